@@ -1,4 +1,4 @@
-"""Just so many episodes, none preferred for being short."""
+"""evaluate runs the requested number of episodes without favoring short ones."""
 
 import functools
 
@@ -12,7 +12,7 @@ import pysampler
 
 
 class Either(gym.Env):
-    """Episodes of one step that return 0, or of 100 that return 100: as likely, by its seed."""
+    """Episodes of one step that return 0 or of 100 that return 100, equally likely."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
     action_space = spaces.Box(-1, 1, (1,), np.float32)
@@ -34,7 +34,7 @@ def still(observations):
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_short_episodes_are_not_preferred(where):
+def test_evaluation_does_not_favor_short_episodes(where):
     evaluation = pysampler.evaluate(
         Either, still, 400, seed=1, num_envs=8, vector_kwargs={"num_workers": 2}, policy_in=where
     )
@@ -42,12 +42,12 @@ def test_short_episodes_are_not_preferred(where):
     np.testing.assert_array_equal(
         evaluation.returns, np.where(evaluation.lengths == 100, 100.0, 0.0)
     )
-    # The first 400 that end would be short ones almost all.
+    # The first 400 episodes to end would be almost all short.
     assert 42 < evaluation.mean < 58
 
 
 @pytest.mark.parametrize("episodes", [1, 3, 4, 5, 11])
-def test_each_env_has_its_number_to_do(episodes):
+def test_episodes_are_divided_evenly_among_envs(episodes):
     fns = [functools.partial(Scripted, script) for script in ("t", "..t", "......c", ".b")]
     lengths = [1, 3, 7, 2]
     envs = pysampler.VectorEnv(fns, num_workers=2)
@@ -56,7 +56,7 @@ def test_each_env_has_its_number_to_do(episodes):
     expected = [n for n, share in zip(lengths, shares, strict=True) for _ in range(share)]
     assert evaluation.lengths.tolist() == expected
     assert f"over {episodes} episodes" in str(evaluation)
-    envs.reset()  # it has been given back
+    envs.reset()  # the envs are free again
     envs.close()
 
 
@@ -67,15 +67,17 @@ class Endless(Either):
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_an_env_without_an_end_is_told_of(where):
-    told = "cannot evaluate: an episode of env 0 has made more than 200 steps, max_steps; give envs"
-    with pytest.raises(ValueError, match=told):
+def test_max_steps_ends_an_endless_episode(where):
+    expected = (
+        "cannot evaluate: an episode of env 0 has made more than 200 steps, max_steps; give envs"
+    )
+    with pytest.raises(ValueError, match=expected):
         pysampler.evaluate(Endless, still, 1, max_steps=200, policy_in=where)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 20, 64, 65, 128, 200])
-def test_an_episode_may_have_just_so_many_steps(length):
+def test_an_episode_may_have_exactly_max_steps(length):
     env = functools.partial(Scripted, "." * (length - 1) + "t")
     evaluation = pysampler.evaluate(env, policy, 3, num_envs=2, max_steps=length)
     assert evaluation.lengths.tolist() == [length] * 3
@@ -84,8 +86,8 @@ def test_an_episode_may_have_just_so_many_steps(length):
             pysampler.evaluate(env, policy, 3, num_envs=2, max_steps=length - 1)
 
 
-def test_an_env_that_has_done_its_number_may_go_on_as_long_as_it_likes():
-    """What it does beyond is not counted."""
+def test_max_steps_ignores_envs_that_are_done():
+    """Further steps do not count towards max_steps."""
     fns = [functools.partial(Scripted, script) for script in ("t" + "." * 999, "." * 299 + "t")]
     envs = pysampler.VectorEnv(fns, num_workers=0)
     assert pysampler.evaluate(envs, policy, 2, max_steps=300).lengths.tolist() == [1, 300]
@@ -100,12 +102,12 @@ def test_an_env_that_has_done_its_number_may_go_on_as_long_as_it_likes():
         ({"episodes": 2.5}, "episodes 2.5"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, text):
+def test_bad_options_are_refused(options, text):
     with pytest.raises(ValueError, match=f"cannot evaluate: {text}"):
         pysampler.evaluate(Either, still, **{"episodes": 3, **options})
 
 
-def test_rollouts_lend_their_vector_env_and_begin_anew():
+def test_rollouts_lend_their_envs_to_an_evaluation_and_reset():
     envs = pysampler.VectorEnv([functools.partial(Scripted, "t")] * 4, num_workers=2)
     with pysampler.Rollouts(envs, policy, 5, overlap=True, seed=3) as rollouts:
         first = next(rollouts).copy()

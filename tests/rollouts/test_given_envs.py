@@ -1,4 +1,4 @@
-"""What samplers take as envs: functions, lists of functions, wrapped vector envs."""
+"""Samplers accept functions, lists of functions, and wrapped vector envs."""
 
 import functools
 
@@ -34,7 +34,7 @@ def rollouts_of(envs, **options):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_policy_and_the_rollouts_see_what_wrappers_make_of_observations(overlap):
+def test_policy_and_rollouts_get_wrapped_observations(overlap):
     with vector_env() as envs:
         plain = rollouts_of(envs, overlap=overlap)
     with vector_env() as envs:
@@ -47,7 +47,7 @@ def test_the_policy_and_the_rollouts_see_what_wrappers_make_of_observations(over
         wrapped = NormalizeObservation(envs)
         with pysampler.Rollouts(wrapped, policy, 10, seed=3, keep_last=2) as rollouts:
             transformed = next(rollouts), next(rollouts)
-        # The same wrapper, given the same observations in the same order.
+        # The same wrapper gets the same observations in the same order.
         again = NormalizeObservation(envs)
         expected = [again.observations(plain[0].observations[0])]
         for rollout, other in zip(plain, transformed, strict=True):
@@ -65,17 +65,17 @@ def test_the_policy_and_the_rollouts_see_what_wrappers_make_of_observations(over
         np.testing.assert_array_equal(seen, expected[:-1])
 
 
-def test_rewards_are_those_of_the_wrappers_and_returns_those_of_the_envs():
+def test_rewards_are_wrapped_and_returns_are_raw():
     with vector_env() as envs:
         wrapped = TransformReward(envs, lambda rewards: rewards * 3)
         first, second = rollouts_of(FlattenObservation(wrapped))
         np.testing.assert_array_equal(first.rewards, np.full((10, 4), 3.0))
         np.testing.assert_array_equal(second.rewards, np.full((10, 4), 3.0))
         assert set(first.ended.returns) == {LIMIT}
-        assert envs.reset()[0].shape == (4, 4)  # and the envs are the user's again
+        assert envs.reset()[0].shape == (4, 4)  # the user has the envs again
 
 
-def test_evaluation_sees_what_wrappers_make_of_observations():
+def test_evaluation_gets_wrapped_observations():
     with vector_env() as envs:
         shapes = set()
 
@@ -89,7 +89,7 @@ def test_evaluation_sees_what_wrappers_make_of_observations():
 
 
 @pytest.mark.parametrize("wrapper", [RecordEpisodeStatistics, RescaleAction])
-def test_wrappers_that_do_more_are_refused_by_name(wrapper):
+def test_wrappers_that_do_more_than_transform_are_refused(wrapper):
     function = functools.partial(gym.make, "Pendulum-v1")
     with pysampler.VectorEnv([function] * 2, num_workers=1) as envs:
         bounds = {"min_action": np.float32(-1), "max_action": np.float32(1)}
@@ -108,7 +108,7 @@ def test_wrappers_that_do_more_are_refused_by_name(wrapper):
         ({"reset_each": True}, "for all envs together"),
     ],
 )
-def test_wrappers_are_refused_where_not_all_envs_act_together(options, why):
+def test_wrappers_are_refused_unless_all_envs_act_together(options, why):
     with vector_env() as envs:
         wrapped = NormalizeObservation(envs)
         with pytest.raises(ValueError, match=f"wrapped in NormalizeObservation, and .*{why}"):
@@ -133,14 +133,14 @@ def test_wrappers_are_refused_with_several_groups():
     ],
     ids=["actors", "rollouts", "tasks"],
 )
-def test_samplers_whose_policy_does_not_see_them_refuse_wrappers(sampler):
+def test_samplers_that_act_in_workers_or_by_task_refuse_wrappers(sampler):
     with vector_env() as envs:
         with pytest.raises(ValueError, match="wrapped in NormalizeObservation"):
             sampler(NormalizeObservation(envs), right)
         envs.reset()
 
 
-def test_a_vector_env_of_another_kind_is_refused_by_name():
+def test_other_vector_envs_are_refused_by_name():
     envs = gym.vector.SyncVectorEnv([make] * 2)
     with pytest.raises(TypeError, match=r"SyncVectorEnv, expected pysampler\.VectorEnv"):
         pysampler.Rollouts(envs, right, 10)
@@ -149,7 +149,7 @@ def test_a_vector_env_of_another_kind_is_refused_by_name():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [list, tuple])
-def test_a_list_of_functions_makes_an_env_each(given):
+def test_a_list_of_functions_makes_one_env_each(given):
     lengths = [3, 5]
     functions = given(
         functools.partial(gym.make, "CartPole-v1", max_episode_steps=n) for n in lengths
@@ -163,22 +163,22 @@ def test_a_list_of_functions_makes_an_env_each(given):
     assert sorted(evaluation.lengths) == [3, 3, 5, 5]
     with pysampler.Actors(functions, right, seed=1) as actors:
         seen = set()
-        while seen != {0, 1}:  # either may be the first to act
+        while seen != {0, 1}:  # either env may be the first to act
             seen |= set(actors.take(64).env.tolist())
 
 
-def test_a_list_of_functions_and_another_number_of_envs_are_refused():
+def test_num_envs_must_match_the_list_of_functions():
     with pytest.raises(ValueError, match="num_envs 3, but 2 functions"):
         pysampler.Rollouts([make] * 2, right, 10, num_envs=3)
 
 
-def test_options_of_envs_to_make_are_refused_for_envs_that_there_are():
+def test_options_for_making_envs_are_refused_with_a_vector_env():
     with vector_env() as envs, pytest.raises(ValueError, match="groups is for envs to make"):
         pysampler.Rollouts(envs, right, 10, vector_kwargs={"groups": 2})
 
 
 class Difference(gym.vector.VectorObservationWrapper):
-    """The change since the last call, which it counts."""
+    """Returns the change since the last call; counts its calls."""
 
     calls = 0
     before = 0.0
@@ -190,7 +190,7 @@ class Difference(gym.vector.VectorObservationWrapper):
         return difference
 
 
-def test_the_state_of_a_wrapper_does_not_see_last_observations_of_episodes():
+def test_final_observations_do_not_change_a_wrappers_state():
     with vector_env() as envs:
         [plain, _] = rollouts_of(envs)
     with vector_env() as envs:
@@ -211,7 +211,7 @@ class Resets(gym.vector.VectorRewardWrapper):
         return rewards * self.scale
 
 
-def test_a_wrapper_that_does_something_in_reset_is_refused():
+def test_wrappers_that_override_reset_are_refused():
     with (
         vector_env() as envs,
         pytest.raises(TypeError, match="wrapped in Resets, .* wrap each env"),
@@ -227,7 +227,7 @@ def test_a_wrapper_that_does_something_in_reset_is_refused():
         (lambda e: TransformReward(e, lambda r: r[:1]), "rewards", r"\(1,\)"),
     ],
 )
-def test_what_wrappers_return_has_the_shape_of_their_space(wrapper, what, got):
+def test_wrappers_must_return_the_shape_of_their_space(wrapper, what, got):
     with (
         vector_env() as envs,
         pysampler.Rollouts(wrapper(envs), right, 10) as rollouts,
@@ -236,7 +236,7 @@ def test_what_wrappers_return_has_the_shape_of_their_space(wrapper, what, got):
         next(rollouts)
 
 
-def test_an_evaluation_of_rollouts_sees_their_wrappers_and_teaches_them_nothing():
+def test_an_evaluation_uses_the_wrappers_without_updating_them():
     with vector_env() as envs:
         wrapped = NormalizeObservation(envs)
         seen = []
@@ -257,12 +257,12 @@ def test_an_evaluation_of_rollouts_sees_their_wrappers_and_teaches_them_nothing(
 
 
 @pytest.mark.parametrize("given", [["CartPole-v1"] * 2, [], [make, None]])
-def test_lists_of_other_things_than_functions_are_refused(given):
+def test_lists_must_hold_functions(given):
     with pytest.raises((TypeError, ValueError), match="cannot make vector env: .*env_fns"):
         pysampler.Rollouts(given, right, 10)
 
 
-def test_rollouts_that_could_not_take_their_envs_again_have_none():
+def test_rollouts_that_fail_to_resume_do_not_hold_the_envs():
     with vector_env() as envs, pysampler.Rollouts(envs, right, 10, seed=1) as rollouts:
         next(rollouts)
         rollouts.pause()

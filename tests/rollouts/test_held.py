@@ -1,4 +1,4 @@
-"""Rollouts that are held: sampling goes on in other memory, also in forks of the process."""
+"""Rollouts that the caller keeps: sampling continues in other memory, also after forks."""
 
 import gc
 
@@ -14,7 +14,7 @@ HORIZON = 8
 
 
 class Counting(gym.Env):
-    """Shows how many steps it has made, in an episode without an end."""
+    """Observes its total number of steps."""
 
     observation_space = spaces.Box(0, np.inf, (3,), np.float64)
     action_space = spaces.Discrete(2)
@@ -79,7 +79,7 @@ def expect_equal(one, other):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_held_rollouts_are_equal_to_copies(way):
+def test_held_rollouts_equal_copies(way):
     with rollouts_of(**way) as rollouts:
         held, copies = [], []
         for _ in range(5):
@@ -92,7 +92,7 @@ def test_held_rollouts_are_equal_to_copies(way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_holding_rollouts_changes_nothing_about_the_next_ones(way):
+def test_holding_rollouts_does_not_change_the_next_ones(way):
     with rollouts_of(**way) as holding, rollouts_of(**way) as dropping:
         held = []
         for _ in range(5):
@@ -117,7 +117,7 @@ def test_one_array_or_tensor_holds_its_rollout():
         assert (state == before[2]).all()
 
 
-def test_the_usual_loop_uses_the_memory_of_two_rollouts():
+def test_a_plain_loop_uses_the_memory_of_two_rollouts():
     with rollouts_of() as rollouts:
         addresses = set()
         for _ in range(8):
@@ -132,7 +132,7 @@ def test_the_usual_loop_uses_the_memory_of_two_rollouts():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
-def test_too_many_held_rollouts_are_an_error_that_says_how_to_copy(overlap):
+def test_too_many_held_rollouts_raise_and_suggest_copy(overlap):
     with rollouts_of(overlap=overlap) as rollouts:
         held = [next(rollouts) for _ in range(8)]
         before = contents(held[-1])
@@ -143,7 +143,7 @@ def test_too_many_held_rollouts_are_an_error_that_says_how_to_copy(overlap):
         last = held.pop()
         del held[:]
         gc.collect()
-        rollout = next(rollouts)  # goes on where it was
+        rollout = next(rollouts)  # continues where it stopped
         assert (rollout.rewards[0] == last.rewards[-1] + 1).all()
     with rollouts_of(overlap=overlap, keep_last=12) as rollouts:
         held = [next(rollouts) for _ in range(13)]
@@ -151,7 +151,7 @@ def test_too_many_held_rollouts_are_an_error_that_says_how_to_copy(overlap):
 
 
 @pytest.mark.slow
-def test_rollouts_that_only_garbage_refers_to_are_not_held():
+def test_rollouts_in_garbage_cycles_do_not_count_as_held():
     with rollouts_of() as rollouts:
         gc.disable()
         try:
@@ -162,7 +162,7 @@ def test_rollouts_that_only_garbage_refers_to_are_not_held():
             gc.enable()
 
 
-def test_a_fork_keeps_the_rollout_that_it_was_made_with():
+def test_a_forked_child_keeps_its_rollout():
     with rollouts_of() as rollouts:
         rollout = next(rollouts)
         expected = contents(rollout)

@@ -1,4 +1,4 @@
-"""The envs of many tasks."""
+"""pysampler.envs.meta: envs whose resets take a task."""
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +17,7 @@ IDS = [
 
 @pytest.mark.parametrize("name", IDS)
 @pytest.mark.filterwarnings("ignore")
-def test_they_are_gymnasium_envs_that_take_tasks(name):
+def test_envs_pass_gymnasiums_check_and_take_tasks(name):
     env = gym.make(name)
     check_env(env.unwrapped, skip_render_check=True)
     env.reset(seed=3)
@@ -36,7 +36,7 @@ def test_they_are_gymnasium_envs_that_take_tasks(name):
 
 
 @pytest.mark.parametrize("direction", [-1.0, 1.0])
-def test_a_cheetah_runs_either_way(direction):
+def test_cheetah_dir_rewards_the_direction_of_the_task(direction):
     env, plain = gym.make("HalfCheetahDir-v5").unwrapped, HalfCheetahEnv()
     env.reset(seed=1, options={"task": {"direction": direction}})
     plain.reset(seed=1)
@@ -54,7 +54,7 @@ def test_a_cheetah_runs_either_way(direction):
     ("name", "plain"), [("HalfCheetahVel-v5", HalfCheetahEnv), ("AntVel-v5", AntEnv)]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_just_so_fast_is_best(name, plain):
+def test_vel_envs_reward_the_velocity_of_the_task(name, plain):
     env, plain = gym.make(name).unwrapped, plain()
     env.reset(seed=1, options={"task": {"velocity": 1.5}})
     plain.reset(seed=1)
@@ -68,7 +68,7 @@ def test_just_so_fast_is_best(name, plain):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_ant_walks_along_its_direction():
+def test_ant_dir_rewards_the_direction_of_the_task():
     env = gym.make("AntDir-v5").unwrapped
     for angle, key, sign in ((0.0, "x", 1), (np.pi, "x", -1), (np.pi / 2, "y", 1)):
         env.reset(seed=1, options={"task": {"direction": angle}})
@@ -78,7 +78,7 @@ def test_an_ant_walks_along_its_direction():
     env.close()
 
 
-def test_a_point_goes_to_its_goal_and_is_there():
+def test_navigation_terminates_at_the_goal():
     env = gym.make("Navigation2D-v0")
     observation, _ = env.reset(options={"task": {"goal": np.array([0.3, -0.2])}})
     rewards, terminated = [], False
@@ -92,7 +92,7 @@ def test_a_point_goes_to_its_goal_and_is_there():
         env.reset(options={"task": {"goal": [1, 2, 3]}})
 
 
-def test_arms_pay_as_often_as_the_task_says():
+def test_bandit_arms_pay_with_the_tasks_probabilities():
     env = gym.make("Bandit-v0", max_episode_steps=10_000, arms=3)
     env.reset(seed=1, options={"task": {"probabilities": [0.0, 0.25, 1.0]}})
     paid = [np.mean([env.step(arm)[1] for _ in range(1000)]) for arm in range(3)]

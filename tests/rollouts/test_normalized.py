@@ -1,4 +1,4 @@
-"""Rollouts with a normalizer, beside gymnasium's wrappers and beside what the envs returned."""
+"""Rollouts with a normalizer, against gymnasium's wrappers and raw results."""
 
 import functools
 
@@ -35,7 +35,7 @@ def vector_env(count=5, num_workers=2, **options):
 
 
 def both(normalizer, make=vector_env, **options):
-    """The same rollouts as the envs return them, and normalised."""
+    """Return the same rollouts raw and normalized."""
     with make() as envs:
         plain = rollouts_of(envs, **options)
     with make() as envs:
@@ -43,7 +43,7 @@ def both(normalizer, make=vector_env, **options):
 
 
 def total(rows):
-    """The mean and variance of rows and of what counts as 1e-4 of a row of 0 +- 1."""
+    """Mean and variance of rows, with a prior N(0, 1) that weighs as 1e-4 of a row."""
     weights = np.append(np.ones(len(rows)), 1e-4)
     mean = np.average(np.append(rows, [np.zeros_like(rows[0])], axis=0), axis=0, weights=weights)
     squares = np.append((rows - mean) ** 2, [1 + mean**2], axis=0)
@@ -51,7 +51,7 @@ def total(rows):
 
 
 def discounted(rollouts):
-    """The discounted returns as gymnasium counts them, of steps that were made."""
+    """Return the discounted returns of all steps, computed as in gymnasium."""
     returns = np.zeros(rollouts[0].rewards.shape[1])
     found = []
     for rollout in rollouts:
@@ -75,15 +75,15 @@ def expect_counted(normalizer, observations, returns):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
-def test_observations_are_those_of_the_wrapper_bit_for_bit(overlap, mode):
+def test_observations_equal_gymnasiums_wrapper_bit_for_bit(overlap, mode):
     normalizer = pysampler.Normalizer(gamma=GAMMA)
     make = functools.partial(vector_env, autoreset_mode=mode)
-    plain, normalised = both(normalizer, make, overlap=overlap)
+    plain, normalized = both(normalizer, make, overlap=overlap)
     envs = SyncVectorEnv([functools.partial(Scripted, SCRIPT)] * 5)
     wrapper = NormalizeObservation(envs)
     wrapper.obs_rms = RunningMeanStd(shape=(4,))  # it keeps float32 otherwise
     expected = wrapper.observations(plain[0].observations[0])
-    for raw, rollout in zip(plain, normalised, strict=True):
+    for raw, rollout in zip(plain, normalized, strict=True):
         assert rollout.observations.dtype == np.float64
         for t in range(HORIZON):
             np.testing.assert_array_equal(rollout.observations[t].astype(np.float32), expected)
@@ -98,10 +98,10 @@ def test_observations_are_those_of_the_wrapper_bit_for_bit(overlap, mode):
     envs.close()
 
 
-def test_rewards_are_those_of_the_wrapper_step_by_step():
+def test_rewards_equal_gymnasiums_wrapper():
     with vector_env() as envs:
         normalizer = pysampler.Normalizer(gamma=GAMMA)
-        normalised = rollouts_of(envs, normalize=normalizer)
+        normalized = rollouts_of(envs, normalize=normalizer)
     wrapped = NormalizeReward(
         SyncVectorEnv(
             [functools.partial(Scripted, SCRIPT)] * 5, autoreset_mode=AutoresetMode.SAME_STEP
@@ -110,7 +110,7 @@ def test_rewards_are_those_of_the_wrapper_step_by_step():
     )
     wrapped.reset(seed=3)
     wrapped.accumulated_reward = np.zeros(5)  # it keeps float32 otherwise
-    for rollout in normalised:
+    for rollout in normalized:
         for t in range(HORIZON):
             _, rewards, terminated, truncated, _ = wrapped.step(still(rollout.observations[t]))
             np.testing.assert_array_equal(rollout.rewards[t], rewards)
@@ -121,8 +121,8 @@ def test_rewards_are_those_of_the_wrapper_step_by_step():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_training_envs_of_gymnasium_give_the_same_numbers(num_workers):
-    """Also with the wrappers as they are, whose statistics are float32."""
+def test_numbers_are_close_to_gymnasiums_default_wrappers(num_workers):
+    """Approximately, since the unchanged wrappers use float32 statistics."""
     normalizer = pysampler.Normalizer()
 
     def policy(observations):
@@ -133,7 +133,7 @@ def test_training_envs_of_gymnasium_give_the_same_numbers(num_workers):
         "Pendulum-v1", policy, 50, num_envs=3, seed=5, vector_kwargs=options, normalize=normalizer
     ) as rollouts:
         rollout = next(rollouts)
-        # No episode ends: the modes of autoreset are the same.
+        # No episode ends, so autoreset modes do not differ.
         wrapped = NormalizeReward(NormalizeObservation(gym.make_vec("Pendulum-v1", 3)))
         observations, _ = wrapped.reset(seed=5)
         for t in range(50):
@@ -157,10 +157,10 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize(("num_workers", "groups"), [(1, 1), (2, 1), (3, 1), (2, 2)])
-def test_the_statistics_are_those_of_all_that_the_envs_returned(way, num_workers, groups):
+def test_statistics_cover_everything_the_envs_returned(way, num_workers, groups):
     normalizer = pysampler.Normalizer(gamma=GAMMA)
     make = functools.partial(vector_env, num_workers=num_workers, groups=groups)
-    plain, normalised = both(normalizer, make, **way)
+    plain, normalized = both(normalizer, make, **way)
     seen = [
         rollout.observations[1 if number and not way.get("reset_each") else 0 :].reshape(-1, 4)
         for number, rollout in enumerate(plain)
@@ -169,13 +169,13 @@ def test_the_statistics_are_those_of_all_that_the_envs_returned(way, num_workers
     if way.get("reset_each"):
         returns = np.concatenate([discounted([rollout]) for rollout in plain])
     expect_counted(normalizer, np.concatenate(seen), returns)
-    for raw, rollout in zip(plain, normalised, strict=True):
+    for raw, rollout in zip(plain, normalized, strict=True):
         np.testing.assert_array_equal(rollout.ended.returns, raw.ended.returns)
         np.testing.assert_array_equal(rollout.starts, raw.starts)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_what_had_no_time_is_not_counted(groups):
+def test_steps_missing_from_partial_rollouts_are_not_counted(groups):
     normalizer = pysampler.Normalizer(gamma=GAMMA)
     seen = []
 
@@ -192,7 +192,7 @@ def test_what_had_no_time_is_not_counted(groups):
     assert normalizer.count == 4 + sum(rollout.steps for rollout in rollouts)
     state = normalizer.state_dict()
     assert state["returns.count"] == pytest.approx(normalizer.count - 4 + 1e-4)
-    # Each env observes how many steps it has made: what it has is each number once.
+    # Each env observes its number of steps, so each number counts once.
     made = sum(rollout.lengths for rollout in rollouts)
     steps = np.concatenate([np.arange(count + 1) for count in made])
     mean, variance = total(steps)
@@ -203,8 +203,8 @@ def test_what_had_no_time_is_not_counted(groups):
         assert (rollout.rewards[~rollout.valid] == 0).all()
 
 
-def test_workers_begin_each_rollout_with_the_statistics_of_all():
-    """Each normalises with these and with what its own envs have returned since."""
+def test_workers_begin_each_rollout_with_merged_statistics():
+    """Each worker continues from them with the results of its own envs."""
     normalizer = pysampler.Normalizer(rewards=False)
     with vector_env() as envs:
         plain = rollouts_of(envs, policy_in="workers")
@@ -237,15 +237,15 @@ def counting(observations, state):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_states_of_policies_are_as_without(way):
-    plain, normalised = both(pysampler.Normalizer(), policy=counting, **way)
-    for raw, rollout in zip(plain, normalised, strict=True):
+def test_normalization_leaves_policy_states_alone(way):
+    plain, normalized = both(pysampler.Normalizer(), policy=counting, **way)
+    for raw, rollout in zip(plain, normalized, strict=True):
         np.testing.assert_array_equal(rollout.state, raw.state)
         assert rollout.extras.keys() == {"x"}
 
 
 @pytest.mark.slow
-def test_the_policy_sees_what_the_rollout_has():
+def test_the_policy_gets_the_observations_of_the_rollout():
     for way in WAYS:
         with vector_env() as envs:
             [rollout] = rollouts_of(
@@ -269,7 +269,7 @@ def test_a_lost_worker_does_not_spoil_the_statistics(way, groups, at, tmp_path):
     resets = 16 if way.get("reset_each") else 4
     state = normalizer.state_dict()
     if way["policy_in"] == "main":
-        # The first observations of the new envs, instead of what the step would have returned.
+        # First observations of the new envs replace the results of the lost step.
         assert normalizer.count == resets + 4 * 4 * HORIZON
         assert state["returns.count"] == pytest.approx(4 * 4 * HORIZON - 2 + 1e-4)
         expect_returns = discounted([of_ones(rollout) for rollout in rollouts])
@@ -277,13 +277,13 @@ def test_a_lost_worker_does_not_spoil_the_statistics(way, groups, at, tmp_path):
             mean, variance = total(expect_returns)
             np.testing.assert_allclose(state["returns.mean"], mean)
             np.testing.assert_allclose(state["returns.variance"], variance)
-    else:  # without what the lost worker had made of that rollout
+    else:  # without the lost worker's steps in that rollout
         missing = resets + 4 * 4 * HORIZON - normalizer.count
         lost_at = (at - 1) % HORIZON
         assert missing in ({2 * lost_at} if groups == 1 else {lost_at, lost_at + HORIZON})
     for rollout in rollouts:
         for t, env in np.argwhere(rollout.lost):
-            # Normalised once, not twice.
+            # Normalized once, not twice.
             np.testing.assert_array_equal(
                 rollout.final_observations[t, env], rollout.observations[t, env]
             )
@@ -292,13 +292,13 @@ def test_a_lost_worker_does_not_spoil_the_statistics(way, groups, at, tmp_path):
 
 
 def of_ones(rollout):
-    """The rollout with the rewards of ``Mortal``."""
+    """Return the rollout with the raw rewards of ``Mortal``."""
     rollout.rewards[:] = rollout.valid
     return rollout
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_after_an_env_has_raised_rollouts_begin_anew(where, tmp_path):
+def test_rollouts_reset_after_an_env_error(where, tmp_path):
     fns = [functools.partial(Mortal, "raise", 10, tmp_path / "raised"), Mortal, Mortal]
     normalizer = pysampler.Normalizer()
     with (
@@ -348,7 +348,7 @@ class Rich(gym.Env):
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_floats_are_normalised_wherever_they_are_and_other_parts_left_alone(where):
+def test_only_float_parts_are_normalized(where):
     normalizer = pysampler.Normalizer(rewards=False)
     with pysampler.Rollouts(
         *(Rich, lambda o: np.zeros(len(o["floats"]), np.int64), HORIZON),
@@ -377,17 +377,17 @@ def test_floats_are_normalised_wherever_they_are_and_other_parts_left_alone(wher
     )
 
 
-def test_observations_stay_where_only_rewards_are_normalised():
+def test_observations_false_normalizes_only_rewards():
     normalizer = pysampler.Normalizer(observations=False, gamma=GAMMA)
-    plain, normalised = both(normalizer)
-    for raw, rollout in zip(plain, normalised, strict=True):
+    plain, normalized = both(normalizer)
+    for raw, rollout in zip(plain, normalized, strict=True):
         np.testing.assert_array_equal(rollout.observations, raw.observations)
         assert not np.array_equal(rollout.rewards, raw.rewards)
     assert normalizer.count == 3 * 5 * HORIZON
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_evaluation_normalises_and_leaves_the_statistics_as_they_are(where):
+def test_evaluation_normalizes_without_updating_statistics(where):
     normalizer = pysampler.Normalizer()
     with vector_env() as envs:
         rollouts_of(envs, normalize=normalizer)
@@ -397,7 +397,7 @@ def test_evaluation_normalises_and_leaves_the_statistics_as_they_are(where):
 
         def policy(observations):
             if not np.isfinite(observations).all() or abs(observations[:, 2]).max() > 5:
-                raise ValueError("not normalised")
+                raise ValueError("not normalized")
             return still(observations)
 
         evaluation = pysampler.evaluate(
@@ -411,7 +411,7 @@ def test_evaluation_normalises_and_leaves_the_statistics_as_they_are(where):
         np.testing.assert_array_equal(normalizer.state_dict()[name], value)
 
 
-def test_evaluation_in_open_rollouts_uses_their_statistics():
+def test_an_evaluation_of_open_rollouts_uses_their_statistics():
     normalizer = pysampler.Normalizer()
     with (
         vector_env() as envs,
@@ -451,7 +451,7 @@ def test_statistics_are_not_updated_while_update_is_false(where):
         assert normalizer.count > int(state["observations.count"])
 
 
-def test_tasks_are_sampled_with_common_statistics():
+def test_all_tasks_share_statistics():
     normalizer = pysampler.Normalizer()
 
     def policy(observations, tasks, params):
@@ -473,7 +473,7 @@ def test_tasks_are_sampled_with_common_statistics():
         assert normalizer.count == 4 * 21 + 4 * 6
 
 
-def test_a_normalizer_beside_wrappers_is_refused():
+def test_a_normalizer_with_wrappers_is_refused():
     with (
         vector_env() as envs,
         pytest.raises(ValueError, match=r"wrapped in NormalizeObservation, and `normalize`"),

@@ -1,4 +1,4 @@
-"""Advantages, against the definition written as a loop."""
+"""Advantages against their definition as a loop."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ import pysampler
 
 
 def slow_gae(rewards, values, last, terminated, truncated, cut_values, lengths, gamma, lam):
-    """Step by step, env by env: a sum over what follows in the episode."""
+    """Return each advantage as a sum over the rest of its episode."""
     steps, envs = rewards.shape
     cut = dict(zip(zip(*np.nonzero(truncated & ~terminated), strict=True), cut_values, strict=True))
     advantages = np.zeros((steps, envs))
@@ -41,7 +41,7 @@ def slow_gae(rewards, values, last, terminated, truncated, cut_values, lengths, 
 
 @settings(deadline=None)
 @given(data=st.data(), steps=st.integers(1, 8), envs=st.integers(1, 4), whole=st.booleans())
-def test_they_are_what_the_definition_says(data, steps, envs, whole):
+def test_gae_equals_its_definition(data, steps, envs, whole):
     shape = steps, envs
     numbers = st.floats(-10, 10, width=32)
     draw = data.draw
@@ -70,7 +70,7 @@ def test_they_are_what_the_definition_says(data, steps, envs, whole):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_rollout_knows_where_its_episodes_were_cut(whole):
+def test_rollout_gae_bootstraps_where_episodes_were_cut(whole):
     fns = [functools.partial(Scripted, s, 0.001 * i) for i, s in enumerate(["..t", ".c", "...b"])]
     options = {} if whole else {"allow_partial": True, "min_envs": 1}
     envs = pysampler.VectorEnv(fns, num_workers=3)
@@ -110,7 +110,7 @@ def test_a_rollout_knows_where_its_episodes_were_cut(whole):
     assert cuts > 0
 
 
-def test_tensors_make_tensors_and_keep_their_type():
+def test_gae_of_tensors_returns_tensors_of_their_dtype():
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..c")] * 2, num_workers=0)
     with pysampler.Rollouts(envs, policy, 6) as rollouts:
         rollout = next(rollouts)

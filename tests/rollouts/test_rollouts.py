@@ -1,4 +1,4 @@
-"""Rollouts are what a plain loop over gymnasium's own vector env makes, wherever the policy is."""
+"""Rollouts equal a plain loop over gymnasium's vector env, wherever the policy acts."""
 
 import functools
 import itertools
@@ -37,7 +37,7 @@ def name_of(way):
 
 
 def sampled(env_fns, policy, count, *, seed=3, horizon=HORIZON, num_workers=2, groups=1, **options):
-    """Copies of some rollouts, one after the other."""
+    """Return copies of ``count`` consecutive rollouts."""
     envs = pysampler.VectorEnv(env_fns, num_workers=num_workers, groups=groups)
     with pysampler.Rollouts(envs, policy, horizon, seed=seed, **options) as rollouts:
         copies = [next(rollouts).copy() for _ in range(count)]
@@ -50,7 +50,7 @@ def joined(rollouts, name):
 
 
 def assert_equal(rollouts, expected):
-    """Rollouts, one behind the other, are what the plain loop made."""
+    """Compare consecutive rollouts with the plain loop."""
     for name in ("actions", "rewards", "terminated", "truncated"):
         np.testing.assert_array_equal(joined(rollouts, name), expected[name], err_msg=name)
     seen = np.concatenate([rollout.observations[:-1] for rollout in rollouts])
@@ -83,7 +83,7 @@ def assert_equal(rollouts, expected):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
-def test_they_are_what_a_plain_loop_makes(way):
+def test_rollouts_equal_a_plain_loop(way):
     env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]
     rollouts = sampled(env_fns, policy, 4, **way)
     assert_equal(rollouts, slow_rollout(env_fns, policy, 4 * HORIZON, seed=3))
@@ -95,7 +95,7 @@ def test_they_are_what_a_plain_loop_makes(way):
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["main", "workers"])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_wherever_workers_come_from(context, where):
+def test_rollouts_with_fork_and_spawn_equal_a_plain_loop(context, where):
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t")] * 4, context=context)
     with pysampler.Rollouts(envs, policy, HORIZON, policy_in=where, seed=3) as rollouts:
         copies = [next(rollouts).copy() for _ in range(2)]
@@ -104,7 +104,7 @@ def test_wherever_workers_come_from(context, where):
 
 
 @pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_a_state_is_kept_by_env_and_begins_anew_with_episodes(way):
+def test_policy_states_are_per_env_and_reset_with_episodes(way):
     env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]
     rollouts = sampled(env_fns, Counting(), 3, **way)
     expected = slow_rollout(env_fns, Counting(), 3 * HORIZON, seed=3, stateful=True)
@@ -116,7 +116,7 @@ def test_a_state_is_kept_by_env_and_begins_anew_with_episodes(way):
 
 
 @pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_infos_that_are_asked_for_are_those_of_the_step_not_of_the_reset_after_it(way):
+def test_infos_are_those_of_the_step_not_of_the_next_reset(way):
     env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]
     rollouts = sampled(env_fns, policy, 3, info_keys=("life", "half"), **way)
     expected = slow_rollout(env_fns, policy, 3 * HORIZON, seed=3)["life"]
@@ -129,7 +129,7 @@ def test_infos_that_are_asked_for_are_those_of_the_step_not_of_the_reset_after_i
 
 
 class NestedInfos(gym.Wrapper):
-    """Its infos are dicts of dicts, and every third time of a type that lies in no column."""
+    """Its infos are nested dicts, every third time with a type that has no column."""
 
     def step(self, action):
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -145,7 +145,7 @@ class NestedInfos(gym.Wrapper):
 
 
 @pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_dicts_of_infos_are_dicts_of_arrays(way):
+def test_nested_infos_become_dicts_of_arrays(way):
     env_fns = [lambda s=script: NestedInfos(Scripted(s)) for script in SCRIPTS]
     rollouts = sampled(env_fns, policy, 3, info_keys=("all",), **way)
     plain = [functools.partial(Scripted, script) for script in SCRIPTS]
@@ -158,7 +158,7 @@ def test_dicts_of_infos_are_dicts_of_arrays(way):
 
 
 class OneArray(gym.Wrapper):
-    """Gives the same array with every step, and a number of one type after another."""
+    """Returns the same array object in every step, and a number of changing type."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -173,7 +173,7 @@ class OneArray(gym.Wrapper):
 
 
 @pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_infos_are_those_of_their_step_before_they_have_a_column(way):
+def test_infos_without_a_column_belong_to_their_step(way):
     env_fns = [lambda s=script: OneArray(Scripted(s)) for script in SCRIPTS]
     rollouts = sampled(env_fns, policy, 3, info_keys=("array", "mixed"), **way)
     plain = [functools.partial(Scripted, script) for script in SCRIPTS]
@@ -184,8 +184,8 @@ def test_infos_are_those_of_their_step_before_they_have_a_column(way):
     np.testing.assert_array_equal(mixed, expected)
 
 
-class AtItsEnd(gym.Wrapper):
-    """Gives infos with the last step of an episode only: a number, and one in a dict."""
+class FinalInfos(gym.Wrapper):
+    """Returns infos only in the last step of an episode: a number, and one in a dict."""
 
     def step(self, action):
         *results, info = self.env.step(action)
@@ -194,9 +194,9 @@ class AtItsEnd(gym.Wrapper):
 
 
 @pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_where_an_env_gave_no_info_there_is_none_of_an_earlier_rollout(way):
+def test_missing_infos_are_masked_and_not_stale(way):
     scripts = ["......t.......................", "........c...................t."]
-    env_fns = [functools.partial(lambda s: AtItsEnd(Scripted(s)), one) for one in scripts]
+    env_fns = [functools.partial(lambda s: FinalInfos(Scripted(s)), one) for one in scripts]
     rollouts = sampled(env_fns, policy, 6, info_keys=("end", "in"), **way)
     assert rollouts[0].infos == {}
     for number, rollout in enumerate(rollouts[1:], 1):
@@ -208,25 +208,25 @@ def test_where_an_env_gave_no_info_there_is_none_of_an_earlier_rollout(way):
         np.testing.assert_array_equal(rollout.infos["in"]["it"], half)
 
 
-class Gives(gym.Wrapper):
-    """Gives what a function makes of the number of the step."""
+class FunctionInfos(gym.Wrapper):
+    """Its infos are a function of the number of steps."""
 
-    def __init__(self, env, gives):
+    def __init__(self, env, infos_of):
         super().__init__(env)
-        self.gives = gives
+        self.infos_of = infos_of
 
     def step(self, action):
         *results, info = self.env.step(action)
-        return *results, self.gives(info["life"])
+        return *results, self.infos_of(info["life"])
 
 
-def giving(gives):
-    return [lambda s=script: Gives(Scripted(s), gives) for script in SCRIPTS]
+def with_infos(infos_of):
+    return [lambda s=script: FunctionInfos(Scripted(s), infos_of) for script in SCRIPTS]
 
 
 @pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
 def test_large_arrays_in_infos_are_kept(way):
-    env_fns = giving(lambda life: {"large": np.full(2000, life), "small": life})
+    env_fns = with_infos(lambda life: {"large": np.full(2000, life), "small": life})
     for rollout in sampled(env_fns, policy, 3, info_keys=("large", "small"), **way):
         assert rollout.infos["large"].shape == (HORIZON, len(SCRIPTS), 2000)
         np.testing.assert_array_equal(rollout.infos["large"][..., 7], rollout.infos["small"])
@@ -234,8 +234,8 @@ def test_large_arrays_in_infos_are_kept(way):
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
-def test_a_key_that_no_env_gives_is_told_of_once_with_those_that_they_give(way):
-    env_fns = giving(lambda life: {"success": 1.0, "name": "x", "in": {"x": life}})
+def test_an_unknown_info_key_warns_once_and_lists_known_keys(way):
+    env_fns = with_infos(lambda life: {"success": 1.0, "name": "x", "in": {"x": life}})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rollouts = sampled(env_fns, policy, 3, info_keys=("sucess", "in"), **way)
@@ -246,18 +246,20 @@ def test_a_key_that_no_env_gives_is_told_of_once_with_those_that_they_give(way):
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
-def test_infos_that_are_left_out_are_told_of_once_wherever_they_are(way):
-    env_fns = giving(lambda life: {"name": "x" * life, "in": {"list": [1], "x": life}, "no": None})
+def test_omitted_infos_warn_once_with_their_path(way):
+    env_fns = with_infos(
+        lambda life: {"name": "x" * life, "in": {"list": [1], "x": life}, "no": None}
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rollouts = sampled(env_fns, policy, 3, info_keys=("name", "in"), **way)
     assert [list(rollout.infos["in"]) for rollout in rollouts] == [["x"]] * 3
-    told = [str(one.message).split(",")[0] for one in caught if "left out" in str(one.message)]
-    assert sorted(told) == ["info['in']['list'] is a list", "info['name'] is a str"]
+    messages = [str(one.message).split(",")[0] for one in caught if "left out" in str(one.message)]
+    assert sorted(messages) == ["info['in']['list'] is a list", "info['name'] is a str"]
 
 
 @pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_returns_of_gymnasiums_wrapper_are_those_that_are_counted(way):
+def test_returns_equal_record_episode_statistics(way):
     env_fns = [
         lambda s=script: gym.wrappers.RecordEpisodeStatistics(Scripted(s)) for script in SCRIPTS
     ]
@@ -294,14 +296,14 @@ def test_episodes_may_end_at_any_step(scripts, way):
             np.testing.assert_array_equal(piece.observations, rollout.observations[steps, env])
             if piece.terminated:
                 assert piece.last_observation is None
-            else:  # it went on from what it had counted before
+            else:  # the episode continues
                 assert piece.last_observation[2] == piece.observations[-1][2] + 1
         assert len(rollout.cut_observations) == (rollout.truncated & ~rollout.terminated).sum()
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_nothing_is_copied(where, num_workers):
+def test_rollout_arrays_are_views_of_the_frames(where, num_workers):
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t")] * 4, num_workers=num_workers)
     options = {"overlap": True, "policy_in": where, "info_keys": ["life"]}
     with pysampler.Rollouts(envs, policy, HORIZON, **options) as rollouts:
@@ -313,7 +315,7 @@ def test_nothing_is_copied(where, num_workers):
             ]
             assert all(np.shares_memory(array, rollout.memory) for array in arrays)
             seen.append(rollout.rewards.ctypes.data)
-            frames = envs._core.results.frames  # what the workers write to
+            frames = envs._core.results.frames  # the memory that workers write to
             assert np.shares_memory(rollout.memory, frames.observations[0])
         assert len({*seen}) <= 3  # one held, one returned, one being filled
     envs.close()
@@ -333,7 +335,7 @@ def test_tensors_of_a_rollout_share_its_memory():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_nothing_grows_with_the_length_of_a_rollout_while_it_is_sampled(where):
+def test_sampling_allocates_nothing_per_step(where):
     import tracemalloc
 
     envs = pysampler.VectorEnv([Scripted] * 2, num_workers=1)
@@ -346,13 +348,13 @@ def test_nothing_grows_with_the_length_of_a_rollout_while_it_is_sampled(where):
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     envs.close()
-    # A byte for each step of each env would be 16,384 more.
+    # One byte per step and env would be 16,384 more.
     assert peaks[1] - peaks[0] < 4000, peaks
 
 
 @pytest.mark.parametrize("keep", [1, 3])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_newest_rollouts_stay_as_they_are(keep, overlap):
+def test_the_last_keep_last_rollouts_stay_unchanged(keep, overlap):
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t.c")] * 4, num_workers=2)
     with pysampler.Rollouts(envs, policy, HORIZON, keep_last=keep, overlap=overlap) as rollouts:
         kept = []
@@ -367,14 +369,14 @@ def test_the_newest_rollouts_stay_as_they_are(keep, overlap):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_nothing_is_written_where_a_gpu_still_reads(overlap, monkeypatch):
-    """A copy to a GPU that is under way ends before the next rollout is begun."""
-    told = []
+def test_sampling_waits_for_copies_to_a_gpu(overlap, monkeypatch):
+    """The next rollout begins after a pending copy to a GPU has ended."""
+    waited_at = []
     steps = 0
 
     class Event:
         def synchronize(self):
-            told.append(steps)
+            waited_at.append(steps)
 
     def counting(observations):
         nonlocal steps
@@ -385,19 +387,19 @@ def test_nothing_is_written_where_a_gpu_still_reads(overlap, monkeypatch):
     with pysampler.Rollouts(envs, counting, HORIZON, overlap=overlap) as rollouts:
         for _ in range(3):
             one = next(rollouts)
-            told.clear()
+            waited_at.clear()
             monkeypatch.setitem(_copy_events, one.memory.ctypes.data, Event())
             begun = steps
         next(rollouts)
-        assert told == [begun] or overlap
-        assert len(told) == 1
+        assert waited_at == [begun] or overlap
+        assert len(waited_at) == 1
         next(rollouts)
-        assert len(told) == 1
+        assert len(waited_at) == 1
     envs.close()
 
 
 class Nested(gym.Env):
-    """Dicts and tuples as observation and action."""
+    """Its observations and actions are dicts and tuples."""
 
     observation_space = spaces.Dict(
         {"x": spaces.Box(-9, 9, (3,), np.float32), "n": spaces.Discrete(100)}
@@ -439,7 +441,7 @@ def test_observations_and_actions_may_be_dicts_and_tuples(way):
 
 
 @pytest.mark.parametrize("options", [{}, {"keep_last": 2}, {"overlap": True}], ids=str)
-def test_slow_envs_do_not_hold_up_the_others_where_a_rollout_need_not_be_whole(options):
+def test_with_allow_partial_slow_envs_do_not_delay_others(options):
     env_fns = [functools.partial(Scripted, ".t", slow) for slow in (0, 0, 0.02, 0)]
     envs = pysampler.VectorEnv(env_fns, num_workers=4)
     options = {"min_envs": 1, "allow_partial": True, "seed": 0, **options}
@@ -450,10 +452,10 @@ def test_slow_envs_do_not_hold_up_the_others_where_a_rollout_need_not_be_whole(o
             assert rollout.lengths[2] < 20
             for env, length in enumerate(rollout.lengths):
                 assert rollout.valid[:, env].tolist() == [True] * length + [False] * (20 - length)
-                # The reward of a step tells how many there were before: none is lost or doubled.
+                # Rewards contain the number of steps, which shows lost or repeated ones.
                 actions = rollout.actions[:length, env].astype(np.float64)
-                told = rollout.rewards[:length, env] - actions.sum(axis=1) / 7
-                lives[env] += np.rint(told).astype(int).tolist()
+                numbers = rollout.rewards[:length, env] - actions.sum(axis=1) / 7
+                lives[env] += np.rint(numbers).astype(int).tolist()
                 at = rollout.observations[length, env]
                 np.testing.assert_array_equal(rollout.last_observations[env], at)
             made = sum(map(len, lives))
@@ -463,7 +465,7 @@ def test_slow_envs_do_not_hold_up_the_others_where_a_rollout_need_not_be_whole(o
     assert made == sum(map(len, lives))
 
 
-def test_a_vector_env_is_given_back_as_it_was():
+def test_closed_rollouts_return_the_vector_env_unchanged():
     envs = pysampler.make_vec("CartPole-v1", 4, vector_kwargs={"num_workers": 2})
     envs.reset(seed=1)
     with pysampler.Rollouts(envs, lambda o: np.zeros(len(o), np.int64), 8) as rollouts:
@@ -496,7 +498,7 @@ def test_closing_the_vector_env_ends_its_rollouts(way):
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_closing_does_not_wait_for_the_rollout_under_way(where):
+def test_close_does_not_wait_for_the_pending_rollout(where):
     env_fns = [functools.partial(Scripted, ".", 0.005)] * 2
     envs = pysampler.VectorEnv(env_fns, num_workers=2)
     rollouts = pysampler.Rollouts(envs, scripted.policy, 20, overlap=True, policy_in=where)

@@ -1,4 +1,4 @@
-"""Counts of steps and episodes, against the definition written as a loop."""
+"""Counts of steps and episodes against their definition as a loop."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from pysampler._rollouts.tally import Tally
 
 
 class SlowTally:
-    """Env by env, step by step."""
+    """The same counts as a plain loop."""
 
     def __init__(self, so_far):
         self.returns, self.lengths = so_far.returns.copy(), so_far.lengths.copy()
@@ -42,7 +42,7 @@ class SlowTally:
 
 @settings(deadline=None)
 @given(data=st.data(), steps=st.integers(1, 6), envs=st.integers(1, 4), rollouts=st.integers(1, 3))
-def test_they_are_what_the_definition_says(data, steps, envs, rollouts):
+def test_tally_equals_its_definition(data, steps, envs, rollouts):
     draw, shape = data.draw, (steps, envs)
     lengths = draw(arrays.arrays(np.int64, envs, elements=st.integers(0, 3)))
     so_far = EpisodesSoFar(lengths * 0.1, lengths)

@@ -1,4 +1,4 @@
-"""Torch modules that take ``params=`` and return distributions, as policies of many tasks."""
+"""Torch modules with ``params=`` that return distributions, as policies for many tasks."""
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +14,7 @@ import pysampler.envs.meta
 
 
 class Gaussian(torch.nn.Module):
-    """Parameters from outside take the place of its own, as policies of meta-learning have it."""
+    """Given parameters replace its own, as in meta-learning."""
 
     def __init__(self, *, independent):
         super().__init__()
@@ -45,7 +45,7 @@ def params_of(policy, bias):
 
 
 @pytest.mark.parametrize("independent", [True, False])
-def test_a_module_that_returns_a_distribution(independent):
+def test_actions_are_drawn_from_a_modules_distribution(independent):
     policy = Gaussian(independent=independent)
     with sampler_of(policy) as sampler:
         tasks = sampler.sample_tasks(3)
@@ -63,7 +63,7 @@ def test_a_module_that_returns_a_distribution(independent):
 
 
 @pytest.mark.parametrize("options", [{}, {"min_envs": 1}], ids=str)
-def test_each_task_has_parameters_of_its_own(options):
+def test_each_task_uses_its_own_parameters(options):
     policy = Gaussian(independent=True)
     with sampler_of(policy, **options) as sampler:
         tasks = sampler.sample_tasks(3)
@@ -80,8 +80,8 @@ def test_each_task_has_parameters_of_its_own(options):
             sampler.sample(5, params[:2])
 
 
-def test_without_a_distribution_and_by_hand():
-    """A function with ``params`` by name; actions that are sent are drawn, too."""
+def test_a_function_with_params_returns_actions():
+    """A function that takes ``params`` by keyword and returns actions."""
 
     def policy(observations, *, params=None):
         return np.full((len(observations), 2), 0.0 if params is None else params, np.float32)
@@ -93,8 +93,8 @@ def test_without_a_distribution_and_by_hand():
         assert rollout.actions[0, :, 0].tolist() == pytest.approx([0.01] * 3 + [0.02] * 3)
 
 
-def test_rollouts_take_distributions_too():
-    """Of any module; what else it returns is kept."""
+def test_rollouts_accept_distributions():
+    """Any module may return a distribution; its extras are kept."""
 
     class Discrete(torch.nn.Module):
         def __init__(self):
@@ -117,7 +117,7 @@ def test_rollouts_take_distributions_too():
             torch.testing.assert_close(rollout.extras["values"], rollout.observations[:8].sum(-1))
 
 
-def test_what_is_returned_for_different_tasks_has_the_same_names():
+def test_extras_must_have_equal_names_for_all_tasks():
     def policy(observations, *, params):
         zeros = np.zeros((len(observations), 2), np.float32)
         return zeros, ({"value": np.zeros(len(zeros))} if params else {})
@@ -132,7 +132,7 @@ def test_what_is_returned_for_different_tasks_has_the_same_names():
 
 
 class Switches(gym.Env):
-    """Takes some bits."""
+    """Its actions are bits."""
 
     observation_space = gym.spaces.Box(-1, 1, (3,))
     action_space = gym.spaces.MultiBinary(3)
@@ -147,7 +147,7 @@ class Switches(gym.Env):
 
 
 @pytest.mark.slow
-def test_draws_of_bits_become_those_of_the_space():
+def test_bernoulli_draws_have_the_dtype_of_multi_binary():
     class Bits(torch.nn.Module):
         def forward(self, observations):
             return Independent(Bernoulli(logits=observations), 1)

@@ -1,4 +1,4 @@
-"""Many tasks at once: each env has its own, each record says which."""
+"""MultiTaskSampler: one task per env, and episodes by task."""
 
 import functools
 import itertools
@@ -17,8 +17,8 @@ import pysampler
 from pysampler.envs.meta import TaskWrapper
 
 
-class Told(gym.Env):
-    """Observes (task, steps); rewards are 100 * task + steps. Not made for reset's options."""
+class EnvWithTasks(gym.Env):
+    """Observes (task, steps); rewards are 100 * task + steps; reset accepts no options."""
 
     observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
     action_space = spaces.Box(-1e6, 1e6, (1,), np.float64)
@@ -51,17 +51,17 @@ class Told(gym.Env):
 
 def policy(observations, tasks, params):
     bonus = np.zeros(len(observations)) if params is None else params[tasks]
-    return bonus[:, None], {"said_of": tasks.astype(np.int64)}
+    return bonus[:, None], {"task_index": tasks.astype(np.int64)}
 
 
 def sampler(count=6, ends="never", **options):
     given = {"vector_kwargs": {"num_workers": 2, "groups": 2}, "num_envs": count, **options}
-    return pysampler.MultiTaskSampler(functools.partial(Told, ends), policy, **given)
+    return pysampler.MultiTaskSampler(functools.partial(EnvWithTasks, ends), policy, **given)
 
 
 @pytest.mark.parametrize("options", [{}, {"min_envs": 1}, {"min_envs": 2, "timeout": 0.0}], ids=str)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_env_has_its_task_and_the_policy_its_parameters(num_workers, options):
+def test_envs_and_policy_get_their_tasks_and_parameters(num_workers, options):
     kwargs = {"vector_kwargs": {"num_workers": num_workers, "groups": 2}}
     with sampler(**kwargs, **options) as one:
         for round_ in range(3):
@@ -73,7 +73,7 @@ def test_each_env_has_its_task_and_the_policy_its_parameters(num_workers, option
             assert rollout.observations[:, :, 1].tolist() == [[float(t)] * 6 for t in range(6)]
             expected = [[100 * tasks[i] + t + params[i] for i in of] for t in range(1, 6)]
             assert rollout.rewards.tolist() == expected
-            assert rollout.extras["said_of"].tolist() == [of] * 5
+            assert rollout.extras["task_index"].tolist() == [of] * 5
             collected = one.collect()
             assert collected.tasks == tasks
             assert [[e.env for e in some] for some in collected.episodes] == [
@@ -83,7 +83,7 @@ def test_each_env_has_its_task_and_the_policy_its_parameters(num_workers, option
             ]
 
 
-def test_tasks_stay_until_there_are_others_and_are_drawn_where_none_were_given():
+def test_tasks_are_drawn_once_and_kept():
     with sampler(seed=4) as one:
         first = one.sample(2).copy()
         assert len(set(one.tasks)) == 6
@@ -97,9 +97,7 @@ def test_tasks_stay_until_there_are_others_and_are_drawn_where_none_were_given()
 
 
 @pytest.mark.parametrize(("ends", "last"), [("t", None), ("c", 3.0)])
-def test_collect_makes_episodes_terminated_without_and_truncated_with_a_last_observation(
-    ends, last
-):
+def test_collect_returns_episodes_with_last_observations(ends, last):
     with sampler(ends=ends) as one:
         one.sample(8, tasks=[7, 8])
         collected = one.collect()
@@ -128,13 +126,13 @@ def test_collect_makes_episodes_terminated_without_and_truncated_with_a_last_obs
     assert padded["rewards"].shape == (18, 3)
     np.testing.assert_array_equal(padded["rewards"][padded["mask"]], ragged["rewards"])
     np.testing.assert_array_equal(padded["observations"][padded["mask"]], ragged["observations"])
-    np.testing.assert_array_equal(padded["said_of"][padded["mask"]], ragged["said_of"])
+    np.testing.assert_array_equal(padded["task_index"][padded["mask"]], ragged["task_index"])
     assert (padded["rewards"][~padded["mask"]] == 0).all()
     assert ragged["last_observations"].shape == (18, 2)
     assert (ragged["terminated"].any(), ragged["truncated"].any()) == (ends == "t", ends == "c")
 
 
-def test_by_hand_it_is_the_same():
+def test_stepping_by_hand_equals_sample():
     with sampler(min_envs=1) as one:
         expected = one.sample(5, tasks=[1, 2, 3]).copy()
         for _ in range(2):
@@ -142,7 +140,7 @@ def test_by_hand_it_is_the_same():
             seen = 0
             while (ready := one.step_recv(timeout=0.01)) is not None:
                 assert ready.observations[:, 0].tolist() == (ready.tasks + 1).tolist()
-                one.step_send(np.zeros((len(ready.envs), 1)), {"said_of": ready.tasks})
+                one.step_send(np.zeros((len(ready.envs), 1)), {"task_index": ready.tasks})
                 seen += len(ready.envs)
             assert seen == 30
             assert one.step_recv() is None
@@ -152,21 +150,21 @@ def test_by_hand_it_is_the_same():
             assert rewards == sorted(expected.rewards.T.tolist())
 
 
-class Telling(Told):
-    """Tells how many steps it made, and in a dict what its action was; episodes have three."""
+class EnvWithTasksAndInfos(EnvWithTasks):
+    """Its infos hold its steps and, in a dict, its action; episodes have three steps."""
 
     def step(self, action):
         *results, _ = super().step(action)
-        told = {"steps": self.steps, "of": {"action": float(action[0])}}
+        infos = {"steps": self.steps, "of": {"action": float(action[0])}}
         if self.steps == 2:
-            told["second"] = np.arange(self.task, self.task + 3)
-        return *results, told
+            infos["second"] = np.arange(self.task, self.task + 3)
+        return *results, infos
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_what_is_received_holds_all_that_a_step_gave(num_workers):
+def test_step_recv_returns_all_results_of_a_step(num_workers):
     options = {"vector_kwargs": {"num_workers": num_workers, "groups": 3}, "min_envs": 1}
-    make = functools.partial(Telling, "c")
+    make = functools.partial(EnvWithTasksAndInfos, "c")
     keys = ["steps", "of", "second"]
     with pysampler.MultiTaskSampler(make, policy, num_envs=6, info_keys=keys, **options) as one:
         one.begin(7, tasks=[1, 2, 3])
@@ -174,12 +172,12 @@ def test_what_is_received_holds_all_that_a_step_gave(num_workers):
         sent = np.zeros(6)
         while (ready := one.step_recv(timeout=0.01)) is not None:
             for row, env in enumerate(ready.envs):
-                steps = (made[env] - 1) % 3 + 1 if made[env] else 0  # 0: it was only reset
+                steps = (made[env] - 1) % 3 + 1 if made[env] else 0  # 0: only reset so far
                 task = one.tasks[ready.tasks[row]]
                 reward = 100 * task + steps + sent[env] if steps else 0.0
                 assert (ready.rewards[row], ready.truncated[row]) == (reward, steps == 3)
                 assert not ready.terminated[row]
-                # After the end of an episode: that of the next.
+                # After an episode's end, the observation is the next episode's.
                 assert ready.observations[row].tolist() == [task, steps % 3]
                 infos = ready.infos
                 if steps:
@@ -192,13 +190,13 @@ def test_what_is_received_holds_all_that_a_step_gave(num_workers):
             actions = np.arange(len(ready.envs), dtype=float)
             sent[ready.envs] = actions
             made[ready.envs] += 1
-            one.step_send(actions[:, None], {"said_of": ready.tasks})
+            one.step_send(actions[:, None], {"task_index": ready.tasks})
         assert made.tolist() == [7] * 6
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_some_of_the_envs_are_answered(num_workers):
-    """The others are received again; a group steps once each of its envs has an action."""
+def test_step_send_may_answer_some_envs(num_workers):
+    """The other envs are received again; a group steps once all its envs have actions."""
     options = {"vector_kwargs": {"num_workers": num_workers, "groups": 3 // (num_workers or 1)}}
     with sampler(min_envs=1, **options) as one:
         expected = one.sample(4, tasks=[1, 2, 3]).copy()
@@ -207,31 +205,31 @@ def test_some_of_the_envs_are_answered(num_workers):
         turn = 0
         while (ready := one.step_recv(timeout=0.01)) is not None:
             turn += 1
-            chosen = ready.envs[turn % 2 :: 2]  # every other one
+            chosen = ready.envs[turn % 2 :: 2]  # every other env
             if not len(chosen):
                 chosen = ready.envs
             answered[chosen] += 1
-            said = {"said_of": one._task_of[chosen]}
-            one.step_send(np.zeros((len(chosen), 1)), said, envs=chosen)
+            extras = {"task_index": one._task_of[chosen]}
+            one.step_send(np.zeros((len(chosen), 1)), extras, envs=chosen)
             if len(chosen) < len(ready.envs):
                 with pytest.raises(ValueError, match="does not wait for one"):
-                    one.step_send(np.zeros((len(chosen), 1)), said, envs=chosen)
+                    one.step_send(np.zeros((len(chosen), 1)), extras, envs=chosen)
         assert answered.tolist() == [4] * 6
         rewards = [e.rewards.tolist() for some in one.collect().episodes for e in some]
         assert sorted(rewards) == sorted(expected.rewards.T.tolist())
         one.begin(2, tasks=[1])
         ready = one.step_recv()
         with pytest.raises(ValueError, match="two for the same env"):
-            one.step_send(np.zeros((2, 1)), {"said_of": np.zeros(2, int)}, [0, 0])
+            one.step_send(np.zeros((2, 1)), {"task_index": np.zeros(2, int)}, [0, 0])
         with pytest.raises(TypeError, match="env_ids of dtype"):
-            one.step_send(np.zeros((2, 1)), {"said_of": np.zeros(2, int)}, [0.5, 1])
+            one.step_send(np.zeros((2, 1)), {"task_index": np.zeros(2, int)}, [0.5, 1])
 
 
-def test_a_sample_that_is_not_finished_by_hand_is_dropped():
+def test_an_unfinished_sample_by_hand_is_dropped():
     with sampler() as one:
         one.begin(5, tasks=[1, 2])
         ready = one.step_recv()
-        one.step_send(np.zeros((len(ready.envs), 1)), {"said_of": ready.tasks})
+        one.step_send(np.zeros((len(ready.envs), 1)), {"task_index": ready.tasks})
         with pytest.raises(ValueError, match="cannot collect: nothing has been sampled"):
             one.collect()
         with pytest.raises(ValueError, match="no env waits"):
@@ -241,7 +239,7 @@ def test_a_sample_that_is_not_finished_by_hand_is_dropped():
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_told_before_anything_is_sent():
+def test_bad_arguments_are_refused_before_any_step():
     with sampler() as one:
         one.sample(2, tasks=[1, 2])
         before = one.envs.stats().steps.count.sum()
@@ -259,18 +257,18 @@ def test_what_is_wrong_is_told_before_anything_is_sent():
         with pytest.raises(ValueError, match=r"shape \(2, 1\), expected \(6, 1\)"):
             one.begin(3)
             one.step_recv()
-            one.step_send(np.zeros((2, 1)), {"said_of": np.zeros(2, int)})
+            one.step_send(np.zeros((2, 1)), {"task_index": np.zeros(2, int)})
         assert one.envs.stats().steps.count.sum() == before
         assert one.sample(2, tasks=[3]).rewards.shape == (2, 6)
     with pytest.raises(pysampler.errors.ClosedError):
         one.sample(2)
-    envs = pysampler.VectorEnv([Told] * 2, num_workers=1)
+    envs = pysampler.VectorEnv([EnvWithTasks] * 2, num_workers=1)
     with pytest.raises(TypeError, match="env 0 takes no tasks.*TaskWrapper"):
         pysampler.MultiTaskSampler(envs, policy)
     with pytest.raises(ValueError, match="num_envs is for envs to make"):
         pysampler.MultiTaskSampler(envs, policy, num_envs=3)
     with pytest.raises(TypeError, match="observations, tasks, params"):
-        pysampler.MultiTaskSampler(Told, lambda observations: observations, num_envs=1)
+        pysampler.MultiTaskSampler(EnvWithTasks, lambda observations: observations, num_envs=1)
     envs.close()
     for seed in (-3, "x", 2.5):
         with pytest.raises(
@@ -285,13 +283,13 @@ def test_what_is_wrong_is_told_before_anything_is_sent():
         pysampler.MultiTaskSampler("CartPole-v1", policy, num_envs=2)
 
 
-def test_after_a_sample_that_failed_there_is_nothing_to_collect():
-    envs = pysampler.VectorEnv([lambda: TaskWrapper(Told())] * 4, num_workers=2)
+def test_a_failed_sample_leaves_nothing_to_collect():
+    envs = pysampler.VectorEnv([lambda: TaskWrapper(EnvWithTasks())] * 4, num_workers=2)
     with pysampler.MultiTaskSampler(envs, policy) as one:
         one.sample(3, tasks=[8, 9])
         with pytest.raises(ValueError, match="max_length 0"):
             one.sample(0, tasks=[1, 2])
-        assert one.collect().tasks == [8, 9]  # nothing was begun
+        assert one.collect().tasks == [8, 9]  # no sample was begun
         one._end_rollouts()
         with pysampler.Rollouts(envs, lambda seen: np.zeros((len(seen), 1)), 2):
             for tasks in ([1, 2], None):
@@ -305,7 +303,7 @@ def test_after_a_sample_that_failed_there_is_nothing_to_collect():
 
 
 @pytest.mark.slow
-def test_a_sampler_goes_on_after_an_exception_of_a_signal_handler_in_the_end_of_a_sample():
+def test_sampling_continues_after_a_handler_raises_at_the_end_of_a_sample():
     with sampler() as one:
         lengths = itertools.cycle([2, 3])
         one.sample(next(lengths), tasks=[1, 2])
@@ -328,8 +326,8 @@ def test_a_sampler_goes_on_after_an_exception_of_a_signal_handler_in_the_end_of_
         assert at_each_point(lambda: one.sample(next(lengths)), check, only=ending) > 20
 
 
-class Sampled(Told):
-    """Tells in a file that it draws tasks, and does so when another one is there."""
+class SlowSampleTasks(EnvWithTasks):
+    """sample_tasks creates a file and waits for another one."""
 
     def __init__(self, folder):
         super().__init__()
@@ -342,8 +340,8 @@ class Sampled(Told):
         return super().sample_tasks(count)
 
 
-def test_a_sampler_goes_on_after_ctrl_c_while_tasks_are_drawn(tmp_path):
-    make = functools.partial(Sampled, tmp_path)
+def test_sampling_continues_after_ctrl_c_in_sample_tasks(tmp_path):
+    make = functools.partial(SlowSampleTasks, tmp_path)
     main = threading.get_ident()
 
     def interrupt():
@@ -367,30 +365,30 @@ def with_generators(observations, tasks, params, generators):
     return np.stack([one.random(1) for one in generators])
 
 
-def test_a_seed_repeats_a_run_whatever_the_lengths():
+def test_a_seeded_run_repeats_with_any_lengths():
     runs = []
     for _ in range(2):
         options = {"num_envs": 2, "seed": 3, "vector_kwargs": {"num_workers": 1}}
-        with pysampler.MultiTaskSampler(Told, with_generators, **options) as one:
+        with pysampler.MultiTaskSampler(EnvWithTasks, with_generators, **options) as one:
             runs.append([one.sample(length, tasks=[1]).actions.copy() for length in (4, 5, 4)])
     for first, second in zip(*runs, strict=True):
         np.testing.assert_array_equal(first, second)
     assert len(np.unique(np.concatenate(runs[0]))) == 26
 
 
-def test_what_was_received_may_be_changed():
+def test_received_observations_are_copies():
     with sampler() as one:
         one.begin(3, tasks=[1, 2, 3])
         while (ready := one.step_recv()) is not None:
             ready.observations[...] = 99
-            one.step_send(np.zeros((len(ready.envs), 1)), {"said_of": ready.tasks})
+            one.step_send(np.zeros((len(ready.envs), 1)), {"task_index": ready.tasks})
         for episodes in one.collect().episodes:
             for episode in episodes:
                 assert (episode.observations < 99).all()
 
 
-def test_a_vector_env_of_ones_own_is_used_and_given_back():
-    envs = pysampler.VectorEnv([lambda: TaskWrapper(Told())] * 4, num_workers=2)
+def test_a_given_vector_env_is_used_and_returned():
+    envs = pysampler.VectorEnv([lambda: TaskWrapper(EnvWithTasks())] * 4, num_workers=2)
     with pysampler.MultiTaskSampler(envs, policy, min_envs=1) as one:
         assert one.sample(3, tasks=[8, 9]).observations[0, :, 0].tolist() == [8, 8, 9, 9]
     assert envs.reset()[0].shape == (4, 2)
@@ -402,9 +400,9 @@ def recurrent(observations, tasks, params, state):
     return steps[:, None], {"state": steps + 1}
 
 
-def test_a_policy_may_have_a_state_that_begins_anew_with_each_sample():
+def test_policy_states_reset_with_each_sample():
     options = {"num_envs": 4, "vector_kwargs": {"num_workers": 2}, "min_envs": 1}
-    make = functools.partial(Told, "t")
+    make = functools.partial(EnvWithTasks, "t")
     with pysampler.MultiTaskSampler(make, recurrent, **options) as one:
         for _ in range(2):
             rollout = one.sample(5, tasks=[1])
@@ -420,7 +418,7 @@ def goals_of(tasks):
 
 
 @pytest.mark.slow
-def test_tasks_whose_giving_was_interrupted_are_given_again():
+def test_interrupted_tasks_are_set_again():
     made = pysampler.MultiTaskSampler("Navigation2D-v0", toward, num_envs=4, seed=1)
     with made as sampler:
         tasks = sampler.sample_tasks(4)
@@ -429,29 +427,31 @@ def test_tasks_whose_giving_was_interrupted_are_given_again():
             others = sampler.sample_tasks(4)
             reached, _, where = at_point(n, lambda others=others: sampler._set_tasks(others))
             sampler.sample(5, params=goals_of(sampler.tasks))
-            told = [task["goal"] for task in sampler.collect().tasks]
+            reported = [task["goal"] for task in sampler.collect().tasks]
             sampler._rollouts.pause()
-            had = sampler.envs.apply(lambda env: env.unwrapped.goal)
-            assert np.allclose(told, had), where
+            actual = sampler.envs.apply(lambda env: env.unwrapped.goal)
+            assert np.allclose(reported, actual), where
             if not reached:
                 break
 
 
 @pytest.mark.parametrize("name", ["rewards", "task", "mask", "offsets", "last_observations"])
-def test_extras_do_not_take_the_place_of_what_is_collected(name):
-    def said(observations, tasks, params):
+def test_extras_named_like_collected_fields_are_refused(name):
+    def clashing(observations, tasks, params):
         return policy(observations, tasks, params)[0], {name: np.zeros(len(observations))}
 
     kwargs = {"num_envs": 2, "vector_kwargs": {"num_workers": 0}}
     with (
-        pysampler.MultiTaskSampler(functools.partial(Told, "never"), said, **kwargs) as one,
+        pysampler.MultiTaskSampler(
+            functools.partial(EnvWithTasks, "never"), clashing, **kwargs
+        ) as one,
         pytest.raises(ValueError, match=f"the policy's {name!r} is the name of something else"),
     ):
         one.sample(3, params=np.zeros(2), tasks=[10, 20])
 
 
 @pytest.mark.slow
-def test_tasks_can_be_drawn_again_after_an_interrupt():
+def test_sample_tasks_works_after_an_interrupt():
     with sampler() as one:
         one.sample(3)
 
@@ -462,8 +462,8 @@ def test_tasks_can_be_drawn_again_after_an_interrupt():
         one.sample(3)
 
 
-class Gated(Told):
-    """Its steps with a positive action end when a file is there."""
+class Gated(EnvWithTasks):
+    """Its step with a positive action waits until a file exists."""
 
     def __init__(self, folder):
         super().__init__()
@@ -475,14 +475,14 @@ class Gated(Told):
         return super().step(action)
 
 
-def test_envs_that_wait_are_received_though_another_one_hangs(tmp_path):
+def test_ready_envs_are_received_while_another_steps(tmp_path):
     make = functools.partial(Gated, tmp_path)
     options = {"num_envs": 3, "vector_kwargs": {"num_workers": 3}}
     with pysampler.MultiTaskSampler(make, policy, **options) as one:
         one.begin(4, tasks=[1, 2, 3])
         assert one.step_recv().envs.tolist() == [0, 1, 2]
-        one.step_send(np.ones((1, 1)), {"said_of": np.zeros(1, int)}, envs=[0])
-        for _ in range(3):  # env 0 steps on
+        one.step_send(np.ones((1, 1)), {"task_index": np.zeros(1, int)}, envs=[0])
+        for _ in range(3):  # env 0 is still stepping
             assert one.step_recv(timeout=0.01).envs.tolist() == [1, 2]
         (tmp_path / "go on").touch()
         assert one.step_recv().envs.tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""The model of a sampler with a time-out agrees with arithmetic that can be done by hand."""
+"""The model of a sampler with a time-out agrees with hand computations."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def model(monkeypatch):
 
 
 def constant(*seconds):
-    """Return the rounds of workers that take equally long for each of theirs."""
+    """Return rounds of workers, each with a constant duration."""
     return [[one] * LENGTH for one in seconds]
 
 
@@ -28,10 +28,10 @@ def varied(workers):
 
 
 def sampled(model, rounds, cpus=100, costs=None, **world):
-    """Return how a sample with these workers ends; what ``costs`` leaves out costs nothing."""
+    """Return the outcome of a sample; costs that are not given are zero."""
     every = model.Costs(rounds, **{"policy": [(1, 0.0)], "slice": SLICE, **(costs or {})})
     one = model.Model(every, model.World(len(rounds), ENVS, cpus, LENGTH, **world))
-    one._rounds = rounds  # each worker has its own, and does not draw them
+    one._rounds = rounds  # each worker uses its own rounds instead of drawing them
     return one.run()
 
 
@@ -40,7 +40,7 @@ def seconds(outcome, workers):
     return workers * ENVS * LENGTH / outcome.rate
 
 
-def test_equal_workers_need_a_round_and_a_call_for_each_step(model):
+def test_equal_workers_take_a_round_and_a_call_per_step(model):
     outcome = sampled(model, constant(*[0.01] * 8), costs={"policy": [(1, 0.002)]})
     assert seconds(outcome, 8) == pytest.approx(LENGTH * 0.012)
     assert outcome.batch == 1.0
@@ -60,9 +60,9 @@ def test_two_workers_on_one_cpu_take_twice_as_long(model, time):
     assert seconds(outcome, 2) == pytest.approx(LENGTH * 2 * time)
 
 
-def test_rounds_longer_than_a_slice_end_together_and_shorter_ones_one_by_one(model):
+def test_rounds_on_one_cpu_are_scheduled_in_slices(model):
     together = sampled(model, constant(0.1, 0.1), cpus=1, timeout=0.15)
-    # The first ends at 0.196 s, the other at 0.2 s: the parent finds the first alone.
+    # The first ends at 0.196 s, the other at 0.2 s, so the parent receives the first alone.
     assert seconds(together, 2) == pytest.approx(LENGTH * 0.2, rel=0.01)
     cpus = model.Cpus(simulation := model.Simulation(), 1, SLICE)
     ended = {}
@@ -79,7 +79,7 @@ def test_rounds_longer_than_a_slice_end_together_and_shorter_ones_one_by_one(mod
     assert ended["longest"] == pytest.approx(0.003 + 0.099 + 0.11)
 
 
-def test_a_thread_that_has_slept_runs_before_one_that_has_had_its_slice(model):
+def test_a_woken_thread_preempts_after_a_slice(model):
     cpus = model.Cpus(simulation := model.Simulation(), 1, SLICE)
     ended = {}
 
@@ -94,8 +94,8 @@ def test_a_thread_that_has_slept_runs_before_one_that_has_had_its_slice(model):
     assert ended == {"woken": pytest.approx(SLICE + 0.001), "busy": pytest.approx(1.001)}
 
 
-def test_waiting_for_all_sums_the_slowest_and_waiting_for_one_the_rounds(model):
-    # Now one worker is slow, now the other: together they are always as slow as the slower.
+def test_waiting_for_all_sums_slowest_rounds_and_waiting_for_one_sums_each(model):
+    # The workers alternate in being slow: waiting for all always takes the slower one's time.
     rounds = [[0.01, 0.05] * (LENGTH // 2), [0.05, 0.01] * (LENGTH // 2)]
     every = sampled(model, rounds)
     assert seconds(every, 2) == pytest.approx(LENGTH * 0.05)
@@ -105,15 +105,15 @@ def test_waiting_for_all_sums_the_slowest_and_waiting_for_one_the_rounds(model):
         assert one.batch < 1.0
 
 
-def test_a_straggler_bounds_waiting_for_all_and_not_the_calls_for_others(model):
+def test_a_straggler_bounds_waiting_for_all(model):
     rounds = constant(*[0.01] * 7, 0.05)
     assert seconds(sampled(model, rounds), 8) == pytest.approx(LENGTH * 0.05)
     short = sampled(model, rounds, timeout=0.02)
-    assert seconds(short, 8) >= LENGTH * 0.05  # it has as many steps to make
+    assert seconds(short, 8) >= LENGTH * 0.05  # the straggler makes as many steps
     assert short.batch < 0.9
 
 
-def test_a_policy_that_costs_the_same_for_any_batch_favours_waiting_for_all(model):
+def test_a_constant_policy_cost_favors_waiting_for_all(model):
     rounds = constant(*(0.01 + 0.0001 * worker for worker in range(8)))
     costs = {"policy": [(1, 0.02)]}
     for on_cpu in (True, False):
@@ -122,7 +122,7 @@ def test_a_policy_that_costs_the_same_for_any_batch_favours_waiting_for_all(mode
         assert one.rate < every.rate
 
 
-def test_a_policy_whose_cost_grows_with_the_batch_favours_parts(model):
+def test_a_policy_cost_that_grows_with_the_batch_favors_parts(model):
     rounds = constant(0.02, 0.021)
     costs = {"policy": [(ENVS, 0.01), (2 * ENVS, 0.02)]}
     every = sampled(model, rounds, costs=costs)
@@ -131,12 +131,12 @@ def test_a_policy_whose_cost_grows_with_the_batch_favours_parts(model):
     assert seconds(one, 2) == pytest.approx(LENGTH * (0.021 + 0.01), rel=0.05)
 
 
-def test_a_policy_on_no_cpu_leaves_it_to_the_workers(model):
+def test_a_policy_off_the_cpu_leaves_it_to_the_workers(model):
     rounds = constant(0.04, 0.08)
     costs = {"policy": [(1, 0.04)]}
     on_one = sampled(model, rounds, 1, costs, min_workers=1)
     elsewhere = sampled(model, rounds, 1, {**costs, "on_cpu": False}, min_workers=1)
-    # On the CPU each step takes both rounds and a call at least.
+    # On one CPU each step takes at least both rounds and a call.
     assert seconds(on_one, 2) >= LENGTH * (0.04 + 0.08 + 0.04)
     assert LENGTH * (0.04 + 0.08) <= seconds(elsewhere, 2) < LENGTH * (0.04 + 0.08 + 0.04)
 
@@ -149,7 +149,7 @@ def test_more_cpus_are_never_slower(model, world):
     assert rates[-1] > 3 * rates[0]
 
 
-def test_the_time_out_ends_the_wait_with_those_that_have_answered(model):
+def test_the_timeout_ends_the_wait_with_the_answers_so_far(model):
     rounds = constant(0.01, 0.02, 0.03, 0.2)
     for timeout, first in ((0.005, 1), (0.015, 1), (0.025, 2), (0.035, 3), (0.5, 4)):
         one = model.Model(
@@ -160,7 +160,7 @@ def test_the_time_out_ends_the_wait_with_those_that_have_answered(model):
         assert one._batches[:2] == [4, first]
 
 
-def test_the_articles_time_out_begins_with_the_first_answer(model):
+def test_the_articles_timeout_begins_with_the_first_answer(model):
     rounds = constant(0.01, 0.014, 0.03, 0.2)
     for timeout, first in ((0.0, 1), (0.005, 2), (0.025, 3)):
         world = model.World(4, ENVS, 9, LENGTH, timeout=timeout, after_first=True)
@@ -170,19 +170,19 @@ def test_the_articles_time_out_begins_with_the_first_answer(model):
         assert one._batches[:2] == [4, first]
 
 
-def test_costs_are_straight_lines_between_measured_batches_and_beyond(model):
+def test_costs_are_interpolated_linearly_and_extrapolated(model):
     costs = model.Costs([[1.0]], [(10, 1.0), (20, 3.0), (40, 4.0)])
     assert [costs.policy_seconds(rows) for rows in (5, 15, 30, 60)] == [1.0, 2.0, 3.5, 5.0]
 
 
-def test_a_seed_gives_the_same_sample_and_another_seed_another(model):
+def test_samples_repeat_by_seed(model):
     costs = model.Costs(varied(5), [(1, 0.001)])
     world = model.World(8, ENVS, 2, LENGTH, timeout=0.001)
     first, same, other = (model.Model(costs, world, seed).run() for seed in (1, 1, 2))
     assert first == same != other
 
 
-def test_workers_keep_the_pace_of_a_trace_and_their_place_in_it(model):
+def test_workers_follow_traces_in_blocks(model):
     count = 2 * model.BLOCK + 20
     traces = [[1000 * trace + i for i in range(count)] for trace in range(3)]
     world = model.World(4, ENVS, cpus=1, length=2 * count)
@@ -193,12 +193,12 @@ def test_workers_keep_the_pace_of_a_trace_and_their_place_in_it(model):
     assert len({r // 1000 for rounds in one._rounds for r in rounds}) == 3
 
 
-def test_a_time_out_that_was_not_needed_ends_no_later_wait(model):
+def test_an_unused_timeout_does_not_end_a_later_wait(model):
     outcome = sampled(model, constant(0.01, 0.02), timeout=0.03)
     assert outcome.batch == 1.0
 
 
-def test_the_best_choice_is_first_and_waiting_for_all_where_nothing_is_gained(model):
+def test_choices_are_sorted_and_prefer_waiting_for_all(model):
     equal = model.Costs(constant(0.01), [(1, 0.001)])
     world = model.World(4, ENVS, 9, LENGTH)
     best = model.choices(equal, world, [0.0, 0.1, None])[0]

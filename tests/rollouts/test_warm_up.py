@@ -1,4 +1,4 @@
-"""With ``warm_up`` the envs begin at different steps of their episodes."""
+"""With ``warm_up`` envs begin at different steps of their episodes."""
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +11,7 @@ LIMIT = 20
 
 
 class Clock(gym.Env):
-    """Observes its own step number; each step's reward is the step's number."""
+    """Observes its step number, which is also the reward."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gym.spaces.Discrete(2)
@@ -38,7 +38,7 @@ def made(envs=12, **kwargs):
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("warm_up", [1, LIMIT // 2, LIMIT, 3 * LIMIT])
-def test_rollouts_begin_in_the_middle_of_episodes(mode, workers, warm_up):
+def test_rollouts_begin_within_episodes(mode, workers, warm_up):
     with made(num_workers=workers, autoreset_mode=mode) as envs:
         space = envs.action_space
         with pysampler.Rollouts(envs, stay, LIMIT, warm_up=warm_up, seed=1) as rollouts:
@@ -47,7 +47,7 @@ def test_rollouts_begin_in_the_middle_of_episodes(mode, workers, warm_up):
             assert len(np.unique(first)) > min(warm_up, 4) - (warm_up == 1)
             assert first.max() <= min(warm_up, LIMIT - 1)
             np.testing.assert_array_equal(rollout.starts[0], first == 0)
-            # Each ended once; its return and length are those of the whole episode.
+            # Each ended once, with the return and length of the whole episode.
             assert sorted(rollout.ended.env) == list(range(12))
             assert (rollout.ended.lengths == LIMIT).all()
             assert (rollout.ended.returns == sum(range(LIMIT + 1))).all()
@@ -55,7 +55,7 @@ def test_rollouts_begin_in_the_middle_of_episodes(mode, workers, warm_up):
         assert envs.action_space is space
 
 
-def test_without_it_all_end_together():
+def test_without_warm_up_all_episodes_end_together():
     with made() as envs, pysampler.Rollouts(envs, stay, LIMIT, seed=1) as rollouts:
         rollout = next(rollouts)
         assert rollout.starts[0].all()
@@ -64,7 +64,7 @@ def test_without_it_all_end_together():
 
 @pytest.mark.parametrize("steps", [None, 5])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_actors_begin_in_the_middle_of_episodes(steps, workers):
+def test_actors_begin_within_episodes(steps, workers):
     with (
         made(num_workers=workers) as envs,
         pysampler.Actors(envs, stay, steps=steps, warm_up=LIMIT, seed=1) as actors,
@@ -79,7 +79,7 @@ def test_actors_begin_in_the_middle_of_episodes(steps, workers):
         assert len(begins) > 4
 
 
-def test_the_same_seed_begins_at_the_same_steps():
+def test_warm_up_repeats_by_seed():
     firsts = []
     for seed in (1, 1, 2, [1] * 12):
         with pysampler.Rollouts(Clock, stay, 2, num_envs=12, warm_up=9, seed=seed) as rollouts:
@@ -89,8 +89,8 @@ def test_the_same_seed_begins_at_the_same_steps():
 
 
 @pytest.mark.slow
-def test_simulated_together():
-    pytest.importorskip("gymnasium.envs.mujoco")  # tests/mujoco is an importable mujoco, too
+def test_native_envs_begin_within_episodes():
+    pytest.importorskip("gymnasium.envs.mujoco")  # tests/mujoco can be imported as mujoco
     with pysampler.make_vec("HalfCheetah-v5", 8, vector_kwargs={"num_workers": 2}) as envs:
         assert envs.stats().native
         policy = lambda observations: np.zeros((8, 6), np.float32)  # noqa: E731
@@ -102,7 +102,7 @@ def test_simulated_together():
 
 
 @pytest.mark.parametrize("warm_up", [-1, 2.5, "many"])
-def test_what_is_no_number_of_steps_is_refused(warm_up):
+def test_bad_warm_up_is_refused(warm_up):
     with made(num_workers=0) as envs:
         for make in (
             lambda: pysampler.Rollouts(envs, stay, 2, warm_up=warm_up),
@@ -112,6 +112,6 @@ def test_what_is_no_number_of_steps_is_refused(warm_up):
                 make()
 
 
-def test_a_reset_before_each_rollout_is_none():
+def test_warm_up_with_reset_each_is_refused():
     with made(num_workers=0) as envs, pytest.raises(ValueError, match="reset_each begins all"):
         pysampler.Rollouts(envs, stay, 2, warm_up=3, reset_each=True)
