@@ -1,8 +1,8 @@
-"""What every test may rely on, however the tests were started, and the sets of the Makefile.
+"""Settings and fixtures for all tests, and the sets of tests that the Makefile runs.
 
-``pytest`` runs every case. ``--pairs`` (``make test-all``) runs each pair of values of two
-parameters, and of slow tests each value; ``--quick`` (``make test``) no slow tests, and of others
-each value.
+``pytest`` runs every case. ``--pairs`` (``make test-all``) covers each pair of values of two
+parameters, and each value in slow tests. ``--quick`` (``make test``) covers each value, and skips
+slow tests.
 """
 
 import os
@@ -13,13 +13,13 @@ import pytest
 from _pytest.runner import runtestprotocol
 from covering import covering
 
-# Tests run beside each other. Threads of a matrix product wait for each other by spinning, and
-# where something else has their CPU that takes twenty times as long.
+# Tests run in parallel. Threads of a matrix product wait for each other by spinning, which takes
+# twenty times as long if other programs use their CPUs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A new test is quick unless it says that it is slow: this keeps the quick set from growing old.
-# Tests are marked slow from a quarter of a second, so this is no limit that a test comes close to.
-# CI, whose machines others may share, sets a wider one: there it would say nothing about a test.
+# Seconds that a test of the quick set may take; new tests belong to it unless marked slow. Tests
+# from a quarter of a second are marked slow, so none should come close. CI sets a wider limit,
+# because its machines may be shared.
 LIMIT = float(os.environ.get("PYSAMPLER_QUICK_LIMIT", "1.0"))
 
 
@@ -38,20 +38,20 @@ def pytest_addoption(parser):
 
 
 def pytest_configure():
-    # A shell without job control starts what runs in the background with Ctrl-C ignored.
+    # A shell without job control starts background programs with SIGINT ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _values(item):
-    """Return which value a case has of each parameter; names of one ``parametrize`` are one."""
+    """Return a case's value of each parameter; names of one ``parametrize`` count as one."""
     params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
     values = {}
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0]
         names = tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names)
         values[names] = tuple(id(params.pop(name)) for name in names)
-    return values | {(name,): id(value) for name, value in params.items()}  # of fixtures
+    return values | {(name,): id(value) for name, value in params.items()}  # parametrized fixtures
 
 
 @pytest.hookimpl(trylast=True)
@@ -76,8 +76,8 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_protocol(item, nextitem):
     """With --quick, fail a test that takes too long twice.
 
-    The first test with workers waits while the fork server imports gymnasium for all later ones,
-    and any test may lose its CPU to another program: neither is likely to happen twice.
+    The first test with workers waits while the fork server imports gymnasium, and any test may
+    lose its CPU to another program. Neither is likely to happen twice.
     """
     if not item.config.getoption("quick"):
         return None
@@ -104,7 +104,7 @@ def _too_long(reports):
 
 
 def _limit():
-    """Scale the limit by how many programs there are for a CPU: beside them a test takes longer."""
+    """Return the limit, scaled by the load per CPU, since tests slow down under load."""
     return LIMIT * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
@@ -114,8 +114,8 @@ def _signals():
 
 
 @pytest.fixture(autouse=True)
-def signals_are_left_as_they_were():
-    """A signal that one test leaves blocked or ignored is so in all programs of later tests."""
+def signals_are_unchanged():
+    """Check that a test leaves no signal blocked or ignored: later programs would inherit it."""
     before = _signals()
     yield
     assert _signals() == before

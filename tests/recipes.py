@@ -1,15 +1,15 @@
-"""Run the recipes of examples/recipes, each in an environment of its own with what it declares.
+"""Run the recipes of examples/recipes, each in a new environment with its dependencies.
 
     python tests/recipes.py dist/pysampler-*.whl          # all of them: `make recipes`
     python tests/recipes.py dist/pysampler-*.whl sb3 rllib envs_minigrid
 
-So are the checks of tests/libraries: suites of training libraries' vector envs on ours, and envs of
-libraries beside gymnasium's SyncVectorEnv.
+It also runs the checks of tests/libraries: training libraries' own test suites on our vector env,
+and other libraries' envs against gymnasium's SyncVectorEnv.
 
-A recipe is a program that shows one library on pysampler. It begins with a block of inline script
-metadata (PEP 723) with the dependencies that it needs besides pysampler, runs in seconds as it is,
-and its last line of output is its result. Its file has another name than the library's module,
-which would otherwise be hidden by it: tianshou_dqn.py.
+A recipe is a program that shows one library on pysampler. It begins with inline script metadata
+(PEP 723) that lists its dependencies besides pysampler, runs in seconds by default, and prints its
+result as the last line. Its file must not be named like the library's module, which it would hide:
+tianshou_dqn.py.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.py"))
 CHECKS = sorted((ROOT / "tests" / "libraries").glob("*_*.py"))
 BLOCK = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///\n", re.MULTILINE)
-# The torch that the tests use; pip applies it only where a dependency needs torch.
+# The torch version of the tests; pip applies it only if a dependency needs torch.
 CONSTRAINTS = ["torch==2.13.0"]
 LIMIT = 600  # seconds a recipe may take
 
 
 def dependencies(recipe: Path) -> list[str]:
-    """Return what a recipe declares that it needs."""
+    """Return the dependencies that a recipe declares."""
     found = BLOCK.match(recipe.read_text())
     if found is None:
         raise ValueError(f"cannot read {recipe.name}: no block of script metadata at its beginning")
@@ -48,7 +48,7 @@ def dependencies(recipe: Path) -> list[str]:
 
 
 def missing(requirements: list[str], extra: str = "") -> list[str]:
-    """Return which of the requirements are not met in this interpreter."""
+    """Return the requirements that this interpreter does not meet."""
     absent = []
     for text in requirements:
         one = Requirement(text)
@@ -69,11 +69,13 @@ def missing(requirements: list[str], extra: str = "") -> list[str]:
 
 def run(python: str | Path, recipe: Path) -> str:
     """Run a recipe and return the last line it prints, or raise RuntimeError."""
-    # Threads of torch wait for one another by spinning, which takes the CPUs from the workers.
+    # Threads of torch wait by spinning, which takes CPUs from the workers.
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [str(python), str(recipe)]
     try:
-        with tempfile.TemporaryDirectory() as folder:  # libraries leave files where they run
+        with (
+            tempfile.TemporaryDirectory() as folder
+        ):  # libraries leave files in the current directory
             done = subprocess.run(
                 command,
                 cwd=folder,
@@ -92,7 +94,7 @@ def run(python: str | Path, recipe: Path) -> str:
 
 
 def environment(recipe: Path, wheel: Path) -> Path:
-    """Make the environment of a recipe under build/recipes, and return its interpreter."""
+    """Create a recipe's environment under build/recipes; return its interpreter."""
     home = ROOT / "build" / "recipes" / recipe.stem
     subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
     constraints = home / "constraints.txt"

@@ -1,7 +1,6 @@
-"""Prints how many lines of code there are: of each package, of C++, of tests.
+"""Print the lines of code of each package, of C++ and of tests.
 
-Blank lines, comments and docstrings are not code, and neither is ``pysampler/_core.pyi``, which a
-tool makes.
+Blank lines, comments, docstrings and the generated ``pysampler/_core.pyi`` do not count.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
 def lines_of_python(source: str) -> int:
-    """Return how many lines of code a module has."""
+    """Return a Python module's lines of code."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in NO_CODE:
@@ -36,13 +35,13 @@ def lines_of_python(source: str) -> int:
 
 
 def lines_of_cpp(source: str) -> int:
-    """Return how many lines of code a file has; ours has no comments between ``/*`` and ``*/``."""
+    """Return a C++ file's lines of code; our code does not use ``/* */`` comments."""
     lines = map(str.strip, source.splitlines())
     return sum(bool(line) and not line.startswith("//") for line in lines)
 
 
 def package_of(path: Path) -> str:
-    """Return the row of the table that a file is counted in; empty if it is in none."""
+    """Return the table row of a file, or an empty string."""
     name = path.as_posix()
     if path.suffix in {".h", ".cpp"}:
         parts = [part for part in ("csrc/bindings", "csrc", "tests") if name.startswith(part)]
@@ -55,7 +54,7 @@ def package_of(path: Path) -> str:
 
 
 def sizes() -> Counter[str]:
-    """Return the lines of code of each row."""
+    """Return the lines of code of each table row."""
     found: Counter[str] = Counter()
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],

@@ -1,4 +1,4 @@
-"""Makes pysampler/_core.pyi from the module; --check says whether it still is what it makes."""
+"""Generate pysampler/_core.pyi from the module; --check reports whether it is up to date."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main() -> int:
         return 0
     if GOLDEN.read_text() == made:
         return 0
-    print("pysampler/_core.pyi is not what the module says: run `make stubs`", file=sys.stderr)
+    print("pysampler/_core.pyi is out of date: run `make stubs`", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""Each atomic access that orders others says which access it pairs with."""
+"""Each acquiring or releasing atomic access has a comment that names its partner."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ CODE = "\n".join(re.sub("//.*", "", (CSRC / name).read_text()) for name in HEADE
 
 
 def comment_above(lines, at):
-    """The comment directly above the statement that line ``at`` is a part of."""
+    """Return the comment directly above the statement that contains line ``at``."""
     while not re.search(r"[;{}:]$|^\s*//|^$", lines[at - 1]):
         at -= 1
     comment = []
@@ -23,7 +23,7 @@ def comment_above(lines, at):
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_an_access_that_orders_others_names_what_it_pairs_with(name):
+def test_each_ordering_access_names_its_partner(name):
     lines = (CSRC / name).read_text().splitlines()
     for at, line in enumerate(lines):
         if not ORDERS.search(line):
@@ -35,5 +35,5 @@ def test_an_access_that_orders_others_names_what_it_pairs_with(name):
             assert re.search(rf"\b{function}\([^;]*\{{", CODE), f"{name}: no {function}()"
 
 
-def test_all_kinds_of_accesses_were_looked_at():
+def test_the_pattern_finds_ordering_accesses():
     assert len(ORDERS.findall(CODE)) > 30

@@ -1,4 +1,4 @@
-"""Which cases of a parametrized test the quick set and `make test-all` run."""
+"""The choice of parametrized cases for the quick set and `make test-all`."""
 
 import itertools
 
@@ -11,7 +11,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 5), (2, 15), (3, 30)])
-def test_each_combination_of_values_is_in_a_case(size, count):
+def test_each_combination_of_values_is_covered(size, count):
     def combinations(cases):
         return {some for case in cases for some in itertools.combinations(case.items(), size)}
 
@@ -20,10 +20,10 @@ def test_each_combination_of_values_is_in_a_case(size, count):
     assert len(chosen) == count
 
 
-def test_a_test_with_fewer_parameters_keeps_its_cases():
+def test_tests_with_fewer_parameters_keep_their_cases():
     assert covering([{}], 2) == [0]
     assert covering([{"a": 0}, {"a": 1}], 2) == [0, 1]
 
 
-def test_cases_that_are_left_out_by_hand_are_made_up_for():
+def test_missing_cases_are_replaced_by_others():
     assert covering([{"a": 0, "b": 0}, {"a": 1, "b": 0}, {"a": 1, "b": 1}], 1) == [0, 2]

@@ -1,4 +1,4 @@
-"""Every example in a docstring runs, and so does the code of every page."""
+"""Docstring examples and code of all pages run; pages agree with code and results."""
 
 import ast
 import doctest
@@ -49,17 +49,17 @@ DOCUMENTED = (
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_the_example_does_what_it_says(name):
+def test_docstring_examples_run(name):
     module, text = DOCUMENTED[name]
     names = {**vars(module), "np": np, "gym": gym, "pysampler": pysampler}
     test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
-    said: list[str] = []
-    results = doctest.DocTestRunner().run(test, out=said.append)
+    output: list[str] = []
+    results = doctest.DocTestRunner().run(test, out=output.append)
     assert results.attempted > 0
-    assert results.failed == 0, "".join(said)
+    assert results.failed == 0, "".join(output)
 
 
-def test_every_primitive_and_every_sampler_has_an_example():
+def test_primitives_and_samplers_have_examples():
     assert {
         *("pysampler.sync.Segment", "pysampler.sync.Array", "pysampler.sync.Flag"),
         *("pysampler.sync.Doorbell", "pysampler.sync.Ring", "pysampler.sync.SharedRing"),
@@ -84,8 +84,8 @@ def fences(page, language):
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if fences(page, "python")], ids=lambda page: page.name
 )
-def test_the_code_of_a_page_runs(page, tmp_path):
-    """All of it, as one program; blocks marked ``py`` are of other libraries."""
+def test_code_of_each_page_runs(page, tmp_path):
+    """``python`` blocks run as one program; ``py`` blocks use other libraries and only parse."""
     script = tmp_path / "page.py"
     script.write_text("\n".join(fences(page, "python")))
     result = subprocess.run(
@@ -100,7 +100,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         ast.parse(block)
 
 
-def test_the_cluster_file_of_the_guide_is_one_that_ray_takes():
+def test_ray_accepts_the_cluster_file_of_the_guide():
     import yaml
     from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -114,7 +114,7 @@ def test_the_cluster_file_of_the_guide_is_one_that_ray_takes():
 
 
 def test_every_public_name_is_in_the_reference():
-    """Of every module whose path has no underscore, and nothing else."""
+    """Every name of modules without an underscore in their path, and no other."""
     listed = set()
     for page in (ROOT / "docs" / "reference").glob("*.md"):
         module = ""
@@ -138,18 +138,21 @@ def test_every_public_name_is_in_the_reference():
     names = {exported for _, exported in public}
     assert {name.rpartition(".")[2] for name in listed} == names
     things = []
-    for name in listed:  # and where it says they are
+    for name in listed:  # at the path that the page gives
         module, _, exported = name.rpartition(".")
         assert hasattr(importlib.import_module(module), exported), name
         things.append(getattr(importlib.import_module(module), exported))
-    for module, exported in public:  # each of those that have one name: Rollouts here and on Ray
+    for (
+        module,
+        exported,
+    ) in public:  # also names that exist twice, such as Rollouts and ray.Rollouts
         thing = getattr(importlib.import_module(module), exported)
         assert any(thing is one for one in things), f"{module}.{exported}"
 
 
 @functools.cache
 def files():
-    """Return the paths of all files here, but for what was built or installed."""
+    """Return the paths of all files except built and installed ones."""
     folders = [p for p in ROOT.iterdir() if p.is_dir() and p.name[0] != "." and p.name != "build"]
     found = [*ROOT.glob("*.*"), *(path for folder in folders for path in folder.rglob("*.*"))]
     return [str(path) for path in found]
@@ -162,8 +165,8 @@ def text_of_tests():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_names_is_there(page):
-    """Files that it links to or names, and tests."""
+def test_files_and_tests_named_by_a_page_exist(page):
+    """Linked files, named files and tests."""
     text = page.read_text()
     for link in re.findall(r"\]\(([^)#]+)", text):
         assert "://" in link or (page.parent / link).exists(), link
@@ -179,32 +182,32 @@ def pictures(monkeypatch):
     return importlib.import_module("pictures")
 
 
-def test_the_readme_claims_what_the_newest_results_say(pictures):
+def test_the_readme_shows_the_newest_results(pictures):
     assert pictures.readme_part() in (ROOT / "README.md").read_text(), (
         "run python benchmarks/pictures.py"
     )
 
 
 def test_the_readme_has_no_other_numbers(pictures):
-    """None with a thousands separator, a factor or a percentage."""
+    """No thousands separators, factors or percentages."""
     rest = (ROOT / "README.md").read_text().replace(pictures.readme_part(), "")
     assert re.findall(r"\d,\d{3}|\d(?:\.\d)? ?(?:x|times)\b|\d ?%", rest) == []
 
 
-def test_the_readme_fits_its_room():
+def test_the_readme_has_at_most_120_lines():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["speed", "round", "loss", "mechanism"])
-def test_a_picture_is_of_the_newest_results(name, theme, pictures):
+def test_pictures_show_the_newest_results(name, theme, pictures):
     drawn = pictures.DRAWN[name](theme)
     assert (pictures.PICTURES / f"{name}-{theme}.svg").read_text() == drawn, (
         "run python benchmarks/pictures.py"
     )
 
 
-def test_the_pages_of_results_show_the_newest():
+def test_result_pages_include_the_newest_results():
     results = ROOT / "benchmarks" / "results"
     for page in (ROOT / "docs" / "results").glob("*.md"):
         shown = Path(re.findall(r"{include} (.*)", page.read_text())[0]).name
@@ -212,7 +215,7 @@ def test_the_pages_of_results_show_the_newest():
 
 
 def source_texts():
-    """Return the texts in the source, one a line, with an ellipsis for each part that varies."""
+    """Return the source's string literals, one per line, with an ellipsis for variable parts."""
     texts = []
     for path in (ROOT / "pysampler").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -228,8 +231,8 @@ def source_texts():
 
 
 @pytest.mark.slow
-def test_messages_that_are_quoted_are_in_the_source():
-    """In headings and first columns of "By message": constant parts, in order, in one text."""
+def test_quoted_messages_are_in_the_source():
+    """The constant parts of each quoted message occur in order in one string of the source."""
     _, _, page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## By message\n")
     quoted = [found[2] for found in re.finditer(r"^(?:### |\| )(`+)(.+?)\1", page, re.MULTILINE)]
     assert len(quoted) > 100

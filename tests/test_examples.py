@@ -1,4 +1,4 @@
-"""The examples run, and say what became of it."""
+"""The examples: training, resuming, interrupts, options and full disks."""
 
 import argparse
 import contextlib
@@ -20,7 +20,7 @@ import pysampler
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BENCHMARKS = EXAMPLES.parent / "benchmarks"
-# With what each samples in this process.
+# Arguments with which each example samples in this process.
 ALONE = {
     "dppo": ["--workers", "0"],
     "dqn": ["--actors", "0"],
@@ -31,7 +31,7 @@ ALONE = {
     "ppo_learners": ["--learners", "1", "--workers", "0"],
     "sac": ["--workers", "0"],
 }
-# Those that learn with discrete actions only, or with others only.
+# Examples that accept only discrete actions, and those that accept either kind.
 DISCRETE = {"dqn", "dqn_average", "impala"}
 EITHER = {"ppo", "ppo_learners"}
 
@@ -51,7 +51,7 @@ def loaded(name, folder=EXAMPLES):
     spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look for it
-    sys.path.insert(0, str(folder))  # as where a program runs
+    sys.path.insert(0, str(folder))  # as for a program
     try:
         spec.loader.exec_module(module)
         yield module
@@ -62,14 +62,14 @@ def loaded(name, folder=EXAMPLES):
 
 @pytest.fixture(params=sorted(ALONE))
 def example(request, monkeypatch):
-    """An example, and a function that calls its main with arguments."""
+    """Yield an example and a function that calls its main with arguments."""
     with loaded(request.param) as module:
 
         def call(*arguments):
             monkeypatch.setattr(sys, "argv", [request.param, "--quiet", *arguments])
             try:
                 module.main()
-            except KeyboardInterrupt:  # which would end pytest itself
+            except KeyboardInterrupt:  # would end pytest
                 pytest.fail("it was interrupted")
 
         yield module, call
@@ -100,7 +100,7 @@ def dqn():
 
 
 @pytest.mark.parametrize("made", ["nothing", "something"])
-def test_an_interrupt_ends_with_what_was_learned(example, made, monkeypatch, capsys):
+def test_an_interrupt_ends_with_a_result(example, made, monkeypatch, capsys):
     module, call = example
     common = sys.modules["common"]
 
@@ -115,8 +115,8 @@ def test_an_interrupt_ends_with_what_was_learned(example, made, monkeypatch, cap
 
     monkeypatch.setattr(common, "tqdm", Bar)
     call(*ALONE[module.__name__])
-    [said] = capsys.readouterr().out.splitlines()
-    assert "nan" not in said
+    [line] = capsys.readouterr().out.splitlines()
+    assert "nan" not in line
     call(*ALONE[module.__name__], "--json")
     result = json.loads(capsys.readouterr().out)
     done = result.get("steps", result.get("iterations"))
@@ -158,9 +158,9 @@ def test_numbers_of_envs_below_one_are_refused(example, number, capsys):
     with pytest.raises(SystemExit) as error:
         call(option, number)
     assert error.value.code == 2
-    said = capsys.readouterr().err
-    assert f"argument {option}: " in said
-    assert number in said
+    err = capsys.readouterr().err
+    assert f"argument {option}: " in err
+    assert number in err
 
 
 class DictEnv(gym.Env):
@@ -183,7 +183,7 @@ def dict_env():
     del gym.registry["Dict-v0"]
 
 
-def test_spaces_that_it_cannot_learn_are_refused(example, dict_env):
+def test_unsupported_spaces_are_refused(example, dict_env):
     module, call = example
     with pytest.raises(SystemExit, match=r"cannot learn Dict-v0: .*Dict.* expected a Box of one"):
         call("--env", dict_env)
@@ -195,14 +195,14 @@ def test_spaces_that_it_cannot_learn_are_refused(example, dict_env):
             call("--env", other)
 
 
-def test_an_env_that_is_not_there_is_told_of(example):
+def test_unknown_envs_are_refused(example):
     _, call = example
     with pytest.raises(SystemExit, match=r"cannot make Nowhere-v0: .*Nowhere"):
         call("--env", "Nowhere-v0")
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_ppo_estimates_advantages_with_values_of_one_network(ppo, overlap):
+def test_ppo_estimates_advantages_with_one_networks_values(ppo, overlap):
     import torch
 
     options = argparse.Namespace(seed=1, policy_in="main", overlap=overlap)
@@ -217,7 +217,7 @@ def test_ppo_estimates_advantages_with_values_of_one_network(ppo, overlap):
             with torch.no_grad():
                 values = net.value(batch.observations)
                 torch.testing.assert_close(batch.returns - batch.advantages, values)
-                net.critic[-1].bias += 100  # it learns, while the next is sampled
+                net.critic[-1].bias += 100  # the network changes while the next batch is sampled
 
 
 @pytest.mark.slow
@@ -231,11 +231,11 @@ def test_ppo_estimates_advantages_with_values_of_one_network(ppo, overlap):
     ],
     ids=" ".join,
 )
-def test_ppo(arguments):
+def test_ppo_trains(arguments):
     result = run("ppo.py", "--steps", "4096", *arguments)
     assert result["steps"] >= 4096
     if "--env" not in arguments:
-        assert result["return"] > 15  # of episodes that ended; random ones are of about 20
+        assert result["return"] > 15  # of ended episodes; a random policy gets about 20
 
 
 @pytest.mark.slow
@@ -244,17 +244,17 @@ def test_ppo(arguments):
     [[], ["--env", "HalfCheetahDir-v5", "--tasks", "2", "--envs-per-task", "2", "--length", "20"]],
     ids=" ".join,
 )
-def test_maml(arguments):
+def test_maml_trains(arguments):
     result = run("maml.py", "--iterations", "2", *arguments)
     assert result["iterations"] == 2
     assert result["gap"] == result["after"] - result["before"]
-    if not arguments:  # a step of gradient helps from the beginning
+    if not arguments:  # a gradient step helps from the beginning
         assert result["gap"] > 0
 
 
 @contextlib.contextmanager
 def sampled_by(maml, settings, seed):
-    """Parameters, and a function that samples Navigation2D-v0 with those of each task."""
+    """Yield parameters and a function that samples Navigation2D-v0 with each task's own."""
     import torch
 
     torch.manual_seed(seed)
@@ -312,7 +312,7 @@ def test_maml_learns_through_its_adaptation(maml):
 
 
 @pytest.mark.slow
-def test_maml_writes_its_curves_and_goes_on(tmp_path):
+def test_maml_writes_its_curves_and_resumes(tmp_path):
     pytest.importorskip("matplotlib")
     import torch
 
@@ -330,9 +330,9 @@ def test_maml_writes_its_curves_and_goes_on(tmp_path):
     assert [row.split(",")[0] for row in rows] == ["1", "2", "3", "4", "5"]
 
 
-def test_peers_that_are_not_installed_are_left_out_of_the_benchmark(monkeypatch, capsys):
+def test_benchmarks_leave_out_missing_peers(monkeypatch, capsys):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setitem(sys.modules, "posix_ipc", None)  # as if it were not
+    monkeypatch.setitem(sys.modules, "posix_ipc", None)  # as if it were not installed
     with loaded("primitives", BENCHMARKS) as primitives:
         found = primitives.installed(
             {name: primitives.INSTALLED[name] for name in ("POSIX semaphore (posix_ipc)",)}
@@ -359,8 +359,8 @@ def test_peers_that_are_not_installed_are_left_out_of_the_benchmark(monkeypatch,
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_benchmark_runs(arguments):
-    """They use what is private, and nothing else runs them before a change lands."""
+def test_benchmarks_run(arguments):
+    """Benchmarks use private names, and no other check runs them before a merge."""
     name, *options = arguments
     command = [sys.executable, str(BENCHMARKS / name), *options]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -371,14 +371,14 @@ def test_a_benchmark_runs(arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_dqn_average(workers, tmp_path):
+def test_dqn_average_trains(workers, tmp_path):
     plot = ["--plot", str(tmp_path / "returns.png")] if find_spec("matplotlib") else []
     arguments = ["--between", "750", "--every", "3", "--episodes", "4", "--steps", "4500", *plot]
     arguments += ["--save", str(tmp_path / "average.pt")]
     result = run("dqn_average.py", "--workers", str(workers), *arguments)
     assert result["steps"] == 4500
     assert result["return"] > 15
-    assert result["average"] > 8  # what it is by then is as it comes
+    assert result["average"] > 8  # it varies so early in training
     assert (tmp_path / "returns.png").exists() == bool(plot)
 
 
@@ -391,7 +391,7 @@ def test_dqn_average(workers, tmp_path):
     ],
     ids=" ".join,
 )
-def test_dqn(arguments, tmp_path):
+def test_dqn_trains(arguments, tmp_path):
     weights, plot = tmp_path / "best.pt", []
     if find_spec("matplotlib"):
         plot = ["--plot", str(tmp_path / "returns.png")]
@@ -400,13 +400,13 @@ def test_dqn(arguments, tmp_path):
     assert steps >= 8000
     assert (steps - 1000) / 16 <= updates <= steps / 4
     assert result["return"] > 15
-    assert run("dqn.py", "--play", str(weights))["return"] > 8  # no episode is shorter
+    assert run("dqn.py", "--play", str(weights))["return"] > 8  # the shortest possible episode
     assert (tmp_path / "returns.png").exists() == bool(plot)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--one-process"]], ids=" ".join)
-def test_dqn_goes_on_when_it_was_killed(arguments, tmp_path):
+def test_killed_dqn_resumes(arguments, tmp_path):
     arguments = ["--checkpoints", str(tmp_path), "--until", "501", *arguments]
     arguments += ["--checkpoint-seconds", "0"]
     checkpoints = pysampler.Checkpoints(tmp_path)
@@ -417,7 +417,7 @@ def test_dqn_goes_on_when_it_was_killed(arguments, tmp_path):
     assert (result["steps"] - 1000) / 16 <= result["updates"] <= result["steps"] / 4
 
 
-def test_dqn_learns_on_as_if_nothing_had_been(dqn, tmp_path):
+def test_a_restored_dqn_learner_continues_exactly(dqn, tmp_path):
     import torch
 
     settings = dqn.Settings(updates=5, target=4, warmup=1, n_step=3)
@@ -459,7 +459,7 @@ def test_dqn_learns_on_as_if_nothing_had_been(dqn, tmp_path):
             assert torch.equal(mine, theirs)
 
 
-def test_what_acts_for_dqn_does_what_its_network_says(dqn):
+def test_dqn_acts_by_its_network(dqn):
     import torch
 
     net = dqn.network(4, 3, 16)
@@ -474,24 +474,24 @@ def test_what_acts_for_dqn_does_what_its_network_says(dqn):
         np.testing.assert_array_equal(acted[:50], best[:50])
         assert set(acted[50:]) == {0, 1, 2}
         assert (acted[50:] != best[50:]).any()
-        with torch.no_grad():  # it has the weights themselves, whatever they become
+        with torch.no_grad():  # the policy shares the network's weights
             net[-1].bias += torch.tensor([0.5, -0.5, 0.0])
 
 
 @pytest.mark.slow
-def test_dppo():
+def test_dppo_trains():
     result = run("dppo.py", "--steps", "9600")
     assert result["steps"] >= 9600
     assert -2000 < result["return"] < 0
-    assert result["seconds_in"]["blocked"] > 0  # while the learner learned
+    assert result["seconds_in"]["blocked"] > 0  # during the learner's updates
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--max-lag", "0"]], ids=" ".join)
-def test_impala(arguments):
+def test_impala_trains(arguments):
     result = run("impala.py", "--steps", "16000", *arguments)
     assert result["steps"] >= 16000
-    assert result["return"] > 25  # random ones are of about 20
+    assert result["return"] > 25  # a random policy gets about 20
     if arguments:
         assert result["lag"] == 0
         assert result["dropped"] > 0
@@ -499,7 +499,7 @@ def test_impala(arguments):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """The address of a Ray cluster with two nodes for hosts, on loopback."""
+    """The address of a local Ray cluster with two nodes for hosts."""
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 150 * 2**20}
@@ -519,8 +519,8 @@ def cluster():
 )
 def test_ppo_learns_from_hosts(arguments, cluster):
     result = run("ppo.py", "--address", cluster, "--steps", "5000", *arguments)
-    assert result["steps"] == 3 * 128 * 8 * 2  # of two hosts' envs at once
-    assert result["return"] > 25  # random ones are of about 20
+    assert result["steps"] == 3 * 128 * 8 * 2  # two hosts' envs at once
+    assert result["return"] > 25  # a random policy gets about 20
     assert result["seconds_in"]["waiting"] > 0
 
 
@@ -531,11 +531,11 @@ def test_impala_learns_from_hosts(cluster):
     assert result["steps"] >= 16000
     assert result["return"] > 25
     assert result["lag"] <= 4
-    assert result["seconds_in"].keys() == {"waiting", "learning"}  # no actors are here
+    assert result["seconds_in"].keys() == {"waiting", "learning"}  # the actors run elsewhere
 
 
 @pytest.mark.parametrize("example", ["impala", "ppo"], indirect=True)
-def test_hosts_need_ray(example, monkeypatch):
+def test_ray_option_without_ray_is_refused(example, monkeypatch):
     _, call = example
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "pysampler.ray", raising=False)
@@ -553,7 +553,7 @@ def test_hosts_need_ray(example, monkeypatch):
         (["--address", "somewhere"], "--address is of a Ray cluster; expected --ray too"),
     ],
 )
-def test_options_of_hosts_that_make_no_sense_are_refused(example, arguments, expected, capsys):
+def test_bad_ray_options_are_refused(example, arguments, expected, capsys):
     _, call = example
     with pytest.raises(SystemExit) as error:
         call(*arguments)
@@ -563,7 +563,7 @@ def test_options_of_hosts_that_make_no_sense_are_refused(example, arguments, exp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["impala", "ppo"])
-def test_without_hosts_ray_is_not_imported(name):
+def test_ray_is_imported_only_with_hosts(name):
     program = (
         "import os, runpy, sys\n"
         "path, *_ = sys.argv = sys.argv[1:]\n"
@@ -577,7 +577,7 @@ def test_without_hosts_ray_is_not_imported(name):
 
 
 def trajectories(torch, gamma=0.9):
-    """Arguments of V-trace: 5 trajectories of 12 steps, in which episodes end in either way."""
+    """Return arguments of V-trace: 5 trajectories of 12 steps with ends of both kinds."""
     rng = np.random.default_rng(3)
     rewards, values, next_values, log_rhos = torch.from_numpy(rng.normal(size=(4, 5, 12)))
     ends = torch.from_numpy(rng.choice(3, (5, 12), p=[0.7, 0.15, 0.15]))
@@ -609,7 +609,7 @@ def test_on_policy_vtrace_is_the_discounted_return(impala):
         expected[env, t] = total
     np.testing.assert_allclose(targets, expected)
     np.testing.assert_allclose(advantages, expected - values)
-    # So are the returns of generalised estimation with lambda = 1.
+    # Generalized advantage estimation with lambda = 1 gives the same returns.
     _, returns = pysampler.gae(
         *(rewards.T, values.T, next_values[:, -1], terminated.T, truncated.T),
         next_values.T[truncated.T],
@@ -619,7 +619,7 @@ def test_on_policy_vtrace_is_the_discounted_return(impala):
     np.testing.assert_allclose(targets, returns.T)
 
 
-def test_vtrace_clips_what_is_likelier_than_it_was(impala):
+def test_vtrace_clips_importance_ratios(impala):
     import torch
 
     log_rhos, *given, gamma = trajectories(torch)
@@ -637,7 +637,7 @@ def test_vtrace_clips_what_is_likelier_than_it_was(impala):
     expected, gains = values.copy(), np.zeros((5, 12))
     for env, t in np.ndindex(5, 12):
         weight = 1.0
-        for k in range(t, 12):  # the sum, as the paper has it
+        for k in range(t, 12):  # the sum in the paper
             expected[env, t] += weight * errors[env, k]
             weight *= gamma * cs[env, k] * ~over[env, k]
         last = over[env, t] or t == 11
@@ -648,7 +648,7 @@ def test_vtrace_clips_what_is_likelier_than_it_was(impala):
 
 
 @pytest.mark.slow
-def test_dppo_is_watched_saved_and_goes_on(tmp_path):
+def test_dppo_watches_saves_and_resumes(tmp_path):
     pytest.importorskip("imageio")
     arguments = ["--watch", "video", "--videos", str(tmp_path / "videos")]
     arguments += ["--save", str(tmp_path / "net.pt"), "--plot", str(tmp_path / "returns.png")]
@@ -658,7 +658,9 @@ def test_dppo_is_watched_saved_and_goes_on(tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
-        while not (tmp_path / "videos" / "returns.csv").exists():  # it is watched beside
+        while not (
+            tmp_path / "videos" / "returns.csv"
+        ).exists():  # the watcher runs beside training
             assert process.poll() is None
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.05)
@@ -674,7 +676,7 @@ def test_dppo_is_watched_saved_and_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_log_is_never_mixed_with_that_of_another_run(tmp_path):
+def test_a_log_of_another_run_is_refused(tmp_path):
     arguments = ["--steps", "1024", "--workers", "0", "--log", str(tmp_path)]
     run("ppo.py", *arguments)
     rows = (tmp_path / "progress.csv").read_text()
@@ -688,7 +690,7 @@ def test_a_log_is_never_mixed_with_that_of_another_run(tmp_path):
 
 
 def advance_to_the_end(common, options, steps=30):
-    """A training with a log, of which the disk has no room for the second half."""
+    """Run a training whose disk is full from the middle on."""
     import torch
 
     progress = common.Run(options)
@@ -702,7 +704,7 @@ def advance_to_the_end(common, options, steps=30):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_full_disk_ends_no_training_and_leaves_whole_files(dqn, tmp_path, capsys):
+def test_full_disk_does_not_end_training_and_leaves_whole_files(dqn, tmp_path, capsys):
     import torch
 
     common = sys.modules["common"]
@@ -710,10 +712,10 @@ def test_full_disk_ends_no_training_and_leaves_whole_files(dqn, tmp_path, capsys
     options.save, options.checkpoints = tmp_path / "net.pt", tmp_path / "run"
     options.checkpoint_seconds = 0
     advance_to_the_end(common, options)
-    told = capsys.readouterr().err
+    err = capsys.readouterr().err
     for path in ("net.pt", "run/checkpoint-000000000030.npz", "progress.csv", "events.out"):
-        assert f"{tmp_path}/{path}" in told
-    assert told.count("cannot log to") == 2  # once for each kind
+        assert f"{tmp_path}/{path}" in err
+    assert err.count("cannot log to") == 2  # once per kind
     torch.load(options.save)
     assert pysampler.Checkpoints(options.checkpoints).latest == 15
     head, *rows = (tmp_path / "progress.csv").read_text().splitlines()
@@ -722,7 +724,7 @@ def test_full_disk_ends_no_training_and_leaves_whole_files(dqn, tmp_path, capsys
     assert not [*tmp_path.glob("*.new"), *tmp_path.glob("run/.*")]
 
 
-def test_full_disk_leaves_the_log_of_a_run_that_is_resumed(dqn, tmp_path):
+def test_full_disk_keeps_the_log_of_a_resumed_run(dqn, tmp_path):
     common = sys.modules["common"]
     path = tmp_path / "progress.csv"
     path.write_text(rows := "steps,seconds,return\n" + "".join(f"{i},1,2\n" for i in range(99)))
@@ -731,7 +733,7 @@ def test_full_disk_leaves_the_log_of_a_run_that_is_resumed(dqn, tmp_path):
     assert path.read_text() == rows
 
 
-def test_full_disk_leaves_the_old_plot(dqn, tmp_path):
+def test_full_disk_keeps_the_old_plot(dqn, tmp_path):
     pytest.importorskip("matplotlib")
     common = sys.modules["common"]
     path = tmp_path / "returns.png"
@@ -743,7 +745,7 @@ def test_full_disk_leaves_the_old_plot(dqn, tmp_path):
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_a_device_that_is_not_there_is_refused(example, capsys):
+def test_unknown_devices_are_refused(example, capsys):
     module, call = example
     with pytest.raises(SystemExit) as error:
         call("--device", "cuda:77")
@@ -754,7 +756,7 @@ def test_a_device_that_is_not_there_is_refused(example, capsys):
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_what_was_learned_and_a_log_goes_on(tmp_path):
+def test_ctrl_c_saves_weights_and_the_log_resumes(tmp_path):
     arguments = ["--checkpoints", str(tmp_path / "run"), "--log", str(tmp_path / "log")]
     arguments += [
         "--save",
@@ -785,7 +787,7 @@ def test_ctrl_c_saves_what_was_learned_and_a_log_goes_on(tmp_path):
     steps = [int(row.split(",")[0]) for row in table.read_text().splitlines()[1:]]
     assert steps == sorted(set(steps))
     assert stopped + 999 not in steps
-    # Of another example, and of another env, it is refused.
+    # A checkpoint of another example or env is refused.
     for name, *other in (("impala.py",), ("ppo.py", "--env", "Acrobot-v1")):
         command = [sys.executable, str(EXAMPLES / name), "--quiet", *arguments, *other]
         refused = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -805,7 +807,7 @@ def test_ctrl_c_saves_what_was_learned_and_a_log_goes_on(tmp_path):
     ],
     ids=str,
 )
-def test_what_could_not_be_written_or_reached_is_refused_at_once(arguments, expected, capsys):
+def test_bad_paths_and_numbers_are_refused_at_once(arguments, expected, capsys):
     with loaded("impala") as impala, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["impala", "--quiet", *arguments])
         with pytest.raises(SystemExit) as error:
@@ -814,7 +816,7 @@ def test_what_could_not_be_written_or_reached_is_refused_at_once(arguments, expe
     assert expected in capsys.readouterr().err
 
 
-def test_weights_of_something_else_are_refused(tmp_path, dqn, monkeypatch):
+def test_files_without_weights_are_refused(tmp_path, dqn, monkeypatch):
     (tmp_path / "net.pt").write_text("no weights")
     for path in (tmp_path / "net.pt", tmp_path / "nowhere.pt"):
         monkeypatch.setattr(sys, "argv", ["dqn", "--play", str(path)])

@@ -1,4 +1,4 @@
-"""Imports point down."""
+"""Imports point down: each module and header uses only layers below its own."""
 
 import ast
 import functools
@@ -15,7 +15,7 @@ PACKAGES = [
     *("_workers", "_frames", "_vector", "_policies", "_rollouts", "_actors", "_learning"),
     *("adapters", "ray", "_cli", "__main__"),
 ]
-# Who may import the C++ module.
+# Packages that may import the C++ module.
 PLAIN = {"errors", "_numbers", "_files", "_closing", "_torch", "_tasks", "envs", "adapters"}
 NATIVE = set(PACKAGES) - PLAIN
 # In C++ a header may include those before it in this order.
@@ -61,8 +61,8 @@ def package_of(path):
 def imported(path):
     """Return the modules of the package that a file names, as dotted names without ``pysampler.``.
 
-    Wherever it does: at the top, in a function, for type checkers alone, or in a string, such as
-    what ``importlib.import_module`` or another interpreter gets. Names of loggers are no modules.
+    It finds imports at the top, in functions and for type checkers, and names in strings, such as
+    arguments of ``importlib.import_module`` or code for another interpreter, but not logger names.
     """
     tree = ast.parse((ROOT / "pysampler" / path).read_text())
     passed_by, modules = set(), []
@@ -97,7 +97,7 @@ def is_module(name):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
-def test_a_module_imports_nothing_above_its_package(path):
+def test_modules_import_nothing_above_their_package(path):
     package = package_of(path)
     for name in imported(path):
         other = name.partition(".")[0]
@@ -105,8 +105,8 @@ def test_a_module_imports_nothing_above_its_package(path):
         assert other != "_core" or package in NATIVE, f"{path} imports {name}"
 
 
-def test_modules_do_not_import_one_another_in_circles():
-    """Not for type checkers either: who reads one module has to read the other."""
+def test_modules_have_no_import_cycles():
+    """Not for type checkers either, so that each module can be read without later ones."""
     graph = {
         ".".join(path.with_suffix("").parts).removesuffix(".__init__"): names
         for path in MODULES
@@ -136,7 +136,7 @@ def test_modules_do_not_import_one_another_in_circles():
         "CODE = 'from pysampler._cli.main import main; main()'",
     ],
 )
-def test_imported_sees_every_way_to_name_a_module(line, tmp_path, monkeypatch):
+def test_imported_finds_every_form_of_import(line, tmp_path, monkeypatch):
     (tmp_path / "pysampler").mkdir()
     (tmp_path / "pysampler" / "one.py").write_text(line)
     for package in ("pysampler/_cli",):
@@ -147,7 +147,7 @@ def test_imported_sees_every_way_to_name_a_module(line, tmp_path, monkeypatch):
 
 
 def private_names(path):
-    """The private names that a module defines, and those of other objects that it uses."""
+    """Return a module's private names, and those it uses of other objects, by line."""
     defined, used = set(), {}
     for node in ast.walk(ast.parse((ROOT / "pysampler" / path).read_text())):
         if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
@@ -162,7 +162,7 @@ def private_names(path):
     return defined, used
 
 
-def test_no_module_uses_a_private_name_of_an_object_of_another_module():
+def test_modules_do_not_use_private_names_of_others():
     names = {path: private_names(path) for path in MODULES}
     for path, (defined, used) in names.items():
         others = set().union(*(own for other, (own, _) in names.items() if other != path))
@@ -170,7 +170,7 @@ def test_no_module_uses_a_private_name_of_an_object_of_another_module():
         assert not foreign, f"{path}: private names of other modules, and the lines: {foreign}"
 
 
-def test_every_package_says_what_it_knows():
+def test_every_package_has_a_docstring():
     packages = {package_of(path) for path in MODULES}
     assert packages == set(PACKAGES) - {"_core"}
     assert len([package for package in packages if (ROOT / "pysampler" / package).is_dir()]) <= 12
@@ -181,15 +181,15 @@ def test_every_package_says_what_it_knows():
 
 
 @pytest.mark.parametrize("name", CPP)
-def test_a_header_includes_only_those_below_it(name):
+def test_headers_include_only_those_below(name):
     included = re.findall(r'#include "(\w+)\.h"', (ROOT / "csrc" / f"{name}.h").read_text())
     assert all(CPP.index(other) < CPP.index(name) for other in included)
 
 
-def test_every_header_has_its_place():
+def test_every_header_is_listed():
     assert {path.stem for path in (ROOT / "csrc").glob("*.h")} == set(CPP)
 
 
-def test_no_python_below_the_bindings():
+def test_csrc_outside_the_bindings_does_not_use_python():
     for path in (ROOT / "csrc").glob("*.*"):
         assert not re.search(r"pybind11|Python\.h", path.read_text()), path.name

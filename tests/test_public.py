@@ -1,4 +1,4 @@
-"""The names that users see: what there is, what it is called, how it is typed and printed."""
+"""Public names: exports, documentation, types and reprs."""
 
 import inspect
 import json
@@ -20,39 +20,39 @@ NAMES = sorted(set(pysampler.__all__) - {"__version__", "errors", "sync"})
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_public_name_is_there_and_says_what_it_is(name):
+def test_public_names_exist_and_are_documented(name):
     thing = getattr(pysampler, name)
     assert inspect.getdoc(thing)
     assert name in dir(pysampler)
 
 
-def test_all_errors_can_be_imported_from_the_package():
+def test_all_errors_are_exported_by_the_package():
     assert set(pysampler.errors.__all__) <= set(pysampler.__all__)
     for name in pysampler.errors.__all__:
         assert getattr(pysampler, name) is getattr(pysampler.errors, name)
 
 
-def test_a_name_that_is_not_there_is_told_as_such():
+def test_an_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="module 'pysampler' has no attribute 'rollouts'"):
         pysampler.rollouts  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["Rollouts", "Actors", "Watcher", "evaluate", "MultiTaskSampler"])
-def test_every_option_is_written_out_and_documented(name):
+def test_every_option_is_declared_and_documented(name):
     thing = getattr(pysampler, name)
     parameters = inspect.signature(thing).parameters
-    # Those of a vector env are written out where it declares them.
+    # VectorEnv documents its options itself.
     rest = [one for one in parameters.values() if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     assert [one.annotation for one in rest] == ["Unpack[VectorOptions]"] * (name != "Watcher")
     documented = re.findall(r"^    (\w+): [A-Z]", inspect.getdoc(thing), re.MULTILINE)
     assert list(parameters) == documented[: len(parameters)]
 
 
-def test_type_checkers_know_the_options_that_a_vector_env_declares():
+def test_vector_options_equal_the_options_of_vector_env():
     declared = inspect.get_annotations(pysampler.VectorEnv.__init__)
     del declared["env_fns"], declared["return"]
     known = inspect.get_annotations(VectorOptions)
-    del known["native"]  # of make_vec
+    del known["native"]  # an option of make_vec
     known = {name: one.__forward_arg__ for name, one in known.items()}
     assert known == declared
     assert set(known) == OPTIONS - {"native"}
@@ -88,8 +88,8 @@ CHECKERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", CHECKERS)
-def test_a_type_checker_knows_the_options_and_finds_a_misspelt_one(checker, tmp_path):
-    """In programs with one misspelt option each, it says nothing but that."""
+def test_type_checkers_find_misspelt_options(checker, tmp_path):
+    """In programs with one misspelt option each, that is the only error."""
     (tmp_path / "program.py").write_text(PROGRAM)
     settings = {"typeCheckingMode": "standard", "extraPaths": [str(ROOT)]}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
@@ -117,7 +117,7 @@ def policy(observations):
     return (observations[:, 2] > 0).astype(np.int64)
 
 
-def test_what_is_returned_prints_as_a_line_or_a_small_table():
+def test_reprs_are_one_line_and_stats_a_small_table():
     with pysampler.Rollouts(make, policy, 64, num_envs=64, seed=1) as rollouts:
         rollout = next(rollouts)
         stats = rollouts.envs.stats()
@@ -145,7 +145,7 @@ def test_errors_print_by_their_public_names():
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_a_vector_env_may_stand_in_a_with_block(error):
+def test_a_with_block_closes_the_vector_env(error):
     try:
         with pysampler.VectorEnv([make] * 2, num_workers=1) as envs:
             envs.reset()
@@ -157,7 +157,7 @@ def test_a_vector_env_may_stand_in_a_with_block(error):
     assert envs.closed
 
 
-def test_how_many_envs_to_make_is_said():
+def test_samplers_of_a_function_need_num_envs():
     for sample in (
         lambda: pysampler.Rollouts(make, policy, 5),
         lambda: pysampler.Actors(make, policy),

@@ -1,4 +1,4 @@
-"""What hosted CI runs and publishes: workflows, versions of Python, the version of the package."""
+"""Hosted CI: workflows, Python versions, the package version, and publishing."""
 
 import os
 import re
@@ -27,43 +27,43 @@ PYTHONS = [
 
 
 def made(text):
-    """The targets that lines of shell make."""
+    """Return the make targets in lines of shell."""
     return set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE))
 
 
 def targets(workflow):
-    """The targets that the jobs of a workflow make."""
+    """Return the make targets of a workflow's jobs."""
     jobs = [job for (name, _), job in JOBS.items() if name == workflow]
     return set().union(*(made(step.get("run", "")) for job in jobs for step in job["steps"]))
 
 
-def test_there_are_workflows_for_changes_for_nights_and_for_releases():
+def test_ci_nightly_and_wheels_workflows_exist():
     assert {"ci", "nightly", "wheels"} <= WORKFLOWS.keys()
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
-def test_a_workflow_makes_targets_that_there_are(workflow):
+def test_workflows_make_existing_targets(workflow):
     there = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert targets(workflow)
     assert targets(workflow) - there == set()
 
 
-def test_changes_pass_hosted_what_they_pass_at_home():
+def test_hosted_ci_runs_the_checks_of_local_ci():
     at_home = made((ROOT / ".ci/run").read_text())
     assert {"lint", "test", "test-all", "wheels"} <= at_home
-    parts = {"test-python", "test-native"}  # of test-all, which has all that test has
+    parts = {"test-python", "test-native"}  # the parts of test-all, which includes test
     assert at_home - {"test", "test-all"} | parts <= targets("ci")
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
-def test_a_workflow_may_read_and_no_more_and_gives_way_to_a_newer_run(workflow):
+def test_workflows_are_read_only_and_cancel_older_runs(workflow):
     settings = yaml.safe_load(WORKFLOWS[workflow])
     assert settings["permissions"] == {"contents": "read"}
     assert "cancel-in-progress" in settings["concurrency"]
 
 
 @pytest.mark.parametrize("name", JOBS, ids="-".join)
-def test_a_job_ends_in_time_and_names_the_versions_of_its_actions(name):
+def test_jobs_have_timeouts_and_pinned_actions(name):
     job = JOBS[name]
     assert 0 < job["timeout-minutes"] <= 180
     assert ("permissions" in job) == (name == ("wheels", "publish"))
@@ -73,7 +73,7 @@ def test_a_job_ends_in_time_and_names_the_versions_of_its_actions(name):
         )
 
 
-def test_what_is_published_waits_for_a_tag_and_for_all_that_is_built():
+def test_publishing_needs_a_tag_and_all_wheel_jobs():
     job = JOBS["wheels", "publish"]
     assert "startsWith(github.ref, 'refs/tags/')" in job["if"]
     assert set(job["needs"]) == {name for workflow, name in JOBS if workflow == "wheels"} - {
@@ -83,7 +83,7 @@ def test_what_is_published_waits_for_a_tag_and_for_all_that_is_built():
     assert job["permissions"] == {"id-token": "write"}
 
 
-def test_each_python_that_is_promised_is_tested_and_gets_a_wheel():
+def test_each_supported_python_is_tested_and_gets_a_wheel():
     assert len(PYTHONS) > 1
     assert PROJECT["project"]["requires-python"] == f">={PYTHONS[0]}"
     assert PROJECT["tool"]["ruff"]["target-version"] == "py" + PYTHONS[0].replace(".", "")
@@ -96,7 +96,7 @@ def test_each_python_that_is_promised_is_tested_and_gets_a_wheel():
     assert set_up["python-version"].split() == PYTHONS
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_is_written_in_one_place():
     assert PROJECT["project"]["dynamic"] == ["version"]
     (source,) = (one for one in PROJECT["tool"]["dynamic-metadata"] if one["field"] == "version")
     assert source["input"] == "pysampler/__init__.py"
@@ -109,7 +109,7 @@ def test_the_version_stands_in_one_place():
 
 
 @pytest.mark.parametrize(("tag", "code"), [("v{}", 0), ("v{}.post1", 1), ("v9", 1)])
-def test_a_tag_of_another_version_publishes_nothing(tag, code):
+def test_a_tag_of_another_version_fails_the_release(tag, code):
     (step,) = (one for one in JOBS["wheels", "sdist"]["steps"] if "GITHUB_REF_NAME" in str(one))
     name = tag.format(pysampler.__version__)
     environment = {**os.environ, "GITHUB_REF_NAME": name}

