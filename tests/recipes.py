@@ -73,9 +73,7 @@ def run(python: str | Path, recipe: Path) -> str:
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [str(python), str(recipe)]
     try:
-        with (
-            tempfile.TemporaryDirectory() as folder
-        ):  # libraries leave files in the current directory
+        with tempfile.TemporaryDirectory() as folder:  # libraries leave files in it
             done = subprocess.run(
                 command,
                 cwd=folder,

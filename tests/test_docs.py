@@ -142,10 +142,7 @@ def test_every_public_name_is_in_the_reference():
         module, _, exported = name.rpartition(".")
         assert hasattr(importlib.import_module(module), exported), name
         things.append(getattr(importlib.import_module(module), exported))
-    for (
-        module,
-        exported,
-    ) in public:  # also names that exist twice, such as Rollouts and ray.Rollouts
+    for module, exported in public:  # also names that exist twice, such as ray.Rollouts
         thing = getattr(importlib.import_module(module), exported)
         assert any(thing is one for one in things), f"{module}.{exported}"
 

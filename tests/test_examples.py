@@ -658,9 +658,7 @@ def test_dppo_watches_saves_and_resumes(tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
-        while not (
-            tmp_path / "videos" / "returns.csv"
-        ).exists():  # the watcher runs beside training
+        while not (tmp_path / "videos" / "returns.csv").exists():  # the watcher has started
             assert process.poll() is None
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.05)

@@ -430,7 +430,7 @@ def test_ctrl_c_in_an_env_of_this_process_restarts_its_episode(steps):
         assert records.observations.reshape(-1, 4)[0, 2] == 0
 
 
-class RaisesAtStep5(Scripted):
+class Failing(Scripted):
     def __init__(self, error):
         super().__init__()
         self.error = error
@@ -443,10 +443,7 @@ class RaisesAtStep5(Scripted):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_env_error_takes_precedence_over_a_stop(workers):
-    fns = [
-        functools.partial(RaisesAtStep5, StopActors()),
-        functools.partial(RaisesAtStep5, ValueError("a bug")),
-    ]
+    fns = [functools.partial(Failing, error) for error in (StopActors(), ValueError("a bug"))]
     made = closing(pysampler.VectorEnv(fns, num_workers=workers))
     with made as envs, pytest.raises(EnvError, match="a bug"):
         taken(pysampler.Actors(envs, policy), 10**9)

@@ -62,7 +62,7 @@ def test_records_of_one_process_equal_gymnasiums_wrappers(steps):
             after[env] = infos["final_obs"][env]
         observed_now = (
             observed.obs_rms
-        )  # resets count as well, the last observation is only normalized
+        )  # counts the observation of the reset, normalizes the final one
         counted = RunningMeanStd(shape=(4,))
         counted.mean, counted.var = observed_now.mean, observed_now.var
         counted.count = observed_now.count

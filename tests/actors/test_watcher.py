@@ -482,9 +482,8 @@ class Invisible(RewardsAction):
 def test_errors_in_render_are_reported_as_env_errors(tmp_path, picture, told):
     pytest.importorskip("imageio_ffmpeg", reason="videos")
     env = functools.partial(Invisible, picture=picture)
-    with pysampler.Watcher(
-        ConstantPolicy(), env, "rgb_array", folder=tmp_path, video_every=1
-    ) as watcher:
+    options = {"folder": tmp_path, "video_every": 1}
+    with pysampler.Watcher(ConstantPolicy(), env, "rgb_array", **options) as watcher:
         with pytest.warns(UserWarning, match=told):
             read_curve_until_closed(watcher)
         assert list(tmp_path.iterdir()) == []

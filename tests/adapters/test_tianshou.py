@@ -1,4 +1,4 @@
-"""Tianshou's collectors collect from pysampler's VectorEnv what they collect from their own."""
+"""Tianshou's collectors collect the same from pysampler's VectorEnv as from their own."""
 
 import os
 

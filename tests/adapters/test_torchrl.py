@@ -204,7 +204,7 @@ def test_torchrl_steps_envs_with_tuple_observations():
     assert data.shape == (3, 20)
     for number in range(3):
         assert data["observation", str(number)].shape[:2] == (3, 20)
-    assert (data["observation", "0"] >= 4).all()  # what two cards are worth
+    assert (data["observation", "0"] >= 4).all()  # the least value of two cards
     assert data["next", "done"].any()
     env.close()
     env = make_env(lambda: SpaceEnv(gym.spaces.Dict(pair=TUPLE)), 2, **options)

@@ -201,9 +201,7 @@ def test_each_vector_env_constructor_is_recognized(folder, monkeypatch, program,
         ("import os; os.abort()", [], "its process has ended: -6"),
     ],
 )
-def test_a_script_without_a_vector_env_is_reported_in_one_line(
-    folder, capsys, script, arguments, why
-):
+def test_a_script_without_a_vector_env_is_one_line(folder, capsys, script, arguments, why):
     if "stable_baselines3" in script:
         pytest.importorskip("stable_baselines3")
     (folder / "train.py").write_text(script)

@@ -275,7 +275,7 @@ def addresses(taken):
     }
 
 
-class IntAndFloatInfos(Wrapper):
+class MixedInfos(Wrapper):
     """Returns an int info on the first host and a float on others."""
 
     def step(self, action):
@@ -284,9 +284,7 @@ class IntAndFloatInfos(Wrapper):
         return *results, {"life": life if number < 5 else life / 2}
 
 
-@pytest.mark.parametrize(
-    "env", [Life, lambda: IntAndFloatInfos(Life())], ids=["", "infos of two dtypes"]
-)
+@pytest.mark.parametrize("env", [Life, lambda: MixedInfos(Life())], ids=["", "two info dtypes"])
 def test_memory_is_reused_once_unreferenced(simulated, env):
     with rollouts(env, info_keys=("life",)) as some:
         some.take()

@@ -348,9 +348,7 @@ def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
 
     def log_unlink(path):
         assert Path(path).name == "checkpoint-000000000001.npz"
-        assert (
-            tmp_path.stat().st_ino in synced
-        )  # the old one is removed once the new one is on disk
+        assert tmp_path.stat().st_ino in synced  # the new one is on disk first
         unlink(path)
 
     unlink = os.unlink
@@ -452,9 +450,7 @@ def test_a_kill_at_any_call_of_save_leaves_complete_checkpoints():
     assert (run.returncode, run.stderr) == (0, "")
     seen = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
     assert len(seen) > 50
-    assert seen == sorted(
-        seen, key=lambda one: one[:2]
-    )  # from the old checkpoints to the new, never back
+    assert seen == sorted(seen, key=lambda one: one[:2])  # from old to new, never back
     assert {one[:2] for one in seen} == {(1, 2), (1, 3), (2, 3)}
     assert {left for *_, left in seen} == {0, 1}  # some kills leave a temporary file
     assert seen[-1] == (2, 3, 0)

@@ -207,7 +207,7 @@ def test_fields_of_any_name_and_dtype_round_trip(tmp_path):
     for name, array in replay._ring.fields.items():
         kept = loaded._ring.fields[name]
         assert kept.dtype == array.dtype
-        for part in array.dtype.names or [...]:  # NumPy 2.5 does not copy what lies between parts
+        for part in array.dtype.names or [...]:  # NumPy 2.5 does not copy the padding between parts
             assert kept[part].tobytes() == array[part].tobytes()
 
 

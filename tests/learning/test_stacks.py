@@ -221,9 +221,7 @@ def test_sampling_skips_records_that_lost_frames():
     fields, rest = columns(rows)
     replay.add(fields, **rest)
     batch = replay.sample(500)
-    replay.update(
-        batch.indices, np.full(500, 1e-9)
-    )  # the tree draws only records without frames now
+    replay.update(batch.indices, np.full(500, 1e-9))  # now draws only records without frames
     assert replay.sample(500).fields["number"].min() > 200
 
 

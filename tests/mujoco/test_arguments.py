@@ -105,7 +105,7 @@ MORE = [
 
 @pytest.mark.parametrize("env_id", each(IDS))
 def test_the_tests_cover_every_argument(env_id):
-    """Models and cameras have tests of their own for all envs."""
+    """Models and cameras have separate tests for all envs."""
     names = set(AWAY[env_id.removesuffix("-v5")]) | {"frame_skip"}
     defaults = arguments_of(env_id)
     assert names == set(defaults) - {"xml_file", "default_camera_config"}

@@ -47,8 +47,8 @@ def test_a_step_names_the_env_that_was_not_reset():
     resets = [envs.reset(options={"reset_mask": np.arange(3) == 1}) for envs in (ours, theirs)]
     same_envs = [0, 2]  # env 1 was reset without a seed
     identical(resets[0][0][same_envs], resets[1][0][same_envs])
-    results = [envs.step(np.ones((3, 6), np.float32)) for envs in (ours, theirs)]
-    identical(results[0][0][same_envs], results[1][0][same_envs])
+    got = [envs.step(np.ones((3, 6), np.float32)) for envs in (ours, theirs)]
+    identical(got[0][0][same_envs], got[1][0][same_envs])
     ours.close()
     theirs.close()
 
@@ -151,23 +151,20 @@ def test_a_failed_simulation_names_its_env(groups, workers):
     with contextlib.closing(pair[0]), contextlib.closing(pair[1]):
         identical(*(envs.reset(seed=3) for envs in pair))
         for step in range(90):
-            results = []
+            got = []
             for envs in pair:
                 try:
-                    results.append(envs.step(np.zeros((5, 1))))
+                    got.append(envs.step(np.zeros((5, 1))))
                 except EnvError as error:
-                    results.append(error)
-            assert type(results[0]) is type(results[1])
-            if isinstance(results[0], EnvError):
-                assert [error.env for error in results] == [results[0].env] * 2
-                assert all(isinstance(error, mujoco.FatalError) for error in results)
-                assert (
-                    str(results[0]).partition("stepping")[2]
-                    == str(results[1]).partition("stepping")[2]
-                )
-                failed.append(results[0].env)
-                mask = np.arange(5) == results[0].env
+                    got.append(error)
+            assert type(got[0]) is type(got[1])
+            if isinstance(got[0], EnvError):
+                assert [error.env for error in got] == [got[0].env] * 2
+                assert all(isinstance(error, mujoco.FatalError) for error in got)
+                assert str(got[0]).partition("stepping")[2] == str(got[1]).partition("stepping")[2]
+                failed.append(got[0].env)
+                mask = np.arange(5) == got[0].env
                 identical(*(envs.reset(options={"reset_mask": mask}) for envs in pair))
             else:
-                identical(*results, f"step {step}")
+                identical(*got, f"step {step}")
     assert set(failed) == set(range(5))

@@ -217,7 +217,7 @@ def in_place(observations):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_function_may_change_its_arguments_without_changing_the_record(envs, way):
+def test_a_function_may_write_to_its_observations(envs, way):
     with pysampler.Rollouts(envs, in_place, 5, **way) as rollouts:
         for _ in range(2):
             rollout = next(rollouts)
@@ -244,9 +244,7 @@ class InPlace(torch.nn.Module):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("inference", [False, True])
-def test_a_module_may_change_its_arguments_without_changing_the_record(
-    envs, way, counted, inference
-):
+def test_a_module_may_write_to_its_observations(envs, way, counted, inference):
     with (
         torch.inference_mode(inference),
         pysampler.Rollouts(envs, InPlace(counted), 5, **way) as rollouts,

@@ -68,10 +68,8 @@ class Endless(Either):
 
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_max_steps_ends_an_endless_episode(where):
-    expected = (
-        "cannot evaluate: an episode of env 0 has made more than 200 steps, max_steps; give envs"
-    )
-    with pytest.raises(ValueError, match=expected):
+    told = "cannot evaluate: an episode of env 0 has made more than 200 steps, max_steps; give envs"
+    with pytest.raises(ValueError, match=told):
         pysampler.evaluate(Endless, still, 1, max_steps=200, policy_in=where)
 
 

@@ -220,13 +220,13 @@ class FunctionInfos(gym.Wrapper):
         return *results, self.infos_of(info["life"])
 
 
-def with_infos(infos_of):
+def making(infos_of):
     return [lambda s=script: FunctionInfos(Scripted(s), infos_of) for script in SCRIPTS]
 
 
 @pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
 def test_large_arrays_in_infos_are_kept(way):
-    env_fns = with_infos(lambda life: {"large": np.full(2000, life), "small": life})
+    env_fns = making(lambda life: {"large": np.full(2000, life), "small": life})
     for rollout in sampled(env_fns, policy, 3, info_keys=("large", "small"), **way):
         assert rollout.infos["large"].shape == (HORIZON, len(SCRIPTS), 2000)
         np.testing.assert_array_equal(rollout.infos["large"][..., 7], rollout.infos["small"])
@@ -235,7 +235,7 @@ def test_large_arrays_in_infos_are_kept(way):
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
 def test_an_unknown_info_key_warns_once_and_lists_known_keys(way):
-    env_fns = with_infos(lambda life: {"success": 1.0, "name": "x", "in": {"x": life}})
+    env_fns = making(lambda life: {"success": 1.0, "name": "x", "in": {"x": life}})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rollouts = sampled(env_fns, policy, 3, info_keys=("sucess", "in"), **way)
@@ -247,9 +247,7 @@ def test_an_unknown_info_key_warns_once_and_lists_known_keys(way):
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
 def test_omitted_infos_warn_once_with_their_path(way):
-    env_fns = with_infos(
-        lambda life: {"name": "x" * life, "in": {"list": [1], "x": life}, "no": None}
-    )
+    env_fns = making(lambda life: {"name": "x" * life, "in": {"list": [1], "x": life}, "no": None})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rollouts = sampled(env_fns, policy, 3, info_keys=("name", "in"), **way)

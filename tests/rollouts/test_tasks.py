@@ -442,9 +442,7 @@ def test_extras_named_like_collected_fields_are_refused(name):
 
     kwargs = {"num_envs": 2, "vector_kwargs": {"num_workers": 0}}
     with (
-        pysampler.MultiTaskSampler(
-            functools.partial(EnvWithTasks, "never"), clashing, **kwargs
-        ) as one,
+        pysampler.MultiTaskSampler(EnvWithTasks, clashing, **kwargs) as one,
         pytest.raises(ValueError, match=f"the policy's {name!r} is the name of something else"),
     ):
         one.sample(3, params=np.zeros(2), tasks=[10, 20])

@@ -14,7 +14,7 @@ import pysampler
 from pysampler.errors import BusyError, ClosedError, EnvError
 
 
-class ScriptedInfos(gym.Env):
+class Custom(gym.Env):
     """Observes (episode, steps); functions of its state give infos, rewards and its death."""
 
     observation_space = spaces.Box(-(2.0**40), 2.0**40, (2,), np.float64)
@@ -62,7 +62,7 @@ BOTH = pytest.mark.parametrize("where", ["main", "workers"])
 
 @BOTH
 def test_infos_of_episode_ends_only_are_masked_elsewhere(where):
-    make = functools.partial(ScriptedInfos, 3, lambda env, over: {"x": 7.5} if over else {})
+    make = functools.partial(Custom, 3, lambda env, over: {"x": 7.5} if over else {})
     for rollout in sampled([make] * 2, 6, 4, policy_in=where, info_keys=["x"]):
         assert rollout.info_masks["x"][:, 0].tolist() == [False, False, True] * 2
         assert rollout.infos["x"][2].tolist() == [7.5, 7.5]
@@ -73,7 +73,7 @@ def test_infos_of_a_reset_are_not_those_of_the_step_before(where):
     def info(env, over):
         return {} if over else {"x": float(env.steps)}
 
-    make = functools.partial(ScriptedInfos, 3, info, lambda env: {"x": -100.0})
+    make = functools.partial(Custom, 3, info, lambda env: {"x": -100.0})
     for rollout in sampled([make] * 2, 6, 4, policy_in=where, info_keys=["x"]):
         assert rollout.info_masks["x"][:, 0].tolist() == [True, True, False] * 2
         assert rollout.infos["x"][:2, 0].tolist() == [1.0, 2.0]
@@ -81,7 +81,7 @@ def test_infos_of_a_reset_are_not_those_of_the_step_before(where):
 
 def test_infos_of_a_fresh_reset_are_not_those_of_a_step():
     info = {"info": lambda env, over: {"x": env.steps / 1}, "reset_info": lambda env: {"x": -7}}
-    make = functools.partial(ScriptedInfos, 100, **info)
+    make = functools.partial(Custom, 100, **info)
     for rollout in sampled([make] * 2, 4, 4, reset_each=True, info_keys=["x"]):
         assert rollout.infos["x"][:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
@@ -90,9 +90,7 @@ def test_infos_that_are_not_numbers_are_masked():
     def info(env, over):
         return {"x": [env.steps / 1, None, "s", {}][env.steps % 4]}
 
-    for rollout in sampled(
-        [functools.partial(ScriptedInfos, 100, info)] * 2, 8, 3, info_keys=["x"]
-    ):
+    for rollout in sampled([functools.partial(Custom, 100, info)] * 2, 8, 3, info_keys=["x"]):
         mask = rollout.info_masks["x"][:, 0].tolist()
         assert mask == [False, False, False, True] * 2
         assert (rollout.infos["x"][3::4] % 4 == 0).all()
@@ -121,7 +119,7 @@ def test_returns_sum_only_their_own_rewards():
     def reward(env):
         return {1: -np.inf, 4: 1e17, 6: np.nan}.get(env.episode, 1.0)
 
-    make = functools.partial(ScriptedInfos, 2, reward=reward)
+    make = functools.partial(Custom, 2, reward=reward)
     ended = [r.ended for r in sampled([make], 6, 3, vector={"num_workers": 1})]
     returns = np.concatenate([one.returns for one in ended])
     np.testing.assert_array_equal(returns, [2, -np.inf, 2, 2, 2e17, 2, np.nan, 2, 2])
@@ -138,7 +136,7 @@ def once(mark, env, episode, steps):
 @BOTH
 def test_a_loss_after_a_complete_rollout_is_in_the_next(where, tmp_path):
     dies = functools.partial(once, tmp_path / "died", episode=0, steps=3)
-    fns = [functools.partial(ScriptedInfos, 50), functools.partial(ScriptedInfos, 50, dies=dies)]
+    fns = [functools.partial(Custom, 50), functools.partial(Custom, 50, dies=dies)]
     vector = {"num_workers": 1, "groups": 2, "on_worker_loss": "restart"}
     copies = sampled(fns, 6, 3, policy_in=where, vector=vector)
     lost = np.concatenate([rollout.lost for rollout in copies])
@@ -162,7 +160,7 @@ def test_two_losses_in_one_rollout_are_both_reported(where, tmp_path):
         "restart_window": 60.0,
     }
     [rollout] = sampled(
-        [functools.partial(ScriptedInfos, 50, dies=dies)], 9, 1, policy_in=where, vector=vector
+        [functools.partial(Custom, 50, dies=dies)], 9, 1, policy_in=where, vector=vector
     )
     lost = np.flatnonzero(rollout.lost[:, 0])
     assert len(lost) == 2
@@ -183,7 +181,7 @@ def test_states_are_matched_by_key():
             assert (state["c"] == -1 - observations[:, 1]).all()
             return still(observations), {"state": {"c": state["c"] - 1, "h": state["h"] + 1}}
 
-    sampled([functools.partial(ScriptedInfos, 3)] * 2, 8, 2, Swapping())
+    sampled([functools.partial(Custom, 3)] * 2, 8, 2, Swapping())
 
 
 def test_each_episode_calls_initial_state():
@@ -197,9 +195,7 @@ def test_each_episode_calls_initial_state():
         def __call__(self, observations, state):
             return still(observations), {"state": state}
 
-    [rollout] = sampled(
-        [functools.partial(ScriptedInfos, 3)], 9, 1, Drawing(), vector={"num_workers": 0}
-    )
+    [rollout] = sampled([functools.partial(Custom, 3)], 9, 1, Drawing(), vector={"num_workers": 0})
     first, second, third = rollout.state[[0, 3, 6], 0]
     assert first < second < third
     assert rollout.state[:, 0].tolist() == [first] * 3 + [second] * 3 + [third] * 3
@@ -212,7 +208,7 @@ def test_extras_that_change_their_dtype_are_refused():
         value = left.pop(0) if left else 0
         return still(observations), {"value": np.full(len(observations), value)}
 
-    envs = pysampler.VectorEnv([functools.partial(ScriptedInfos, 9)] * 2, num_workers=0)
+    envs = pysampler.VectorEnv([functools.partial(Custom, 9)] * 2, num_workers=0)
     match = r"value of float64 \(\) a row, before int64"
     with pysampler.Rollouts(envs, policy, 5) as rollouts, pytest.raises(ValueError, match=match):
         next(rollouts)
@@ -222,7 +218,7 @@ def test_extras_that_change_their_dtype_are_refused():
 @BOTH
 @pytest.mark.parametrize("what", ["next", "close", "drop"])
 def test_a_forked_child_does_not_disturb_rollouts(where, what):
-    make = functools.partial(ScriptedInfos, 9)
+    make = functools.partial(Custom, 9)
     envs = pysampler.VectorEnv([make] * 2, num_workers=2)
     rollouts = pysampler.Rollouts(envs, still, 5, overlap=True, seed=0, policy_in=where)
     next(rollouts)
@@ -289,7 +285,7 @@ def test_rollouts_refuse_a_worker_function():
 
 
 def test_closing_the_envs_ends_rollouts_after_an_evaluation():
-    envs = pysampler.VectorEnv([functools.partial(ScriptedInfos, 2)] * 2, num_workers=2)
+    envs = pysampler.VectorEnv([functools.partial(Custom, 2)] * 2, num_workers=2)
     rollouts = pysampler.Rollouts(envs, still, 5, overlap=True)
     next(rollouts)
     assert len(pysampler.evaluate(rollouts, still, 4).returns) == 4
@@ -317,7 +313,7 @@ def test_a_failed_start_of_the_next_rollout_keeps_this_one():
             return still(observations)
 
     growing = Growing()
-    envs = pysampler.VectorEnv([functools.partial(ScriptedInfos, 9)] * 2, num_workers=1)
+    envs = pysampler.VectorEnv([functools.partial(Custom, 9)] * 2, num_workers=1)
     with pysampler.Rollouts(envs, growing, 4, overlap=True, policy_in="workers") as rollouts:
         next(rollouts)
         growing.lock = threading.Lock()  # cannot be pickled
@@ -333,7 +329,7 @@ def test_a_failed_start_of_the_next_rollout_keeps_this_one():
 @pytest.mark.filterwarnings("ignore:.*Traceback")
 @pytest.mark.filterwarnings("ignore:.*Raising the last")
 def test_rollouts_retry_after_a_failed_first_reset():
-    class Shy(ScriptedInfos):
+    class Shy(Custom):
         tries = 0
 
         def reset(self, **kwargs):

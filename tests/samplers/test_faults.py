@@ -178,11 +178,8 @@ class LargeInfos(Mortal):
 
 
 def test_a_hanging_env_is_named_while_infos_of_others_wait(tmp_path):
-    fns = (
-        [LargeInfos] * 5
-        + [functools.partial(LargeInfos, "hang", 3, tmp_path / "hung")]
-        + [LargeInfos] * 2
-    )
+    hangs = functools.partial(LargeInfos, "hang", 3, tmp_path / "hung")
+    fns = [LargeInfos] * 5 + [hangs] + [LargeInfos] * 2
     envs = pysampler.VectorEnv(fns, num_workers=1, groups=8, step_timeout=0.5)
     rollouts = pysampler.Rollouts(envs, policy, 5, info_keys=["words"])
     with (
