@@ -60,9 +60,7 @@ def test_records_of_one_process_equal_gymnasiums_wrappers(steps):
         after = np.array(raw)
         for env in np.flatnonzero(terminated | truncated):
             after[env] = infos["final_obs"][env]
-        observed_now = (
-            observed.obs_rms
-        )  # counts the observation of the reset, normalizes the final one
+        observed_now = observed.obs_rms  # counts the reset, normalizes the final observation
         counted = RunningMeanStd(shape=(4,))
         counted.mean, counted.var = observed_now.mean, observed_now.var
         counted.count = observed_now.count

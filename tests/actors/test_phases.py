@@ -95,7 +95,7 @@ def test_actors_make_no_step_while_the_learner_drains_a_phase():
             assert not ((times > began) & (times < drained)).any()
 
 
-def test_a_phase_with_many_records_left_continues_as_the_next():
+def test_records_left_in_a_phase_are_the_next_one():
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, act)
         sizes = []

@@ -83,7 +83,7 @@ def test_a_loss_truncates_only_its_own_episodes(mode, groups):
     ("env_id", "mode"), [("Ant-v5", NEXT_STEP), (CHEETAH, SAME_STEP), ("Humanoid-v5", DISABLED)]
 )
 def test_steps_after_losses_equal_ordinary_envs(env_id, mode):
-    """Fresh seeds included; both workers are lost in turn, one of them twice."""
+    """Fresh seeds included; two workers are lost, one of them twice."""
     times = {4: 1, 13: 0, 14: 1}  # step: the worker that is lost
     limit = {"max_episode_steps": 6}
     with running(env_id, arguments=limit, autoreset_mode=mode, groups=2) as pair:
@@ -216,8 +216,8 @@ def _still(observations):
 
 
 class Deadly(Task):
-    """A cart on a rail. An action of 7 kills the process and 6 raises, in the method ``where``:
-    the reward, or one that the task runs after it."""
+    """A cart on a rail. In the method ``where`` (reward, terminated or observe) an action of 7
+    kills the process and one of 6 raises."""
 
     def __init__(self, where="reward"):
         super().__init__(
