@@ -1,9 +1,9 @@
-"""Samplers on many machines: each host samples on its own, and the driver takes what they made.
+"""Samplers on many machines: hosts sample independently, and the driver collects the results.
 
-A host is a Ray actor with an ordinary sampler of pysampler and its workers. What travels is
-rollouts, records and weights, never single steps. ``_host.py`` runs on the hosts; everything else
-runs in the driver, the process of the user. ``_fleet.py`` knows hosts, calls and losses, but not
-what the answers hold; ``_rollouts.py`` and ``_actors.py`` know that, but not how a host is lost.
+A host is a Ray actor with an ordinary pysampler sampler and its workers. Rollouts, records and
+weights travel between hosts and driver, never single steps. ``_host.py`` runs on the hosts, all
+other modules in the driver, the process of the user. ``_fleet.py`` handles hosts, calls and losses
+without reading the answers; ``_rollouts.py`` and ``_actors.py`` read them and handle no losses.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Actors on many hosts: each records by itself, and the learner takes batches of their records."""
+"""Actors on many hosts: each host records on its own; the learner takes batches of records."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = ["Actors", "HostedActors"]
 
 @dataclass(frozen=True)
 class Message:
-    """Records on their way from a host.
+    """Records sent by a host.
 
     Attributes:
         rows: The records.
-        versions: The version of the policy of each record, as the driver counts them.
+        versions: The driver's version of the policy of each record.
     """
 
     rows: npt.NDArray[Any]
@@ -53,7 +53,7 @@ class HostedActors(HostedSampler):
     takes_policy_at_once = True
 
     def begin(self, setup: HostSetup, version: int, state: Any) -> LocalActors:
-        """Return actors with a policy of this version."""
+        """Return actors with this version of the policy."""
         seed_globals(np.random.SeedSequence(setup.entropy))
         if state is not None:
             update_policy(self.policy, state, setup.entropy)
@@ -66,7 +66,7 @@ class HostedActors(HostedSampler):
         return self._actors
 
     def describe(self, sampler: LocalActors) -> Description:
-        """Return the spaces of the envs and the layout of records; the actors begin."""
+        """Return the spaces of the envs and the layout of records; this starts the actors."""
         return replace(super().describe(sampler), layout=sampler.layout)
 
     def use(self, version: int, state: Any) -> None:
@@ -79,7 +79,7 @@ class HostedActors(HostedSampler):
         self._local_version = local
 
     def call(self, request: tuple[int, float]) -> Message | None:
-        """Return the records of the next moments; None once all actors have stopped."""
+        """Return the records of the next ``seconds``; None once all actors have stopped."""
         count, seconds = request
         records = self._actors.take(count, seconds, min_records=count)
         if records is None:
@@ -89,48 +89,49 @@ class HostedActors(HostedSampler):
 
 
 class Actors(RemoteSampler):
-    """Actors on many hosts, which are Ray actors with workers of their own.
+    """Actors on many hosts: Ray actors, each with its own workers.
 
-    On each host workers act by themselves as those of :class:`pysampler.Actors` do, and the host
-    sends what they have recorded. ``take`` returns records of all hosts, as
-    :class:`pysampler.Records` with the field ``host``; ``env`` is counted over all hosts: it is
-    ``host * num_envs`` and the index of the env on its host.
+    On each host the workers act independently, like those of :class:`pysampler.Actors`, and the
+    host sends their records. ``take`` returns records of all hosts as :class:`pysampler.Records`
+    with the field ``host``; ``env`` counts envs over all hosts: it is ``host * num_envs`` plus the
+    index of the env on its host.
 
-    An env or a policy that raises is an ``EnvError`` in ``take``, and ends the actors of that host.
-    One that raises :class:`pysampler.StopActors` stops the actors of all hosts.
+    If an env or a policy raises, ``take`` raises an ``EnvError``, and the actors of that host end.
+    If it raises :class:`pysampler.StopActors`, the actors of all hosts stop.
 
     Args:
-        envs: What makes the envs of each host: see :class:`pysampler.ray.Rollouts`.
+        envs: Makes the envs of each host: see :class:`pysampler.ray.Rollouts`.
         policy: A function of observations, or a torch module: see :class:`pysampler.Actors`.
             ``publish`` sends its weights.
-        hosts: As of :class:`pysampler.ray.Rollouts`, as are the options that are not listed here.
-        num_envs: How many envs each host makes.
+        hosts: The number of hosts, or "auto": see :class:`pysampler.ray.Rollouts`.
+        num_envs: The number of envs of each host.
         vector_kwargs: Further arguments of each host's :class:`pysampler.VectorEnv`.
         steps: The number of steps of a record, for trajectories; None for single transitions.
         high: On each host, actors block while this many records wait to be sent.
-        low: On each host, blocked actors go on when only this many are left.
-        send_every: For how many seconds a host gathers records, at most ``high``, before it sends
+        low: On each host, blocked actors continue when only this many are left.
+        send_every: Seconds for which a host gathers records, at most ``high``, before it sends
             them together.
         max_hosts: See :class:`pysampler.ray.Rollouts`.
         cpus_per_host: See there.
         spread: See there.
-        in_flight: How many messages with records each host may have under way or ready.
-        max_lag: Records of weights more than this many versions old are dropped, and counted.
-        on_host_loss: What happens when a host dies, hangs, or loses a worker: "raise" raises
-            :class:`pysampler.HostLostError` once, and the others go on. "restart" starts it again,
-            with new envs: ``lengths`` is 1 in their first records.
+        in_flight: The number of messages with records of each host that may be pending or ready.
+        max_lag: Drop records, and count them, if their weights are more than this many versions
+            old.
+        on_host_loss: How to react when a host dies, hangs, or loses a worker. "raise" raises
+            :class:`pysampler.HostLostError` once, and the other hosts continue. "restart" restarts
+            it with new envs: ``lengths`` is 1 in their first records.
         max_restarts: See :class:`pysampler.ray.Rollouts`.
         restart_window: See there.
-        host_timeout: See there. A host whose env hangs answers, without records: give
-            ``vector_kwargs`` a ``step_timeout``.
+        host_timeout: See there. A host whose env hangs still answers, without records; to detect
+            it, pass a ``step_timeout`` in ``vector_kwargs``.
         start_timeout: See there.
         actor_options: See there.
-        settings: What the policy is called with by name: one number for all, or one for each env of
+        settings: Keyword arguments of the policy: one number for all envs, or one for each env of
             all hosts (with ``hosts="auto"``, for each env of a host). ``actors.settings["epsilon"]
             = ...`` sends new ones to the hosts.
         leave_out: The parts of observations that have no fixed shape, by name.
         refresh_share: The largest share of its time in which an actor loads weights.
-        warm_up: The most random steps that each env makes at first.
+        warm_up: The largest number of random steps that each env makes at first.
         seed: The seed. Together, the envs of all hosts get the seeds of one vector env.
 
     Attributes:
@@ -226,7 +227,7 @@ class Actors(RemoteSampler):
         return self._high, self._send_every
 
     def _greeting(self, index: int) -> Callable[[Any], Any] | None:
-        # They may have been changed since the host was told to begin.
+        # The settings may have changed since ``begin`` was sent to the host.
         return self.settings.setter_of_host(index) if len(self.settings) > 0 else None
 
     def _tell(self, function_for: Callable[[int], Callable[[Any], Any]]) -> None:
@@ -237,17 +238,17 @@ class Actors(RemoteSampler):
     def take(
         self, count: int, timeout: float | None = None, *, min_records: int = 1
     ) -> Records | None:
-        """Take records that the actors have made, of those hosts first that have waited longest.
+        """Take records of the actors, starting with the hosts that have waited longest.
 
-        The records hold until the next ``take``; ``copy()`` stays.
+        The records are valid until the next ``take``; call ``copy()`` to keep them.
 
         Args:
             count: The largest number of records to take.
-            timeout: Seconds to wait; then the records that there are, perhaps none, are returned.
+            timeout: Seconds to wait. Then the available records are returned, perhaps none.
             min_records: Wait until there are this many.
 
         Returns:
-            The records; None once all actors have stopped and nothing is left.
+            The records; None once all actors have stopped and no records are left.
         """
         count, min_records = counts_to_take(count, min_records)
         deadline = arguments.deadline(timeout, "take records")
@@ -262,7 +263,7 @@ class Actors(RemoteSampler):
         return records
 
     def batches(self, count: int, *, min_records: int | None = None) -> Iterator[Records]:
-        """Yield what ``take`` returns, until all actors have stopped.
+        """Yield batches from ``take`` until all actors have stopped.
 
         Args:
             count: The largest number of records of a batch.
@@ -273,10 +274,10 @@ class Actors(RemoteSampler):
             yield records
 
     def _fill(self, count: int, min_records: int, deadline: int | None) -> bool:
-        """Fill the batch; return whether all actors have stopped and nothing is left."""
+        """Fill the batch; return whether all actors have stopped and no records are left."""
         while True:
             began = now()
-            # What is ready goes into the batch also if there is enough.
+            # Even a full enough batch takes the records that are ready, without waiting.
             until = began if self._filled >= min_records else deadline
             answered = self._fleet.wait(1, until)
             waited = now()
@@ -290,7 +291,7 @@ class Actors(RemoteSampler):
                 return over
 
     def _read(self, host: Host, count: int) -> None:
-        """Copy records from a host's oldest message to the batch, as far as there is room."""
+        """Copy as many records of a host's oldest message to the batch as fit."""
         call = host.calls[0]
         assert call.answer is not None
         message: Message | None = call.answer.content
@@ -319,7 +320,7 @@ class Actors(RemoteSampler):
         dropped = self._dropped + end - call.read - len(rows)
         filled = self._filled + len(rows)
         received = self._bytes + (end - call.read) * message.rows.itemsize
-        # One statement without a call: an interrupted call goes on from here.
+        # One statement without a call: after an interrupt, the next call continues from here.
         call.read, self._filled, self._dropped, self._bytes = end, filled, dropped, received
 
     def _room_for(self, count: int) -> npt.NDArray[Any]:
@@ -332,10 +333,10 @@ class Actors(RemoteSampler):
         return self._rows
 
     def _filled_records(self, count: int) -> tuple[Records, npt.NDArray[Any], int]:
-        """Return the batch, and the rows and number of records that stay for the next."""
+        """Return the batch, then the rows and the number of records left for the next one."""
         room = self._room_for(count)
         rows, rest = room[: min(count, self._filled)], room[count : self._filled]
-        if len(rest) > 0:  # of a call that was interrupted and had asked for more
+        if len(rest) > 0:  # an interrupted call had asked for more
             room = room.copy()
             room[: len(rest)] = rest
         if len(rows) > 0:
@@ -344,7 +345,7 @@ class Actors(RemoteSampler):
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
-        """What :class:`pysampler.ReplayBuffer` needs to keep these records, or their steps."""
+        """``like`` for a :class:`pysampler.ReplayBuffer` of these records or their steps."""
         return self._layout.like
 
     def publish(self, weights: Any = None) -> int:
@@ -358,7 +359,7 @@ class Actors(RemoteSampler):
             The version of the weights.
 
         Raises:
-            TypeError: The policy has no weights, or ``weights`` are none.
+            TypeError: The policy has no weights, or ``weights`` is not a valid set of weights.
         """
         with self._enter("publish weights"):
             began = now()
@@ -370,7 +371,7 @@ class Actors(RemoteSampler):
         return self._versions.version
 
     def stop(self) -> None:
-        """Ask the actors of all hosts to stop and send what they have; ``take`` returns it.
+        """Ask the actors of all hosts to stop and send their last records to ``take``.
 
         A signal handler may call it.
         """
@@ -379,7 +380,7 @@ class Actors(RemoteSampler):
 
     @property
     def stopped(self) -> bool:
-        """Whether the actors were told to stop."""
+        """Whether the actors were asked to stop."""
         return self._fleet.stopped
 
     def __repr__(self) -> str:

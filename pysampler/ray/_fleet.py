@@ -1,9 +1,8 @@
-"""The hosts of a sampler, seen from the driver: their calls, their losses and their return.
+"""The driver's view of a sampler's hosts: calls, losses and restarts.
 
 A host *starts* (Ray starts its process, which then makes its sampler), *serves* (up to
-``in_flight`` calls are on their way to it), and is *gone* once it will not come back. A host that
-is lost starts again where ``on_host_loss`` is "restart". The fleet knows nothing of what calls ask
-for and answers hold.
+``in_flight`` calls are on their way to it), and is *gone* once it will not come back. A lost host
+starts again if ``on_host_loss`` is "restart". The fleet does not look into requests and answers.
 
 A signal handler may raise after any line: an answer stays with its host until it has been taken,
 and an error in a queue until it has been raised. Only a call that is interrupted while Ray sends it
@@ -47,39 +46,39 @@ __all__ = ["Fleet"]
 log = logging.getLogger("pysampler.ray")
 
 _SECOND = 1_000_000_000
-# How long one wait for answers lasts at most: then hosts are looked after. And how long after a
-# host could not be reached it is called again.
+# The longest single wait for answers, after which the states of all hosts are checked. Also the
+# delay before an unreachable host is called again.
 _LOOK_NS = _SECOND // 2
-# How long an answer that is there may take to be read, and a host to close its envs, in seconds.
+# Seconds to wait for an answer that has arrived to be read, or for a host to close its envs.
 _PATIENCE = 5.0
-# Errors of actors that Ray does not start again.
-_FOR_GOOD = ActorDiedError, ActorUnschedulableError
+# Errors of actors that Ray does not restart.
+_PERMANENT = ActorDiedError, ActorUnschedulableError
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# How long the answer of a host that seems to hang may take to be fetched from its node, in ns.
+# Time to fetch the answer of a host that seems to hang from its node, in ns.
 _FETCH_NS = 5 * _SECOND
 
 
 class Fleet:
-    """Keeps hosts in service, and calls them.
+    """Starts, calls and restarts hosts.
 
     Args:
-        options: How many hosts there are, and what happens where one is lost.
+        options: The number of hosts, and how to react to a lost one.
         placement: Starts their processes.
-        setup: What all hosts need, pickled, in Ray's store.
+        setup: The pickled HostedSampler, in Ray's store.
         specs: The specs of envs that the program has registered, pickled, in Ray's store.
-        setup_of: Returns what distinguishes the sampler of a host: of its index and generation.
+        setup_of: Returns the setup of a host's sampler, given the host's index and generation.
         policies: The versions of the policy.
         request: Returns the next request to a host.
-        greeting: Returns a function to call with the sampler of a host that begins to serve, given
-            the index of the host; None for none.
+        greeting: Returns a function to call with the sampler of a host that has just started, or
+            None, given the index of the host.
 
     Attributes:
-        hosts: All hosts that there have been, by index.
-        closed: Whether the hosts are being ended.
-        ended: Whether they have been.
-        stopped: Whether the samplers were told to stop.
-        lost: How many hosts were lost.
-        calls: How many calls were made, control calls included.
+        hosts: All hosts, past and present, by index.
+        closed: Whether ``close`` has begun.
+        ended: Whether ``close`` has finished.
+        stopped: Whether the samplers were asked to stop.
+        lost: The number of host losses.
+        calls: The number of calls made, control calls included.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Fleet:
         self._doing = options.doing
         self._errors: tuple[Exception, ...] = ()  # one that has a traceback was raised
         self._taken = 0
-        self._alone_since: int | None = None  # when no host served any more, in ns
+        self._unserved_since: int | None = None  # since when no host has served, in ns
         self.hosts: list[Host] = []
         self.closed = self.ended = self.stopped = False
         self.lost = 0
@@ -128,7 +127,7 @@ class Fleet:
     # -- beginning -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the hosts, and wait until all of them serve."""
+        """Start the hosts and wait until all of them serve."""
         seconds = self._options.start_timeout
         deadline = None if seconds is None else now() + int(seconds * _SECOND)
         for place in self._placement.begin(deadline):
@@ -153,12 +152,11 @@ class Fleet:
             self._start(host)
 
     def _start(self, host: Host) -> None:
-        """Ask whether the process of a host runs; Ray starts it if it does not."""
+        """Call ``ready`` on a host; Ray starts its process if it does not run."""
         host.begins, host.starting = False, host.actor.ready.remote()
         self.calls += 1
 
     def _begin(self, host: Host) -> None:
-        """Let a host make its sampler."""
         setup = self._setup_of(host.index, host.generation)
         version, state = self._policies.version, self._policies.newest
         answer, at = (
@@ -174,7 +172,7 @@ class Fleet:
     # -- calls -----------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Send each host that serves as many calls as may be on their way."""
+        """Send calls to each serving host, up to ``in_flight``."""
         version, state = self._policies.version, self._policies.newest
         for host in self.serving:
             while not host.ended and len(host.calls) < self._options.in_flight:
@@ -184,7 +182,7 @@ class Fleet:
                 host.calls.append(Call(ref, now(), number))
 
     def announce(self) -> None:
-        """Send the newest version of the policy past the calls on their way, one at a time."""
+        """Send hosts the newest policy, ahead of pending calls and one version at a time."""
         version, state = self._policies.version, self._policies.newest
         behind = [host for host in self.serving if host.loaded < version]
         busy = [host.loading for host in behind if host.loading is not None]
@@ -196,7 +194,7 @@ class Fleet:
                 self.calls += 1
 
     def take(self, host: Host) -> Answer:
-        """Take the oldest answer of a host, which ``wait`` has returned."""
+        """Take the oldest answer of a host that ``wait`` has returned."""
         answer = host.calls[0].answer
         assert answer is not None
         self._taken += 1
@@ -206,13 +204,13 @@ class Fleet:
         return answer
 
     def wait(self, min_hosts: int | None, deadline: int | None) -> list[Host]:
-        """Wait until some hosts have answered; return them, those first that were taken least.
+        """Wait until some hosts have answered; return them, the least recently taken first.
 
         An error of a host is raised once; the answers of others stay for the next wait.
 
         Args:
-            min_hosts: How many must have answered; None for all that serve.
-            deadline: Until when to wait, in ns.
+            min_hosts: The number of hosts to wait for; None for all that serve.
+            deadline: When to stop waiting, in ns.
         """
         began = now()
         self._errors = tuple(one for one in self._errors if one.__traceback__ is None)
@@ -232,7 +230,7 @@ class Fleet:
             self._wait(heads + self._starting(), max(1, needed - len(answered)), deadline)
 
     def _wait(self, refs: list[Any], count: int, deadline: int | None) -> None:
-        """Wait until ``count`` of these are there, but not for long."""
+        """Wait until ``count`` of these have arrived, at most until the next look at the hosts."""
         until = now() + _LOOK_NS
         if deadline is not None:
             until = min(until, deadline)
@@ -243,7 +241,7 @@ class Fleet:
             time.sleep(seconds)
 
     def _receive(self) -> list[Host]:
-        """Receive the answers that are there; return the hosts whose oldest call is answered."""
+        """Receive the answers that have arrived; return hosts whose oldest call is answered."""
         waiting = {
             host.calls[0].ref: host
             for host in self.serving
@@ -261,11 +259,11 @@ class Fleet:
             answer = ray.get(call.ref, timeout=_PATIENCE)
         except GetTimeoutError:
             return
-        except RayTaskError as error:  # of our own code on the host, or of Ray's around it
+        except RayTaskError as error:  # raised by our code on the host, or by Ray's around it
             self._give_up(host, error.with_traceback(None))
             return
         except RayError as error:
-            self._lose(host, _text_of(error), died=isinstance(error, _FOR_GOOD))
+            self._lose(host, _text_of(error), died=isinstance(error, _PERMANENT))
             return
         host.answered_at = now()
         if answer is None:
@@ -285,7 +283,7 @@ class Fleet:
     # -- losses ----------------------------------------------------------------------------------
 
     def _look_after_hosts(self) -> None:
-        """Go on with hosts that start, and let new ones join."""
+        """Continue the start of hosts, add new ones, and lose those that start for too long."""
         if self.stopped:
             for host in self.present:
                 if not host.serves:
@@ -296,7 +294,7 @@ class Fleet:
         asked = {host.starting: host for host in self.present if host.starting is not None}
         refs = list(asked)
         for ref in _ready(refs, len(refs), 0.0):
-            self._go_on(asked[ref])
+            self._continue_start(asked[ref])
         for host in self.present:
             if not host.serves and host.starting is None and now() >= host.call_again_at:
                 self._start(host)
@@ -305,8 +303,8 @@ class Fleet:
                 self._kill(host)
                 self._lose(host, f"has not made its sampler for {seconds} s (start_timeout)")
 
-    def _go_on(self, host: Host) -> None:
-        """Take the next step with a host that has answered while it starts."""
+    def _continue_start(self, host: Host) -> None:
+        """Process the answer of a starting host: to ``ready``, then to ``begin``."""
         try:
             answer = ray.get(host.starting, timeout=_PATIENCE)
         except GetTimeoutError:
@@ -314,21 +312,21 @@ class Fleet:
         except RayTaskError as error:
             self._give_up(host, error.with_traceback(None))
         except RayError as error:
-            died = isinstance(error, _FOR_GOOD)
-            if getattr(error, "actor_init_failed", False):  # and would fail again
+            died = isinstance(error, _PERMANENT)
+            if getattr(error, "actor_init_failed", False):  # a restart would fail again
                 self._give_up(
                     host,
                     HostLostError(
-                        f"cannot {self._doing}: host {host.index} cannot be made: "
-                        f"{_lines(error)[-1]}; expected pysampler and what it needs on each node"
+                        f"cannot {self._doing}: host {host.index} cannot be created: "
+                        f"{_lines(error)[-1]}; expected pysampler and its dependencies on each node"
                     ),
                 )
             elif host.begins or died:
-                # A host that was lost before is lost no second time while Ray brings it back.
+                # Do not count a lost host a second time while Ray restarts it.
                 known = not host.begins and host.generation > 0
                 why = f"while it started, {_text_of(error)}"
                 self._lose(host, why, died=died, known=known)
-            else:  # Ray has not brought it back yet
+            else:  # Ray has not restarted it yet
                 host.starting, host.call_again_at = None, now() + _LOOK_NS
         else:
             started: Started = answer
@@ -338,7 +336,7 @@ class Fleet:
                         host,
                         HostLostError(
                             f"cannot {self._doing}: host {host.index} has pysampler {answer}, "
-                            f"expected {pysampler.__version__}, which the driver has"
+                            f"expected the driver's version, {pysampler.__version__}"
                         ),
                     )
                     return
@@ -347,8 +345,8 @@ class Fleet:
                 raised = error_from(started.failure, f"host {host.index}")
                 if isinstance(raised, ModuleNotFoundError):
                     raised.add_note(
-                        "modules of your program are sent to the nodes by ray.init(runtime_env="
-                        "{'working_dir': '.'}), packages must be installed there"
+                        "ray.init(runtime_env={'working_dir': '.'}) sends the modules of your "
+                        "program to the nodes; install packages on each node"
                     )
                 self._give_up(host, raised)
             else:
@@ -363,13 +361,13 @@ class Fleet:
                     log.warning("%s is back, with new envs", host)
 
     def _lose(self, host: Host, why: str, *, died: bool = False, known: bool = False) -> None:
-        """Drop the calls of a host that was lost; let it start again, or say that it is gone.
+        """Drop the calls of a lost host; restart it, or give it up with an error.
 
         Args:
             host: The host.
-            why: What has happened to it.
-            died: Whether Ray does not start its process again.
-            known: Whether this is still the last loss.
+            why: The cause, for the message.
+            died: Whether the actor has died for good, so that Ray does not restart its process.
+            known: Whether this loss has been counted already.
         """
         options, at = self._options, now()
         window = int(options.restart_window * _SECOND)
@@ -397,7 +395,7 @@ class Fleet:
                     self.lost,
                 ) = (False, False, None, calls, generation, actor, losses, lost)
                 if not known:
-                    log.warning("%s; it is started again", message)
+                    log.warning("%s; restarting it", message)
             else:
                 self._give_up(host, None, lost)
                 log.warning("%s; its node is gone", message)
@@ -411,8 +409,8 @@ class Fleet:
     def _look_for_hung(self, hosts: Iterable[Host]) -> None:
         """Kill hosts that have not answered for longer than ``host_timeout``.
 
-        The learner may have been away for so long that an answer is there, on the host's node. This
-        look lets Ray fetch it, and a later one decides.
+        The learner may not have called for so long that an answer waits unseen on the host's node.
+        The first check that finds it overdue lets Ray fetch it, and a later check decides.
         """
         seconds = self._options.host_timeout
         if seconds is None:
@@ -433,17 +431,17 @@ class Fleet:
     def _kill(self, host: Host) -> None:
         """Kill a host's process, which may be stopped, and its workers; Ray starts another."""
         with contextlib.suppress(RayError):
-            # The workers first, if the process runs: one that is stopped would stay.
+            # The workers first, if the process runs: a stopped worker would outlive it.
             _ready([host.actor.kill_workers.remote()], 1, 1.0)
             ray.kill(host.actor, no_restart=False)
 
     def _give_up(self, host: Host, error: Exception | None, lost: int | None = None) -> None:
-        """Call a host no more, which is gone, and raise the error once.
+        """Mark a host as gone and kill it; queue the error, which is raised once.
 
         Args:
             host: The host.
-            error: The error.
-            lost: How many hosts have been lost by now, if this one is.
+            error: The error, if any.
+            lost: The new number of losses, if this counts as one.
         """
         errors = self._errors if error is None else (*self._errors, error)
         lost, calls = self.lost if lost is None else lost, deque[Call]()
@@ -456,7 +454,7 @@ class Fleet:
             ray.kill(host.actor, no_restart=True)
 
     def _raise_errors(self) -> None:
-        if self.closed:  # by a signal handler, in the middle of a wait
+        if self.closed:  # by a signal handler during a wait
             raise ClosedError(f"cannot {self._doing}: they are closed")
         for error in self._errors:
             if error.__traceback__ is None:
@@ -465,13 +463,13 @@ class Fleet:
             raise HostLostError(f"cannot {self._doing}: all hosts are gone")
 
     def _expect_return(self, began: int) -> None:
-        """Raise if no host has served for too long, in a wait that began then."""
+        """Raise if no host has served for too long during a wait that began at ``began``."""
         seconds = self._options.start_timeout
         if self.serving:
-            self._alone_since = None
-        elif self._alone_since is None:
-            self._alone_since = now()
-        elif seconds is not None and now() - max(began, self._alone_since) > seconds * _SECOND:
+            self._unserved_since = None
+        elif self._unserved_since is None:
+            self._unserved_since = now()
+        elif seconds is not None and now() - max(began, self._unserved_since) > seconds * _SECOND:
             raise HostLostError(
                 f"cannot {self._doing}: no host has come back within start_timeout, {seconds} s: "
                 f"{self._placement.describe()}"
@@ -480,27 +478,27 @@ class Fleet:
     # -- control and ending ----------------------------------------------------------------------
 
     def tell(self, function_for: Callable[[int], Callable[[Any], Any]]) -> None:
-        """Call a function with the sampler of each host that serves, without waiting for it.
+        """Call a function with the sampler of each serving host, without waiting for it.
 
         Args:
-            function_for: Returns the function for a host, given its index.
+            function_for: Returns the function for a host, given the host's index.
         """
         for host in self.serving:
             host.actor.control.remote(host.generation, function_for(host.index))
             self.calls += 1
 
     def end_host(self, host: Host) -> None:
-        """Call a host no more, whose sampler has ended."""
+        """Stop calling a host whose sampler has ended."""
         host.ended = True
         host.calls.clear()
 
     def stop(self, function: Callable[[Any], Any]) -> None:
-        """Let a function stop the samplers of all hosts; those that start are given up."""
+        """Stop the samplers of all hosts with a function; give up hosts that are starting."""
         self.stopped = True
         self.tell(lambda _: function)
 
     def close(self, *, at_once: bool) -> None:
-        """End all hosts; let them close their envs before, unless it must be at once."""
+        """End all hosts; let them close their envs first, unless ``at_once``."""
         self.closed = True
         if not ray.is_initialized():
             self.ended = True
@@ -518,7 +516,7 @@ class Fleet:
 
 
 def _ready(refs: Sequence[Any], count: int, seconds: float) -> list[Any]:
-    """Return which of these are there, once ``count`` are or the time is over."""
+    """Return the refs that are ready, once ``count`` of them are or the time is up."""
     if not refs:
         return []
     ready, _ = ray.wait(list(refs), num_returns=count, timeout=seconds)
@@ -526,14 +524,13 @@ def _ready(refs: Sequence[Any], count: int, seconds: float) -> list[Any]:
 
 
 def _text_of(error: Exception) -> str:
-    """Return what has happened to a host, and what Ray says of it."""
     lines = _lines(error)
     detail = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"
     return f"its process or its node died ({detail[:500]})"
 
 
 def _lines(error: Exception) -> list[str]:
-    """Return the lines of what Ray says, of which there is at least one."""
-    said = _COLOURS.sub("", str(getattr(error, "error_msg", None) or error))
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    """Return the lines of Ray's message, or the name of the error if it has none."""
+    message = _COLOURS.sub("", str(getattr(error, "error_msg", None) or error))
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines or [type(error).__name__]

@@ -1,7 +1,7 @@
-"""What runs on a host: a Ray actor that holds a sampler and answers the driver's calls.
+"""The host's side: a Ray actor that holds a sampler and answers the driver's calls.
 
-What raises here is returned as a value: an exception that Ray sends may lose its type and the
-traceback in a worker.
+Errors are returned as values: an exception that Ray sends may lose its type and the worker's
+traceback.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = ["Answer", "Description", "HostActor", "HostSetup", "HostedSampler", "
 
 
 class HostedSampler:
-    """Base class of what a host does for its driver: it makes a sampler, and calls it.
+    """Base class of the code that makes and calls a host's sampler.
 
-    The driver makes one, pickles it, and sends it to every host.
+    The driver creates one instance, pickles it, and sends it to every host.
 
     Args:
-        envs: What makes the envs.
+        envs: Makes the envs.
         policy: The policy.
-        kwargs: The further arguments of the sampler, but for its seed.
+        kwargs: The other arguments of the sampler, except its seed.
     """
 
-    # Whether a newer policy is used at once, and not from the next call on.
+    # Whether a newer policy is used immediately instead of from the next call on.
     takes_policy_at_once = False
 
     def __init__(self, envs: Any, policy: Any, kwargs: dict[str, Any]) -> None:
@@ -59,13 +59,13 @@ class HostedSampler:
         raise NotImplementedError
 
     def use_cpus(self, cpus: int) -> None:
-        """Let the vector env have as many workers as the host has CPUs, unless it says how many."""
+        """Give the vector env one worker per CPU of the host, unless ``num_workers`` is set."""
         vector_kwargs = self.kwargs["vector_kwargs"]
         if vector_kwargs.get("num_workers") is None:
             vector_kwargs["num_workers"] = max(1, cpus)
 
     def describe(self, sampler: Any) -> Description:
-        """Return what the driver must know of the sampler."""
+        """Return the parts of the sampler that the driver needs."""
         return Description(sampler.envs.single_observation_space, sampler.envs.single_action_space)
 
     def use(self, version: int, state: Any) -> None:
@@ -73,18 +73,18 @@ class HostedSampler:
         raise NotImplementedError
 
     def call(self, request: Any) -> Any:
-        """Return what the sampler answers to a request of the driver."""
+        """Return the sampler's answer to a request of the driver."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Description:
-    """What the driver must know of the samplers of hosts, which are alike.
+    """The parts of the hosts' samplers that the driver needs; the same for all hosts.
 
     Attributes:
         single_observation_space: The observation space of an env.
         single_action_space: The action space of an env.
-        layout: Of actors, the layout of records.
+        layout: The layout of records, for actors only.
     """
 
     single_observation_space: gym.Space[Any]
@@ -94,14 +94,14 @@ class Description:
 
 @dataclass(frozen=True)
 class HostSetup:
-    """What distinguishes the samplers of hosts.
+    """The arguments that differ between the hosts' samplers.
 
     Attributes:
         index: The index of the host.
-        generation: How many samplers it had made before.
+        generation: The number of samplers that the host has made before.
         seed: The seed of the sampler.
-        entropy: The seed of other random numbers of the host's process.
-        settings: Settings of actors, for the envs of this host.
+        entropy: The seed of the other random numbers of the host's process.
+        settings: The settings of actors for the envs of this host.
     """
 
     index: int
@@ -113,13 +113,13 @@ class HostSetup:
 
 @dataclass(frozen=True)
 class Started:
-    """What a host returns once it has made its sampler.
+    """The answer to ``begin``: the new sampler, or why it could not be made.
 
     Attributes:
-        failure: What making it raised.
+        failure: The error that making the sampler raised.
         pid: The process id of the host.
         node: The address and the beginning of the id of its node.
-        description: What the driver must know of the sampler; None if there is none.
+        description: The description of the sampler; None after a failure.
     """
 
     failure: Report | None
@@ -130,14 +130,14 @@ class Started:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host answers to a call.
+    """A host's answer to a call.
 
     Attributes:
-        content: What the sampler returned; None if it raised.
-        failure: What it raised.
+        content: The result of the sampler; None if it raised.
+        failure: The error that it raised.
         lost: Whether a worker was lost, and the sampler with it.
         ended: Whether the sampler cannot be called again.
-        seconds: How long the call took on the host.
+        seconds: The duration of the call on the host.
     """
 
     content: Any
@@ -147,14 +147,14 @@ class Answer:
     seconds: float = 0.0
 
 
-# Marks methods that Ray calls in a thread of their own, beside a call that is under way.
+# Marks methods that Ray calls in a separate thread, concurrently with a pending call.
 _control: Callable[[F], F] = ray.method(concurrency_group="control")
 
 
 class HostActor:
-    """The Ray actor. Calls come one after another; control calls come beside them.
+    """The Ray actor. Calls run one after another; control calls run concurrently with them.
 
-    The lock guards which sampler there is, and which version of the policy it uses.
+    The lock guards the current sampler and the version of the policy that it uses.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class HostActor:
     def begin(
         self, pickled: bytes, specs: bytes, setup: HostSetup, version: int, state: Any
     ) -> Started:
-        """Make the sampler, in the place of the one that there may be."""
+        """Make the sampler; it replaces an earlier one."""
         self.close()
         failure = description = None
         try:
@@ -195,9 +195,9 @@ class HostActor:
         return Started(failure, os.getpid(), _node(), description)
 
     def call(self, generation: int, request: Any, version: int, state: Any) -> Answer | None:
-        """Return the answer of the sampler, which uses a policy at least as new as this one.
+        """Call the sampler, with a policy at least as new as this one, and return its answer.
 
-        Returns None if Ray has started this process anew, which has no sampler yet.
+        Returns None if Ray has restarted this process and it has no sampler yet.
         """
         if generation != self._generation:
             return None
@@ -210,13 +210,13 @@ class HostActor:
         except Exception as error:
             lost = isinstance(error, LostError)
             answer = Answer(None, report(error), lost=lost, ended=sampler.closed)
-        if self._sampler is not sampler:  # closed meanwhile
+        if self._sampler is not sampler:  # ``close`` was called meanwhile
             sampler.close()
         return answer
 
     @_control
     def load(self, generation: int, version: int, state: Any) -> None:
-        """Take a version of the policy that is perhaps newer; as a control call too."""
+        """Store this version of the policy if it is newer; may be a control call."""
         with self._lock:
             if generation != self._generation or version <= self._newest[0]:
                 return
@@ -227,18 +227,18 @@ class HostActor:
 
     @_control
     def control(self, generation: int, function: Callable[[Any], Any]) -> Any:
-        """Call a function with the sampler; only as a control call."""
+        """Call a function with the sampler; always a control call."""
         return function(self._sampler) if generation == self._generation else None
 
     @_control
     def kill_workers(self) -> None:
-        """Kill the workers of the sampler, one of which hangs; as a control call."""
+        """Kill the workers of the sampler, one of which hangs; always a control call."""
         if (sampler := self._sampler) is not None:
             core_of(sampler.envs).pool.kill(wait=0)
 
     @_control
     def close(self) -> None:
-        """Close the sampler, or let the call under way do that; as a control call too."""
+        """Close the sampler, or leave that to the pending call; may be a control call."""
         with self._lock:
             sampler, self._sampler, self._generation = self._sampler, None, -1
         if sampler is not None:
@@ -254,7 +254,7 @@ class HostActor:
 
 
 def _cpus() -> int:
-    """Return how many CPUs Ray has reserved for this process."""
+    """Return the number of CPUs that Ray has reserved for this process."""
     return int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
 
 

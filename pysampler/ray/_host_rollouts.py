@@ -1,8 +1,8 @@
-"""What rollouts on Ray return, and the learner's buffers that it lies in.
+"""The rollouts that ``take`` returns, and the learner's buffers that hold them.
 
-A host's rollout lies in Ray's store, read-only and as long as anything refers to it. It is copied
-once, to a buffer of the learner in which all hosts' envs lie side by side, so that what several
-hosts sampled is one batch without a further copy.
+Ray's store keeps a host's rollout, read-only, while anything refers to it. The learner copies it
+once, to a buffer that holds the envs of all hosts side by side: the rollouts of several hosts are
+one batch without a second copy.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ _FINAL = "final_observations"
 
 @dataclass(frozen=True, repr=False)
 class HostRollout(Rollout):
-    """The rollout of one host: a :class:`pysampler.Rollout`, and where it comes from.
+    """The rollout of one host: a :class:`pysampler.Rollout`, and its origin.
 
     Attributes:
         host: The index of the host.
         node: The address and the beginning of the id of the node that the host runs on.
-        restarts: How many times the host had been started again. Where this is more than in its
-            last rollout, the episodes under way then were lost with it, and those here are of new
-            envs.
-        number: How many rollouts the host had been asked for before. A number is missing where a
-            rollout was lost with the host, or dropped because it was too old.
+        restarts: The number of restarts of the host so far. If it has grown since the host's last
+            rollout, the unfinished episodes of that rollout are lost, and this one is of new envs.
+        number: The number of rollouts requested from the host before this one. Numbers are missing
+            where a rollout was lost with the host, or dropped because it was too old.
         version: The version of the policy that acted: 1 for the first.
-        lag: How many versions have been published since.
-        host_seconds: How long the host took for it.
+        lag: The number of versions published since.
+        host_seconds: The time that the host took for it.
     """
 
     host: int
@@ -57,16 +56,16 @@ class HostRollout(Rollout):
 
 @dataclass(frozen=True)
 class Packed:
-    """A rollout on its way from a host: the fields of ``Rollout`` by name, and what it is.
+    """A rollout as a host sends it: the fields of ``Rollout`` by name, and its metadata.
 
     Attributes:
-        fields: Arrays, or trees of arrays; of ``final_observations``, a row for each step that
+        fields: Arrays, or trees of arrays; ``final_observations`` has one row for each step that
             ended an episode.
         lengths: The number of steps of each env.
         ended: The episodes that ended.
         version: The version of the policy that acted.
-        seconds: Where the time went on the host.
-        seen: What a normalizer has counted in it, as arrays by name; None without one.
+        seconds: The time spent on the host, by activity.
+        seen: The statistics that a normalizer gathered in it, as arrays by name; None without one.
     """
 
     fields: dict[str, Any]
@@ -93,11 +92,11 @@ class Packed:
 
 
 class LearnerBuffer:
-    """Memory for rollouts of several hosts, which is used again once none of them is held.
+    """Memory for rollouts of several hosts, reused once nothing refers to any of them.
 
     Args:
         num_envs: The number of envs of a host.
-        hosts: For how many hosts there is room at first.
+        hosts: The initial capacity, in hosts.
     """
 
     def __init__(self, num_envs: int, hosts: int) -> None:
@@ -112,7 +111,7 @@ class LearnerBuffer:
         return any(array.held for array in self._lent.values())
 
     def reserve(self, hosts: int) -> None:
-        """Make room for this many hosts; what lies in the buffer is lost if there was less."""
+        """Make room for this many hosts; growing discards the contents of the buffer."""
         if hosts > self._room:
             self._room, self._fields, self._lent = hosts, {}, {}
 
@@ -127,10 +126,10 @@ class LearnerBuffer:
             self._fields[name] = self._written(self._fields.get(name), tree, envs, put)
 
     def _written(self, target: Any, tree: Any, envs: slice, put: Callable[..., Any]) -> Any:
-        """Copy a tree, and return the tree that it was copied to, which may have grown."""
+        """Copy a tree to ``target``, and return the target, which may have grown."""
         if isinstance(tree, Mapping):
             known = target if isinstance(target, dict) else {}
-            # Infos: an env may give a key for the first time; other hosts' envs never.
+            # Infos: a key may be new, and the envs of other hosts may never return it.
             for name in known.keys() - tree.keys():
                 mapped(functools.partial(_clear, envs), known[name])
             return {
@@ -152,7 +151,7 @@ class LearnerBuffer:
         if target is None:
             target = np.zeros(shape, array.dtype)
         elif (dtype := np.result_type(target, array)) != target.dtype:
-            target = target.astype(dtype)  # an info that was a whole number until now
+            target = target.astype(dtype)  # an info that was an integer until now
         target[:, envs] = array
         return np.asarray(target)
 
@@ -191,7 +190,7 @@ def _clear(envs: slice, array: npt.NDArray[Any]) -> None:
 def packed(
     rollout: Rollout, version: int, seen: Mapping[str, npt.NDArray[Any]] | None = None
 ) -> Packed:
-    """Return a rollout as it travels: Ray copies its arrays to its store."""
+    """Return a rollout in the form that a host sends; Ray copies its arrays to its store."""
     fields = {name: getattr(rollout, name) for name in STEP_FIELDS}
     fields = {name: tree for name, tree in fields.items() if tree is not None}
     at = _ends(fields)
@@ -200,18 +199,18 @@ def packed(
 
 
 def _ends(fields: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
-    """Return which steps ended an episode: ``final_observations`` has no data elsewhere."""
+    """Return which steps ended an episode: ``final_observations`` has data only there."""
     return np.asarray(fields["terminated"] | fields["truncated"])
 
 
 class HostRollouts(Sequence[HostRollout]):
-    """The rollouts of some hosts, those first whose last one was taken longest ago.
+    """The rollouts of some hosts, ordered by when the host's last one was taken, oldest first.
 
     Args:
         rollouts: The rollouts.
-        buffer: What they lie in, one behind the other.
+        buffer: The buffer that holds them, one after the other.
         num_envs: The number of envs of a host.
-        first: Where in the buffer the first of them lies.
+        first: The position of the first of them in the buffer.
     """
 
     def __init__(
@@ -245,13 +244,13 @@ class HostRollouts(Sequence[HostRollout]):
 
     @property
     def joined(self) -> Rollout:
-        """All of them as one rollout, whose envs are those of the hosts side by side.
+        """All of them as one rollout, with the envs of the hosts side by side.
 
-        Its arrays are views of the same memory. ``version`` is that of the oldest policy that
-        acted, ``lag`` how old that is.
+        Its arrays are views of the same memory. ``version`` and ``lag`` are those of the oldest
+        policy that acted.
 
         Raises:
-            ValueError: There are none.
+            ValueError: There are no rollouts.
         """
         if not self._rollouts:
             raise ValueError("cannot join rollouts: there are none")
@@ -279,7 +278,7 @@ class HostRollouts(Sequence[HostRollout]):
         )
 
     def parted(self) -> tuple[HostRollouts, HostRollouts]:
-        """Return the first of them alone, and the others."""
+        """Return the first rollout, and the others."""
         buffer, count, first = self._buffer, self._num_envs, self._first
         return (
             HostRollouts(self._rollouts[:1], buffer, count, first),
@@ -287,7 +286,7 @@ class HostRollouts(Sequence[HostRollout]):
         )
 
     def copy(self) -> HostRollouts:
-        """Return the rollouts with memory of their own, which stays as it is."""
+        """Return copies of the rollouts, which no later ``take`` overwrites."""
         count = len(self._rollouts)
         buffer = LearnerBuffer(self._num_envs, count)
         for position, one in enumerate(self._rollouts):

@@ -1,4 +1,4 @@
-"""What the driver knows of a host, and of the calls on their way to it."""
+"""The driver's state of a host and of its pending calls."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Call", "Host"]
 
 @dataclass
 class Call:
-    """A call on its way.
+    """A pending call.
 
     Attributes:
-        ref: Its answer to be.
+        ref: The reference to its future answer.
         sent_at: When it was sent, in ns.
-        number: How many calls had been sent to the host before.
+        number: The number of calls sent to the host before.
         answer: The answer, once it was received.
-        overdue_at: When it was first seen that the answer is late, in ns.
-        read: How much of the answer has been read, for samplers that read a part.
+        overdue_at: When the answer was first noticed to be late, in ns.
+        read: How much of the answer has been read, for samplers that read it in parts.
     """
 
     ref: Any
@@ -35,31 +35,31 @@ class Call:
 
 @dataclass
 class Host:
-    """What the driver knows of a host.
+    """The driver's state of a host.
 
     Attributes:
         index: Its index.
-        place: What the placement calls its place.
+        place: The placement's key for its place.
         actor: The Ray actor.
-        generation: How many samplers it had made before the one that it has, or makes.
+        generation: The number of samplers that it made before the current one.
         pid: Its process id.
         node: The address and the beginning of the id of its node.
-        description: What is known of its sampler.
+        description: The description of its sampler.
         serves: Whether it has a sampler.
         gone: Whether it will not come back.
-        ended: Whether its sampler has ended, and is called no more.
-        starting: What it is asked while it starts: whether its process runs, then to begin.
-        begins: Whether that is to begin.
-        call_again_at: When to ask again whether its process runs, in ns.
-        calls: The calls on their way, the oldest first.
-        answered_at: When the last answer was seen, in ns.
-        taken_at: How many answers had been taken of all hosts when one was taken of this.
+        ended: Whether its sampler has ended, so that it is not called any more.
+        starting: The pending call while it starts: ``ready``, then ``begin``.
+        begins: Whether that call is ``begin``.
+        call_again_at: When to call ``ready`` again, in ns.
+        calls: The pending calls, the oldest first.
+        answered_at: When the last answer was received, in ns.
+        taken_at: The number of answers taken from all hosts when one was last taken from this host.
         loading: The last control call with a version of the policy.
         loaded: The version that it carries.
-        losses: When it was lost, in ns.
-        started_at: When it was asked to make its sampler, in ns.
-        sent: How many calls were sent to it.
-        served: How many of its answers were taken.
+        losses: The times of its losses, in ns.
+        started_at: When ``begin`` was called, in ns.
+        sent: The number of calls sent to it.
+        served: The number of its answers that were taken.
     """
 
     index: int

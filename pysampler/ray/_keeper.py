@@ -1,14 +1,14 @@
-"""A keeper: a Ray actor that undoes what its creator has asked of the cluster, once that dies.
+"""A keeper: a Ray actor that gives back its creator's cluster resources when the creator dies.
 
-Ray removes a placement group when the *job* that created it ends. Where the creator is an actor or
-a task of a longer job, as in Ray Tune and Ray Train, its hosts end with it, but their CPUs would
-stay reserved. And a request to the autoscaler would stay for ever.
+Ray removes a placement group when the *job* that created it ends. If the creator is an actor or a
+task of a longer job, as in Ray Tune and Ray Train, its hosts end with it, but their CPUs would
+stay reserved. A request to the autoscaler would stay for ever.
 
-Two processes without CPUs see to it. The *anchor* is an actor that the creator owns: Ray ends it
-when the creator ends, and starts it again if it dies itself. The *keeper* is detached, so it
-outlives the creator, and looks for the anchor by its name. It must not hold a reference that the
-creator owns, nor answer one of its calls late: a process that exits in Ray's orderly way waits for
-both, and the keeper would wait for the exit.
+Two actors that reserve no CPU prevent this. The *anchor* is owned by the creator: Ray ends it when
+the creator ends, and restarts it if it dies by itself. The *keeper* is detached, so it outlives the
+creator, and looks the anchor up by name. It must not hold a reference that the creator owns, nor
+answer one of its calls late: a process that exits in Ray's orderly way waits for both, and the
+keeper would wait for the exit.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Keeper:
     """Calls a function on the cluster once this process has died.
 
     Args:
-        undo: The function. It and the actors are defined in functions, so Ray pickles them by
-            value, and their processes import no pysampler.
+        undo: The function. It and the actors are defined inside functions, so Ray pickles them by
+            value, and their processes do not import pysampler.
     """
 
     def __init__(self, undo: Callable[[], None]) -> None:
         name = f"pysampler-{uuid.uuid4().hex}"
         anchor, keeper = (ray.remote(num_cpus=0, max_restarts=-1)(kind) for kind in _actors())
-        # The anchor first: one that the keeper does not find has died.
+        # The anchor first: if the keeper does not find it, it must have died.
         self._actors = [anchor.options(name=name).remote()]
         self._actors.append(keeper.options(lifetime="detached").remote(name, undo))
 
     def end(self) -> None:
-        """End the keeper, which undoes nothing."""
+        """End the keeper without calling ``undo``."""
         for actor in reversed(self._actors):
             with contextlib.suppress(RayError):
                 ray.kill(actor)
@@ -72,7 +72,7 @@ def _actors() -> tuple[type[Any], type[Any]]:
             with contextlib.suppress(RayError):  # such as a time-out: look again
                 try:
                     ray.get_actor(self._name)
-                except ValueError:  # there is none
+                except ValueError:  # no such actor
                     self._undo()
                     return True
             return False

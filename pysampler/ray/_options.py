@@ -1,4 +1,4 @@
-"""The options of samplers on Ray that say how many hosts there are, and what to do without one."""
+"""The options of samplers on Ray about hosts: their number, placement and recovery."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Spread = Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"]
 
 @dataclass
 class FleetOptions:
-    """The options, which ``Rollouts`` documents; ValueError if one of them is not possible.
+    """The options, documented at ``Rollouts``; raises ValueError if one of them is invalid.
 
-    ``doing`` says what the sampler does, for errors: "sample rollouts".
+    ``doing`` is the verb of the sampler for errors, such as "sample rollouts".
     """
 
     doing: str

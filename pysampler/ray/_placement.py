@@ -1,4 +1,4 @@
-"""Where hosts run: on nodes that Ray chooses, or one on each node that there is."""
+"""Placement of hosts: on nodes that Ray chooses, or one on each node of the cluster."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ __all__ = ["GroupPlacement", "NodePlacement", "Placement", "placement_for"]
 log = logging.getLogger("pysampler.ray")
 
 _SECOND = 1_000_000_000
-# How long hosts may wait for a place before the log says so.
+# How long hosts may wait for a place before a warning is logged.
 _QUIET_NS = 5 * _SECOND
 # How often to look for new nodes.
 _NODES_NS = 2 * _SECOND
-# Results up to this size come with a host's answer, not through the object stores of two nodes,
-# which takes six times as long for 1 MB (docs/results/hosts.md). A setting of Ray's, whose own
-# default is 100 KB.
+# Ray sends results up to this size inside a host's answer instead of through the object stores of
+# two nodes, which takes six times as long for 1 MB (docs/results/hosts.md). Its default is 100 KB.
 _INLINE = {"RAY_max_direct_call_object_size": str(4 * 2**20)}
 
 
@@ -48,8 +47,8 @@ class Placement:
     """Base class of ways to place hosts.
 
     Args:
-        options: How many hosts there are, and how many CPUs each has.
-        cpus: How many CPUs a host has at least.
+        options: The number of hosts, and of CPUs for each.
+        cpus: The least number of CPUs of a host.
     """
 
     grows = False  # whether hosts may join later
@@ -67,20 +66,20 @@ class Placement:
         raise NotImplementedError
 
     def joining(self, taken: set[Any]) -> list[Any]:  # noqa: ARG002 - none by default
-        """Return places for hosts that join now, beside those that are taken."""
+        """Return places for further hosts, other than those that are taken."""
         return []
 
     def actor(self, place: Any) -> Any:
-        """Return a new actor at a place; None if it is no more."""
+        """Return a new actor at a place; None if the place is gone."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Give the places back; may be repeated."""
+        """Give the places back. May be called repeatedly."""
         if self._keeper is not None:
             self._keeper.end()
 
     def _actor(self, strategy: Any, cpus: int) -> Any:
-        """Return a new actor, whose process Ray starts, and again whenever it dies."""
+        """Return a new actor; Ray starts its process, and restarts it whenever it dies."""
         further = self._options.actor_options or {}
         runtime_env = further.get("runtime_env") or {}
         env_vars = {**_INLINE, **(runtime_env.get("env_vars") or {})}
@@ -96,7 +95,7 @@ class Placement:
         return kind.options(**options).remote()
 
     def describe(self) -> str:
-        """Return how many hosts were to be placed, and on which nodes."""
+        """Return the hosts to place and the resources of the nodes, for errors."""
         has = self._listed_nodes()
         free = self._listed(ray.available_resources())
         return f"{self._wanted}; Ray has nodes with {has}, of which {free} are free"
@@ -105,17 +104,17 @@ class Placement:
         return " | ".join(self._listed(node["Resources"]) for node in _nodes()) or "nothing"
 
     def _room(self, node: dict[str, Any]) -> int:
-        """Return how many hosts a node could have if nothing else ran on it."""
+        """Return the number of hosts that fit on a node if nothing else runs there."""
         has, needs = node["Resources"], {name: n for name, n in self._bundle.items() if n > 0}
         return min(int(has.get(name, 0) // count) for name, count in needs.items())
 
     def _listed(self, resources: Mapping[str, float]) -> str:
-        """Return how much there is of each thing that a host needs."""
+        """Return the amount of each resource that a host needs, as text."""
         return ", ".join(f"{resources.get(name, 0):g} {name}" for name in self._bundle)
 
     @property
     def _wanted(self) -> str:
-        """What is to be placed, for errors."""
+        """The hosts to place, for errors."""
         raise NotImplementedError
 
 
@@ -125,34 +124,34 @@ class GroupPlacement(Placement):
     def __init__(self, options: FleetOptions) -> None:
         assert options.hosts != "auto"
         sizes = sorted((_cpus(node) for node in _nodes()), reverse=True)
-        # By default what each of the largest nodes has.
+        # By default, the CPUs of the smallest of the ``hosts`` largest nodes.
         largest = [size for size in sizes[: options.hosts] if size >= 1] or [1]
         self._cpus = options.cpus_per_host or largest[-1]
         super().__init__(options, self._cpus)
         self._bundles = [self._bundle] * options.hosts
-        # Known to the keeper before there is a group: this process may die between the two.
+        # The keeper learns the name before the group exists: this process may die in between.
         self._name = f"pysampler-{uuid.uuid4().hex}"
         self._group: Any = None
 
     def begin(self, deadline: int | None) -> list[Any]:
         """Return the indices of the bundles, once Ray has found nodes for all of them."""
         if ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
-            # Ray removes the group with the job, which may go on after this process.
+            # Ray removes the group when the job ends, which may outlive this process.
             self._keeper = Keeper(_removal_of(self._name))
         self._group = placement_group(self._bundles, strategy=self._options.spread, name=self._name)
-        began, told = now(), False
+        began, warned = now(), False
         if shortage := self._shortage():
             log.warning("waiting for places: %s", shortage)
-            told = True
+            warned = True
         while not self._group.wait(0.25):
             if deadline is not None and now() >= deadline:
                 raise HostLostError(
                     f"cannot {self._options.doing}: Ray has found no places within start_timeout, "
                     f"{self._options.start_timeout} s: {self.describe()}"
                 )
-            if not told and now() - began > _QUIET_NS:
+            if not warned and now() - began > _QUIET_NS:
                 log.warning("waiting for places: %s", self.describe())
-                told = True
+                warned = True
         return list(range(len(self._bundles)))
 
     def actor(self, place: Any) -> Any:
@@ -160,7 +159,7 @@ class GroupPlacement(Placement):
         return self._actor(PlacementGroupSchedulingStrategy(self._group, place), self._cpus)
 
     def describe(self) -> str:
-        """Return which nodes are missing, or what is in use on them."""
+        """Return which nodes are missing, or which resources are in use."""
         return self._shortage() or super().describe()
 
     def _shortage(self) -> str | None:
@@ -195,7 +194,7 @@ class GroupPlacement(Placement):
 
 
 class NodePlacement(Placement):
-    """A host on each node that has enough CPUs, also on those that join later."""
+    """A host on each node that has enough CPUs, including nodes that join later."""
 
     grows = True
 
@@ -204,7 +203,7 @@ class NodePlacement(Placement):
         self._look_at = 0
 
     def begin(self, deadline: int | None) -> list[Any]:  # noqa: ARG002 - the fleet waits
-        """Return the ids of the nodes that there are."""
+        """Return the ids of the nodes of the cluster."""
         if (most := self._options.max_hosts) is not None:
             self._keeper = Keeper(_request_of([]))
             _request_of([self._bundle] * most)()
@@ -221,7 +220,7 @@ class NodePlacement(Placement):
         return [node for node in alive if node not in taken][:room]
 
     def actor(self, place: Any) -> Any:
-        """Return a new actor on a node, with all CPUs by default; None if that is gone."""
+        """Return a new actor on a node, with all its CPUs by default; None if the node is gone."""
         for node in _nodes():
             if node["NodeID"] == place:
                 strategy = NodeAffinitySchedulingStrategy(place, soft=False)
@@ -233,7 +232,7 @@ class NodePlacement(Placement):
         return f'hosts="auto" with at least {self._listed(self._bundle)} each'
 
     def end(self) -> None:
-        """Ask for no more nodes than others need."""
+        """Withdraw the request for nodes."""
         if self._options.max_hosts is not None:
             with contextlib.suppress(RayError):
                 _request_of([])()
@@ -241,12 +240,12 @@ class NodePlacement(Placement):
 
 
 def placement_for(options: FleetOptions) -> Placement:
-    """Return the placement that the options ask for."""
+    """Return the placement for these options."""
     return NodePlacement(options) if options.hosts == "auto" else GroupPlacement(options)
 
 
 def _request_of(bundles: list[dict[str, float]]) -> Callable[[], None]:
-    """Return a function that asks Ray's autoscaler for nodes with room for these."""
+    """Return a function that asks Ray's autoscaler for nodes with room for these bundles."""
 
     def request() -> None:
         from ray.autoscaler.sdk import request_resources  # noqa: PLC0415 - where there is one
@@ -257,7 +256,7 @@ def _request_of(bundles: list[dict[str, float]]) -> Callable[[], None]:
 
 
 def _removal_of(name: str) -> Callable[[], None]:
-    """Return a function that removes the placement group of a name, if there is one."""
+    """Return a function that removes the placement group of this name, if it exists."""
 
     def remove() -> None:
         with contextlib.suppress(ValueError):

@@ -1,7 +1,7 @@
-"""The policy on its way to the hosts: its versions, and how a host puts on a newer one.
+"""Versions of the policy: how the driver publishes them, and how a host loads them.
 
-What changes of a policy is its *state*: the weights of a policy that has ``state_dict()`` and
-``load_state_dict()``; any other policy is its own state, as a pickle.
+The changing part of a policy is its *state*: the weights, if it has ``state_dict()`` and
+``load_state_dict()``; otherwise the whole policy, as a pickle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HostPolicy", "PolicyVersions", "policy_on_host", "update_policy"]
 
-# How many versions stay in Ray's store for hosts that begin; calls keep those that they carry.
+# Versions that stay in Ray's store for starting hosts; calls keep alive those that they carry.
 _KEPT = 2
 
 
@@ -33,7 +33,7 @@ class PolicyVersions:
 
     Attributes:
         version: The newest version: 1 for the first, 0 if there is none.
-        bytes_put: How many bytes have been put into the store.
+        bytes_put: The number of bytes put into the store.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class PolicyVersions:
         return version
 
     def publish_if_changed(self, policy: Any) -> None:
-        """Publish the policy as it is now, if it is not as it was."""
+        """Publish the policy if it has changed."""
         state = weights_of(policy) if has_weights(policy) else pickled(policy)
         if self.newest is None or not _equal(self._state, state):
             self.publish(state)
@@ -103,7 +103,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 class HostPolicy:
-    """Calls a policy that is replaced as a whole when the driver's has changed.
+    """Calls a policy that is replaced as a whole when the driver's policy has changed.
 
     Attributes:
         policy: The policy.
@@ -131,10 +131,10 @@ def policy_on_host(policy: Any) -> Any:
 
 
 def update_policy(policy: Any, state: Any, entropy: tuple[int, ...]) -> None:
-    """Give a policy on a host another state. What is not weights draws new random numbers."""
+    """Set the state of a policy on a host. A policy that is replaced as a whole is seeded anew."""
     if isinstance(policy, HostPolicy):
         policy.policy = cloudpickle.loads(state)
         seed_policy(policy.policy, np.random.SeedSequence(entropy), own_process=True)
     else:
-        # Own arrays: a module keeps what it loads, which would hold the object in Ray's store.
+        # Copies: a module keeps the arrays that it loads, and with them the object in Ray's store.
         load_weights(policy, {name: array.copy() for name, array in state.items()})

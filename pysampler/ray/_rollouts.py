@@ -1,4 +1,4 @@
-"""Rollouts on many hosts: each samples its own, and the learner takes those of k hosts at once."""
+"""Rollouts on many hosts: each samples on its own; the learner takes those of several at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HostedRollouts(HostedSampler):
     """The rollouts of one host."""
 
     def begin(self, setup: HostSetup, version: int, state: Any) -> LocalRollouts:
-        """Return rollouts of a policy of this version."""
+        """Return a sampler with this version of the policy."""
         self._setup = setup
         self._version = self._version_before = version
         self.policy = policy_on_host(self.policy)
@@ -70,60 +70,60 @@ class HostedRollouts(HostedSampler):
             seen = self._statistics.after(request.number)
         else:
             rollout = next(self._sampler)
-        # With overlap it began before the policy was changed for this call.
+        # With overlap the rollout began before this call changed the policy.
         version = self._version_before if rollout.lag else self._version
         self._version_before = self._version
         return packed(rollout, version, seen)
 
 
 class Rollouts(RemoteSampler):
-    """Rollouts of a policy on many hosts, which are Ray actors with workers of their own.
+    """Rollouts of a policy on many hosts: Ray actors, each with its own workers.
 
-    Each host samples as :class:`pysampler.Rollouts` does. ``take`` returns the next rollouts of as
-    many hosts as you wait for; the object is also an iterator, of one host's rollout at a time.
-    The policy is sent to the hosts whenever it has changed since the last ``take``.
+    Each host samples like :class:`pysampler.Rollouts`. ``take`` waits for as many hosts as you ask
+    for and returns their next rollouts; iterating yields one host's rollout at a time. ``take``
+    sends the policy to the hosts whenever it has changed since the last call.
 
     If Ray is not initialised, ``ray.init()`` is called: set ``RAY_ADDRESS``, or call it yourself,
-    to use a cluster. pysampler must be installed on all nodes. A host is ended as soon as the
-    driver, this process, ends, however that ends.
+    to use a cluster. pysampler must be installed on all nodes. The hosts end when the driver (this
+    process) ends, even if it crashes.
 
     Args:
-        envs: What makes the envs of each host: an env id, an ``EnvSpec``, a function that makes an
-            env, or a list of such functions.
-        policy: A callable or a torch module: see :class:`pysampler.Rollouts`. Each host has a copy;
-            what is not drawn from ``generators`` is random numbers of its own, seeded by ``seed``
-            and the index of the host.
+        envs: An env id, an ``EnvSpec``, a function that makes an env, or a list of such functions,
+            one for each env of a host. Each host makes its own envs.
+        policy: A callable or a torch module: see :class:`pysampler.Rollouts`. Each host has a copy.
+            Random numbers that it does not draw from ``generators`` differ between hosts: their
+            seeds come from ``seed`` and the index of the host.
         horizon: The number of steps in a rollout.
-        hosts: How many hosts to start; "auto" for one on each node that has enough CPUs, also on
-            nodes that join later.
-        num_envs: How many envs each host makes.
+        hosts: The number of hosts to start; "auto" for one on each node that has enough CPUs,
+            including nodes that join later.
+        num_envs: The number of envs of each host.
         vector_kwargs: Further arguments of each host's :class:`pysampler.VectorEnv`. By default
             ``num_workers`` is the number of CPUs of the host.
-        max_hosts: With ``hosts="auto"``, the largest number of hosts, for which Ray's autoscaler is
-            asked.
-        cpus_per_host: How many CPUs Ray reserves for each host; by default all of a node: of the
-            smallest of those that are needed.
-        spread: How Ray places hosts on nodes: "STRICT_SPREAD", each on another node; "SPREAD", so
-            where possible; "PACK", on few nodes; "STRICT_PACK", on one.
-        in_flight: How many rollouts each host may have under way or ready. With 2, a host begins
-            the next one while you learn from the last, with the policy as it was: ``lag`` is 1 or
-            more. With 1, it begins when you call ``take``, with the policy as it is then.
-        max_lag: Rollouts of a policy that is more than this many versions old are dropped, and
-            counted.
-        on_host_loss: What happens when a host dies, hangs, or loses a worker. "raise" raises
-            :class:`pysampler.HostLostError` once, and the others go on. "restart" starts it again,
-            with new envs and other seeds, and ``take`` does not wait for it meanwhile.
-        max_restarts: A host that is lost more often than this within ``restart_window`` seconds
-            raises all the same.
+        max_hosts: With ``hosts="auto"``, the largest number of hosts; Ray's autoscaler is asked for
+            nodes for this many.
+        cpus_per_host: CPUs that Ray reserves for each host; by default all CPUs of the smallest
+            node that is needed.
+        spread: How Ray places hosts on nodes: "STRICT_SPREAD" puts each on a different node;
+            "SPREAD" does so where possible; "PACK" uses few nodes; "STRICT_PACK" uses one.
+        in_flight: The number of rollouts of each host that may be pending or ready. With 2, a host
+            begins the next one, with its current policy, while you learn from the last: ``lag`` is
+            1 or more. With 1, it begins when you call ``take``, with the policy as it is then.
+        max_lag: Drop rollouts, and count them, if their policy is more than this many versions old.
+        on_host_loss: How to react when a host dies, hangs, or loses a worker. "raise" raises
+            :class:`pysampler.HostLostError` once, and the other hosts continue. "restart" restarts
+            it with new envs and other seeds; ``take`` does not wait for it meanwhile.
+        max_restarts: Raise anyway if one host is lost more often than this within
+            ``restart_window`` seconds.
         restart_window: See ``max_restarts``.
-        host_timeout: Seconds after which a host that has not answered is killed, as lost.
+        host_timeout: Kill a host, and count it as lost, if it has not answered for this many
+            seconds.
         start_timeout: Seconds that hosts may take to start.
         actor_options: Further options of Ray's actors, such as ``{"num_gpus": 1}`` or
             ``{"resources": {"sampler": 1}}``.
-        keep_last: How many results of ``take`` you keep at a time. None is overwritten while you
-            hold it, or an array or a tensor of it; the next one then takes other memory. There is
-            room for 8 results, or for ``keep_last`` and one more; ``taken.copy()`` keeps others.
-        policy_in: Where the policy acts on a host: in "main", its process, or in its "workers".
+        keep_last: The number of results of ``take`` that you keep at a time. A result that you
+            hold, or an array or a tensor of it, is not overwritten: the next one uses other memory.
+            There is room for 8 results, or ``keep_last`` + 1; ``taken.copy()`` keeps others.
+        policy_in: Where the policy acts on a host: in its process ("main") or its "workers".
         overlap: On each host, sample the next rollout while the last one is being sent.
         min_envs: On each host, act as soon as this many envs are ready, instead of all.
         timeout: On each host, act after this many seconds for the envs that are ready.
@@ -131,19 +131,19 @@ class Rollouts(RemoteSampler):
         reset_each: Begin each rollout with a reset of all envs.
         info_keys: Keys of infos to put into ``rollout.infos``.
         normalize: A :class:`pysampler.Normalizer` of observations and rewards. Each host begins a
-            rollout with the statistics of all that were taken, and with what it has seen since.
+            rollout with the statistics of all rollouts taken so far and of its own since then.
         leave_out: The parts of observations that have no fixed shape, by name.
         threads: Threads that torch may use on a host while a policy in "main" acts.
         device: A torch device on the hosts where a policy in "main" acts.
-        warm_up: The most random steps that each env makes at first.
-        seed: The seed. Together, the envs of all hosts get the seeds of one vector env: those of
-            host i the seeds from ``seed + i * num_envs`` on.
+        warm_up: The largest number of random steps that each env makes at first.
+        seed: The seed. Together, the envs of all hosts get the seeds of one vector env: the seeds
+            of host i start at ``seed + i * num_envs``.
 
     Attributes:
         policy: The policy.
         horizon: The number of steps in a rollout.
         num_envs: The number of envs of each host.
-        normalizer: What was given as ``normalize``.
+        normalizer: The argument ``normalize``.
         single_observation_space: The observation space of an env.
         single_action_space: The action space of an env.
 
@@ -209,8 +209,8 @@ class Rollouts(RemoteSampler):
             normalize.expect_unused(self._doing)
             if options.overlap:
                 raise ValueError(
-                    "cannot sample rollouts: with `overlap` on the hosts, a rollout would begin "
-                    "before the statistics of others are known; expected overlap=False"
+                    "cannot sample rollouts: normalize with overlap=True, expected overlap=False: "
+                    "a rollout would begin before the statistics of other hosts are known"
                 )
         self.normalizer = normalize
         self._statistics: DriverStatistics | None = None
@@ -218,7 +218,7 @@ class Rollouts(RemoteSampler):
         super().__init__(
             *(fleet_options, HostedRollouts, envs, policy, num_envs, vector_kwargs, kwargs, seed)
         )
-        # What is on its way to the caller, and the calls whose answers it was copied from.
+        # Rollouts not yet returned to the caller, and the calls whose answers they are copies of.
         self._returning: tuple[HostRollouts, list[tuple[Host, Call]]] | None = None
         self._most_held = max(options.keep_last + 1, MOST_HELD)
         self._buffers: list[LearnerBuffer] = []
@@ -248,13 +248,13 @@ class Rollouts(RemoteSampler):
 
         Args:
             min_hosts: Wait until this many hosts have one; by default, all that sample now.
-            timeout: Seconds to wait; then the rollouts that there are, perhaps none, are returned.
+            timeout: Seconds to wait. Then the rollouts that are ready are returned, perhaps none.
 
         Returns:
-            The rollouts, those first whose hosts have waited longest.
+            The rollouts, the host that has waited longest first.
 
         Raises:
-            BusyError: You hold the results of as many calls as there is room for.
+            BusyError: You hold so many results that there is no room for another.
         """
         if min_hosts is not None:
             min_hosts = whole_number("take rollouts", "min_hosts", min_hosts, 1)
@@ -270,7 +270,7 @@ class Rollouts(RemoteSampler):
         return self
 
     def __next__(self) -> HostRollout:
-        """Return the next rollout of a host, of that first that has waited longest."""
+        """Return the next rollout of the host that has waited longest."""
         return self._take(1, None, most=1)[0]
 
     def _take(self, min_hosts: int | None, deadline: int | None, most: int | None) -> HostRollouts:
@@ -285,13 +285,13 @@ class Rollouts(RemoteSampler):
             self._finish_interrupted()
             rest = None
             if self._returning is not None and most is not None and len(taken) > most:
-                taken, others = taken.parted()  # of a call that was interrupted
+                taken, others = taken.parted()  # from an interrupted call
                 rest = others, self._returning[1]
         self._returning = rest  # from here to the caller no signal handler runs
         return taken
 
     def _choose(self, min_hosts: int | None, deadline: int | None) -> list[Host]:
-        """Return hosts that have a rollout which is not too old."""
+        """Return hosts whose oldest rollout is within ``max_lag``; drop those that are not."""
         max_lag = self._options.max_lag
         while True:
             began = now()
@@ -304,7 +304,7 @@ class Rollouts(RemoteSampler):
                 return answered
             for host in stale:
                 self._dropped += 1
-                self._give_up(host)
+                self._release(host)
 
     @staticmethod
     def _head(host: Host) -> Packed:
@@ -314,13 +314,13 @@ class Rollouts(RemoteSampler):
         return content
 
     def _free_buffer(self) -> LearnerBuffer:
-        """Return a buffer whose rollouts nothing refers to."""
+        """Return a buffer that no rollout in use refers to."""
         if (buffer := self._unheld_buffer()) is not None:
             return buffer
         if len(self._buffers) < self._most_held:
             self._buffers.append(LearnerBuffer(self.num_envs, 1))
             return self._buffers[-1]
-        gc.collect()  # cycles of references may hold some, as a kept exception makes them
+        gc.collect()  # reference cycles, such as those of a kept exception, may hold some
         if (buffer := self._unheld_buffer()) is not None:
             return buffer
         raise BusyError(
@@ -365,21 +365,21 @@ class Rollouts(RemoteSampler):
             received = self._bytes + sum(self._head(host).nbytes for host in chosen)
             took = self._took + len(rollouts)
             calls = [(host, host.calls[0]) for host in chosen]
-            # One statement without a call: an interrupted call finds the rollouts once more, in
-            # the store and not counted, or here.
+            # One statement without a call: after an interrupt, the next call finds the rollouts
+            # either in the store, not yet counted, or here.
             self._returning, self._took, self._bytes = (taken, calls), took, received
         self._receiving_ns += now() - began
         return taken
 
     def _finish_interrupted(self) -> None:
-        """Give up the answers of rollouts that are on their way to the caller."""
+        """Release the answers of the rollouts that are about to be returned to the caller."""
         if self._returning is not None:
             for host, call in self._returning[1]:
                 if host.calls and host.calls[0] is call:
-                    self._give_up(host)
+                    self._release(host)
 
-    def _give_up(self, host: Host) -> None:
-        """Give up a host's oldest answer, which then asks for another."""
+    def _release(self, host: Host) -> None:
+        """Release a host's oldest answer, so that the host is called again."""
         seen = self._head(host).seen
         if self._statistics is not None and seen is not None:
             self._statistics.add(host.index, host.calls[0].number, seen)

@@ -1,4 +1,4 @@
-"""The base class of samplers on Ray: what rollouts and actors on many hosts have in common."""
+"""The base class of rollouts and actors on many hosts."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class RemoteSampler(Uncopyable, Interruptible):
     """Base class of samplers whose hosts are Ray actors.
 
     Args:
-        options: How many hosts there are, and what happens where one is lost.
-        hosted: The class of what each host does.
-        envs: What makes the envs of a host.
+        options: The number of hosts, and how to react to a lost one.
+        hosted: The class that makes and calls the sampler on each host.
+        envs: Makes the envs of a host.
         policy: The policy.
-        num_envs: How many envs a host makes, if ``envs`` makes any number.
+        num_envs: The number of envs of a host, if ``envs`` can make any number.
         vector_kwargs: Further arguments of each host's vector env.
         kwargs: Further arguments of each host's sampler.
         seed: The seed.
-        settings: The names of what the policy is called with by name.
+        settings: The names of the keyword arguments that the policy is called with.
 
     Attributes:
         policy: The policy.
@@ -64,7 +64,7 @@ class RemoteSampler(Uncopyable, Interruptible):
     _doing = "sample rollouts"
     _name = "rollouts"
 
-    _closed = True  # until it is open
+    _closed = True  # until __init__ has opened it
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class RemoteSampler(Uncopyable, Interruptible):
         self._took = self._dropped = self._bytes = 0
         self._lag = 0.0
         self._waiting_ns = self._receiving_ns = self._publishing_ns = 0
-        signature_of(policy, ("observations",), settings)  # raises what is wrong
+        signature_of(policy, ("observations",), settings)  # only checks it
         vector_kwargs = vector_options(self._doing, vector_kwargs)
         if unknown := sorted(vector_kwargs.keys() - OPTIONS):
             raise TypeError(
@@ -118,7 +118,7 @@ class RemoteSampler(Uncopyable, Interruptible):
         self._closed = False
 
     def _begin(self) -> None:
-        """Start the hosts, and wait for them; or close."""
+        """Start the hosts and wait for them; close if that fails."""
         try:
             self._fleet.begin()
             description = self._fleet.serving[0].description
@@ -146,13 +146,13 @@ class RemoteSampler(Uncopyable, Interruptible):
                 )
             if num_envs is None:
                 raise ValueError(
-                    f"cannot {self._doing}: num_envs is missing, expected how many envs each host "
-                    "makes"
+                    f"cannot {self._doing}: num_envs is missing, expected the number of envs "
+                    "of each host"
                 )
             return whole_number(self._doing, "num_envs", num_envs, 1)
         if num_envs is not None:
             raise ValueError(
-                f"cannot {self._doing}: num_envs is for an env to make, not for a list of functions"
+                f"cannot {self._doing}: num_envs requires an env id or function, not a list of them"
             )
         return len(arguments.env_fns(envs))
 
@@ -161,16 +161,16 @@ class RemoteSampler(Uncopyable, Interruptible):
             return dumps_by_value(hosted)
         except Exception as error:
             raise TypeError(
-                f"cannot send envs and policy to the hosts: {type(error).__name__}: {error}; make "
-                "what they need inside of them"
+                f"cannot send envs and policy to the hosts: {type(error).__name__}: {error}; "
+                "create what they need inside the functions"
             ) from error
 
     # -- hosts -----------------------------------------------------------------------------------
 
     def _setup_of(self, index: int, generation: int) -> HostSetup:
-        """Return what distinguishes a host's sampler.
+        """Return the index, generation and seeds of a host's sampler.
 
-        The first samplers of all hosts have the seeds of one vector env with all their envs.
+        The first generation of all hosts has the seeds of one vector env with all their envs.
         """
         own = self._entropy if isinstance(self._entropy, list) else [self._entropy]
         entropy = (*own, index, generation)
@@ -182,11 +182,10 @@ class RemoteSampler(Uncopyable, Interruptible):
         return HostSetup(index, generation, seed, entropy)
 
     def _request(self, host: Host) -> Any:
-        """Return the next request to a host."""
         raise NotImplementedError
 
     def _greeting(self, index: int) -> Callable[[Any], Any] | None:  # noqa: ARG002
-        """Return what to call with the sampler of a host that begins to serve."""
+        """Return a function to call with the sampler of a host that has just started, or None."""
         return None
 
     def _lag_of(self, version: int) -> int:
@@ -194,16 +193,16 @@ class RemoteSampler(Uncopyable, Interruptible):
 
     @property
     def version(self) -> int:
-        """The newest version of the policy: 1 for the first; 0 if it has none."""
+        """The newest version of the policy: 1 for the first; 0 if the policy has no versions."""
         return self._versions.version
 
     @property
     def hosts(self) -> list[int]:
-        """The indices of the hosts that sample now."""
+        """The indices of the hosts that are sampling."""
         return [host.index for host in self._fleet.serving]
 
     def stats(self) -> Stats:
-        """Return what the hosts and the learner have done so far."""
+        """Return counters of the hosts and the learner so far."""
         fleet = self._fleet
         hosts = tuple(
             HostStats(
@@ -221,18 +220,18 @@ class RemoteSampler(Uncopyable, Interruptible):
     # -- ending ----------------------------------------------------------------------------------
 
     def _enter(self, what: str) -> _core.Entry:
-        """Return a context that admits one thread; raise ClosedError if this is closed."""
+        """Return a context that admits one thread; raise ClosedError if this sampler is closed."""
         if not self._guard.mine:
             raise ClosedError(f"cannot {self._doing}: made by another process, this is a fork")
         return self._guard.entry(what)
 
     @property
     def closed(self) -> bool:
-        """Whether the hosts have been ended."""
+        """Whether the hosts are closed."""
         return self._closed
 
     def close(self) -> None:
-        """Close the envs of all hosts, and end the hosts."""
+        """Close the envs of all hosts and end the hosts."""
         fleet: Fleet | None = getattr(self, "_fleet", None)
         if fleet is None or fleet.ended or not self._guard.mine:
             return
@@ -246,16 +245,16 @@ class RemoteSampler(Uncopyable, Interruptible):
             fleet.close(at_once=self._interrupted or entry.nested)
 
     def __del__(self) -> None:
-        # Ray ends the actors, to which nothing refers any more.
+        # Nothing refers to the actors any more, so Ray ends them.
         if not self._closed and self._guard.mine:
             with contextlib.suppress(Exception):
                 self._fleet.close(at_once=True)
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a method without keeping its object.
+    """Return a function that calls a method without keeping its object alive.
 
-    A sampler that is dropped then ends at once, and not when garbage is collected.
+    A dropped sampler then ends immediately, and not at the next garbage collection.
     """
     reference = weakref.WeakMethod(method)
 

@@ -1,4 +1,4 @@
-"""Settings of actors on Ray: numbers that policies on all hosts are called with by name."""
+"""Settings of actors on Ray: numbers that the policies on all hosts get as keyword arguments."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class HostSettings(Settings):
     Args:
         given: The numbers, or arrays of them, by name.
         num_envs: The number of envs of a host.
-        hosts: The number of hosts; 1 if it is not known, and each of them is given the same.
-        tell: Calls a function with the actors of a host, given the index of that: of all hosts.
+        hosts: The number of hosts; 1 if it is unknown, and all hosts get the same numbers.
+        tell: Calls a function on the actors of each host. Its argument returns this function, given
+            the index of the host.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class HostSettings(Settings):
         return {name: self._rows(array, index) for name, array in self._arrays.items()}
 
     def setter_of_host(self, index: int) -> Callable[[Actors], None]:
-        """Return a function that gives the actors of a host all settings as they are now."""
+        """Return a function that sets all current settings on the actors of a host."""
         return functools.partial(_set, self.of_host(index))
 
     def _rows(self, array: npt.NDArray[np.float64], index: int) -> npt.NDArray[np.float64]:

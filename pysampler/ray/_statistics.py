@@ -1,7 +1,7 @@
-"""A normalizer over many hosts: each counts what its envs return, the driver counts them all.
+"""A normalizer over many hosts: each has the statistics of its envs, the driver merges them.
 
-A request carries the statistics that the driver has, and says which of the host's rollouts these
-include; the host adds what it has seen since. An answer carries what was seen in its rollout.
+A request carries the driver's statistics and the last of the host's rollouts that they include; the
+host adds its later rollouts. An answer carries the statistics of its rollout alone.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["CommonStatistics", "DriverStatistics", "HostStatistics"]
 
 @dataclass(frozen=True)
 class CommonStatistics:
-    """What the driver sends a host before a rollout.
+    """The statistics that the driver sends a host before a rollout.
 
     Attributes:
         moments: The statistics, as arrays by name.
-        update: Whether to count what is normalised.
+        update: Whether the normalizer updates its statistics.
         number: The number of the rollout.
         included: The number of the last rollout of this host that the statistics include, or -1.
     """
@@ -55,7 +55,7 @@ class DriverStatistics:
         normalizer: The user's normalizer.
         observation_space: The observation space of an env.
         action_space: The action space of an env.
-        doing: What the sampler does, for errors.
+        doing: The verb of the sampler, for errors.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class DriverStatistics:
         self._included: dict[int, int] = {}  # by host
 
     def for_host(self, host: int, number: int) -> CommonStatistics:
-        """Return what to send a host before the rollout of this number."""
+        """Return the statistics for a host before the rollout of this number."""
         common = self._statistics
         included = self._included.get(host, -1)
         return CommonStatistics(arrays_of_moments(common.moments), common.update, number, included)
 
     def add(self, host: int, number: int, seen: Arrays) -> None:
-        """Count, once, what a host has seen in a rollout."""
+        """Merge the statistics of a host's rollout, once."""
         if number <= self._included.get(host, -1):
             return
         moments = merged(self._statistics.moments, moments_of_arrays(seen))
-        # One statement without a call: if this is interrupted, the next call goes on from here.
+        # One statement without a call: after an interrupt, the next call continues from here.
         self._statistics.moments, self._included[host] = moments, number
 
 
@@ -90,15 +90,15 @@ class HostStatistics:
     """A host's side.
 
     Args:
-        normalization: What the host's sampler normalises with.
+        normalization: The normalization of the host's sampler.
     """
 
     def __init__(self, normalization: Normalization) -> None:
         self._normalization = normalization
-        self._pending: deque[tuple[int, dict[str, Any]]] = deque()  # which the driver lacks
+        self._pending: deque[tuple[int, dict[str, Any]]] = deque()  # not yet in the driver's
 
     def before(self, common: CommonStatistics) -> None:
-        """Go on with the driver's statistics, and with what this host has seen since."""
+        """Adopt the driver's statistics, and add this host's later rollouts to them."""
         own, pending = self._normalization, self._pending
         while pending and pending[0][0] <= common.included:
             pending.popleft()
@@ -110,7 +110,7 @@ class HostStatistics:
         own.seen = own.nothing_seen()
 
     def after(self, number: int) -> Arrays:
-        """Return what was seen in a rollout."""
+        """Return the statistics of a rollout."""
         seen = self._normalization.seen
         assert seen is not None
         self._pending.append((number, seen))

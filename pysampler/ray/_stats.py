@@ -1,4 +1,4 @@
-"""What samplers on Ray report."""
+"""Counters of samplers on Ray."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ __all__ = ["HostStats", "Stats"]
 
 @dataclass(frozen=True)
 class HostStats:
-    """What the driver knows of a host.
+    """The state and the counters of a host.
 
     Attributes:
         host: Its index.
         pid: Its process id, on its node.
         node: The address and the beginning of the id of its node.
-        serves: Whether it samples. Otherwise it starts, or is gone.
+        serves: Whether it is sampling; if not, it is starting or gone.
         gone: Whether it will not come back.
-        restarts: How many times it was started again.
-        taken: How many of its answers were taken: rollouts, or messages with records.
+        restarts: The number of its restarts.
+        taken: The number of its answers that were taken: rollouts, or messages with records.
     """
 
     host: int
@@ -32,21 +32,21 @@ class HostStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """What the hosts and the learner have done so far.
+    """Counters of the hosts and the learner so far.
 
     Attributes:
         hosts: The hosts, by index.
-        taken: How many rollouts or records were taken.
-        dropped: How many were dropped because they were too old.
-        lost: How many times a host was lost.
+        taken: The number of rollouts or records taken.
+        dropped: The number dropped because they were too old.
+        lost: The number of host losses.
         version: The newest version of the policy.
-        lag: How many versions old what was taken last was, on average.
-        calls: How many calls were made to hosts.
+        lag: The mean age, in versions, of the rollouts or records taken last.
+        calls: The number of calls made to hosts.
         bytes_received: The size of all answers.
         bytes_published: The size of all versions of the policy, each counted once.
-        waiting: Seconds that the learner waited for hosts.
-        receiving: Seconds that the learner received what they had sent, without waiting.
-        publishing: Seconds that the learner published the policy.
+        waiting: Seconds that the learner spent waiting for hosts.
+        receiving: Seconds that the learner spent receiving answers, without waiting.
+        publishing: Seconds that the learner spent publishing the policy.
     """
 
     hosts: tuple[HostStats, ...]

@@ -33,7 +33,7 @@ BOTH = [
     ({"start_timeout": "soon"}, "start_timeout 'soon', expected"),
     ({"actor_options": ["num_gpus"]}, r"actor_options \['num_gpus'\], expected a dict"),
     ({"num_envs": 0}, "num_envs 0, expected a whole number of at least 1"),
-    ({"num_envs": None}, "num_envs is missing, expected how many envs each host makes"),
+    ({"num_envs": None}, "num_envs is missing, expected the number of envs of each host"),
     ({"seed": -1}, "seed -1, expected a whole number of at least 0"),
     ({"seed": [1, 2]}, r"seed \[1, 2\], expected"),
 ]
@@ -82,7 +82,7 @@ def test_bad_option_values_are_refused(simulated, make, options, expected):
         ({"env": []}, ValueError, "no env_fns, expected at least one"),
         ({"env": 3}, TypeError, "cannot "),
         ({"env": [1, 2]}, TypeError, "expected a function that makes an env"),
-        ({"env": [Life], "num_envs": 2}, ValueError, "num_envs is for an env to make"),
+        ({"env": [Life], "num_envs": 2}, ValueError, "num_envs requires an env id or function"),
         ({"policy": 3}, TypeError, "the policy is a int, expected a function of observations"),
         ({"policy": None}, TypeError, "the policy is a NoneType, expected"),
         ({"vector_kwargs": {"workers": 2}}, TypeError, "workers"),

@@ -141,8 +141,9 @@ class Raising(Life):
 
 
 BOOKKEEPING = {
-    *("_look_after_hosts", "_go_on", "_begin", "_start", "_receive", "_receive_one", "_lose"),
-    *("_look_for_hung", "_kill", "_give_up", "_raise_errors", "_expect_return"),
+    *("_look_after_hosts", "_continue_start", "_begin", "_start", "_receive", "_receive_one"),
+    *("_lose", "_look_for_hung", "_kill", "_give_up", "_release", "_raise_errors"),
+    "_expect_return",
 }
 
 

@@ -132,7 +132,7 @@ def test_a_lost_host_restarts_with_new_envs(simulated, lose, caplog):
         assert (stats.lost, [host.restarts for host in stats.hosts]) == (1, [1, 0])
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert caplog.messages[0].startswith("host 0 (pid")
-    assert caplog.messages[0].endswith("; it is started again")
+    assert caplog.messages[0].endswith("; restarting it")
     assert caplog.messages[1].startswith("host 0 (pid")
     assert caplog.messages[1].endswith(" is back, with new envs")
 
@@ -398,6 +398,8 @@ def test_a_host_that_cannot_be_constructed_is_not_retried(simulated, monkeypatch
         raise ImportError("no module named what it needs")
 
     monkeypatch.setattr("pysampler.ray._host.HostActor.__init__", lacks_something)
-    with pytest.raises(HostLostError, match=r"host \d cannot be made: .*what it needs.*expected"):
+    with pytest.raises(
+        HostLostError, match=r"host \d cannot be created: .*what it needs.*expected"
+    ):
         rollouts(on_host_loss=on_host_loss)
     assert not simulated.running
