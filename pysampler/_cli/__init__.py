@@ -1,14 +1,14 @@
-"""The command ``pysampler``: what this machine can do, and what running programs do.
+"""The command ``pysampler``: checks and measures this machine, and inspects running programs.
 
 ``main`` reads the command line; each subcommand is a module with ``add_arguments`` and ``run``:
 
-- ``doctor``, which reads files of the kernel with ``kernel``
-- ``top`` (and dump), which finds ``programs``, and says with ``look`` what happened in them
-- ``trace``, which reads slices with ``recorder``, puts them together with ``rounds``, and writes
-  them as ``chrome`` has them
-- ``bench`` and ``tune``, whose ``contenders`` take ``turns`` in processes of their own; ``sources``
-  says where envs come from (``scripts``: which a script makes, in a ``script_process``),
-  ``choices`` what is tried, and ``measuring`` has what both share
+- ``doctor`` checks the machine; ``kernel`` reads the kernel's files for it
+- ``top`` (also ``dump``) finds ``programs`` and summarizes their counters with ``look``
+- ``trace`` reads slices with ``recorder``, links them with ``rounds``, and writes them in the
+  format of ``chrome`` to a ``trace_file``
+- ``bench`` and ``tune`` run ``contenders`` in separate processes that take ``turns``; ``sources``
+  finds the function that makes the envs (``scripts`` runs a training script for it, in a
+  ``script_process``), ``choices`` lists the options to try, ``measuring`` is shared by both
 
-Lines, tables and bars are made in ``screen``.
+``screen`` makes lines, tables and bars.
 """

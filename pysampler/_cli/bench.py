@@ -1,4 +1,8 @@
-"""``pysampler bench``: compares vector envs on this machine, for one environment."""
+"""``pysampler bench``: compares vector envs on this machine, for one environment.
+
+All contenders take turns and are compared with the *ideal*: the same envs in plain loops, in
+processes that never communicate.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +44,12 @@ IDEAL, DEFAULT, AUTO = "ideal", "pysampler", 'pysampler, num_workers="auto"'
 SYNC, ASYNC = "gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"
 _NAMES = [IDEAL, DEFAULT, AUTO, SYNC, ASYNC]
 
-_TURNS = 10  # that should fit the time
+_TURNS = 10  # turns that should fit the time
 _TRACED = 0.5  # seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the subcommand takes."""
+    """Add the arguments of the subcommand."""
     parser.add_argument(
         "env", metavar="ENV", help="CartPole-v1, module:Id-v0, module:function, file.py:function"
     )
@@ -53,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, and print what was found; return 1 if something does not run."""
+    """Measure and print the results; return 1 if a contender does not run."""
     begun = time.monotonic()
     measured = {name: Measured() for name in _NAMES}
     with (
@@ -97,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _orders(setting: Setting) -> dict[str, dict[str, Any]]:
-    """Return how each contender is made."""
+    """Return the order that makes each contender."""
     workers = {"num_workers": setting.workers}
     auto = {"num_workers": "auto", "max_concurrency": setting.workers}
     return {
@@ -110,7 +114,7 @@ def _orders(setting: Setting) -> dict[str, dict[str, Any]]:
 
 
 def _parts_of(contender: Contender) -> dict[str, float]:
-    """Return how long each part of a round takes, in seconds; empty if that is not known."""
+    """Return the duration of each part of a round, in seconds; empty if unknown."""
     try:
         return contender.ask("parts", seconds=_TRACED)
     except MeasureError:
@@ -118,13 +122,13 @@ def _parts_of(contender: Contender) -> dict[str, float]:
 
 
 def _parts_shown(name: str, parts: Mapping[str, float]) -> list[str]:
-    """Return lines on where a round goes."""
+    """Return lines on the parts of a round."""
     if not parts:
         return []
     return ["", f"a round of {name} takes {with_unit(sum(parts.values()))}:", *shown(parts)]
 
 
-# -- what is printed -------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def _lines(setting: Setting, measured: Mapping[str, Measured]) -> list[str]:
@@ -152,18 +156,18 @@ def _document(
     }
 
 
-# -- what to make of it ----------------------------------------------------------------------------
+# -- advice ----------------------------------------------------------------------------------------
 
 
 def scaling(setting: Setting, ideal: Measured, alone: list[float]) -> float | None:
-    """Return what the processes of the ideal make together, as a share of as many alone."""
+    """Return the speed of the ideal as a share of its processes' speed if each ran alone."""
     if setting.workers == 1 or not alone or not ideal.rates:
         return None
     return ideal.rate / (setting.workers * Spread.of(alone).middle)
 
 
 def _best_of_ours(measured: Mapping[str, Measured]) -> str:
-    same = measured[AUTO].about == measured[DEFAULT].about  # then what differs is noise
+    same = measured[AUTO].about == measured[DEFAULT].about  # then any difference is noise
     faster = not same and clearly_faster(measured[AUTO], measured[DEFAULT])
     return AUTO if faster else DEFAULT
 
@@ -171,7 +175,7 @@ def _best_of_ours(measured: Mapping[str, Measured]) -> str:
 def advice_of(
     setting: Setting, measured: Mapping[str, Measured], alone: list[float]
 ) -> tuple[str, list[str]]:
-    """Return what to do, and the lines to paste, if there are any."""
+    """Return advice, and the lines of a program that follows it, if any."""
     ours = _best_of_ours(measured)
     best = measured[ours]
     if best.trouble or not best.rates:
@@ -180,41 +184,41 @@ def advice_of(
     if setting.workers != usable_cpus():
         name = "max_concurrency" if ours == AUTO else "num_workers"
         options[name] = setting.workers
-    said = []
+    advice = []
     theirs = [name for name in (SYNC, ASYNC) if clearly_faster(measured[name], best)]
     if theirs:
         fastest = max(theirs, key=lambda name: measured[name].fraction.middle)
         times = measured[fastest].fraction.middle / best.fraction.middle
         return (
-            f"{fastest} is {times:.2f} times as fast as either of pysampler's here: take that, or "
-            "let pysampler tune look for more."
+            f"{fastest} is {times:.2f} times as fast as either of pysampler's here: use that, or "
+            "look for better options with pysampler tune."
         ), []
     if ours == AUTO and best.about["num_workers"] == 0:
-        said.append("Envs this fast need no workers: this process steps them all.")
+        advice.append("Envs this fast need no workers: this process steps them all.")
     elif ours == AUTO:
         times = best.fraction.middle / measured[DEFAULT].fraction.middle
-        said.append(
+        advice.append(
             f'num_workers="auto" is {times:.2f} times as fast as the default: '
             f"{counted(best.about['num_workers'], 'worker')}, and "
             f"{counted(best.about['main_envs'], 'env')} in the program's own process."
         )
     elif best.fraction.middle > 1.05 and best.about.get("native"):
-        said.append("Envs that are simulated together beat processes that step them one by one.")
+        advice.append("Envs that are simulated together beat processes that step them one by one.")
     elif best.fraction.middle >= 0.85:
-        said.append(
+        advice.append(
             "The default is close to the ideal: only faster envs or more CPUs make it faster."
         )
     else:
-        said.append("Workers wait part of the time: more envs for each may help.")
+        advice.append("Workers wait part of the time: more envs for each may help.")
     ahead = [name for name in (SYNC, ASYNC) if measured[name].rates]
     ahead = [name for name in ahead if measured[name].fraction.middle > best.fraction.middle]
     if ahead:
-        said.append(f"{ahead[0]} may be as fast: no clear difference was seen.")
-    said += busy_remark(measured[IDEAL])
+        advice.append(f"{ahead[0]} may be as fast: the difference is not clear.")
+    advice += busy_remark(measured[IDEAL])
     share = scaling(setting, measured[IDEAL], alone)
     if share is not None and share < 0.7:
-        said.append(
-            f"{setting.workers} processes that never talk make only {share * setting.workers:.1f} "
-            "times the steps of one: memory, clocks or other programs limit all of this."
+        advice.append(
+            f"{setting.workers} processes that never talk are only {share * setting.workers:.1f} "
+            "times as fast as one: memory, clock speeds or other programs limit all of this."
         )
-    return " ".join(said), setting.lines_with(options)
+    return " ".join(advice), setting.lines_with(options)

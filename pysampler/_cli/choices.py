@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT", "Choice", "choices_for"]
 
 DEFAULT = "default"
-_LEARNING = 1 / 30  # the share of the time that "auto" has to learn
-_MANY = 4  # workers for each CPU, if envs wait for something else
+_LEARNING = 1 / 30  # the share of the time that "auto" gets to learn
+_MANY = 4  # workers per CPU, if envs wait for something other than a CPU
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Choice:
 
     Attributes:
         options: Arguments of ``VectorEnv``.
-        recv: Arguments of ``recv``, if that is how a program steps.
-        policy_in: Where the policy of rollouts is, if that is how.
+        recv: Arguments of ``recv``, if the program steps with it.
+        policy_in: Where rollouts call the policy, if the program uses them.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -35,13 +35,13 @@ class Choice:
 
     @property
     def loop(self) -> str:
-        """What a program calls: "step", "recv" or "Rollouts"."""
+        """The loop of the program: "step", "recv" or "Rollouts"."""
         if self.policy_in is not None:
             return "Rollouts"
         return "step" if self.recv is None else "recv"
 
     def order(self, setting: Setting, policy_seconds: float, seconds: float) -> dict[str, Any]:
-        """Return how a contender makes it, if all may take some seconds."""
+        """Return the order for a contender; ``seconds`` is the time for all choices."""
         options = {**_bounded(setting, self.options), **self.options}
         learns = self.recv is not None and "auto" in self.recv.values()
         return {
@@ -55,7 +55,7 @@ class Choice:
         }
 
     def lines(self, setting: Setting) -> list[str]:
-        """Return the lines of a program."""
+        """Return the lines of a program that samples this way."""
         options = dict(self.options)
         if setting.workers != usable_cpus():
             options = {**_bounded(setting, options), **options}
@@ -75,7 +75,7 @@ class Choice:
 
 
 def _bounded(setting: Setting, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what keeps to the number of processes of the setting."""
+    """Return the option that limits the number of processes to that of the setting."""
     if options.get("num_workers") == "auto":
         return {"max_concurrency": setting.workers}
     if options.get("main_envs") == "auto":
@@ -86,12 +86,12 @@ def _bounded(setting: Setting, options: Mapping[str, Any]) -> dict[str, Any]:
 def choices_for(
     setting: Setting, *, policy: bool = False, native: bool = False
 ) -> dict[str, Choice]:
-    """Return the choices that may make sense, by name; the default is the first.
+    """Return the choices worth trying, by name; the default is the first.
 
     Args:
-        setting: What is measured.
-        policy: Whether a policy is called that takes some time.
-        native: Whether envs are simulated together.
+        setting: The envs and processes to measure.
+        policy: Whether the program calls a policy that takes time.
+        native: Whether the default simulates envs together.
     """
     envs, workers = setting.envs, setting.workers
     choices = {
@@ -105,7 +105,7 @@ def choices_for(
         del choices["num_workers=1"]
     if workers == 1 or native:
         del choices['main_envs="auto"']
-    if native:  # which is the default then
+    if native:  # it is the default then
         del choices['num_workers="auto"']
     many = min(envs, _MANY * workers)
     if setting.waits and many > workers:

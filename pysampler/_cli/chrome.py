@@ -1,4 +1,4 @@
-"""Traces as chrome://tracing and torch.profiler write them: JSON of events."""
+"""Writes traces in the JSON format of chrome://tracing and torch.profiler, and merges them."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 __all__ = ["ChromeWriter", "merge"]
 
-# What an arrow does at a slice: it begins there, or ends there, or else goes through.
+# The phase of an arrow at a slice: it begins (s), ends (f), or else passes through (t).
 _PHASES = {_core.Track.SEND: b"s", _core.Track.READ: b"f", PROGRAM: b"f"}
-# Our tracks have larger numbers than any thread of the system (pid_max is at most 1 << 22), since
-# torch.profiler writes those, and numbers of 32 bits, which is what viewers read.
+# Track numbers are above all thread ids (pid_max is at most 1 << 22), which torch.profiler writes,
+# and fit 32 bits, which is the limit of viewers.
 _THREADS = _FILE_THREADS = 1 << 23
-_FILE_FLOWS = 1 << 32  # numbers of arrows of one file that is merged with others
-_IDS = 1 << 32  # of slices of one kind
+_FILE_FLOWS = 1 << 32  # the range of arrow numbers for each merged file
+_IDS = 1 << 32  # the range of ids of slices of one kind
 _ROWS = 100  # slices after which the file may end
 
 
 class ChromeWriter:
     """Writes tracks of slices and of numbers.
 
-    Times are those of ``now()`` in us. ``baseTimeNanoseconds`` is the system's time at which that
+    Times are those of ``now()`` in us. ``baseTimeNanoseconds`` is the system time at which that
     clock was 0, so that ``merge`` can align them with those of torch.profiler. NumPy formats whole
     arrays of slices at once, because a loop could not keep up with many workers: numbers and names
     are padded with blanks, so that all rows have the same length.
 
     Args:
-        file: Where it is written to.
+        file: The file to write.
         pid: The process that the tracks belong to.
         name: The name of that process.
         name_of: Returns the name of a slice of a kind and an id.
     """
 
-    slice_bytes = 100  # how many bytes a slice takes in the file, about
+    slice_bytes = 100  # approximate size of a slice in the file
 
     def __init__(
         self, file: TraceFile, pid: int, name: str, name_of: Callable[[int, int], str]
@@ -71,7 +71,7 @@ class ChromeWriter:
     def counter(
         self, name: str, at: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
     ) -> None:
-        """Add a track of numbers, each from a time on."""
+        """Add a track of numbers, each valid from a time on."""
         for us, value in zip((at / 1e3).tolist(), values.tolist(), strict=True):
             args = {"value": value}
             self._event({"ph": "C", "name": name, "pid": self._pid, "ts": us, "args": args})
@@ -83,14 +83,14 @@ class ChromeWriter:
         flows: npt.NDArray[np.uint64] | None = None,
         phases: npt.NDArray[np.bytes_] | None = None,
     ) -> None:
-        """Add slices to a track, of which none overlaps another in part.
+        """Add slices to a track; two slices must be nested or disjoint.
 
         Args:
             number: The track.
-            slices: As ``SLICE``.
-            flows: [slices, n] numbers of arrows that come from or go to a slice; 0 is none.
-            phases: Whether these begin ("s"), end ("f") or go on ("t") at each slice; by default
-                that is so for each kind.
+            slices: An array of ``SLICE``.
+            flows: [slices, n] numbers of the arrows at each slice; 0 for no arrow.
+            phases: Whether these begin ("s"), end ("f") or pass through ("t") at each slice; by
+                default this depends on the kind of the slice.
         """
         if len(slices) == 0:
             return
@@ -112,7 +112,7 @@ class ChromeWriter:
             self._rows(b',\n{"ph":"', phase, about + place, at, b',"id":', ids, b"}")
 
     def _names(self, slices: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-        """Return the names of slices in JSON, and a comma after each."""
+        """Return the names of slices in JSON, each followed by a comma."""
         keys = slices["kind"].astype(np.int64) * _IDS + slices["id"]
         keys, rows = np.unique(keys, return_inverse=True)
         names = [json.dumps(self._name_of(*divmod(key, _IDS))) + "," for key in keys.tolist()]
@@ -121,7 +121,7 @@ class ChromeWriter:
         return np.frombuffer(padded, np.uint8).reshape(-1, width)[rows]
 
     def _rows(self, *parts: bytes | npt.NDArray[np.uint8]) -> None:
-        """Write rows of these columns; bytes are the same in each row."""
+        """Write rows of these columns; a column of ``bytes`` is the same in each row."""
         count = next(len(part) for part in parts if not isinstance(part, bytes))
         columns = [
             np.broadcast_to(np.frombuffer(part, np.uint8), (count, len(part)))
@@ -145,7 +145,7 @@ def _json(event: dict[str, Any]) -> str:
 
 
 def _digits(numbers: npt.NDArray[Any], least: int = 1) -> npt.NDArray[np.uint8]:
-    """Return rows of at least ``least`` digits each, with blanks before them."""
+    """Return a row for each number: at least ``least`` digits, padded with blanks before them."""
     numbers = numbers.astype(np.int64)
     count = max(least, len(str(numbers.max(initial=0))))
     powers = 10 ** np.arange(count - 1, -1, -1)
@@ -155,16 +155,16 @@ def _digits(numbers: npt.NDArray[Any], least: int = 1) -> npt.NDArray[np.uint8]:
 
 
 def _us(ns: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return rows of digits: times in us, with three digits behind the point."""
+    """Return a row for each time: in us, with three digits after the point."""
     return np.insert(_digits(ns, 4), -3, ord("."), axis=1)
 
 
 def merge(paths: Iterable[Path], into: Path) -> int:
-    """Write the events of several traces in JSON as one; return how many there are.
+    """Merge several JSON traces into one file; return the number of events.
 
     Raises:
-        ValueError: One of them is no such trace.
-        OSError: One cannot be read, or the result cannot be written.
+        ValueError: A file is not a JSON trace.
+        OSError: A file cannot be read, or the result cannot be written.
     """
     merged: dict[str, Any] = {}
     for number, path in enumerate(paths):
@@ -175,7 +175,7 @@ def merge(paths: Iterable[Path], into: Path) -> int:
             first_base = merged.get("baseTimeNanoseconds", 0) if merged else base
             later = (base - first_base) / 1e3
             for event in events:
-                event["ph"]  # which every event has
+                event["ph"]  # every event has one
                 if "ts" in event:
                     event["ts"] += later
                 _renumber(event, number)
@@ -185,13 +185,13 @@ def merge(paths: Iterable[Path], into: Path) -> int:
             merged["traceEvents"] += events
         else:
             merged = trace
-    with atomic_write(into, lambda what: ValueError(f"cannot write {into}: it is {what}")) as file:
+    with atomic_write(into, lambda kind: ValueError(f"cannot write {into}: it is {kind}")) as file:
         file.write(json.dumps(merged).encode())
     return len(merged["traceEvents"])
 
 
 def _renumber(event: dict[str, Any], number: int) -> None:
-    """Give tracks and arrows of ours other numbers than those of another file have."""
+    """Give the tracks and arrows that pysampler wrote numbers that differ between files."""
     if isinstance(event.get("tid"), int) and event["tid"] >= _THREADS:
         event["tid"] += number * _FILE_THREADS
     if event.get("cat") == "pysampler" and "id" in event:

@@ -1,7 +1,7 @@
-"""What is compared: vector envs and samplers, each in a process of its own that steps on request.
+"""The contenders of bench and tune: vector envs and samplers, each in a process that steps them.
 
-``main`` is the program of such a process: it answers each line of JSON with another. It ends with
-the process that started it, and so do those that it forks, however that one ends.
+``main`` is the program of such a process: it answers each line of JSON with another. The kernel
+ends the process, and all that it forks, with the process that started it, even after a crash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pysampler import _core
-from pysampler._cli.hangs import tell_where
+from pysampler._cli.hangs import report_hangs
 from pysampler._cli.programs import AttachError, find
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
@@ -42,30 +42,30 @@ __all__ = ["BusyPolicy", "end_with", "error_line", "main", "plain_loop"]
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _BUSY = 0.7  # an env that uses less of a CPU may wait for something else
-_BATCHES = 16  # of actions, drawn beforehand
-_LONGEST_LINE = 300  # letters of an error
+_BATCHES = 16  # of actions, drawn in advance
+_LONGEST_LINE = 300  # characters of an error
 _HORIZON = 16  # steps of a rollout
-_MODE: dict[str, Any] = {"autoreset_mode": "SameStep"}  # as a plain loop does
+_MODE: dict[str, Any] = {"autoreset_mode": "SameStep"}  # like a plain loop
 
 
 class Contender(Protocol):
-    """What steps envs when it is asked to.
+    """Steps envs on request.
 
     Attributes:
-        about: What there is to say of it, for the report.
+        about: Its description of itself, for the report.
     """
 
     about: dict[str, Any]
 
     def run(self, seconds: float, only: int | None = None) -> tuple[int, float]:
-        """Step for some seconds; return the number of env steps, and how long they took."""
+        """Step for some seconds; return the number of env steps and their duration."""
 
     def close(self) -> None:
-        """End what it has started."""
+        """End its processes."""
 
 
 def _run(step: Callable[[], int], seconds: float) -> tuple[int, float]:
-    """Call ``step``, which returns how many env steps it made, for some seconds."""
+    """Call ``step``, which returns its number of env steps, for some seconds."""
     begun = time.perf_counter()
     steps, took = 0, 0.0
     while steps == 0 or took < seconds:
@@ -81,8 +81,8 @@ class Ideal:
     """Processes that each step their share of the envs in a plain loop, and never communicate.
 
     Args:
-        source: What makes the envs.
-        envs: Their number.
+        source: Makes the envs.
+        envs: The number of envs.
         workers: The number of processes.
     """
 
@@ -125,7 +125,7 @@ class Ideal:
 
 
 def _step_alone(functions: list[Callable[[], gym.Env[Any, Any]]], pipe: Connection) -> None:
-    """Step these envs whenever the pipe says for how long."""
+    """Step these envs for each duration received from the pipe."""
     try:
         step = plain_loop([function() for function in functions])
         pipe.send([])
@@ -161,11 +161,11 @@ def plain_loop(envs: list[gym.Env[Any, Any]]) -> Callable[[], int]:
 
 
 class BusyPolicy:
-    """Returns actions that were drawn beforehand, after some milliseconds of work.
+    """Returns actions that were drawn in advance, after a fixed time of computing.
 
     Args:
-        actions: A batch of them.
-        seconds: How long a call computes, whatever the size of its batch.
+        actions: A batch of actions.
+        seconds: The duration of a call, independent of the batch size.
     """
 
     def __init__(self, actions: Any, seconds: float) -> None:
@@ -173,7 +173,7 @@ class BusyPolicy:
         self._seconds = seconds
 
     def wait(self) -> None:
-        """Compute for as long as a call does."""
+        """Compute for the duration of a call."""
         end = time.perf_counter() + self._seconds
         while time.perf_counter() < end:
             pass
@@ -202,13 +202,13 @@ def _taken(tree: Any, rows: Any) -> Any:
 
 
 class Stepper:
-    """A vector env, stepped all together or some at a time, or walked by rollouts.
+    """A vector env whose envs are stepped all together, some at a time, or by rollouts.
 
     Args:
         make: Makes the vector env.
         recv: Arguments of ``recv``; None steps all envs together.
-        policy_in: Where the policy of rollouts is; None makes no rollouts.
-        policy_seconds: How long a call of the policy takes.
+        policy_in: Where rollouts call the policy; None makes no rollouts.
+        policy_seconds: The duration of a call of the policy.
     """
 
     def __init__(
@@ -266,13 +266,13 @@ class Stepper:
         return _run(self._step, seconds)
 
     def parts(self, seconds: float) -> dict[str, float]:
-        """Return how long each part of a round takes, in seconds; empty if there are no workers."""
+        """Return the duration of each part of a round, in seconds; empty without workers."""
         try:
             (pool,) = find(os.getpid()).pools
             recorder = Recorder(pool)
         except AttachError:
             return {}
-        # Few enough at a time for all of their slices to find room.
+        # As many at a time as the track has room for their slices.
         rounds = max(1, _core.Track.SLICES // (4 * self._envs.num_envs))
         end = time.perf_counter() + seconds
         read = []
@@ -292,7 +292,7 @@ class Stepper:
 
 
 def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
-    """Make what an order names, and let it warm up."""
+    """Make the contender of an order, and let it warm up."""
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: PLC0415 - slow to import
 
     kind, count = order["kind"], order["envs"]
@@ -317,18 +317,18 @@ def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
 
 
 def _looked_at(source: EnvSource) -> dict[str, Any]:
-    """Make one env and step it; return what is to be known of it."""
+    """Make one env and step it; return its description for ``Setting``."""
     env = source.env_fns(1)[0]()
     for name in ("reset", "step", "action_space"):
         if not hasattr(env, name):
-            raise SourceError(f"{type(env).__name__} is no gymnasium env: it has no {name}")
+            raise SourceError(f"{type(env).__name__} is not a gymnasium env: it has no {name}")
     step = plain_loop([env])
     _run(step, 0.01)
     before = resource.getrusage(resource.RUSAGE_SELF)
     steps, took = _run(step, 0.05)
     after = resource.getrusage(resource.RUSAGE_SELF)
     on_cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    # One that only computes may lose its CPU, but does not give it up.
+    # An env that only computes may be preempted, but does not give up its CPU voluntarily.
     gave_up = after.ru_nvcsw - before.ru_nvcsw
     env.close()
     return {
@@ -345,7 +345,7 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, and those that it forks with it."""
+    """Have the kernel end this process with its parent, and its own forks with this process."""
     prctl = ctypes.CDLL(None).prctl
 
     def follow() -> None:
@@ -358,7 +358,7 @@ def end_with(parent: int) -> None:
 
 
 def error_line(error: BaseException) -> str:
-    """Return an exception as one line: what an env raised, rather than where that was noticed."""
+    """Return an exception as one line; for an ``EnvError``, the exception of the env."""
     if isinstance(error, EnvError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     text = " ".join(str(error).split())[:_LONGEST_LINE]
@@ -372,11 +372,11 @@ def _print_now(fd: int, answer: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Answer requests: the arguments are the pid of the parent, and what makes the envs."""
+    """Answer requests; the arguments are the pid of the parent and the source of the envs."""
     end_with(int(sys.argv[1]))
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what envs print must not mix with the answers
-    tell_where(lambda place: _print_now(out.fileno(), {"hangs": place}))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keep the output of envs out of the answers
+    report_hangs(lambda place: _print_now(out.fileno(), {"hangs": place}))
     text = sys.argv[2]
     source: EnvSource | None = None
     contender: Contender | None = None
@@ -391,7 +391,7 @@ def main() -> None:
                 answer = _looked_at(source)
             elif request["do"] == "make":
                 if contender is not None:
-                    with contextlib.suppress(Exception):  # an env's: the next one has no part in it
+                    with contextlib.suppress(Exception):  # the next contender has other envs
                         contender.close()
                     contender = None
                 contender = _made(source, request)

@@ -1,4 +1,4 @@
-"""``pysampler doctor``: looks at all that sampling needs on this machine."""
+"""``pysampler doctor``: checks everything on this machine that sampling depends on."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "add_arguments", "examine", "run"]
 
-HELP = "look at versions, CPUs, limits and waits here; say what is broken, and what to do"
+HELP = "check versions, CPUs, limits and waits; report problems and how to fix them"
 
-_Said = tuple[str, str, str]  # the rest of a Finding
+_Result = tuple[str, str, str]  # the rest of a Finding
 
-_WORKER_BYTES = 11 << 20  # what a worker takes beside its envs
-_LATE = 20e-6  # how late, in seconds, a deadline is noticed on a machine without trouble
-_LOADED = 0.75  # processes for each CPU from which others run
+_WORKER_BYTES = 11 << 20  # memory of a worker without its envs
+_LATE = 20e-6  # a healthy machine notices a deadline at most this many seconds late
+_LOADED = 0.75  # load per CPU from which other processes count as a problem
 _STOLEN_FOR = 0.5  # seconds during which stolen time is measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the subcommand takes."""
+    """Add the arguments of the subcommand."""
     parser.add_argument(
-        "--workers", type=_count, help="how many workers must fit the limits (default: one a CPU)"
+        "--workers", type=_count, help="workers that must fit the limits (default: one per CPU)"
     )
 
 
@@ -55,7 +55,7 @@ def _count(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was found; return 1 if something is broken."""
+    """Print the findings; return 1 if something is broken."""
     found: list[Finding] = []
 
     def kept() -> Iterator[Finding]:
@@ -71,13 +71,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(workers: int | None = None) -> Iterator[Finding]:
-    """Yield what is found.
+    """Yield the findings.
 
     Args:
-        workers: For how many workers limits are looked at; None: one for each CPU.
+        workers: The number of workers that must fit the limits; None for one per CPU.
     """
     workers = workers or usable_cpus()
-    looks: list[tuple[str, Callable[[], _Said]]] = [
+    checks: list[tuple[str, Callable[[], _Result]]] = [
         ("versions", _versions),
         ("torch", _torch),
         ("MuJoCo", _mujoco),
@@ -93,26 +93,26 @@ def examine(workers: int | None = None) -> Iterator[Finding]:
         ("memory", lambda: _memory(workers)),
         ("a vector env", _vector_env),
     ]
-    for topic, look in looks:
+    for topic, check in checks:
         try:
-            yield Finding(topic, *look())
+            yield Finding(topic, *check())
         except Exception as error:
             yield Finding(topic, *_broken(f"{type(error).__name__}: {error}"))
 
 
-def _ok(found: str) -> _Said:
+def _ok(found: str) -> _Result:
     return "ok", found, ""
 
 
-def _look(found: str, advice: str) -> _Said:
+def _look(found: str, advice: str) -> _Result:
     return "look", found, advice
 
 
-def _broken(found: str, advice: str = "") -> _Said:
+def _broken(found: str, advice: str = "") -> _Result:
     return "broken", found, advice
 
 
-# -- what is installed -----------------------------------------------------------------------------
+# -- packages --------------------------------------------------------------------------------------
 
 
 def _version_of(package: str) -> str | None:
@@ -122,7 +122,7 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def _versions() -> _Said:
+def _versions() -> _Result:
     python = platform.python_version()
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         python += " without GIL"
@@ -132,7 +132,7 @@ def _versions() -> _Said:
     )
 
 
-def _torch() -> _Said:
+def _torch() -> _Result:
     version = _version_of("torch")
     if version is None:
         return _ok("not installed; it is needed for torch policies only")
@@ -147,7 +147,7 @@ def _torch() -> _Said:
     return _ok(found)
 
 
-def _mujoco() -> _Said:
+def _mujoco() -> _Result:
     version = _version_of("mujoco")
     if version is None:
         return _ok("not installed: pip install 'pysampler[mujoco]' for its envs")
@@ -159,15 +159,15 @@ def _mujoco() -> _Said:
     return _ok(f"{version}; make_vec simulates its v5 envs together")
 
 
-def _hash_seed() -> _Said:
+def _hash_seed() -> _Result:
     seed = os.environ.get("PYTHONHASHSEED")
     if sys.flags.ignore_environment:
-        return _ok("random here and in workers: Python was told to ignore PYTHONHASHSEED")
+        return _ok("random here and in workers: Python ignores PYTHONHASHSEED (-E or -I)")
     if seed in (None, "", "random"):
         workers = "0 in workers" if seed is None else "random in workers too"
         return _ok(
-            f"random here, {workers}: sets of strings have another order there; "
-            "PYTHONHASHSEED=0 python ... makes them alike"
+            f"random here, {workers}: sets of strings have a different order there; "
+            "PYTHONHASHSEED=0 python ... makes it the same"
         )
     return _ok(f"{seed} here and in workers: sets of strings have the same order")
 
@@ -175,7 +175,7 @@ def _hash_seed() -> _Said:
 # -- CPUs ------------------------------------------------------------------------------------------
 
 
-def _cpus() -> _Said:
+def _cpus() -> _Result:
     allowed = sorted(os.sched_getaffinity(0))
     usable = usable_cpus()
     own_cores, nodes = cores(allowed), numa_nodes(allowed)
@@ -196,12 +196,12 @@ def _cpus() -> _Said:
 
 
 def _ticks() -> tuple[int, int]:
-    """Return the CPU time of all kinds, and what the hypervisor gave to others, in ticks."""
+    """Return the CPU time of all kinds, and the part that the hypervisor stole, in ticks."""
     fields = [int(field) for field in text_of("/proc/stat").split("\n", 1)[0].split()[1:]]
     return sum(fields[:8]), fields[7]
 
 
-def _stolen() -> _Said:
+def _stolen() -> _Result:
     total, stolen = _ticks()
     time.sleep(_STOLEN_FOR)
     later, stolen_later = _ticks()
@@ -209,12 +209,12 @@ def _stolen() -> _Said:
     share = (stolen_later - stolen) / max(1, later - total)
     found = f"{share:.1%} of the CPU time went to other machines just now, {since_boot:.1%} in all"
     if max(share, since_boot) > 0.05:
-        advice = "measure in turn, several times: speeds here change with what others do"
+        advice = "measure in turns, several times: speeds here depend on other machines"
         return _look(found, advice)
     return _ok(found)
 
 
-def _other_work() -> _Said:
+def _other_work() -> _Result:
     cpus, load = usable_cpus(), os.getloadavg()[0]
     found = f"{load:.1f} processes or threads ran or waited for a CPU in the last minute"
     if load > _LOADED * cpus:
@@ -223,21 +223,21 @@ def _other_work() -> _Said:
     return _ok(found)
 
 
-# -- what the kernel allows ------------------------------------------------------------------------
+# -- the kernel ------------------------------------------------------------------------------------
 
 
-def _shared_memory() -> _Said:
+def _shared_memory() -> _Result:
     os.close(os.pidfd_open(os.getpid()))
     with Segment(1 << 16) as segment, Flag(segment) as flag:
         flag.set()
         if not flag.wait(timeout=1):
-            return _broken("a flag that is set is not seen")
+            return _broken("a wait did not notice that its flag was set")
         flag.clear()
         flag.wait(timeout=0.001)  # parks: a futex
     return _ok("memfd, futexes and pidfds work; /dev/shm is not needed")
 
 
-def _waiting() -> _Said:
+def _waiting() -> _Result:
     costs = wait_costs()
     found = (
         f"a wake takes {costs.park_ns / 1e3:.1f} us, a yield {costs.yield_ns / 1e3:.2f} us; "
@@ -249,7 +249,7 @@ def _waiting() -> _Said:
     return _ok(found)
 
 
-def _deadlines() -> _Said:
+def _deadlines() -> _Result:
     late = []
     for _ in range(20):
         deadline = now() + 1_000_000
@@ -258,11 +258,11 @@ def _deadlines() -> _Said:
     middle, worst = statistics.median(late), max(late)
     found = f"noticed {middle * 1e6:.1f} us late, {worst * 1e6:.0f} us at worst of {len(late)}"
     if middle > _LATE:
-        return _look(found, "other programs want the CPUs; end them")
+        return _look(found, "other programs compete for the CPUs; end them")
     return _ok(found)
 
 
-def _open_files(workers: int) -> _Said:
+def _open_files(workers: int) -> _Result:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = files_for(workers)
     limit = "no limit" if hard == resource.RLIM_INFINITY else f"limit {soft}, at most {hard}"
@@ -272,7 +272,7 @@ def _open_files(workers: int) -> _Said:
     return _ok(found)
 
 
-def _processes(workers: int) -> _Said:
+def _processes(workers: int) -> _Result:
     needed = 2 * workers + 2
     of_groups = process_limits()
     limits = {path: f"{most}, {used} used" for path, (most, used) in of_groups.items()}
@@ -287,7 +287,7 @@ def _processes(workers: int) -> _Said:
     return _ok(found)
 
 
-def _memory(workers: int) -> _Said:
+def _memory(workers: int) -> _Result:
     left, needed = memory_left(), workers * _WORKER_BYTES
     found = f"{left / 1e9:.1f} GB left; {workers} workers take {needed / 1e9:.2f} GB without envs"
     if needed > left:
@@ -295,7 +295,7 @@ def _memory(workers: int) -> _Said:
     return _ok(found)
 
 
-# -- the whole of it -------------------------------------------------------------------------------
+# -- a vector env ----------------------------------------------------------------------------------
 
 
 class _Nothing(gym.Env[Any, Any]):
@@ -327,7 +327,7 @@ def _trial_env() -> tuple[str, Callable[[], gym.Env[Any, Any]]]:
     return "CartPoles", cart_pole
 
 
-def _vector_env() -> _Said:
+def _vector_env() -> _Result:
     name, make = _trial_env()
     begun = time.perf_counter()
     envs = pysampler.VectorEnv([make] * 2 * usable_cpus())

@@ -1,4 +1,4 @@
-"""Where a process hangs: it says so when its parent asks, before it is killed."""
+"""Finds where a child process hangs: the parent asks by a signal before it kills the child."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["ASK", "PATIENCE", "tell_where"]
+__all__ = ["ASK", "PATIENCE", "report_hangs"]
 
 ASK = signal.SIGUSR1
-PATIENCE = 1.0  # seconds for the answer: none comes from C code that never returns to Python
+PATIENCE = 1.0  # seconds to wait for the answer: C code that never returns to Python sends none
 
 _OURS = (str(Path(pysampler.__file__).parent), "<")
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib"))
-_LONGEST = 60  # letters of a line
+_LONGEST = 60  # characters of a line
 
 
-def tell_where(tell: Callable[[str], None]) -> None:
-    """Let the signal ``ASK`` call ``tell`` with the line that runs; "" if none is known."""
+def report_hangs(report: Callable[[str], None]) -> None:
+    """Make the signal ``ASK`` call ``report`` with the line that runs; "" if it is unknown."""
 
     def answer(_: int, frame: FrameType | None) -> None:
-        tell(_place_of(frame))
+        report(_place_of(frame))
 
     signal.signal(ASK, answer)
 
 
 def _place_of(frame: FrameType | None) -> str:
-    """Return which line of the user's runs, as the end of a sentence."""
+    """Return the line of the user's code that runs, as the end of a sentence."""
     theirs = [one for one in _frames(frame) if not one.f_code.co_filename.startswith(_OURS)]
     own = [one for one in theirs if not one.f_code.co_filename.startswith(_LIBRARIES)]
     if not (chosen := (own or theirs)[:1]):
@@ -46,7 +46,7 @@ def _place_of(frame: FrameType | None) -> str:
     if not imported:
         return f"; {line}"
     name = Path(imported[0].f_code.co_filename).name
-    guard = 'what only a program should do belongs under if __name__ == "__main__"'
+    guard = 'code that only the program should run belongs under if __name__ == "__main__"'
     return f" while {name} is imported; {line} ({guard})"
 
 

@@ -1,4 +1,4 @@
-"""What the kernel's files say of CPUs and limits. Files that are missing say nothing."""
+"""Reads CPUs and limits from the kernel's files. A missing file is treated as empty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 1 << 16  # CPUs
 
 
 def text_of(path: Path | str) -> str:
-    """Return what a file says; empty if it cannot be read."""
+    """Return the contents of a file; empty if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
@@ -26,7 +26,7 @@ def text_of(path: Path | str) -> str:
 
 
 def cpus_in(text: str) -> set[int]:
-    """Return the CPUs of a list as the kernel writes it: "0-3,8"; none if it is no such list."""
+    """Return the CPUs of a list of the kernel, such as "0-3,8"; empty if it is malformed."""
     cpus: set[int] = set()
     for part in filter(None, text.split(",")):
         known = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
@@ -38,23 +38,23 @@ def cpus_in(text: str) -> set[int]:
 
 
 def busy_seconds(cpus: Collection[int], path: Path | str = "/proc/stat") -> float:
-    """Return for how long some CPUs together were not idle since the machine began."""
+    """Return the total time since boot that some CPUs were not idle."""
     ticks = 0
     for line in text_of(path).splitlines():
         name, *fields = line.split()
         if name.removeprefix("cpu") in map(str, cpus):
             numbers = [int(field) for field in fields[:8]]
-            ticks += sum(numbers) - sum(numbers[3:5])  # without idle, and idle for a disk
+            ticks += sum(numbers) - sum(numbers[3:5])  # without idle and iowait
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def cores(cpus: Collection[int], folder: Path = _CPUS) -> int:
-    """Return how many cores some CPUs belong to; one of which nothing is known has its own."""
+    """Return the number of cores of some CPUs; a CPU without known siblings counts as a core."""
     own = set(cpus)
     siblings = set()
     for cpu in own:
         topology = folder / f"cpu{cpu}/topology"
-        # The older name comes second.
+        # The second name is that of older kernels.
         lists = (text_of(topology / name) for name in ("core_cpus_list", "thread_siblings_list"))
         known = next((found for text in lists if cpu in (found := cpus_in(text))), {cpu})
         siblings.add(frozenset(known & own))
@@ -62,7 +62,7 @@ def cores(cpus: Collection[int], folder: Path = _CPUS) -> int:
 
 
 def numa_nodes(cpus: Collection[int], folder: Path = _NODES) -> list[int]:
-    """Return the NUMA nodes that some CPUs belong to; others have memory alone, or other CPUs."""
+    """Return the NUMA nodes of some CPUs, without nodes that have only memory or other CPUs."""
     nodes = []
     for path in folder.glob("node[0-9]*"):
         number = path.name.removeprefix("node")
@@ -72,7 +72,7 @@ def numa_nodes(cpus: Collection[int], folder: Path = _NODES) -> list[int]:
 
 
 def process_limits(root: Path = Path("/")) -> dict[str, tuple[int, int]]:
-    """Return how many threads this process's cgroups may have, and have now, by their files."""
+    """Return the limit and the number of threads of each cgroup of this process, by file."""
     limits = {}
     for folder in _cgroups("pids", root):
         most, current = (text_of(folder / f"pids.{name}") for name in ("max", "current"))
@@ -83,9 +83,9 @@ def process_limits(root: Path = Path("/")) -> dict[str, tuple[int, int]]:
 
 
 def _cgroups(controller: str, root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's cgroups and of those above, as csrc/cgroup.h does.
+    """Yield the folders of this process's cgroups and of their parents, like csrc/cgroup.h.
 
-    In a container the group's own path may not be visible; its root is then the container's group.
+    In a container the path of the group may not be visible; the root is then the container's group.
     """
     for line in text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") > 1 else ("", "none", "")

@@ -1,4 +1,4 @@
-"""What the workers of a pool do, between two looks at their counters."""
+"""The activity of a pool's workers between two looks at their counters, and its bottleneck."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Look", "PoolLooks", "WorkerLook"]
 
-_IDLE = -1  # the env of a worker that is at none
-_STUCK = 10.0  # seconds in one env after which that is the verdict
-_SLOW = 3.0  # times the usual from which an env is named as slow
+_IDLE = -1  # the env of a worker that steps none
+_STUCK = 10.0  # seconds in one env after which the worker counts as stuck
+_SLOW = 3.0  # an env is slow from this many times the usual duration
 _ENOUGH = 20  # steps of each env before one is called slow
-_STARVED = 0.25  # the share of the time without a CPU from which that is said
-_WAITING = 0.3  # the share of an env's time on a CPU below which it waits for something else
+_STARVED = 0.25  # the share of the time without a CPU from which the verdict mentions it
+_WAITING = 0.3  # envs that use a CPU for less than this share of their time wait for something else
 
 
 @dataclass(frozen=True)
 class WorkerLook:
-    """What one worker did since the last look.
+    """The activity of one worker since the last look.
 
     Attributes:
-        main: Whether it is no worker, but the program itself.
+        main: Whether this is the program itself instead of a worker.
         pid: Its pid; None if it has ended.
         cpu: The CPU that it ran on last; None if it has ended.
-        env: The env that is at work now; None if it waits.
-        since: For how many seconds it has been at that env, or waited.
-        steps: Env steps a second.
+        env: The env that it is stepping or resetting; None if it waits.
+        since: Seconds since it began to do so, or to wait.
+        steps: Env steps per second.
         step_p50: Seconds.
         step_p99: Seconds.
-        reset_p50: Seconds; 0 if there was none.
-        reset_p99: Seconds; 0 if there was none.
-        busy: The share of the time that its envs were at work.
-        on_cpu: The share of the time that it ran; None if the kernel does not count that.
-        starved: The share of the time that it could have run, and had no CPU; None likewise.
-        blocked: The share of the time that a full ring blocked it; None if it pushes to none.
-        acts: Whether it has the policy too.
-        lag: How many versions behind the newest its weights are; None if it loads none.
-        restarts: How often it was lost and replaced.
+        reset_p50: Seconds; 0 without resets.
+        reset_p99: Seconds; 0 without resets.
+        busy: The share of the time spent in its envs.
+        on_cpu: The share of the time that it ran; None if the kernel does not count it.
+        starved: The share of the time that it was runnable without a CPU; None likewise.
+        blocked: The share of the time that a full ring blocked it; None if it has no ring.
+        acts: Whether it calls the policy too.
+        lag: How many versions its weights are behind the newest; None if it loads no weights.
+        restarts: The number of times it was lost and replaced.
     """
 
     main: bool
@@ -75,18 +75,18 @@ class WorkerLook:
 
 @dataclass(frozen=True)
 class Look:
-    """What a pool did since the last look.
+    """The activity of a pool since the last look.
 
     Attributes:
-        seconds: How long ago that was.
-        steps: Env steps a second, of all workers.
-        busy: The share of the time that the workers' envs were at work: what it makes of what these
-            workers could, if they never waited.
+        seconds: The time since the last look.
+        steps: Env steps per second, of all workers.
+        busy: The share of the time that the workers spent in envs: the pool's speed as a fraction
+            of its speed if workers never waited.
         program: The share of the time that the program did not wait for workers.
-        verdict: What limits it, in one line.
-        records: How many records of actors wait in their ring; None if there is no ring.
-        most_records: With how many the actors block; None if there is no ring.
-        workers: Each worker, and last the program itself if it steps envs too.
+        verdict: The bottleneck, in one line.
+        records: The number of records in the actors' ring; None without a ring.
+        most_records: The number at which actors block; None without a ring.
+        workers: Each worker, then the program itself if it steps envs too.
     """
 
     seconds: float
@@ -100,7 +100,7 @@ class Look:
 
 
 class PoolLooks:
-    """Looks at one pool again and again.
+    """Looks at one pool repeatedly.
 
     Args:
         pool: The pool.
@@ -115,17 +115,17 @@ class PoolLooks:
         self._ran = _schedules_of(pool)
 
     def follow(self, pool: Pool) -> None:
-        """Take over the pids of the workers from a newer look at the same pool."""
+        """Adopt the pids of the workers from a newer ``Pool`` of the same segment."""
         self._pool.workers = pool.workers
 
     def look(self) -> Look:
-        """Return what happened since the last look, or since this was made."""
+        """Return the activity since the last look, or since this object was created."""
         pool, gauges = self._pool, self._pool.gauges
         rows, at = pool.counters.envs.copy(), time.monotonic()
         seconds = max(1e-9, at - self._at)
         working, began = pool.counters.at_work()
         looked = now()
-        steps, resets = (_Since(self._rows[what], rows[what]) for what in ("steps", "resets"))
+        steps, resets = (_Since(self._rows[name], rows[name]) for name in ("steps", "resets"))
         self._rows, self._at = rows, at
         newest, versions = gauges.newest, gauges.versions.tolist()
         records, most_records = gauges.records, gauges.most_records
@@ -142,7 +142,7 @@ class PoolLooks:
             on_cpu, starved = _shares(before.get(pid), self._ran.get(pid), seconds)
             env = int(working[index])
             since = (looked - int(began[index])) / 1e9
-            # One step that is not over yet counts as far as it has come.
+            # A step that is still running counts up to now.
             busy = (steps.ns[own].sum() + resets.ns[own].sum()) / 1e9
             busy += min(since, seconds) if env != _IDLE else 0.0
             workers.append(
@@ -180,7 +180,7 @@ class PoolLooks:
 
 
 class _Since:
-    """The durations that came between two copies of counters."""
+    """The durations counted between two copies of the counters."""
 
     def __init__(self, before: npt.NDArray[np.void], after: npt.NDArray[np.void]) -> None:
         self.count = after["count"] - before["count"]
@@ -188,7 +188,7 @@ class _Since:
         self._buckets = after["buckets"] - before["buckets"]
 
     def quantile(self, envs: slice, share: float) -> float:
-        """Return a quantile of the durations of some envs, in seconds; 0 if there were none."""
+        """Return a quantile of the durations of some envs, in seconds; 0 without any."""
         return quantile(self._buckets[envs].sum(axis=0), share)
 
 
@@ -201,7 +201,7 @@ def _verdict(
     seconds: float,
     about: SegmentManifest,
 ) -> str:
-    """Return what limits the pool."""
+    """Return the bottleneck of the pool, in one line."""
     noun = about.noun
     ended = [index for index, worker in enumerate(workers) if worker.cpu is None]
     if len(ended) == len(workers):
@@ -214,12 +214,12 @@ def _verdict(
         return f"{noun} {longest.env} has been at work for {longest.since:.0f} s in one call"
     blocked = float(np.mean([worker.blocked or 0.0 for worker in workers]))
     if blocked > 0.5:
-        return f"the learner is the limit: records that it has not taken block actors {blocked:.0%}"
+        return f"the learner is the limit: a full ring blocks actors {blocked:.0%} of the time"
     if not (steps.count.any() or resets.count.any()):
         if longest is not None:
             return f"all wait for {noun} {longest.env}, at work for {with_unit(longest.since)}"
         waits = min(worker.since for worker in workers)
-        return f"nothing was asked of the workers in the last {waits:.1f} s"
+        return f"the workers got no command in the last {waits:.1f} s"
     most = max(worker.busy for worker in workers)
     if most < 0.5 and any(worker.acts for worker in workers):
         limits = "policy" if workers[0].blocked is not None else "policy or the program"
@@ -227,26 +227,26 @@ def _verdict(
     starved = float(np.mean([worker.starved or 0.0 for worker in workers]))
     remark = ""
     if starved > _STARVED:
-        remark = f"workers wait for a CPU {starved:.0%} of the time: too much else runs"
+        remark = f"workers wait for a CPU {starved:.0%} of the time: overloaded CPUs"
     if most < 0.5 and program > 0.5:
-        said = f"the program is the limit: it does something else {program:.0%} of the time"
+        limit = f"the program is the limit: it is busy elsewhere {program:.0%} of the time"
     elif most < 0.5 and remark:
         return remark
     elif most < 0.5:
         round_seconds = seconds * len(steps.count) / max(1, int(steps.count.sum()))
-        said = (
+        limit = (
             f"waking workers is the limit: steps of all {noun}s take {with_unit(round_seconds)}; "
             'try num_workers="auto"'
         )
     else:
-        said = _limit_of_envs(workers, busy, steps, resets, about)
-    return f"{said}; {remark}" if remark else said
+        limit = _limit_of_envs(workers, busy, steps, resets, about)
+    return f"{limit}; {remark}" if remark else limit
 
 
 def _limit_of_envs(
     workers: list[WorkerLook], busy: float, steps: _Since, resets: _Since, about: SegmentManifest
 ) -> str:
-    """Return why envs take most of the time."""
+    """Return why envs take most of the time, in one line."""
     noun = about.noun
     in_resets = resets.ns.sum() / max(1, steps.ns.sum() + resets.ns.sum())
     if in_resets > 0.5:
@@ -265,7 +265,7 @@ def _limit_of_envs(
         if worker.on_cpu is not None and worker.starved is not None
     ]
     if wanted and float(np.mean(wanted)) < _WAITING * busy:
-        return f"{noun}s wait for something else than a CPU: try more workers, pysampler tune"
+        return f"{noun}s wait for something other than a CPU: try more workers, pysampler tune"
     return f"{noun}s are the limit: workers are at work {busy:.0%} of the time"
 
 
@@ -279,12 +279,12 @@ def _cpu_of(pid: int) -> int | None:
 
 
 def _schedules_of(pool: Pool) -> dict[int | None, tuple[int, int] | None]:
-    """Return for how many ns each worker has run, and waited for a CPU, by its pid."""
+    """Return the ns that each worker has run, and waited for a CPU, by pid."""
     return {pid: _schedule_of(pid) for pid in pool.workers.values()}
 
 
 def _schedule_of(pid: int) -> tuple[int, int] | None:
-    """Return for how many ns a process has run, and waited for a CPU; None if it is not known."""
+    """Return the ns that a process has run, and waited for a CPU; None if unknown."""
     try:
         ran, waited = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
         return int(ran), int(waited)
@@ -295,7 +295,7 @@ def _schedule_of(pid: int) -> tuple[int, int] | None:
 def _shares(
     before: tuple[int, int] | None, after: tuple[int, int] | None, seconds: float
 ) -> tuple[float | None, float | None]:
-    """Return which shares of some seconds passed between two pairs of ns."""
+    """Return the differences of two pairs of ns, as shares of some seconds."""
     if before is None or after is None:
         return None, None
     ran, waited = ((b - a) / 1e9 / seconds for a, b in zip(before, after, strict=True))

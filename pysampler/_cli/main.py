@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# The name of each subcommand: what it does, what it takes, and the function that runs it.
+# The name of each subcommand: its help, the function that adds its arguments, the one that runs it.
 _COMMANDS = {
     "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
     "bench": (bench.HELP, bench.add_arguments, bench.run),
@@ -30,18 +30,18 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0 well, 1 something is broken, 2 bad usage.
+    """Run the command; return its exit status: 0 success, 1 something is broken, 2 bad usage.
 
     Args:
-        arguments: Those of the command line; None: of this process.
+        arguments: The command line; None for that of this process.
     """
     parser = argparse.ArgumentParser(
         prog="pysampler",
-        description="What this machine can do for sampling, and what running programs do.",
+        description="Check and tune sampling on this machine, and inspect running programs.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (what, add_arguments, run) in _COMMANDS.items():
-        one = commands.add_parser(name, help=what, description=what)
+    for name, (help_text, add_arguments, run) in _COMMANDS.items():
+        one = commands.add_parser(name, help=help_text, description=help_text)
         if name not in ("top", "trace"):
             one.add_argument("--json", action="store_true", help="print JSON, for programs")
         add_arguments(one)
@@ -54,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pysampler: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130  # as shells say it
-    except BrokenPipeError:  # the reader has seen enough, as head has
+        return 130  # the status of shells for SIGINT
+    except BrokenPipeError:  # the reader has stopped reading, for example head
         _drop_output()
         return 0
-    except OSError as error:  # a full disk
+    except OSError as error:  # for example a full disk
         _drop_output()
         print(f"pysampler: {error if error.filename else error.strerror}", file=sys.stderr)
         return 2
@@ -66,18 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _output() -> Iterator[None]:
-    """Let anything be printed during the block, and have arrived after it."""
-    if sys.stdout is None:  # it is closed
+    """Make printing safe during the block, and flush the output after it."""
+    if sys.stdout is None:  # closed
         with open(os.devnull, "w") as sys.stdout:  # noqa: PTH123
             yield
         return
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # of a terminal that has few characters
+        sys.stdout.reconfigure(errors="replace")  # the terminal may lack characters
     yield
     sys.stdout.flush()
 
 
 def _drop_output() -> None:
-    """Let what could not be printed go nowhere when the process exits."""
+    """Discard the unprinted output, which Python would try to flush again at exit."""
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
         os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What ``pysampler bench`` and ``tune`` share: arguments, what is measured, the table."""
+"""Shared by ``pysampler bench`` and ``tune``: arguments, settings, and the table of results."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ __all__ = [
 ]
 
 SHORTEST = 0.02  # seconds of a slice
-LEAST_TURNS = 4  # fewer have no quartiles to speak of
-_LONGEST = 0.4
-_CLEAR = 1.03  # times as fast from which a difference counts, if the quartiles agree
-_BUSY = 0.4  # the spread of the quartiles from which a machine is busy
-_USED = 0.2  # the share of the CPUs that other programs use from which a machine is busy
+LEAST_TURNS = 4  # fewer have no meaningful quartiles
+_LONGEST = 0.4  # seconds of a slice
+_CLEAR = 1.03  # a speed-up counts from this factor, if the quartiles agree
+_BUSY = 0.4  # a machine is busy if the quartiles are this far apart, as a share of the median
+_USED = 0.2  # a machine is busy if other programs use this share of its CPUs
 _DEFAULT_ENVS = 64
-_NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns, of the first at least
+_NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns; the first is a minimum
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured.
+    """The envs and processes to measure.
 
     Attributes:
-        env: What the command was given.
+        env: The argument of the command.
         envs: The number of envs.
         workers: The number of processes that may step them.
-        call: How a program makes a vector env of them.
-        step_seconds: How long a step of one env takes.
-        waits: Whether a step waits for something else than a CPU.
-        kept: Options that a program has set, as they are written.
+        call: The call by which a program makes a vector env of them.
+        step_seconds: The duration of a step of one env.
+        waits: Whether a step waits for something other than a CPU.
+        kept: Options that the program sets, as source code.
     """
 
     env: str
@@ -69,44 +69,44 @@ class Setting:
     kept: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the setting in words."""
         return (
             f"{self.env}, {counted(self.envs, 'env')}, {counted(self.workers, 'process', 'es')}; "
             f"a step of one env takes {with_unit(self.step_seconds)}"
         )
 
     def lines_with(self, options: Mapping[str, Any]) -> list[str]:
-        """Return the lines with which a program makes a vector env with these options."""
+        """Return the lines of a program that make a vector env with these options."""
         written = {**self.kept, **{name: json.dumps(value) for name, value in options.items()}}
         return [self.call.imported, f"envs = {self.call.written(self.envs, written)}"]
 
 
 def counted(count: int, noun: str, plural: str = "s") -> str:
-    """Return a number of things in words."""
+    """Return a count with its noun, such as "2 envs"."""
     return f"{count} {noun}{plural * (count != 1)}"
 
 
 def add_setting(parser: argparse.ArgumentParser, seconds: int) -> None:
-    """Add what both subcommands take."""
+    """Add the arguments of both subcommands."""
     parser.add_argument(
-        "--envs", type=_count, metavar="N", help=f"how many of it (default: {_DEFAULT_ENVS})"
+        "--envs", type=_count, metavar="N", help=f"number of envs (default: {_DEFAULT_ENVS})"
     )
     parser.add_argument(
-        "--workers", type=_count, metavar="N", help="processes (default: one a CPU)"
+        "--workers", type=_count, metavar="N", help="processes (default: one per CPU)"
     )
     parser.add_argument(
         "--seconds",
         type=positive,
         default=seconds,
         metavar="S",
-        help="about how long in total (default: %(default)s)",
+        help="approximate duration in total (default: %(default)s)",
     )
     parser.add_argument(
         "--limit",
         type=positive,
         default=60,
         metavar="S",
-        help="an env that takes longer hangs (default: %(default)s)",
+        help="give up on an env that takes longer (default: %(default)s)",
     )
 
 
@@ -118,7 +118,7 @@ def _count(text: str) -> int:
 
 
 def positive(text: str) -> float:
-    """Return a number above 0, of an argument."""
+    """Return the number above 0 in an argument."""
     seconds = float(text)
     if not (math.isfinite(seconds) and seconds > 0):
         raise argparse.ArgumentTypeError(f"{text}, expected more than 0")
@@ -126,7 +126,7 @@ def positive(text: str) -> float:
 
 
 def looked_at(contender: Contender, options: argparse.Namespace) -> Setting:
-    """Have one env made and stepped; return what is known then, or raise MeasureError."""
+    """Have a contender make and step one env; return the setting, or raise MeasureError."""
     try:
         found = contender.ask("look")
     except MeasureError as error:
@@ -146,16 +146,16 @@ def looked_at(contender: Contender, options: argparse.Namespace) -> Setting:
 
 
 def slice_of(seconds: float, slices: int) -> float:
-    """Return how long each of some slices lasts, which together should fit some seconds."""
+    """Return the length of a slice such that ``slices`` of them fit ``seconds``."""
     return min(_LONGEST, max(SHORTEST, seconds / slices))
 
 
 def table(measured: Mapping[str, Measured], of: str) -> list[str]:
-    """Return a row for each contender: env steps a second, and fractions of another's.
+    """Return a row for each contender: env steps per second, and the fraction of the reference.
 
     Args:
-        measured: What was found, by the names of contenders.
-        of: The name of that other one.
+        measured: The results, by the names of contenders.
+        of: The name of the reference.
     """
     wide, names = width(), max(_NAME, *(len(name) + 1 for name in measured))
     cells = wide - names - _RATE - _SPREAD - 2
@@ -177,23 +177,23 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
 
 
 def busy_remark(*references: Measured) -> list[str]:
-    """Return what to say where other programs use the CPUs, or speed changes much.
+    """Return a remark if other programs use the CPUs, or if the speed varies much.
 
     Args:
-        *references: What others are compared with, in each stage.
+        *references: The results of the reference, in each stage.
     """
     others = [used for one in references for used in one.others]
     if others and (used := statistics.fmean(others)) > _USED * usable_cpus():
-        said = f"other programs use {used:.1f} of {usable_cpus()} CPUs"
-        return [f"This machine is busy: {said}. Measure again when they do not."]
+        use = f"other programs use {used:.1f} of {usable_cpus()} CPUs"
+        return [f"This machine is busy: {use}. Measure again when it is idle."]
     spread = Spread.of([rate for one in references for rate in one.rates])
     if spread.high - spread.low < _BUSY * spread.middle:
         return []
-    return ["This machine is busy with other things: measure again when it is not, or longer."]
+    return ["This machine is busy: measure again when it is idle, or for longer."]
 
 
 def clearly_faster(one: Measured, other: Measured) -> bool:
-    """Return whether the difference is more than the spread of turns."""
+    """Return whether one is faster than another by more than the spread of the turns."""
     if one.trouble or not one.rates:
         return False
     if other.trouble or not other.rates:

@@ -1,10 +1,10 @@
 """Running programs that sample: found by the titles of their workers, read by their descriptors.
 
-A segment says by which pid its program knows itself. In a container that is another than here, and
-one that other processes have, too: a program is found by it and the pid namespace of its workers.
+A segment contains its program's pid as the program sees it. In a container this pid differs from
+the one seen here, and may be that of another process here: a program is found by it and by the pid
+namespace of its workers.
 
-All is read only: the memory that the workers count in is mapped without the right to write, and
-nothing is sent to any process.
+Programs are only observed: their counters are mapped read-only, and no process is sent anything.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 
 __all__ = ["AttachError", "Pool", "Program", "find", "is_running", "programs"]
 
-# Which worker it is, and what it samples; a title that was cut off for lack of room is none.
+# The index of a worker, and the name of its pool; a title that was cut off does not match.
 _TITLE = re.compile(r"pysampler: worker ([0-9]{1,9})/[0-9]+ *(.*)")
 _MEMFD = "/memfd:pysampler"
 _PROC = Path("/proc")
 
 
 class AttachError(Exception):
-    """Says in one line why a program cannot be looked at."""
+    """Why a program cannot be observed, in one line."""
 
 
 @dataclass
 class Pool:
-    """The workers of one vector env or sampler, and what they count.
+    """The workers of one vector env or sampler, and their counters.
 
     Attributes:
-        number: The random number of its segment, which tells it from others.
-        name: What it samples: the env's name.
-        about: What its segment says of itself.
-        counters: What its workers count, as it is at each moment.
-        gauges: What its workers and samplers note, as it is at each moment.
-        memory: All bytes of its segment, mapped to be read only.
-        descriptor: The path of a descriptor of it, which one of the workers has.
-        workers: The pid of each worker, by its index; one that has ended is missing. The program
-            itself is the last, if it serves members too.
+        number: The random number that identifies its segment.
+        name: The name of its env.
+        about: The manifest of its segment.
+        counters: The counters of its workers, live.
+        gauges: The gauges of its workers and samplers, live.
+        memory: All bytes of its segment, mapped read-only.
+        descriptor: The path of one worker's descriptor of the segment.
+        workers: The pid of each worker, by its index; workers that have ended are missing. The
+            program itself is the last, if it serves members too.
     """
 
     number: int
@@ -75,7 +75,7 @@ class Program:
         pid: Its pid.
         command: Its command line.
         pools: Its pools.
-        nspid: Its pid here, and in each pid namespace within: the last is how it knows itself.
+        nspid: Its pid here, and in each nested pid namespace: the last is the one that it sees.
     """
 
     pid: int
@@ -94,7 +94,7 @@ def programs() -> list[Program]:
             continue
         try:
             inner, pool = _attach(pid, known[2])
-        except (OSError, AttachError):  # it has ended, is another user's or of another version
+        except (OSError, AttachError):  # has ended, or belongs to another user or version
             continue
         if (creator := _creator_of(pid, inner)) is None:
             continue
@@ -109,41 +109,41 @@ def programs() -> list[Program]:
 
 
 def find(pid: int | None = None) -> Program:
-    """Return the program of that pid, or of which that is a worker; None: the only one there is.
+    """Return the program with this pid, or with this worker; for None, the only program.
 
     Raises:
-        AttachError: There is none, there are several, or it cannot be read.
+        AttachError: There is no such program, there are several, or it cannot be read.
     """
     all_of_them = programs()
     if pid is None:
         if not all_of_them:
-            raise AttachError("no program of yours samples with pysampler's workers here")
+            raise AttachError("no running program of yours has pysampler workers")
         if len(all_of_them) > 1:
             pids = ", ".join(f"{one.pid} ({one.command[:40]})" for one in all_of_them)
-            raise AttachError(f"several programs sample here, say which pid: {pids}")
+            raise AttachError(f"several programs have pysampler workers, pass a pid: {pids}")
         return all_of_them[0]
     for one in all_of_them:
         if pid == one.pid or any(pid in pool.workers.values() for pool in one.pools):
             return one
-    for one in all_of_them:  # /proc may be that of an outer namespace
+    for one in all_of_them:  # /proc may be mounted from an outer namespace
         if pid == one.nspid[-1] and _namespace(one.pid) == _namespace("self"):
             return one
     raise AttachError(_why_not(pid))
 
 
 def is_running(pid: int) -> bool:
-    """Return whether there is such a process; one that only waits to be reaped is none."""
+    """Return whether a process runs; a zombie does not."""
     return _command(pid) != ""
 
 
 def _why_not(pid: int) -> str:
-    """Return why there is no program of that pid."""
+    """Return why ``find`` has found no program with this pid."""
     if not (_PROC / str(pid)).exists():
-        return f"there is no process {pid}"
+        return f"process not found: {pid}"
     try:
         os.listdir(_PROC / str(pid) / "fd")  # noqa: PTH208
     except PermissionError:
-        return f"process {pid} is another user's"
+        return f"process {pid} belongs to another user"
     except OSError:
         return f"process {pid} has ended"
     for worker in _pids():
@@ -152,21 +152,21 @@ def _why_not(pid: int) -> str:
                 _attach(worker, "")
             except (OSError, AttachError) as error:
                 return f"worker {worker}: {error}"
-    return f"process {pid} has no workers of pysampler (num_workers=0 has none)"
+    return f"process {pid} has no pysampler workers (num_workers=0 starts none)"
 
 
 def _creator_of(worker: int, inner: int) -> int | None:
-    """Return the pid of a worker's program, which knows itself by ``inner``; None: it ended."""
+    """Return the pid of a worker's program, which sees it as ``inner``; None if it has ended."""
     namespace, ancestors = _namespace(worker), _with_ancestors(worker)
     for pid in itertools.chain([inner], ancestors, _pids()):
         if _namespace(pid) == namespace and _nspid(pid)[-1] == inner:
             return pid
-    # Its workers may have a namespace of their own.
+    # Its workers may be in another namespace than the program.
     return next((pid for pid in ancestors if _nspid(pid)[-1] == inner), None)
 
 
 def _namespace(pid: int | str) -> str:
-    """Return the pid namespace of a process; empty if it has ended, or is another user's."""
+    """Return the pid namespace of a process; empty if it has ended or is another user's."""
     try:
         return str((_PROC / str(pid) / "ns" / "pid").readlink())
     except OSError:
@@ -179,12 +179,12 @@ def _nspid(pid: int) -> tuple[int, ...]:
         text = (_PROC / str(pid) / "status").read_text()
     except OSError:
         return (pid,)
-    told = re.search(r"^NSpid:([\d\t ]+)$", text, re.MULTILINE)
-    return tuple(map(int, told[1].split())) if told else (pid,)
+    line = re.search(r"^NSpid:([\d\t ]+)$", text, re.MULTILINE)
+    return tuple(map(int, line[1].split())) if line else (pid,)
 
 
 def _with_ancestors(pid: int) -> list[int]:
-    """Return the pid, and those of its parent, of the parent's parent and so on."""
+    """Return the pid and those of all its ancestors."""
     pids = []
     while pid > 0 and pid not in pids:
         pids.append(pid)
@@ -201,7 +201,7 @@ def _pids() -> list[int]:
 
 
 def _command(pid: int) -> str:
-    """Return the command line of a process, fit to be shown; empty if it has ended."""
+    """Return the printable command line of a process; empty if it has ended."""
     try:
         line = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ")
     except OSError:
@@ -210,16 +210,16 @@ def _command(pid: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text without what a terminal would obey."""
+    """Return text with "?" for control characters, which a terminal would obey."""
     return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _attach(pid: int, name: str) -> tuple[int, Pool]:
-    """Map the segment that a worker counts in; return the creator's own pid, and the pool.
+    """Map the segment of a worker's counters; return its creator's pid as seen there, and the pool.
 
     Raises:
-        AttachError: It has no segment that this version of pysampler can read.
-        OSError: It has ended, or is another user's.
+        AttachError: The worker has no segment that this version of pysampler can read.
+        OSError: The worker has ended, or belongs to another user.
     """
     why = "it has no segment of a pool that this version of pysampler can read"
     folder = _PROC / str(pid) / "fd"
@@ -228,7 +228,7 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
             if not str(descriptor.readlink()).startswith(_MEMFD):
                 continue
             memory = _mapped(descriptor)
-        except FileNotFoundError:  # it was closed meanwhile
+        except FileNotFoundError:  # closed meanwhile
             continue
         except AttachError as error:
             why = str(error)
@@ -254,11 +254,11 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
 
 
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:
-    """Map a segment, to be read only; raise AttachError if it is of another version."""
+    """Map a segment read-only; raise AttachError if it is of another version."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise AttachError("its segment is being made")  # and may shrink while it is read
+            raise AttachError("its segment is being created")  # may still shrink during reads
         size = os.fstat(descriptor).st_size
         if size < HEADER.itemsize:
             raise AttachError("its segment is too small")

@@ -1,4 +1,4 @@
-"""What the processes of a pool do, read from its trace while they do it."""
+"""Reads the trace of a pool's processes while they run."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorder"]
 
-# A program whose recorder has died traces for this long, in ns.
+# A program continues to trace for this long, in ns, after its recorder has died.
 _LEASE = 1_000_000_000
 
 
 class Recorder:
     """Asks the processes of a pool for slices, and reads them.
 
-    That takes memory for the slices, which the pool keeps, and writes one number to the pool's
-    memory: until when they are wanted. All else is read only.
+    This allocates memory for the slices, which the pool keeps, and writes one number to the pool's
+    segment: the time until which slices are wanted. Everything else is only read.
 
     Args:
         pool: The pool.
 
     Attributes:
-        holes: Times of which slices may be missing, as (begin, end) in ns.
+        holes: Periods in which slices may be missing, as (begin, end) in ns.
 
     Raises:
-        AttachError: The pool has ended, or there is no memory.
+        AttachError: The pool has ended, or memory is exhausted.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -46,7 +46,7 @@ class Recorder:
         self._fd = -1
         try:
             self._fd = os.open(pool.descriptor, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-            # The descriptor may be of another file by now.
+            # The descriptor may refer to another file by now.
             if os.pread(self._fd, HEADER.itemsize, 0) != pool.memory[: HEADER.itemsize].tobytes():
                 raise AttachError(f"cannot trace {pool.name}: it has ended")
             os.posix_fallocate(self._fd, at, memory.size)
@@ -64,12 +64,12 @@ class Recorder:
         os.pwrite(self._fd, until.to_bytes(8, "little"), self._at)
 
     def read(self) -> list[npt.NDArray[Any]]:
-        """Return the slices of each worker since the last call; the parent's are the last.
+        """Return the slices of each worker since the last call, then those of the parent.
 
-        The first call returns none, and each asks for slices for another second, until ``close``.
+        The first call returns none. Each call asks for slices for another second.
         """
         at = now()
-        # They are not asked for any more if this was late, or another recorder has ended.
+        # The request has expired if this call is late, or if another recorder has closed.
         lapsed = self._until != 0 and int(self._wanted[0]) < at
         if self._fd >= 0:
             self._want(at + _LEASE)
@@ -82,11 +82,11 @@ class Recorder:
 
     @property
     def missed(self) -> int:
-        """How many slices came faster than they were read."""
+        """The number of slices that were overwritten before they were read."""
         return sum(reader.missed for reader in self._readers)
 
     def close(self) -> None:
-        """Ask for no more slices. May be repeated."""
+        """Stop the recording of slices. May be repeated."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 self._want(0)

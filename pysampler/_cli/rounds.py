@@ -1,4 +1,7 @@
-"""How slices of a trace belong together: a command, what sent it, and what read its results."""
+"""Links between the slices of a trace: each command with its send and with the read of its results.
+
+Also divides the time of a round of all envs into parts, for ``trace`` and ``bench``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    # Times of which slices may be missing, as (begin, end) in ns, in order.
+    # Periods in which slices may be missing, as (begin, end) in ns, in order.
     Holes = Sequence[tuple[int, int]]
 
 __all__ = [
@@ -32,25 +35,25 @@ __all__ = [
 ]
 
 _KIND = _core.Track
-PROGRAM = 20  # the kind of a slice in which the program neither sent, waited nor read
-IDLE = 21  # the kind of one in which a worker waited for a command
-_SHORT = 1000  # ns; a gap that is shorter is no slice
+PROGRAM = 20  # the kind of slices in which the program neither sends, waits nor reads
+IDLE = 21  # the kind of slices in which a worker waits for a command
+_SHORT = 1000  # ns; shorter gaps do not become slices
 _CELLS = 14  # of a bar
-_SLIVER = "▏"  # what a part has at least
-# The parts of a round of all envs, in their order, and what each is.
+_SLIVER = "▏"  # the shortest bar
+# The parts of a round of all envs, in order, and a description of each.
 PARTS = {
     "send": "commands to the workers",
     "wake": "until the workers begin, on average",
     "step": "their envs, on average",
     "slowest": "until the last of them is done",
-    "notice": "until the program goes on",
+    "notice": "until the program resumes",
     "read": "results",
     "program": "the policy, the learner and all else",
 }
 
 
 def of_kinds(slices: npt.NDArray[Any], *kinds: int) -> npt.NDArray[Any]:
-    """Return slices of some kinds, in the order in which they began."""
+    """Return the slices of some kinds, in the order in which they began."""
     found = slices[np.isin(slices["kind"], kinds)]
     in_order: npt.NDArray[Any] = found[np.argsort(found["begin"], kind="stable")]
     return in_order
@@ -59,7 +62,7 @@ def of_kinds(slices: npt.NDArray[Any], *kinds: int) -> npt.NDArray[Any]:
 def crosses(
     begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], holes: Holes
 ) -> npt.NDArray[np.bool_]:
-    """Return which times have a part of a hole between them; holes are in order."""
+    """Return which periods overlap a hole; holes are in order."""
     if not holes:
         return np.zeros(len(begins), bool)
     hole_begins, hole_ends = np.array(holes).T
@@ -70,12 +73,12 @@ def crosses(
 
 
 def idle(worker: npt.NDArray[Any], holes: Holes) -> npt.NDArray[Any]:
-    """Return slices in which a worker waited for a command."""
+    """Return slices for the gaps in which a worker waited for a command."""
     return _gaps(of_kinds(worker, _KIND.COMMAND, _KIND.JOB), IDLE, holes)
 
 
 def of_program(parent: npt.NDArray[Any], holes: Holes) -> npt.NDArray[Any]:
-    """Return slices of what the program did before it sent commands, or took records."""
+    """Return slices for the program's own work before it sent commands or took records."""
     own = of_kinds(parent, _KIND.SEND, _KIND.WAIT, _KIND.READ, _KIND.RECORDS)
     found = _gaps(own, PROGRAM, holes)
     next_kind = own["kind"][np.searchsorted(own["begin"], found["end"])]
@@ -84,11 +87,11 @@ def of_program(parent: npt.NDArray[Any], holes: Holes) -> npt.NDArray[Any]:
 
 
 def _gaps(slices: npt.NDArray[Any], kind: int, holes: Holes) -> npt.NDArray[Any]:
-    """Return slices of a kind between those that follow one another, with no hole between them.
+    """Return slices of a kind for the gaps between slices, except gaps that overlap a hole.
 
-    They end 1 ns before the next begins, and begin 1 ns later, so that no two times are the same.
+    They begin and end 1 ns away from their neighbours, so that no two times are the same.
     """
-    # What one is within ends before that does.
+    # Slices may be nested: a gap begins when the last of them has ended.
     ends, begins = np.maximum.accumulate(slices["end"])[:-1], slices["begin"][1:]
     known = (begins - ends > _SHORT) & ~crosses(ends, begins, holes)
     found = np.zeros(int(known.sum()), SLICE)
@@ -102,16 +105,16 @@ def flows_of(
     workers: Sequence[npt.NDArray[Any]],
     holes: Holes,
 ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Return, for each worker's commands, which slice sent each, and which read its results.
+    """Return, for each worker's commands, the slices that sent them and read their results.
 
     Args:
         parent: The slices of the parent, in the order in which they began, with ``of_program``.
-        marks: When it sent to each group, and when it knew what each had done.
+        marks: When it sent to each group, and when it noticed each completion.
         workers: The commands and jobs of each worker.
-        holes: Times of which slices may be missing.
+        holes: Periods in which slices may be missing.
 
     Returns:
-        Indexes of ``parent``; -1 where it is not known.
+        Indexes into ``parent``; -1 where unknown.
     """
     sends, waits, reads = (
         np.flatnonzero(np.isin(parent["kind"], kinds))
@@ -141,7 +144,7 @@ def flows_of(
 
 
 def _at(values: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return ``values[at]``, or -1 where there is no such value."""
+    """Return ``values[at]``, or -1 where ``at`` is out of range."""
     known = (at >= 0) & (at < len(values))
     found = np.full(len(at), -1, np.int64)
     found[known] = values[at[known]]
@@ -154,16 +157,16 @@ def rounds_of(
     groups: int,
     holes: Holes = (),
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return how long each part of each round of all envs took, in ns.
+    """Return the duration of each part of each round of all envs, in ns.
 
-    A round is from a send to all groups to the next send; one in which a worker was not awaited, or
-    of which slices may be missing, is left out.
+    A round lasts from a send to all groups until the next send. Rounds that did not wait for every
+    worker, or that overlap a hole, are left out.
 
     Args:
         parent: The slices of the parent.
-        workers: Those of each worker.
-        groups: How many groups there are.
-        holes: Times of which slices may be missing.
+        workers: The slices of each worker.
+        groups: The number of groups.
+        holes: Periods in which slices may be missing.
 
     Returns:
         The durations by the names in ``PARTS``.
@@ -182,7 +185,7 @@ def rounds_of(
         np.maximum.at(last, at[inside], slices["end"][inside])
         return first, last
 
-    own = of_kinds(parent, _KIND.STEP, _KIND.RESET)  # of the main process's envs, if it has some
+    own = of_kinds(parent, _KIND.STEP, _KIND.RESET)  # if the main process has envs
     at_work = [of_kinds(one, _KIND.COMMAND, _KIND.JOB) for one in workers] + [own] * bool(len(own))
     both = [spans(one) for one in at_work]
     first, last = (np.array([one[i] for one in both]) for i in (0, 1))
@@ -191,23 +194,23 @@ def rounds_of(
     whole = (last > 0).all(axis=0) & (last <= waited).all(axis=0)
     whole &= (sends["id"][:-1] == groups) & ~crosses(begins[:-1], begins[1:], holes)
     first, last, waited, read = first[:, whole], last[:, whole], waited[whole], read[whole]
-    sent_at, sent = (sends[what][:-1][whole] for what in ("begin", "end"))
+    sent_at, sent = (sends[name][:-1][whole] for name in ("begin", "end"))
     if not whole.any():
         return {part: np.empty(0, np.int64) for part in PARTS}
     begun, done = (one.mean(axis=0).astype(np.int64) for one in (first, last))
-    sent = np.minimum(sent, begun)  # the first worker may begin before the last is sent anything
+    sent = np.minimum(sent, begun)  # the first worker may begin before the last one is sent to
     slowest = last.max(axis=0)
     marks = sent_at, sent, begun, done, slowest, waited, read, begins[1:][whole]
     return {part: marks[i + 1] - marks[i] for i, part in enumerate(PARTS)}
 
 
 def means_of(rounds: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, float]:
-    """Return how long each part of a round takes on average, in seconds; empty without rounds."""
+    """Return the mean duration of each part of a round, in seconds; empty without rounds."""
     return {part: float(ns.mean()) / 1e9 for part, ns in rounds.items() if len(ns)}
 
 
 def shown(means: Mapping[str, float]) -> list[str]:
-    """Return the parts of a round as lines; together they have one bar, cut into its parts."""
+    """Return the parts of a round as lines, whose bars together make up one whole bar."""
     whole = sum(means.values())
     lines, before = [], 0.0
     for part, mean in means.items():

@@ -20,19 +20,19 @@ _STYLES = {"ok": "green", "look": "yellow", "broken": "bold red"}
 _TOPIC, _VERDICT = 15, 8  # widths of the first columns
 _NARROWEST = 60
 _LONGEST = 3600  # seconds
-_SAY_EVERY = 2.0  # seconds between two lines that say how far it is
+_SAY_EVERY = 2.0  # seconds between two lines of progress on stderr
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, and what was found.
+    """The result of one check.
 
     Attributes:
-        topic: What was looked at.
+        topic: The subject of the check.
         verdict: "ok"; "look", if it may cost speed or surprise; or "broken".
-        found: What was found.
-        advice: What to do; empty if there is nothing to do.
+        found: The result.
+        advice: How to improve it; empty if nothing needs to be done.
     """
 
     topic: str
@@ -42,7 +42,7 @@ class Finding:
 
 
 def print_findings(findings: Iterable[Finding]) -> None:
-    """Print each finding as soon as it is there."""
+    """Print each finding as soon as it arrives."""
     for finding in findings:
         lines = _lines(finding, width())
         if not (sys.stdout.isatty() and _print_coloured(finding, lines)):
@@ -73,7 +73,7 @@ def _lines(finding: Finding, width: int) -> list[str]:
 
 
 def seconds(text: str) -> float:
-    """Return a number of seconds of the command line."""
+    """Return the number of seconds in an argument of the command line."""
     number = float(text)
     if not 0 < number <= _LONGEST:
         raise argparse.ArgumentTypeError(f"{text}, expected more than 0 and at most {_LONGEST}")
@@ -81,20 +81,20 @@ def seconds(text: str) -> float:
 
 
 def width() -> int:
-    """Return how wide lines may be."""
+    """Return the largest width of lines."""
     return max(_NARROWEST, shutil.get_terminal_size().columns)
 
 
 def bar(share: float, cells: int) -> str:
-    """Return a share of the whole as a bar of at most some cells."""
+    """Return a share from 0 to 1 as a bar of at most ``cells`` characters."""
     eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 class Display:
-    """Shows lines that change while something runs, and prints the last ones at the end.
+    """Shows changing results while a command runs, and prints the final ones at the end.
 
-    With rich on a terminal they are changed in place. Otherwise stderr says how far it is.
+    With rich on a terminal they change in place. Otherwise only the progress goes to stderr.
 
     Args:
         quiet: Print nothing on stdout.
@@ -103,7 +103,7 @@ class Display:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._live: Any = None
-        self._said = 0.0
+        self._printed = 0.0  # when progress was last printed
 
     def __enter__(self) -> Self:
         if self._quiet or not sys.stdout.isatty():
@@ -123,17 +123,17 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def show(self, lines: Sequence[str], how_far: str) -> None:
-        """Show how it is now, and how far it is."""
+    def show(self, lines: Sequence[str], progress: str) -> None:
+        """Show the current results and the progress."""
         if self._live is not None:
             from rich.text import Text  # noqa: PLC0415
 
-            shown = [*lines, "", how_far]
+            shown = [*lines, "", progress]
             height = self._live.console.height - 1
             self._live.update(Text("\n".join(shown[-height:])), refresh=True)
-        elif time.monotonic() - self._said >= _SAY_EVERY:
-            self._said = time.monotonic()
-            print(how_far, file=sys.stderr, flush=True)
+        elif time.monotonic() - self._printed >= _SAY_EVERY:
+            self._printed = time.monotonic()
+            print(progress, file=sys.stderr, flush=True)
 
     def end(self, lines: Sequence[str]) -> None:
         """Print the last lines."""

@@ -1,4 +1,7 @@
-"""The process in which a training script runs until it makes its first vector env."""
+"""The process in which a training script runs until it makes its first vector env.
+
+The constructors of vector envs are replaced by a function that saves their arguments and exits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 import pysampler
 from pysampler._cli.contenders import end_with, error_line
-from pysampler._cli.hangs import tell_where
+from pysampler._cli.hangs import report_hangs
 from pysampler._cli.sources import SourceError, from_calls, save
 from pysampler._vector import make
 
@@ -25,12 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# What trials choose: the script's own choice is not kept.
+# Options that the trials choose, so those of the script are dropped.
 _CHOSEN = {
     *("num_workers", "main_envs", "groups", "max_concurrency", "record_to", "replay_from"),
     *("shared_memory", "start_method", "trace"),
 }
-# Classes that are met if a script imports them, by their modules.
+# Classes whose constructor is replaced when a script imports them, by module.
 _OF_SB3 = {
     "stable_baselines3.common.vec_env.dummy_vec_env": "DummyVecEnv",
     "stable_baselines3.common.vec_env.subproc_vec_env": "SubprocVecEnv",
@@ -39,9 +42,9 @@ _OF_SB3 = {
 
 
 def main() -> None:
-    """Run a script; the arguments are the pid of the parent, a file for its envs, and its own.
+    """Run a script; the arguments are the pid of the parent, a file, the script and its arguments.
 
-    The file for its envs gets what makes them; the file beside it why there are none.
+    The file gets the source of the envs; if there are none, the file beside it gets the reason.
     """
     parent, out, script, *arguments = sys.argv[1:]
     end_with(int(parent))
@@ -51,12 +54,12 @@ def main() -> None:
         why.write_text(place)
         os._exit(1)
 
-    tell_where(hangs)
+    report_hangs(hangs)
 
     def found(
         _: Any, env_fns: Sequence[Callable[[], Any]], *__: Any, sb3: bool = False, **options: Any
     ) -> NoReturn:
-        """Write down what a vector env is made of, and end the script there and then."""
+        """Save the source of the envs of a vector env, and end the script immediately."""
         kept = {name: value for name, value in options.items() if name not in _CHOSEN}
         frame = sys._getframe(1)
         caller = frame.f_globals.get("__name__", ""), frame.f_code.co_name
@@ -68,11 +71,11 @@ def main() -> None:
             env_id = frame.f_locals["env_id"]
             monitor = frame.f_locals["monitor_dir"]
         is_algorithm = caller == ("stable_baselines3.common.base_class", "_wrap_env")
-        with _why_not(why):
+        with _report_errors(why):
             if is_algorithm:
-                raise SourceError("it trains on one env: give it several, as make_vec_env does")
+                raise SourceError("it trains on one env: give it several, with make_vec_env")
             if monitor is not None:
-                raise SourceError("trials would write to its monitor_dir: tune it without")
+                raise SourceError("trials would write to its monitor_dir: remove that argument")
             source = from_calls(list(env_fns), kept, sb3=sb3, env_id=env_id, made_by=made_by)
             save(Path(out), source)
         os._exit(0)
@@ -84,7 +87,7 @@ def main() -> None:
     make.choose = lambda *_: False  # type: ignore[attr-defined] # its trial makes vector envs
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
-    with _why_not(why):
+    with _report_errors(why):
         runpy.run_path(script, run_name="__main__")
     why.write_text(
         "it has ended without making a vector env; for one env, tune its id, or FILE:FUNCTION"
@@ -93,11 +96,11 @@ def main() -> None:
 
 
 class _Replaced(importlib.abc.MetaPathFinder):
-    """Gives classes another ``__init__`` when their modules are imported.
+    """Replaces the ``__init__`` of classes when their modules are imported.
 
     Args:
-        classes: Their names, by their modules.
-        init: That other one.
+        classes: The names of the classes, by module.
+        init: The new ``__init__``.
     """
 
     def __init__(self, classes: Mapping[str, str], init: Any) -> None:
@@ -106,7 +109,7 @@ class _Replaced(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return how a module is imported, if it is one of these."""
+        """Return a spec that replaces ``__init__`` after the import, for the modules of classes."""
         if fullname not in self._classes:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -122,8 +125,8 @@ class _Replaced(importlib.abc.MetaPathFinder):
 
 
 @contextlib.contextmanager
-def _why_not(why: Path) -> Any:
-    """Write an exception in one line to a file, and end this process."""
+def _report_errors(why: Path) -> Any:
+    """If the block raises, write the exception as one line to a file and end this process."""
     try:
         yield
     except BaseException as error:

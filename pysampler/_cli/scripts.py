@@ -1,4 +1,4 @@
-"""The envs of a training script, which is run for them in a process of its own."""
+"""The envs of a training script, found by running it in a separate process."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _PROGRAM = "from pysampler._cli.script_process import main; main()"
 
 @contextlib.contextmanager
 def envs_of_script(script: str, arguments: Sequence[str], limit: float) -> Iterator[str]:
-    """Run a script until it makes a vector env; yield what makes its envs, for contenders.
+    """Run a script until it makes a vector env; yield the source of its envs, for contenders.
 
     Args:
         script: The path of the script.
         arguments: Its arguments.
-        limit: Seconds within which it must make one, or MeasureError is raised.
+        limit: Raise MeasureError if the script takes more than this many seconds.
     """
     if not Path(script).is_file():
-        raise MeasureError(f"there is no script {script}")
+        raise MeasureError(f"script not found: {script}")
     with tempfile.TemporaryDirectory(prefix="pysampler-") as folder:
         out = Path(folder) / "envs"
         print(f"running {script} until it makes a vector env", file=sys.stderr, flush=True)
@@ -62,22 +62,22 @@ def _run(script: str, arguments: Sequence[str], limit: float, out: Path) -> None
             return
         errors.seek(0)
         printed = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-    told = _why(out)
-    why = told.read_text() if told.exists() else f"its process has ended: {process.returncode}"
-    if why.startswith("SystemExit") or not told.exists():
+    report = _report_of(out)
+    why = report.read_text() if report.exists() else f"its process has ended: {process.returncode}"
+    if why.startswith("SystemExit") or not report.exists():
         why = "; ".join([why, *printed])
     raise MeasureError(f"cannot tune {script}: {why}")
 
 
 def _where(process: subprocess.Popen[bytes], out: Path) -> str:
-    """Return where a script is, if it still can say that; it ends then."""
+    """Return where a script hangs, if it can still report that; reporting ends it."""
     process.send_signal(ASK)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(PATIENCE)
-    told = _why(out)
-    return told.read_text() if told.exists() else ""
+    report = _report_of(out)
+    return report.read_text() if report.exists() else ""
 
 
-def _why(out: Path) -> Path:
-    """Return where the process of a script writes why it has found no envs."""
+def _report_of(out: Path) -> Path:
+    """Return the file in which the process of a script says why it has found no envs."""
     return Path(f"{out}.why")

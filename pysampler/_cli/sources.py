@@ -1,4 +1,4 @@
-"""What makes the envs to measure: an id, a function of a module or of a file, or a script's own."""
+"""Sources of the envs to measure: an id, a function of a module or a file, or a training script."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _SB3 = "from pysampler.adapters.sb3 import VecEnv"
 
 
 class SourceError(Exception):
-    """Says in one line why there are no envs to measure."""
+    """Why there are no envs to measure, in one line."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Says how a program makes a vector env.
+    """The call by which a program makes a vector env.
 
     Attributes:
         text: The call up to its options; "{}" stands for the number of envs.
         keyword: The argument that takes the options as a dict; empty if they are arguments of the
-            call.
-        imported: The line that imports what it calls.
-        by_steps: Whether the program has no ``send`` and ``recv``, and no samplers.
+            call itself.
+        imported: The import that the call needs.
+        by_steps: Whether the program can only call ``step``, not ``send``, ``recv`` or samplers.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Call:
     by_steps: bool = False
 
     def written(self, envs: int, options: Mapping[str, str]) -> str:
-        """Return the call with its options, which are given as they are written."""
+        """Return the call with its options, whose values are source code."""
         begun = self.text.format(envs)
         if not self.keyword:
             return ", ".join([begun, *(f"{name}={text}" for name, text in options.items())]) + ")"
@@ -68,16 +68,16 @@ class Call:
 
 @dataclass(frozen=True)
 class EnvSource:
-    """Says what makes the envs to measure, alone or as a vector env.
+    """Makes the envs to measure, alone or as a vector env.
 
     Attributes:
-        call: How a program makes a vector env of them.
-        function: Makes one env; None if envs are different.
-        functions: The function of each env then.
-        count: How many envs a program makes.
-        made_by: The arguments of ``make_vec`` if that makes the envs: id, wrappers, arguments of
-            the env.
-        options: Arguments of ``VectorEnv`` that stay as a program has them.
+        call: The call by which a program makes a vector env of them.
+        function: Makes one env; None if the envs differ.
+        functions: The function of each env, if they differ.
+        count: The number of envs that the program makes.
+        made_by: The arguments of ``make_vec`` if it makes the envs: id, wrappers, arguments of the
+            env.
+        options: Arguments of ``VectorEnv`` that are kept from the program.
     """
 
     call: Call
@@ -104,7 +104,7 @@ class EnvSource:
 
 
 def source_of(text: str) -> EnvSource:
-    """Return what an argument of the command names, or raise SourceError.
+    """Return the source that an argument of the command names, or raise SourceError.
 
     Args:
         text: "CartPole-v1", "module:Id-v0", "package.module:function" or "file.py:function".
@@ -131,7 +131,7 @@ def source_of(text: str) -> EnvSource:
         if not name or not name.strip(":"):
             raise SourceError("expected an id, module:function or file.py:function") from error
         if place and name.isidentifier():
-            raise SourceError(f"{place} has no function {name}, and gymnasium no env") from error
+            raise SourceError(f"{place} has no function or env {name}") from error
         raise SourceError(_line(error)) from error
     call = _make_vec(f"{json.dumps(text)}, num_envs={{}}")
     return EnvSource(call, function=functools.partial(gym.make, text), made_by=(text, None, {}))
@@ -145,9 +145,9 @@ def _imported_file(path: str) -> Any:
     """Import a file as Python imports a module beside a program; or raise SourceError."""
     file = Path(path).resolve()
     if not file.is_file():
-        raise SourceError(f"there is no file {path}")
+        raise SourceError(f"file not found: {path}")
     if file.stem in sys.modules:
-        raise SourceError(f"{path} has the name of a module that is imported already")
+        raise SourceError(f"{path} has the name of a module that is already imported")
     sys.path.insert(0, str(file.parent))
     try:
         return importlib.import_module(file.stem)
@@ -170,14 +170,14 @@ def from_calls(
     env_id: Any = None,
     made_by: tuple[Any, Any, dict[str, Any]] | None = None,
 ) -> EnvSource:
-    """Return what makes the envs of a vector env that a program makes.
+    """Return the source of the envs of a program's vector env.
 
     Args:
         functions: One for each env.
-        options: Arguments of ``VectorEnv`` that stay as they are.
-        sb3: Whether it is one of Stable-Baselines3, or ``pysampler.adapters.sb3.VecEnv``.
-        env_id: The first argument of Stable-Baselines3's ``make_vec_env``, if that makes it.
-        made_by: The spec, wrappers and keywords of gymnasium's ``make_vec``, if that makes it.
+        options: Arguments of ``VectorEnv`` that are kept.
+        sb3: Whether it is a VecEnv of Stable-Baselines3, or ``pysampler.adapters.sb3.VecEnv``.
+        env_id: The first argument of Stable-Baselines3's ``make_vec_env``, if it was called.
+        made_by: The spec, wrappers and keywords of gymnasium's ``make_vec``, if it was called.
     """
     if not functions:
         raise SourceError("its vector env has no envs")
@@ -215,7 +215,7 @@ def _name_of(function: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """Return an argument as a program has it; "..." if that is not known, or long."""
+    """Return an argument as source code; "..." if that is unknown or too long."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, np.generic):
@@ -225,7 +225,7 @@ def written(value: Any) -> str:
     try:
         text = json.dumps(value) if isinstance(value, str) else repr(value)
         ast.literal_eval(text)
-    except Exception:  # whatever a __repr__ raises
+    except Exception:  # a __repr__ may raise anything
         return "..."
     return text if len(text) <= _LONG else "..."
 
@@ -241,16 +241,16 @@ def _line(error: BaseException) -> str:
 
 
 def save(path: Path, source: EnvSource) -> None:
-    """Write what makes the envs to a file, for other processes."""
+    """Write a source to a file, for other processes."""
     places = [str(Path(place).absolute()) for place in sys.path if isinstance(place, str)]
     about = places, dict(os.environ), Path.cwd(), registered()
     path.write_bytes(pickle.dumps((about, dumps_by_value(source))))
 
 
 def load(path: Path) -> EnvSource:
-    """Read what ``save`` has written, and let this process be as the one that wrote it."""
+    """Read a source from a file, and set up this process like the one that called ``save``."""
     (places, variables, folder, specs), pickled = pickle.loads(path.read_bytes())
-    sys.path[:] = places  # first: what the functions import is found there
+    sys.path[:] = places  # first: the functions import modules from there
     os.environ.update(variables)
     os.chdir(folder)
     if specs:

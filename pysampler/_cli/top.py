@@ -1,4 +1,4 @@
-"""``pysampler top`` and ``pysampler dump``: what the workers of a running program do."""
+"""``pysampler top`` and ``pysampler dump``: the activity of a running program's workers."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = ["DUMP_HELP", "HELP", "add_arguments", "run", "run_dump"]
 
-HELP = "show live what the workers of a running program do"
-DUMP_HELP = "print once what the workers of a running program do, as when it hangs"
+HELP = "show live how busy the workers of a running program are"
+DUMP_HELP = "print once how busy the workers of a running program are, for example if it hangs"
 
 _NARROWEST = 10  # columns of a terminal
 _UNBOUNDED = 160  # columns where there is no terminal
-_LOWEST = 4  # lines of a terminal in which one says how many more there are
-_SILENT = 2.0  # seconds for which dump says nothing
+_LOWEST = 4  # the fewest lines of a terminal that has one for the number of hidden lines
+_SILENT = 2.0  # dump announces itself if it takes longer than this many seconds
 _PATIENCE = 10.0  # seconds for which a program may have no workers, while one is replaced
-# The names of the columns and their widths. A terminal that is too narrow for all has those of the
-# lowest ranks.
+# The name, the width and the rank of each column. A narrow terminal shows the lowest ranks only.
 _COLUMNS = [
     *(("worker", 6, 0), ("pid", 9, 4), ("cpu", 4, 10), ("at", 18, 3)),
     *(("steps/s", 10, 2), ("p50", 10, 9), ("p99", 10, 5)),
@@ -47,32 +46,32 @@ _COLUMNS = [
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what both subcommands take."""
+    """Add the arguments of both subcommands."""
     parser.add_argument(
-        "pid", type=int, nargs="?", help="of the program or of a worker; none: the only one"
+        "pid", type=int, nargs="?", help="of the program or a worker (default: the only program)"
     )
     parser.add_argument(
-        "--seconds", type=seconds, default=1.0, help="between two looks (default: %(default)s)"
+        "--seconds", type=seconds, default=1.0, help="interval (default: %(default)s)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what happens until Ctrl-C or the end of the program."""
+    """Show the activity until Ctrl-C or the end of the program."""
     try:
         from rich.console import Console  # noqa: PLC0415 - of the extra "cli"
         from rich.live import Live  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
     except ImportError:
-        return _refuse("top needs rich: pip install 'pysampler[cli]'; dump does without")
+        return _refuse("top needs rich: pip install 'pysampler[cli]'; dump does not")
     if not sys.stdout.isatty():
-        return _refuse("top needs a terminal; pysampler dump prints once, --json for programs")
+        return _refuse("top needs a terminal; use pysampler dump, with --json for programs")
     console = Console(highlight=False)
     if console.is_dumb_terminal:
-        return _refuse("top needs a terminal that shows a picture, and TERM is dumb; dump does not")
+        return _refuse("top needs a terminal that can redraw, got TERM=dumb; use pysampler dump")
     program = find(options.pid)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
-            for lines in _pictures(program, options.seconds, console):
+            for lines in _screens(program, options.seconds, console):
                 text = Text("\n".join(lines), no_wrap=True, overflow="crop")
                 live.update(text, refresh=True)
         except KeyboardInterrupt:
@@ -81,8 +80,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _pictures(program: Program, seconds: float, console: Console) -> Iterator[list[str]]:
-    """Yield the lines to show, again and again, until the program has no workers any more."""
+def _screens(program: Program, seconds: float, console: Console) -> Iterator[list[str]]:
+    """Yield the lines of each screen until the program has no workers any more."""
     looks = {pool.number: PoolLooks(pool) for pool in program.pools}
     yield _cut(_lines(replace(program, pools=[]), [], console.width), console.height)
     seen = time.monotonic()
@@ -104,12 +103,12 @@ def _pictures(program: Program, seconds: float, console: Console) -> Iterator[li
 
 
 def run_dump(options: argparse.Namespace) -> int:
-    """Print what happened within some seconds."""
+    """Print the activity during some seconds."""
     program = find(options.pid)
     looks = [PoolLooks(pool) for pool in program.pools]
     if options.seconds > _SILENT:
         print(
-            f"pysampler: looks at program {program.pid} for {options.seconds:g} s", file=sys.stderr
+            f"pysampler: watching program {program.pid} for {options.seconds:g} s", file=sys.stderr
         )
     time.sleep(options.seconds)
     taken = [one.look() for one in looks]
@@ -118,15 +117,15 @@ def run_dump(options: argparse.Namespace) -> int:
             {"name": pool.name, **asdict(look)}
             for pool, look in zip(program.pools, taken, strict=True)
         ]
-        told = {"pid": program.pid, "nspid": program.nspid, "command": program.command}
-        print(json.dumps({**told, "pools": pools}))
+        about = {"pid": program.pid, "nspid": program.nspid, "command": program.command}
+        print(json.dumps({**about, "pools": pools}))
         return 0
     width = shutil.get_terminal_size((_UNBOUNDED, 24)).columns
     print("\n".join(_lines(program, taken, width)))
     for look in taken:
         for worker in look.workers:
             if worker.env is not None and worker.pid is not None and worker.since > options.seconds:
-                print(f"its Python stack: py-spy dump --pid {worker.pid}")
+                print(f"for its Python stack: py-spy dump --pid {worker.pid}")
     return 0
 
 
@@ -136,25 +135,25 @@ def _refuse(why: str) -> int:
 
 
 def _lines(program: Program, looks: Sequence[Look], width: int) -> list[str]:
-    """Return what there is to show, in lines that fit."""
+    """Return the screen, in lines that fit the width."""
     width = max(_NARROWEST, width)
     inner = f" ({program.nspid[-1]} in its container)" * (len(program.nspid) > 1)
     lines = textwrap.wrap(f"program {program.pid}{inner}: {program.command}", width)[:2]
     for pool, look in zip(program.pools, looks, strict=True):
         members, workers = pool.about.members[-1][1], len(look.workers) - pool.about.main
-        told = (
+        summary = (
             f"{pool.name}, {members} {pool.about.noun}s in {workers} worker{'s' * (workers > 1)}"
             f"{' and the program' * pool.about.main}: "
-            f"{look.steps:,.0f} steps/s, {look.busy:.0%} of workers that never wait"
+            f"{look.steps:,.0f} steps/s, workers {look.busy:.0%} busy"
         )
         if look.records is not None:
-            told += f"; {look.records:,} of {look.most_records:,} records wait"
+            summary += f"; {look.records:,} of {look.most_records:,} records wait"
         shown = _shown(look, width)
         rows = [
             [name for name, _, _ in _COLUMNS],
             *(_cells(index, one, pool.about.noun) for index, one in enumerate(look.workers)),
         ]
-        lines += ["", *textwrap.wrap(told, width), *textwrap.wrap(look.verdict, width)]
+        lines += ["", *textwrap.wrap(summary, width), *textwrap.wrap(look.verdict, width)]
         for cells in rows:
             padded = (f"{cell:>{size}}" for cell, (_, size, _) in zip(cells, _COLUMNS, strict=True))
             lines.append("".join(compress(padded, shown)))
@@ -162,7 +161,7 @@ def _lines(program: Program, looks: Sequence[Look], width: int) -> list[str]:
 
 
 def _shown(look: Look, width: int) -> list[bool]:
-    """Return which columns fit, and say anything."""
+    """Return which columns fit and are not empty."""
     empty = set()
     if not any(worker.restarts for worker in look.workers):
         empty.add("restarts")
@@ -181,7 +180,7 @@ def _shown(look: Look, width: int) -> list[bool]:
 
 
 def _cut(lines: list[str], height: int) -> list[str]:
-    """Return the lines that a terminal has room for, and how many more there are."""
+    """Return the lines that fit a terminal, the last of which counts the hidden ones."""
     if len(lines) <= height or height < _LOWEST:
         return lines[:height]
     left = len(lines) - height + 1

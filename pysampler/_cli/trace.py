@@ -1,4 +1,8 @@
-"""``pysampler trace``: what the processes of a running program do, slice by slice."""
+"""``pysampler trace``: records a timeline of the processes of a running program.
+
+Slices of envs are written as they come; all others are kept in memory until the end, when the
+sends, commands and reads of a round can be linked by arrows.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "add_arguments", "run"]
 
-HELP = "write what each process of a running program does to a file for ui.perfetto.dev"
+HELP = "record a timeline of a running program's processes, for ui.perfetto.dev"
 
 _KIND = _core.Track
 _NAMES = {
@@ -63,31 +67,34 @@ _NAMES = {
     IDLE: "waits for a command",
 }
 _OF_ENVS = _KIND.STEP, _KIND.RESET
-_OF_GROUPS = _KIND.SEND, _KIND.WAIT  # their numbers say how many groups
-_SLOW, _ENOUGH = 2.0, 20  # times the usual, and steps of each env before that is said
-_PAUSE = 0.03  # seconds between two looks, in which a ring must not overflow
-_OFTEN = 0.1  # seconds between two that write, and say how far it is
-_SELDOM = 1.0  # seconds between two looks for other pools
+_OF_GROUPS = _KIND.SEND, _KIND.WAIT  # their ids are the number of groups
+_SLOW, _ENOUGH = 2.0, 20  # report envs this many times slower, after this many steps of each
+_PAUSE = 0.03  # seconds between two reads, in which a ring must not overflow
+_OFTEN = 0.1  # seconds between two writes to the file and progress messages
+_SELDOM = 1.0  # seconds between two searches for other pools
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the subcommand takes."""
+    """Add the arguments of the subcommand."""
     parser.add_argument(
-        "pid", type=int, nargs="?", help="of the program or of a worker; none: the only one"
+        "pid", type=int, nargs="?", help="of the program or a worker (default: the only program)"
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: trace-PID.json")
-    parser.add_argument("--seconds", type=seconds, help="for how long (default: 5)")
+    parser.add_argument("--seconds", type=seconds, help="duration (default: 5)")
     parser.add_argument(
-        "--megabytes", type=positive, default=1000, help="end at this size (default: %(default)s)"
+        "--megabytes",
+        type=positive,
+        default=1000,
+        help="largest file size (default: %(default)s)",
     )
     parser.add_argument(
         "--merge",
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="instead: join traces, such as one of ours and one of torch.profiler",
+        help="join traces instead, for example one of pysampler and one of torch.profiler",
     )
-    # For VectorEnv(trace=...): one pool, until there is something to read from stdin, or its end.
+    # For VectorEnv(trace=...): trace one pool until stdin has data or ends.
     parser.add_argument("--pool", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
 
@@ -99,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (AttachError, OSError, ValueError) as error:
-        if options.until_eof:  # the program that started this reads why, if it is still there
+        if options.until_eof:  # the program that started this reads the reason, if it still runs
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             with contextlib.suppress(BrokenPipeError):
                 os.write(sys.stdout.fileno(), f"{why}\n".encode())
@@ -135,7 +142,7 @@ def _traced(options: argparse.Namespace) -> int:
     size = path.stat().st_size / 1e6
     say(f"{path}: {size:.1f} MB, {trace.count:,} slices in {seconds_traced:.1f} s{end.why}")
     if not trace.count:
-        say("nothing ended meanwhile: pysampler dump says what is at work")
+        say("no slice ended meanwhile: pysampler dump shows the envs at work")
     if trace.holes:
         say(f"{trace.holes:.2f} s of it are incomplete: slices came faster than they were read")
     for line in trace.summary():
@@ -145,7 +152,7 @@ def _traced(options: argparse.Namespace) -> int:
 
 
 def _chosen(program: Program, pool: int | None) -> Program:
-    """Return a program with one of its pools, or with all."""
+    """Return a program with only this pool; None for all of its pools."""
     if pool is not None:
         program.pools = [one for one in program.pools if one.number == pool]
         if not program.pools:
@@ -154,7 +161,6 @@ def _chosen(program: Program, pool: int | None) -> Program:
 
 
 def _record(trace: _Trace, program: Program, end: _End, pool: int | None) -> None:
-    """Record until it is time to end."""
     wrote = looked = time.monotonic()
     while not end.reached(trace):
         trace.read()
@@ -166,22 +172,21 @@ def _record(trace: _Trace, program: Program, end: _End, pool: int | None) -> Non
             looked = time.monotonic()
             try:
                 trace.follow(_chosen(find(program.pid), pool))
-            except AttachError:  # it may have no workers for a moment
+            except AttachError:  # it may have no workers while one is replaced
                 if not is_running(program.pid):
                     end.why = ", when the program ended"
                     return
 
 
 def _say_to(stream: TextIO) -> Callable[[str], None]:
-    """Return a function that prints a line."""
     return lambda line: print(line, file=stream, flush=True)
 
 
 class _End:
-    """When a trace ends.
+    """Decides when a trace ends.
 
     Attributes:
-        why: Said at the end, where it is not what was asked for.
+        why: The reason, if it ended early, as the end of a sentence.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -194,19 +199,19 @@ class _End:
 
     @property
     def elapsed(self) -> float:
-        """The seconds since it began."""
+        """Seconds since the trace began."""
         return time.monotonic() - self._began
 
     def reached(self, trace: _Trace) -> bool:
-        """Wait for a moment; return whether it is time to end."""
+        """Wait for ``_PAUSE``, then return whether it is time to end."""
         if select.select(self._stdin, [], [], _PAUSE)[0]:
             return True
         if trace.size > self._bytes:
-            self.why = f", which is as large as it may become (--megabytes {self._bytes / 1e6:g})"
+            self.why = f", which is the largest size allowed (--megabytes {self._bytes / 1e6:g})"
         return bool(self.why) or self.elapsed >= self._seconds
 
     def show(self, trace: _Trace) -> None:
-        """Say on a terminal how far it is."""
+        """Print the progress on a terminal."""
         if sys.stdout.isatty():
             print(f"\r{self.elapsed:.1f} s, {trace.count:,} slices ", end="\r", flush=True)
 
@@ -217,7 +222,7 @@ class _Trace:
     Args:
         program: The program.
         pools: Its pools.
-        file: Where it is written to.
+        file: The file to write.
 
     Attributes:
         count: The number of slices.
@@ -239,7 +244,7 @@ class _Trace:
         pool.add_tracks(self)
 
     def follow(self, program: Program) -> None:
-        """Trace also pools that were made meanwhile."""
+        """Add pools that the program has created since."""
         for pool in program.pools:
             if pool.number not in self._pools:
                 with contextlib.suppress(AttachError):  # it has ended meanwhile
@@ -247,39 +252,39 @@ class _Trace:
 
     @property
     def holes(self) -> float:
-        """For how many seconds slices may be missing."""
+        """Seconds in which slices may be missing."""
         holes = [hole for pool in self._pools.values() for hole in pool.recorder.holes]
         return sum(end - begin for begin, end in holes) / 1e9
 
     @property
     def size(self) -> int:
-        """How many bytes the file will have, about."""
+        """The approximate size of the file, in bytes."""
         return self.count * self.writer.slice_bytes
 
     def read(self) -> None:
-        """Read what came since the last call."""
+        """Read the new slices."""
         for pool in self._pools.values():
             self.count += pool.read()
 
     def write(self) -> None:
-        """Write what was read of envs."""
+        """Write the slices of envs that were read."""
         for pool in self._pools.values():
             pool.write(self.writer)
 
     def stop(self) -> None:
-        """Ask for no more slices."""
+        """Stop the recording of slices."""
         for pool in self._pools.values():
             pool.close()
 
     def close(self) -> None:
-        """Write all the rest."""
+        """Read and write everything that is left."""
         self.read()
         self.write()
         for pool in self._pools.values():
             pool.write_links(self)
 
     def summary(self) -> list[str]:
-        """Return lines on where the rounds of each pool went."""
+        """Return lines on the time that the rounds of each pool spent in each part."""
         return [line for pool in self._pools.values() for line in pool.summary()]
 
     def add_track(self, name: str) -> int:
@@ -301,28 +306,28 @@ class _PoolTrace:
         self._sizes = [*itertools.chain(*pool.about.groups)]
         self._tracks: list[int] = []
         self._new: list[list[npt.NDArray[Any]]] = [[] for _ in range(self._workers + 1)]
-        # Slices of others than envs: they are linked when all are known.
+        # Slices other than those of envs; linked by ``write_links`` at the end.
         self._rest: list[list[npt.NDArray[Any]]] = [[] for _ in self._new]
         self._counters = pool.counters
         self._before = pool.counters.envs["steps"].copy()
-        # When, env steps until then, and seconds at work.
+        # The time of each read, and the env steps and the seconds at work until then.
         self._counted: list[tuple[int, int, float]] = []
         self._rounds: dict[str, npt.NDArray[np.int64]] = {}
 
     def add_tracks(self, trace: _Trace) -> None:
         """Add a track for each process to the file."""
-        # The main process first; it is the last that is read.
+        # The main process has the first track in the file, but comes last in ``read``.
         main = trace.add_track(f"main process, {self._name}")
         workers = range(self._workers)
         self._tracks = [trace.add_track(f"worker {i}, {self._name}") for i in workers]
         self._tracks.append(main)
 
     def close(self) -> None:
-        """Ask for no more slices. May be repeated."""
+        """Stop the recording of slices. May be repeated."""
         self.recorder.close()
 
     def read(self) -> int:
-        """Read what came since the last call; return how many slices that are."""
+        """Read the new slices; return how many there are."""
         read = self.recorder.read()
         steps = int(self._counters.envs["steps"]["count"].sum())
         self._counted.append((now(), steps, self._counters.busy_seconds()))
@@ -361,7 +366,7 @@ class _PoolTrace:
                 for at in (sender, reader):
                     if at >= 0:
                         arrows[at].append(flow)
-            # The results of some commands, such as the last, are not read.
+            # The program does not read the results of some commands, such as the last.
             phases = np.where(readers < 0, b"f", np.where(senders < 0, b"s", b"t"))
             flows[(senders < 0) & (readers < 0)] = 0
             writer.slices(number, own, flows[:, None], phases)
@@ -381,7 +386,7 @@ class _PoolTrace:
         trace.writer.counter(f"workers at work, {self._name}", at, work)
 
     def summary(self) -> list[str]:
-        """Return lines on where the rounds went; none if there were none of all envs."""
+        """Return lines on the parts of a round, or one that says that there were no rounds."""
         means = means_of(self._rounds)
         if not means:
             return [f"{self._name}: no rounds in which commands went to all envs"]
@@ -391,7 +396,7 @@ class _PoolTrace:
         return [head, *shown(means), *self._slow()]
 
     def _slow(self) -> list[str]:
-        """Return a line on an env that is slower than the others."""
+        """Return a line about the slowest env, if it is much slower than the others."""
         rows = self._counters.envs["steps"]
         count = rows["count"] - self._before["count"]
         ns = rows["total_ns"] - self._before["total_ns"]

@@ -1,4 +1,4 @@
-"""The file of a trace: whole whatever ends it, also where the disk is full."""
+"""The file of a trace: valid however the trace ends, even on a full disk."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["TraceFile", "open_trace"]
 
-_CHUNK = 1 << 16  # bytes that are collected before they are written
+_CHUNK = 1 << 16  # bytes that are buffered before they are written
 
 
 class TraceFile:
-    """Writes parts to a file, which ends with a whole part and ``end`` if a write fails.
+    """Writes parts to a file; if a write fails, cuts it after a whole part and writes ``end``.
 
     Args:
         fd: A descriptor of the empty file.
         path: Its path, for errors.
 
     Attributes:
-        end: What a file in this format ends with.
+        end: The last bytes of a valid file in this format.
     """
 
     def __init__(self, fd: int, path: Path) -> None:
@@ -36,7 +36,7 @@ class TraceFile:
         self._path = path
         self._parts: list[bytes] = []
         self._waiting = 0  # bytes of the parts
-        self._whole = [0, 0]  # where the last part that was written begins, and ends
+        self._whole = [0, 0]  # the begin and the end of the last part that was written
         self._ended = False
 
     def write(self, part: bytes) -> None:
@@ -58,7 +58,7 @@ class TraceFile:
         written, rest = bounds[1], memoryview(b"".join([*self._parts, end]))
         self._parts, self._waiting, self._whole = [], 0, bounds[-2:]
         try:
-            while rest:  # a disk that is almost full takes some of it
+            while rest:  # an almost full disk takes only some of it
                 count = os.write(self._fd, rest)
                 written, rest = written + count, rest[count:]
         except OSError as error:
@@ -68,7 +68,7 @@ class TraceFile:
             raise OSError(error.errno, error.strerror, os.fspath(self._path)) from error
 
     def _cut(self, at: int) -> None:
-        """End the file here: the end takes the place of parts, as there is no other room for it."""
+        """Truncate the file and write ``end``, which finds room only in place of parts."""
         os.ftruncate(self._fd, at)
         if at > 0:
             os.write(self._fd, self.end)
@@ -76,7 +76,7 @@ class TraceFile:
 
 @contextlib.contextmanager
 def open_trace(path: Path) -> Iterator[TraceFile]:
-    """Open a file that no other trace is written to, and make it empty."""
+    """Open and empty a file, unless another trace is being written to it."""
     with open(path, "ab", buffering=0, opener=_open_now) as raw:
         try:
             fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,5 +95,5 @@ def open_trace(path: Path) -> Iterator[TraceFile]:
 
 
 def _open_now(path: str, flags: int) -> int:
-    """Open a file, or fail at once: nothing may read from a pipe."""
+    """Open a file without blocking: if it is a pipe without a reader, fail."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)

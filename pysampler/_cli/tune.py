@@ -1,8 +1,7 @@
-"""``pysampler tune``: finds by short trials how to make the vector env of an env, or of a script.
+"""``pysampler tune``: finds the best options of a vector env by short trials.
 
-All choices get a few short slices each, one after another; then the best take turns with the
-default. What is said in the end is of these turns alone: the best of many short slices owes a part
-of its lead to luck.
+Each choice is tried in a few short slices; then the best ones take turns with the default. The
+advice is based on these turns alone: the best of many short slices owes part of its lead to luck.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "add_arguments", "advice_of", "run"]
 
-HELP = "find by trials how to make the vector env of an env, or of a script"
+HELP = "find the best options of the vector env of an env or a script, by trials"
 
-_FIRST = 0.45  # the share of the time in which every choice is tried
-_TRIES = 3  # slices of each then
+_FIRST = 0.45  # the share of the time for the first trials of every choice
+_TRIES = 3  # slices of each choice in these trials
 _FINALISTS = 3
-_TURNS = 10  # of these that should fit the time
+_TURNS = 10  # turns of the finalists that should fit the time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the subcommand takes."""
+    """Add the arguments of the subcommand."""
     parser.add_argument(
         "env",
         metavar="ENV",
@@ -59,16 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--script-args",
         type=shlex.split,
         metavar="TEXT",
-        help='of the script: --script-args="--level 3"',
+        help='arguments of the script: --script-args="--level 3"',
     )
     parser.add_argument(
-        "--policy-ms", type=positive, metavar="MS", help="what a call of the policy takes"
+        "--policy-ms", type=positive, metavar="MS", help="duration of a call of the policy"
     )
     add_setting(parser, seconds=30)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Try the choices, and print what was found."""
+    """Try the choices and print the results."""
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(Display(quiet=options.json))
@@ -77,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
             arguments = options.script_args or []
             source = stack.enter_context(envs_of_script(source, arguments, options.limit))
         elif options.script_args is not None:
-            raise MeasureError(f"--script-args is for a script, which {source} is not")
+            raise MeasureError(f"--script-args needs a script, got {source}")
         default = stack.enter_context(Contender(DEFAULT, source, options.limit))
         tuning = _Tuning(options, source, default, display)
         tuning.try_all(begun + _FIRST * options.seconds)
@@ -90,20 +89,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Tuning:
-    """Tries choices, the best of them longer than the others.
+    """Tries choices, the best of them for longer than the others.
 
     Args:
         options: The arguments of the command.
-        source: What makes the envs.
-        default: Steps them as by default, and is what the others are compared with.
-        display: Shows what was found so far.
+        source: The source of the envs, as contenders read it.
+        default: The contender with default options, the reference of all others.
+        display: Shows the results so far.
 
     Attributes:
-        setting: What is measured.
-        choices: The choices by their names.
-        measured: What was found of each.
-        tried: What was found of the default while every choice was tried.
-        finals: What the last turns found, of those that take part.
+        setting: The envs and processes to measure.
+        choices: The choices by name.
+        measured: The latest results of each choice.
+        tried: The results of the default in the first trials.
+        finals: The results of the last turns, of the choices that took part.
     """
 
     def __init__(
@@ -128,11 +127,11 @@ class _Tuning:
     def _order(self, choice: Choice) -> dict[str, Any]:
         return choice.order(self.setting, self._policy_seconds, self._seconds)
 
-    def _show(self, how_far: str) -> None:
-        self._display.show(self.lines(), how_far)
+    def _show(self, progress: str) -> None:
+        self._display.show(self.lines(), progress)
 
     def try_all(self, end: float) -> None:
-        """Try every choice for a while, so that it should be over at a time."""
+        """Try every choice, in slices that should fit the time until ``end``."""
         orders = {name: self._order(choice) for name, choice in self.choices.items()}
         warm = sum(order["warm"] for order in orders.values())
         seconds = slice_of(end - time.monotonic() - warm, 2 * _TRIES * len(orders))
@@ -144,7 +143,7 @@ class _Tuning:
                     self._show(f"trying {name}")
 
     def turn_by_turn(self, end: float) -> None:
-        """Let the best take turns with the default until a time, but for some turns at least."""
+        """Let the best take turns with the default until ``end``, but ``LEAST_TURNS`` at least."""
         best = _best(self.choices, self.measured)
         self.finals = finals = {name: Measured() for name in [DEFAULT, *best]}
         finals[DEFAULT].about = self.tried.about
@@ -167,11 +166,11 @@ class _Tuning:
                     self._show(f"the best in turn, {turn}: {name}; {left:.0f} s left")
 
     def lines(self) -> list[str]:
-        """Return what there is to show."""
+        """Return the setting and the table of results."""
         return [*textwrap.wrap(str(self.setting), width()), "", *table(self.measured, DEFAULT)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what was found, for JSON."""
+        """Return the results, for JSON."""
         return {
             "env": self.setting.env,
             "envs": self.setting.envs,
@@ -190,11 +189,11 @@ class _Tuning:
 
 
 class _Trials:
-    """Tries choices one after another, in a process of their own.
+    """Tries choices one after another in a separate process, which is replaced if one fails.
 
     Args:
-        source: What makes the envs.
-        limit: Seconds within which it must answer.
+        source: The source of the envs.
+        limit: Seconds within which the process must answer.
     """
 
     def __init__(self, source: str, limit: float) -> None:
@@ -209,7 +208,7 @@ class _Trials:
         measured: Mapping[str, Measured],
         seconds: float,
     ) -> Iterator[None]:
-        """Try a choice, in turn with the default; yield now and then."""
+        """Try a choice in turn with the default; yield before and after each slice."""
         yield
         if self._contender is None:
             self._contender = Contender(name, self._source, self._limit)
@@ -221,7 +220,7 @@ class _Trials:
             if not measured[name].trouble:
                 for _ in take_turns(default, {name: self._contender}, measured, seconds):
                     yield
-        if measured[name].trouble:  # the process is another's from here on
+        if measured[name].trouble:  # the next choice gets a fresh process
             self._contender.end()
             self._contender = None
 
@@ -234,7 +233,7 @@ class _Trials:
 
 
 def _best(choices: Mapping[str, Choice], measured: Mapping[str, Measured]) -> list[str]:
-    """Return which choices take turns at the end: the best, and the best of those with step."""
+    """Return the choices for the last turns: the best ones, and the best that calls ``step``."""
     able = [name for name in choices if name != DEFAULT and not measured[name].trouble]
     able.sort(key=lambda name: -measured[name].fraction.middle)
     best = able[:_FINALISTS]
@@ -250,13 +249,13 @@ def advice_of(
     finals: Mapping[str, Measured],
     *earlier: Measured,
 ) -> tuple[str, list[str]]:
-    """Return what to do, and the lines of a program.
+    """Return advice, and the lines of a program that follows it.
 
     Args:
-        setting: What is measured.
+        setting: The envs and processes that were measured.
         choices: All choices.
-        finals: What the last turns found: of the default and of the best.
-        *earlier: What was found of the default before.
+        finals: The results of the last turns: of the default and of the best choices.
+        *earlier: Earlier results of the default.
     """
     better = [
         name
@@ -266,22 +265,22 @@ def advice_of(
     better.sort(key=lambda name: -finals[name].fraction.middle)
     busy = " ".join(["", *busy_remark(*earlier, finals[DEFAULT])])
     if not better:
-        said = "Nothing beats the default by more than the spread of the turns."
-        return said + busy, choices[DEFAULT].lines(setting)
+        advice = "Nothing beats the default by more than the spread of the turns."
+        return advice + busy, choices[DEFAULT].lines(setting)
     best = better[0]
-    said = f"{best} makes {finals[best].fraction} times the steps of the default."
+    advice = f"{best} is {finals[best].fraction} times as fast as the default."
     about = finals[best].about
     if "auto" in choices[best].options.values():
         workers, own = counted(about["num_workers"], "worker"), counted(about["main_envs"], "env")
-        said += f" It chose {workers}, and {own} in the program's own process."
+        advice += f" It chose {workers}, and {own} in the program's own process."
     lines = choices[best].lines(setting)
     if choices[best].loop != "step":
         how = "calls recv and send" if choices[best].loop == "recv" else "iterates over rollouts"
-        said += f" That is for a program that {how}; for one that calls step, "
+        advice += f" That is for a program that {how}; for one that calls step, "
         stepped = [name for name in better if choices[name].loop == "step"]
         if stepped:
-            said += f"{stepped[0]} makes {finals[stepped[0]].fraction} times the steps."
+            advice += f"{stepped[0]} is {finals[stepped[0]].fraction} times as fast."
             lines += ["", "# with step", *choices[stepped[0]].lines(setting)[1:]]
         else:
-            said += "nothing beats the default."
-    return said + busy, lines
+            advice += "nothing beats the default."
+    return advice + busy, lines

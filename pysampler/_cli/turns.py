@@ -1,7 +1,7 @@
-"""Contenders that take turns: each in a process of its own, which rests while others are at work.
+"""Contenders that take turns: each in a separate process, which rests while others are at work.
 
-A slice of a contender is compared with the slices of the reference before and after it: what the
-machine does meanwhile for others changes both alike.
+A slice of a contender is compared with the slices of the reference before and after it, because
+other load on the machine slows both alike.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
     "take_turns",
 ]
 
-_REST = 0.05  # seconds
+_REST = 0.05  # seconds before each round of turns in which the CPU use of others is measured
 _PROGRAM = "from pysampler._cli.contenders import main; main()"
 
 
 class MeasureError(Exception):
-    """Says in one line why an env cannot be measured."""
+    """Why an env cannot be measured, in one line."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
-        """Return those of some numbers, at least one."""
+        """Return the spread of one or more numbers."""
         if len(values) == 1:
             values = values * 2
         return cls(*statistics.quantiles(values, method="inclusive"))
@@ -69,14 +69,14 @@ class Spread:
 
 @dataclass
 class Measured:
-    """What the slices of a contender came to.
+    """The results of a contender's slices.
 
     Attributes:
-        rates: Env steps a second, of each slice.
-        fractions: The same, as fractions of what the reference made before and after.
-        about: What the contender says of itself.
-        trouble: Why it does not run, or no more; empty if it does.
-        others: Of a reference: how many CPUs other programs used, before each of its turns.
+        rates: Env steps per second, of each slice.
+        fractions: The same, as fractions of the reference's rate before and after.
+        about: The contender's description of itself.
+        trouble: Why it does not run (any more); empty if it does.
+        others: For the reference: the CPUs that other programs used before each round of turns.
     """
 
     rates: list[float] = field(default_factory=list)
@@ -87,22 +87,22 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """Env steps a second, the median."""
+        """The median of env steps per second."""
         return statistics.median(self.rates)
 
     def rate_beside(self, reference: Measured) -> float:
-        """Return env steps a second as they would be while the reference makes its median."""
+        """Return env steps per second, scaled to the median speed of the reference."""
         return reference.rate * self.fraction.middle
 
     @property
     def fraction(self) -> Spread:
-        """The fractions of the reference."""
+        """The spread of the fractions of the reference."""
         return Spread.of(self.fractions)
 
     def to_dict(self, reference: Measured) -> dict[str, Any]:
-        """Return what there is to say, for JSON."""
+        """Return the results, for JSON."""
         if self.trouble or not self.rates:
-            return {"trouble": self.trouble or "it was not measured"}
+            return {"trouble": self.trouble or "not measured"}
         spread = self.fraction
         return {
             "steps_per_second": self.rate_beside(reference),
@@ -114,10 +114,10 @@ class Measured:
 
 
 class Answerer:
-    """A process that answers each line of JSON with another. It is ended with its session.
+    """A Python process that answers each line of JSON with another; it ends with its session.
 
     Args:
-        arguments: Those of the Python that it runs.
+        arguments: The arguments of Python.
         limit: Seconds within which it must answer.
     """
 
@@ -125,7 +125,7 @@ class Answerer:
         self._limit = limit
         self._rest = b""
         self._ended = False
-        # Not a pipe, which would become full and block the process.
+        # A file, because a full pipe would block the process.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
@@ -137,9 +137,9 @@ class Answerer:
         )
 
     def request(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request, or raise MeasureError; then it is ended."""
+        """Return the answer to a request, or end the process and raise MeasureError."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which its answer says
+        with contextlib.suppress(BrokenPipeError):  # it has ended: ``line`` raises this
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self.line(self._limit + request.get("seconds", 0.0)))
@@ -160,7 +160,7 @@ class Answerer:
         return line
 
     def _line_until(self, deadline: float) -> bytes | None:
-        """Return the next line; none of it if the process has ended, None if it is late."""
+        """Return the next line; empty if the process has ended, None if the line is late."""
         assert self._process.stdout is not None
         while b"\n" not in self._rest:
             left = max(0.0, deadline - time.monotonic())
@@ -174,14 +174,14 @@ class Answerer:
         return line
 
     def _where(self) -> str:
-        """Return where it hangs, if it still can say that."""
+        """Return where the process hangs, if it can still report that."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, ASK)
         line = self._line_until(time.monotonic() + PATIENCE)
         return str(json.loads(line).get("hangs", "")) if line else ""
 
     def _why_ended(self) -> str:
-        status = self._process.wait()  # by itself: its session may have others
+        status = self._process.wait()  # the process alone: others of its session may still run
         how = f"status {status}" if status >= 0 else signal.Signals(-status).name
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -189,7 +189,7 @@ class Answerer:
         return f"its process has ended: {how}" + (f", {lines[-1][:200]}" if lines else "")
 
     def end(self) -> None:
-        """End the process and those of its session."""
+        """End the process and all others of its session."""
         if not self._ended:
             self._ended = True
             with contextlib.suppress(ProcessLookupError):
@@ -209,11 +209,11 @@ class Answerer:
 
 
 class Contender(Answerer):
-    """A process that makes and steps envs when it is asked to.
+    """A process that makes and steps envs on request.
 
     Args:
-        name: What it is called.
-        source: What makes the envs, as the process reads it.
+        name: Its name.
+        source: The source of the envs, as the process reads it.
         limit: Seconds within which it must answer.
     """
 
@@ -222,24 +222,24 @@ class Contender(Answerer):
         super().__init__(["-P", "-c", _PROGRAM, str(os.getpid()), source], limit)
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
-        """Return the answer to a request, or raise MeasureError; then it is ended."""
+        """Return the answer to a request, or end the process and raise MeasureError."""
         return self.request({"do": do, **request})
 
 
 @contextlib.contextmanager
 def started(names: list[str], source: str, limit: float) -> Iterator[dict[str, Contender]]:
-    """Start the processes of contenders together, and end them with the block."""
+    """Start the processes of all contenders, and end them with the block."""
     with contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(Contender(name, source, limit)) for name in names}
 
 
 def rate_of(answer: Mapping[str, Any]) -> float:
-    """Return env steps a second."""
+    """Return env steps per second."""
     return float(answer["steps"] / answer["seconds"])
 
 
 def used_by_others(seconds: float) -> float:
-    """Rest for some seconds, as all contenders do; return how many CPUs were used meanwhile."""
+    """Sleep while all contenders rest; return the number of CPUs that other programs used."""
     cpus = os.sched_getaffinity(0)
     begun, before = time.monotonic(), busy_seconds(cpus)
     time.sleep(seconds)
@@ -252,12 +252,12 @@ def take_turns(
     measured: Mapping[str, Measured],
     seconds: float,
 ) -> Iterator[str]:
-    """Measure a slice of each contender, between two of the reference; yield names as it goes.
+    """Measure a slice of each contender between two of the reference; yield each name when done.
 
     Args:
-        reference: What the others are compared with.
-        running: The contenders by their names.
-        measured: What was found is added here: for ``reference.name`` and each contender.
+        reference: The contender that the others are compared with.
+        running: The other contenders by name.
+        measured: Gets the results of ``reference.name`` and of each contender.
         seconds: The length of a slice.
     """
 

@@ -125,12 +125,12 @@ def test_a_failing_contender_is_reported_and_the_others_are_measured(folder):
     [
         ("Nope-v1", "NameNotFound: Environment `Nope` doesn't exist."),
         ("nothing_like:it", "cannot import nothing_like: ModuleNotFoundError"),
-        ("levels:nope", "levels has no function nope, and gymnasium no env"),
+        ("levels:nope", "levels has no function or env nope"),
         ("levels.py:nope", "levels.py has no function nope"),
         ("levels.py", "levels.py does not say which function makes an env: levels.py:FUNCTION"),
-        ("nope.py:make", "there is no file nope.py"),
+        ("nope.py:make", "file not found: nope.py"),
         ("levels.py:raising", "ValueError: no such level"),
-        ("levels:number", "int is no gymnasium env: it has no reset"),
+        ("levels:number", "int is not a gymnasium env: it has no reset"),
         ("levels:dying", "its process has ended: status 3"),
     ],
 )
@@ -275,4 +275,4 @@ def test_the_advice_is_the_fastest_beyond_the_spread(monkeypatch):
     assert "Workers wait" in advice
     assert "processes that never talk" not in advice
     advice, _ = advised(0.9, 0.9, 0.2, 0.1, alone=200.0)
-    assert "4 processes that never talk make only 2.0 times the steps of one" in advice
+    assert "4 processes that never talk are only 2.0 times as fast as one" in advice

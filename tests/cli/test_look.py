@@ -189,7 +189,7 @@ def verdict(*, busy, program, steps, resets=None, since=0.0, sizes=(2, 2), **wor
 def test_each_verdict_names_its_cause():
     steps = durations(10_000, 5_000)
     assert verdict(busy=0.2, program=0.9, steps=steps).startswith(
-        "the program is the limit: it does something else 90%"
+        "the program is the limit: it is busy elsewhere 90%"
     )
     assert verdict(busy=0.2, program=0.1, steps=steps).startswith(
         "waking workers is the limit: steps of all envs take 100.0 us"
@@ -201,7 +201,7 @@ def test_each_verdict_names_its_cause():
         "envs are the limit: workers are at work 90% of the time; workers wait for a CPU 40%"
     )
     assert verdict(busy=0.9, program=0.1, steps=steps, on_cpu=0.1).startswith(
-        "envs wait for something else than a CPU"
+        "envs wait for something other than a CPU"
     )
     slow = durations(100, 10_000_000)
     assert verdict(busy=0.9, program=0.1, steps=steps, resets=slow).startswith(
@@ -212,7 +212,7 @@ def test_each_verdict_names_its_cause():
         "all wait for env 3, at work for 4.80 s"
     )
     assert verdict(busy=0.0, program=1.0, steps=none, since=4.8) == (
-        "nothing was asked of the workers in the last 4.8 s"
+        "the workers got no command in the last 4.8 s"
     )
 
 
@@ -350,7 +350,7 @@ def interrupt_top():
 def test_top_refuses_a_dumb_terminal():
     status, shown = on_screen(*TOP, kind="dumb")
     assert status == 2
-    assert shown.startswith("pysampler: top needs a terminal that shows a picture")
+    assert shown.startswith("pysampler: top needs a terminal that can redraw")
 
 
 NO_TERMINAL = "pysampler: top needs a terminal; pysampler dump prints once, --json for programs"

@@ -123,7 +123,7 @@ def test_a_slow_env_or_a_slow_program_is_named():
     envs = pysampler.VectorEnv([Gated] * 4, num_workers=2)
     with stepping(SlowProgram(envs)):
         verdict = dumped(HERE, "--seconds", "0.5")["verdict"]
-    assert verdict.startswith("the program is the limit: it does something else ")
+    assert verdict.startswith("the program is the limit: it is busy elsewhere ")
     envs.close()
 
 
@@ -131,7 +131,7 @@ def test_a_slow_env_or_a_slow_program_is_named():
 def test_dump_accepts_the_pid_of_a_worker():
     envs = pysampler.VectorEnv([Gated] * 2, num_workers=2)
     pool = dumped(str(envs._pool.pids[1]), "--seconds", "0.01")
-    assert pool["verdict"].startswith("nothing was asked of the workers")
+    assert pool["verdict"].startswith("the workers got no command")
     assert [worker["env"] for worker in pool["workers"]] == [None, None]
     envs.close()
 
@@ -154,7 +154,7 @@ def test_a_hanging_env_is_named_with_the_command_for_its_stack(tmp_path):
     assert status == 0
     lines = plain(shown).splitlines()
     assert max(map(len, lines[:-1])) <= 60
-    assert lines[-1] == f"its Python stack: py-spy dump --pid {envs._pool.pids[1]}"
+    assert lines[-1] == f"for its Python stack: py-spy dump --pid {envs._pool.pids[1]}"
     gate.unlink()
     envs.step_wait()
     envs.close()
@@ -196,9 +196,9 @@ def refused(capsys, *arguments):
 
 def test_an_unusable_pid_is_reported_in_one_line(capsys, monkeypatch):
     assert refused(capsys, "1") != ""
-    assert refused(capsys, "4194305") == "pysampler: there is no process 4194305"
+    assert refused(capsys, "4194305") == "pysampler: process not found: 4194305"
     sleeper = subprocess.Popen(["sleep", "60"])
-    assert "has no workers of pysampler" in refused(capsys, str(sleeper.pid))
+    assert "has no pysampler workers" in refused(capsys, str(sleeper.pid))
     sleeper.kill()
     sleeper.wait()
     envs = pysampler.VectorEnv([Gated] * 2, num_workers=1)

@@ -190,12 +190,12 @@ def test_each_vector_env_constructor_is_recognized(folder, monkeypatch, program,
         (
             "import stable_baselines3 as sb3; sb3.DQN('MlpPolicy', 'CartPole-v1')",
             [],
-            "it trains on one env: give it several, as make_vec_env does",
+            "it trains on one env: give it several, with make_vec_env",
         ),
         (
             f"{OF_SB3_TOO}; make_vec_env('CartPole-v1', 2, monitor_dir='m')",
             [],
-            "trials would write to its monitor_dir: tune it without",
+            "trials would write to its monitor_dir: remove that argument",
         ),
         ("import pysampler; pysampler.VectorEnv([])", [], "its vector env has no envs"),
         ("import os; os.abort()", [], "its process has ended: -6"),
@@ -216,9 +216,9 @@ def test_a_script_without_a_vector_env_is_one_line(folder, capsys, script, argum
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["nope.py"], "there is no script nope.py"),
+        (["nope.py"], "script not found: nope.py"),
         (["Nope-v1"], "cannot measure Nope-v1: NameNotFound"),
-        (["CartPole-v1", "--script-args=x"], "--script-args is for a script"),
+        (["CartPole-v1", "--script-args=x"], "--script-args needs a script"),
     ],
 )
 def test_an_unusable_argument_is_reported_in_one_line(folder, capsys, arguments, why):
@@ -325,9 +325,7 @@ def test_the_best_choice_is_advised_only_beyond_the_spread():
     few = Measured([1.0] * 2, [1.5] * 2)
     assert advice_of(SETTING, CHOICES, {"default": default, auto: few})[0] == advice
     advice, lines = advice_of(SETTING, CHOICES, {"default": default, auto: found(1.5)})
-    assert advice.startswith(
-        f"{auto} makes 1.50 [1.50, 1.50] times the steps of the default. It chose "
-    )
+    assert advice.startswith(f"{auto} is 1.50 [1.50, 1.50] times as fast as the default. It chose ")
     assert advice.endswith("1 worker, and 2 envs in the program's own process.")
     assert lines == CHOICES[auto].lines(SETTING)
     finals = {"default": default, auto: found(1.5), half: found(2.0)}
