@@ -1,1 +1,1 @@
-"""Interfaces of training libraries on pysampler; each library is imported only by its module."""
+"""Adapters to training libraries; each module imports only its own library."""

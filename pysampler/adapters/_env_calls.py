@@ -1,4 +1,4 @@
-"""What adapters call where the envs are: workers import this module, and no training library."""
+"""Functions and wrappers that adapters run in workers, which need no training library for them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MASK = "action_mask"  # the key of infos
 
 
 class MaskInfo(gym.Wrapper[Any, Any, Any, Any]):
-    """Put what the env's method ``action_masks`` returns into the infos, as ``action_mask``.
+    """Put the result of the env's method ``action_masks`` into the infos, as ``action_mask``.
 
-    Infos travel as columns of shared memory, so nothing is pickled for the masks.
+    Infos are columns of shared memory, so the masks are not pickled.
     """
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -59,7 +59,7 @@ class MaskInfo(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def make_with_masks(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
-    """Make an env, which puts its action masks into the infos if it has the method for them."""
+    """Make an env; if it has the method ``action_masks``, the masks are put into the infos."""
     env = env_fn()
     if isinstance(env, gym.Env) and has_attribute(env, "action_masks"):
         return MaskInfo(env)
@@ -67,7 +67,7 @@ def make_with_masks(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any
 
 
 class AnyObject(gym.Space[Any]):
-    """The space of an env that says nothing about its observations or actions: they are pickled."""
+    """The space of unspecified observations or actions, which are pickled."""
 
     def contains(self, x: Any) -> bool:  # noqa: ARG002
         """Return True."""
@@ -87,13 +87,13 @@ def _is_any(one: AnyObject, other: gym.Space[Any]) -> bool:
     return one == other
 
 
-_by_class: Any = batch_differing_spaces  # which is typed as a function of a sequence
+_by_class: Any = batch_differing_spaces  # typed as a function, but dispatches by class
 _by_class.register(AnyObject, _batch_of_any)
 is_space_dtype_shape_equiv.register(AnyObject, _is_any)
 
 
 class WithSpaces(gym.Wrapper[Any, Any, Any, Any]):
-    """Add the spaces that an env does not have, or that gymnasium cannot batch."""
+    """Add ``AnyObject`` for spaces that an env lacks, or that gymnasium cannot batch."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -103,7 +103,7 @@ class WithSpaces(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def make_with_spaces(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
-    """Make an env, and add the spaces that it lacks."""
+    """Make an env, with ``WithSpaces`` if it needs it."""
     env = env_fn()
     names = "observation_space", "action_space"
     if isinstance(env, gym.Env) and not all(_can_be_batched(env, name) for name in names):
@@ -122,7 +122,7 @@ def _can_be_batched(env: gym.Env[Any, Any], name: str) -> bool:
 class TuplesAsDicts(gym.ObservationWrapper[Any, Any, Any]):
     """Turn tuples in observations into dicts with the keys "0", "1" and so on.
 
-    An observation that is a tuple lies under the key "observation".
+    If the whole observation is a tuple, it gets the key "observation".
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -141,7 +141,7 @@ class TuplesAsDicts(gym.ObservationWrapper[Any, Any, Any]):
 
 
 def has_tuples(space: gym.Space[Any]) -> bool:
-    """Return whether a space is a Tuple or has one within its dicts."""
+    """Return whether a space is a Tuple, or a Dict that contains one."""
     if isinstance(space, gym.spaces.Dict):
         return any(map(has_tuples, space.values()))
     return isinstance(space, gym.spaces.Tuple)
@@ -193,7 +193,7 @@ def set_unwrapped(env: gym.Env[Any, Any], name: str, value: Any) -> None:
 
 
 def seed_action_space(env: gym.Env[Any, Any], seed: int | None) -> None:
-    """Seed the space that random actions are drawn from."""
+    """Seed the action space, from which random actions are drawn."""
     env.action_space.seed(seed)
 
 

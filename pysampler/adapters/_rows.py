@@ -1,4 +1,4 @@
-"""Infos and indices env by env, for libraries that want a dict for each env."""
+"""Converts infos and indices for libraries that expect one dict per env."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def info_rows(infos: dict[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def env_indices(given: Iterable[int], count: int) -> list[int]:
-    """Return indices of envs, of which negative ones count from the end, or raise IndexError."""
+    """Return valid indices of envs, or raise IndexError. Negative ones count from the end."""
     envs = [int(index) for index in given]
     if bad := [index for index in envs if not -count <= index < count]:
         raise IndexError(f"cannot choose env {bad[0]}: expected {-count} to {count - 1}")
     return [index % count for index in envs]
 
 
-# Batched infos of Python's float, int and bool have these; so may NumPy's numbers, but rarely.
+# Dtypes of batched Python numbers and bools. NumPy's numbers may have them too, but rarely do.
 _PYTHON_TYPES = (np.dtype(float), np.dtype(int), np.dtype(bool))

@@ -1,4 +1,8 @@
-"""PettingZoo's parallel envs on a ``pysampler.VectorEnv``: each agent is a row of the batch."""
+"""PettingZoo's parallel envs on a ``pysampler.VectorEnv``: each agent is a row of the batch.
+
+Workers see a parallel env as one env whose observations stack those of its agents, with their
+rewards and flags beside them, so that all of these lie in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +31,21 @@ __all__ = ["ParallelVectorEnv", "make_vec"]
 class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     """A vector env of PettingZoo's parallel envs, with a row for each agent of each env.
 
-    The rows of the first env come first, in the order of its ``possible_agents``, all of which must
-    have the same spaces (SuperSuit's ``pad_observations_v0`` and ``pad_action_space_v0`` see to
-    that). An env is reset in the step that ends the episodes of all its agents: the infos of that
-    step have the last observations (``final_obs``).
+    The rows of the first env come first, in the order of its ``possible_agents``. All agents must
+    have the same spaces; SuperSuit's ``pad_observations_v0`` and ``pad_action_space_v0`` can
+    achieve that. An env is reset in the step that ends the episodes of all its agents: the infos of
+    that step have the last observations (``final_obs``).
 
-    An agent that ends earlier keeps its row: zeros as observations and rewards, and actions that
-    are ignored, until the env is reset. The info ``active`` says which rows have an agent that
-    acts next.
+    An agent that ends earlier keeps its row until the env is reset: its observations and rewards
+    are zeros, and its actions are ignored. The info ``active`` marks the rows whose agents act
+    next.
 
     Args:
         env_fns: Functions that each make a parallel env.
         options: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode``.
 
     Attributes:
-        envs: The ``pysampler.VectorEnv``, which has an env for each parallel env.
+        envs: The ``pysampler.VectorEnv``, with one env for each parallel env.
         possible_agents: The names of the first env's agents, in the order of its rows.
 
     >>> from mpe2 import simple_spread_v3  # doctest: +SKIP
@@ -76,7 +80,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Args:
             seed: A number, to which the index of each env is added; or a list with one for each
                 env (not for each agent).
-            options: What each env's ``reset`` gets.
+            options: The options for each env's ``reset``.
 
         Returns:
             Observations and infos.
@@ -100,7 +104,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Begin a step, whose results ``step_wait`` returns.
 
         Args:
-            actions: As of ``step``.
+            actions: See ``step``.
         """
         self.envs.step_async(self._by_env(actions))
 
@@ -116,18 +120,18 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return self._results(self.envs.step_wait(timeout))
 
     def _results(self, stepped: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Return the results of a step of all envs as those of their agents."""
+        """Convert the results of a step from a row per env to a row per agent."""
         parts, _, _, _, infos = stepped
-        rewards = parts["rewards"].copy()  # of a frame, perhaps, which is not to be written to
+        rewards = parts["rewards"].copy()  # they may lie in a frame, which must not be changed
         flags = parts["flags"] != 0
         active = flags[:, :, 2].copy()
         if "final_obs" in infos:
-            # The env has been reset since: what its last step returned is with its observation.
+            # The env has been reset since: its last rewards and flags are in its last observation.
             lost = infos.get("final_info", {}).get("worker_lost")
             for env in np.flatnonzero(infos["_final_obs"]).tolist():
                 last = infos["final_obs"][env]
                 rewards[env], flags[env] = last["rewards"], last["flags"]
-                if lost is not None and lost[env]:  # that was the step before
+                if lost is not None and lost[env]:  # these are of the step before the loss
                     rewards[env], flags[env, :, 0] = 0, False
                     flags[env, :, 1] = flags[env, :, 2]
         rows = flags.reshape(self.num_envs, 3)
@@ -139,7 +143,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         )
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return what each env renders, one for all its agents."""
+        """Return the image of each env, one for all its agents."""
         return self.envs.render()
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -147,7 +151,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.envs.close(**kwargs)
 
     def _by_env(self, actions: Any) -> Any:
-        """Return a batch of agents as one of envs: views."""
+        """Return views of a batch of agents as a batch of envs."""
         return _mapped(self._array_by_env, self.single_action_space, actions)
 
     def _array_by_env(self, rows: Any) -> npt.NDArray[Any]:
@@ -160,7 +164,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return array.reshape(self.envs.num_envs, self._agents, *array.shape[1:])
 
     def _flat(self, observations: Any) -> Any:
-        """Return a batch of envs as one of agents: views."""
+        """Return views of a batch of envs as a batch of agents."""
         return _mapped(
             lambda array: array.reshape(self.num_envs, *array.shape[2:]),
             *(self.single_observation_space, observations),
@@ -173,7 +177,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return rows
 
     def _info_rows(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """Return infos of envs as infos of agents: those of the env itself for each of them."""
+        """Return infos with a row per agent; infos of the env itself are repeated."""
         rows: dict[str, Any] = {}
         for key, value in infos.items():
             if key == "final_obs":
@@ -198,7 +202,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return rows
 
     def _add_infos(self, rows: dict[str, Any], infos: dict[str, Any], agent: int) -> None:
-        """Add the infos of the agents with one index in each env to those of all rows."""
+        """Add the infos of the agents with index ``agent``, one of each env, to ``rows``."""
         for key, value in infos.items():
             if isinstance(value, dict):
                 self._add_infos(rows.setdefault(key, {}), value, agent)
@@ -221,7 +225,7 @@ def make_vec(
 
     Args:
         env_fn: A function that makes a parallel env.
-        num_envs: How many to make. Each of their agents has a row.
+        num_envs: The number of copies. Each of their agents has a row.
         options: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode``.
 
     Returns:
@@ -231,12 +235,12 @@ def make_vec(
     return ParallelVectorEnv([env_fn] * count, **options)
 
 
-# The key of the infos of agents, by index, in the info of an env.
+# The key in the info of an env under which the infos of agents lie, by index.
 _AGENTS = "agents"
 
 
 class _Maker:
-    """Makes a parallel env, and of it an env for a worker."""
+    """Makes a parallel env, wrapped for a worker."""
 
     def __init__(self, env_fn: Callable[[], ParallelEnv[Any, Any, Any]]) -> None:
         self._env_fn = env_fn
@@ -246,21 +250,18 @@ class _Maker:
 
 
 class _StackedEnv(gym.Env[Any, Any]):
-    """A parallel env as an env, in whose observations what the agents get is stacked.
-
-    So rewards, terminated and truncated of each agent lie in shared memory too.
-    """
+    """A parallel env as one env, whose observations stack the results of all agents."""
 
     def __init__(self, env: ParallelEnv[Any, Any, Any]) -> None:
         if not isinstance(env, ParallelEnv):
             raise TypeError(
                 f"the function of an env returned {type(env).__name__}, expected a pettingzoo "
-                "ParallelEnv; pettingzoo.utils.conversions.aec_to_parallel makes one of an AECEnv"
+                "ParallelEnv; pettingzoo.utils.conversions.aec_to_parallel converts an AECEnv"
             )
         if not getattr(env, "possible_agents", None):
             raise ValueError(
                 f"cannot stack agents: {type(env).__name__} has no possible_agents, expected a "
-                "list of all that there may be"
+                "list of all possible agents"
             )
         self._env = env
         self.possible_agents = list(env.possible_agents)
@@ -322,7 +323,7 @@ class _StackedEnv(gym.Env[Any, Any]):
                 raise ValueError(
                     f"cannot stack agents: the {kind} space of {agent!r} is {other}, that of "
                     f"{first!r} {space}, expected the same; supersuit.pad_observations_v0 and "
-                    "pad_action_space_v0 make them so"
+                    "pad_action_space_v0 make them equal"
                 )
         return space
 
@@ -357,7 +358,7 @@ def _agents_and_spaces(env: _StackedEnv) -> tuple[list[Any], Any, Any]:
 
 
 def _mapped(function: Callable[[Any], Any], space: spaces.Space[Any], batch: Any) -> Any:
-    """Return a batch of a space with what a function returns for each of its arrays."""
+    """Apply a function to each array in a batch of a space."""
     if isinstance(space, spaces.Dict):
         return {key: _mapped(function, part, batch[key]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

@@ -29,22 +29,22 @@ __all__ = ["VecEnv"]
 class VecEnv(Sb3VecEnv):  # type: ignore[misc]
     """A replacement for Stable-Baselines3's ``SubprocVecEnv``.
 
-    An env is reset in the step that ends its episode. As SB3 expects, the info of that step has the
-    last observation (``terminal_observation``), and whether the episode was only truncated
-    (``TimeLimit.truncated``).
+    An env is reset in the step that ends its episode. As SB3 expects, the info of that step
+    contains the last observation (``terminal_observation``), and whether the episode was only
+    truncated (``TimeLimit.truncated``).
 
     >>> from stable_baselines3 import PPO  # doctest: +SKIP
     >>> envs = VecMonitor(VecEnv([lambda: gym.make("CartPole-v1")] * 8))  # doctest: +SKIP
     >>> PPO("MlpPolicy", envs).learn(100_000)  # doctest: +SKIP
 
-    Action masks, for sb3-contrib's ``MaskablePPO``, cost no message to the envs: they come with the
-    results of each step, as the info ``action_mask``. It is what the env's method ``action_masks``
-    returns, unless the env has that info itself; an env with the info needs no method.
+    Action masks, for sb3-contrib's ``MaskablePPO``, need no extra message to the envs: they come
+    with the results of each step, as the info ``action_mask``. If the env does not return this info
+    itself, it is the result of the env's method ``action_masks``.
 
     Args:
         env_fns: Functions that each make an env.
-        start_method: As SB3's: "fork", "spawn", or "forkserver", for which the workers come from
-            pysampler's fork server, as they do by default. The same as ``context``.
+        start_method: As in SB3: "fork", "spawn", or "forkserver", which means pysampler's fork
+            server, the default. An alias of ``context``.
         kwargs: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode``.
 
     Attributes:
@@ -99,8 +99,8 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         """Start a step of all envs.
 
         Args:
-            actions: An action for each env. Where actions are dicts, a dict of arrays with a row
-                for each env will do.
+            actions: An action for each env. For dict actions, a dict of arrays with a row for
+                each env is accepted too.
         """
         self._masks = None
         self.envs.step_async(self._batched(actions))
@@ -129,7 +129,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         for env in np.flatnonzero(done).tolist():
             row = rows[env]
             last = {**row.pop("final_info", {}), "terminal_observation": row.pop("final_obs")}
-            # The info of the reset that followed is kept where SB3 looks for it.
+            # SB3 looks here for the info of the reset that followed.
             self.reset_infos[env] = row
             rows[env] = last
         for env, row in enumerate(rows):
@@ -141,11 +141,11 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         self.envs.close()
 
     def stats(self) -> Stats:
-        """Return what envs and workers have done so far; a table when printed."""
+        """Return counters of envs and workers so far; a table when printed."""
         return self.envs.stats()
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether all envs have an attribute, or give the masks it is to return as infos.
+        """Return whether all envs have an attribute; ``action_masks`` may also come as an info.
 
         Args:
             attr_name: Its name.
@@ -189,7 +189,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
             method_kwargs: Its keyword arguments.
 
         Returns:
-            What each env returned.
+            The result of each env.
         """
         if method_name == "action_masks" and not (method_args or method_kwargs):
             if self._masks is not None:
@@ -218,12 +218,12 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         return env_indices(super()._get_indices(indices), self.num_envs)
 
     def _forget_masks(self) -> None:
-        """Let the envs be asked for their masks until the next step: a call may change them."""
+        """Ask the envs for their masks until the next step, because a call may change them."""
         if self._has_mask_method:
             self._masks = None
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Return what each env renders, or None where the render mode is not ``rgb_array``."""
+        """Return the image of each env, or None if the render mode is not ``rgb_array``."""
         if self.render_mode != "rgb_array":
             return [None] * self.num_envs
         frames: Any = self.envs.render()
@@ -234,7 +234,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
 
 
 def _masks_in(infos: dict[str, Any]) -> np.ndarray | None:
-    """Return the masks of all envs, ``[N, ...]``, or None if some env gave none."""
+    """Return the masks of all envs, ``[N, ...]``, or None if an env returned none."""
     if MASK not in infos or not infos[f"_{MASK}"].all() or infos[MASK].dtype.kind == "O":
         return None
     return np.asarray(infos[MASK])

@@ -32,12 +32,12 @@ __all__ = ["VectorEnv"]
 class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
     """A replacement for Tianshou's ``SubprocVectorEnv`` and ``ShmemVectorEnv``.
 
-    Collectors step subsets of the envs and reset those whose episodes have ended, so each env is a
-    group of its own. With ``wait_num`` or ``timeout`` it is asynchronous: a step returns the envs
-    that are ready, and ``info["env_id"]`` says which they are.
+    Collectors step subsets of the envs and reset those whose episodes have ended, so each env has
+    its own group. With ``wait_num`` or ``timeout`` it is asynchronous: a step returns the results
+    of the envs that are ready, which ``info["env_id"]`` names.
 
-    Bounds of observations may differ between envs, and envs need no spaces: what has no space of
-    a known kind is pickled.
+    Bounds of observations may differ between envs. Envs may lack spaces: observations and actions
+    without a space of a known kind are pickled.
 
     >>> from tianshou.data import Collector  # doctest: +SKIP
     >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 8)  # doctest: +SKIP
@@ -46,7 +46,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
     Args:
         env_fns: Functions that each make an env.
         wait_num: A step returns as soon as this many envs are ready; by default all.
-        timeout: Seconds after which a step returns those that are ready, at least one.
+        timeout: Seconds after which a step returns the envs that are ready, at least one.
         kwargs: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode`` and
             ``groups``.
 
@@ -68,7 +68,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
             raise ValueError(
                 f"cannot make vector env: timeout {timeout}, expected more than 0 seconds, or None"
             )
-        # Not the base class's, which makes a worker for each env. These are its attributes.
+        # The attributes of the base class, whose __init__ would make a worker for each env.
         self.env_num = count
         self.wait_num = wait_num or count
         self.timeout = timeout
@@ -76,7 +76,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         self.waiting_id: list[int] = []
         self.ready_id = list(range(count))
         self.is_closed = False
-        self._kept: dict[int, Row] = {}  # results that were not asked for yet, longest ready first
+        self._kept: dict[int, Row] = {}  # results not returned yet, longest ready first
         self.envs = PysamplerVectorEnv(
             [
                 functools.partial(_env_calls.make_with_spaces, env_fn)
@@ -91,8 +91,8 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         if isinstance(self.envs.single_observation_space, Tuple):
             self.envs.close()
             raise TypeError(
-                "cannot make vector env: observations are tuples, expected arrays or dicts as "
-                "Tianshou does"
+                "cannot make vector env: observations are tuples, expected arrays or dicts, which "
+                "Tianshou supports"
             )
 
     # -- stepping --------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """Reset envs, none of which may be stepping.
 
         Args:
-            env_id: Their indices; None for all.
+            env_id: The indices of the envs; None for all.
             seed: The seed of each of them.
-            options: What each env's ``reset`` gets.
+            options: The options for each env's ``reset``.
 
         Returns:
             The observations, and an array of infos.
@@ -129,13 +129,13 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """Step envs, and return the results of those that are ready.
 
         Args:
-            action: A row for each env. None, where envs are stepped asynchronously, begins no
-                step, and waits for all of these envs.
-            id: Their indices; None for all.
+            action: A row for each env. If the vector env is asynchronous, None begins no step, and
+                waits for all of these envs.
+            id: The indices of the envs; None for all.
 
         Returns:
-            Observations, rewards, terminated, truncated and an array of infos: of the same envs
-            in the same order, or, asynchronously, of the envs that ``info["env_id"]`` names.
+            Observations, rewards, terminated, truncated and an array of infos: of the same envs in
+            the same order, or, if asynchronous, of the envs that ``info["env_id"]`` names.
         """
         self._assert_is_not_closed()
         if action is None and not self.is_async:
@@ -175,13 +175,13 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return envs
 
     def _rows_of(self, envs: list[int]) -> list[Row]:
-        """Wait for these envs, and return a row for each; keep what others return meanwhile."""
+        """Wait for these envs, and return a row for each; keep results of others meanwhile."""
         while missing := sum(env not in self._kept for env in envs):
             self._receive(missing)
         return [self._kept.pop(env) for env in envs]
 
     def _ready_rows(self, least: int, timeout: float | None) -> list[Row]:
-        """Wait for some of the envs that are stepping, and return a row for each that is ready."""
+        """Wait for some of the stepping envs, and return a row for each that is ready."""
         wanted = min(least, len(self.waiting_id)) - len(self._kept)
         if wanted > 0:
             self._receive(wanted, timeout)
@@ -233,7 +233,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         self._apply(id, _env_calls.set_unwrapped, key, value)
 
     def seed(self, seed: int | list[int] | None = None) -> list[list[int] | None]:
-        """Reset all envs with seeds, and seed the spaces that random actions are drawn from.
+        """Reset all envs with seeds, and seed their action spaces.
 
         Args:
             seed: A number, to which the index of each env is added; or a list with one for each.
@@ -252,15 +252,15 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return [None if one is None else [one] for one in seeds]
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """Return what each env renders.
+        """Return the image of each env.
 
         Args:
-            kwargs: What the envs' ``render`` gets.
+            kwargs: The arguments for each env's ``render``.
         """
         return self._apply(None, _env_calls.call_method, "render", (), kwargs)
 
     def stats(self) -> Stats:
-        """Return what envs and workers have done so far; a table when printed."""
+        """Return counters of envs and workers so far; a table when printed."""
         return self.envs.stats()
 
     def close(self) -> None:
@@ -270,7 +270,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         self.is_closed = True
 
     def _apply(self, given: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Run a function on envs, in their workers, which end their steps first."""
+        """Run a function on envs, in their workers, after pending steps have ended."""
         self._assert_is_not_closed()
         envs = self._chosen(given)
         while self.envs.pending:
@@ -282,7 +282,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
 
 
 def _split(space: gym.Space[Any], batch: Any, count: int) -> list[Any]:
-    """Return a batch of observations as one for each env."""
+    """Split a batch of observations into one for each env."""
     if isinstance(space, Dict):
         split = {key: _split(part, batch[key], count) for key, part in space.items()}
         return [{key: values[row] for key, values in split.items()} for row in range(count)]
@@ -293,7 +293,7 @@ def _split(space: gym.Space[Any], batch: Any, count: int) -> list[Any]:
 
 
 def _stacked(observations: Iterable[Any]) -> npt.NDArray[Any]:
-    """Return observations as Tianshou has them: one array, or an array of objects."""
+    """Return observations in Tianshou's format: one array, or an array of objects."""
     rows = list(observations)
     if isinstance(rows[0], (np.ndarray, np.generic)):
         try:
@@ -301,6 +301,6 @@ def _stacked(observations: Iterable[Any]) -> npt.NDArray[Any]:
         except ValueError:  # they differ in shape
             pass
     batch = np.empty(len(rows), dtype=object)
-    for i, row in enumerate(rows):  # at once, NumPy would look into them
+    for i, row in enumerate(rows):  # if assigned at once, NumPy would unpack the rows
         batch[i] = row
     return batch

@@ -1,4 +1,4 @@
-"""TorchRL on pysampler: envs for its collectors, and rollouts as its TensorDicts."""
+"""TorchRL on pysampler: envs for its collectors, and rollouts as TensorDicts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["RolloutCollector", "make_env", "tensordict_of"]
 
 
 def make_env(
-    id: str | EnvSpec | Callable[..., gym.Env[Any, Any]],  # noqa: A002 - as gymnasium has it
+    id: str | EnvSpec | Callable[..., gym.Env[Any, Any]],  # noqa: A002 - gymnasium's name
     num_envs: int = 1,
     *,
     vector_kwargs: dict[str, Any] | None = None,
@@ -37,12 +37,12 @@ def make_env(
     wrapper_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Make a vector env that TorchRL's collectors, transforms and ``rollout`` take.
+    """Make a vector env for TorchRL's collectors, transforms and ``rollout``.
 
-    TorchRL resets envs itself, so the vector env's ``autoreset_mode`` is "Disabled". It takes
-    "SameStep" as well, but not gymnasium's default; pass ``autoreset_mode`` to choose.
+    TorchRL resets envs itself, so the vector env's ``autoreset_mode`` is "Disabled". TorchRL also
+    accepts "SameStep", but not gymnasium's default; pass ``autoreset_mode`` to choose.
 
-    TorchRL has no tuples of different spaces: the parts of an observation that is a tuple get the
+    TorchRL does not support tuples of different spaces: the parts of a tuple observation get the
     keys ``("observation", "0")`` and so on.
 
     Args:
@@ -52,7 +52,7 @@ def make_env(
         wrappers: Gymnasium wrappers of each env.
         wrapper_kwargs: Arguments of TorchRL's ``GymWrapper``, such as ``device`` or
             ``categorical_action_encoding``.
-        kwargs: Options of ``pysampler.VectorEnv``, and arguments of the env, as of ``make_vec``.
+        kwargs: Options of ``pysampler.VectorEnv`` and arguments of the env: see ``make_vec``.
 
     Returns:
         TorchRL's ``GymWrapper`` of a ``pysampler.VectorEnv``, of batch size ``[num_envs]``.
@@ -61,7 +61,7 @@ def make_env(
     if "autoreset_mode" not in kwargs:
         chosen.setdefault("autoreset_mode", AutoresetMode.DISABLED)
     envs = make_vec(id, num_envs, vector_kwargs=chosen, wrappers=wrappers, **kwargs)
-    if _env_calls.has_tuples(envs.single_observation_space):  # known only once there are envs
+    if _env_calls.has_tuples(envs.single_observation_space):  # known only after envs were made
         envs.close()
         wrappers = [*(wrappers or ()), _env_calls.TuplesAsDicts]
         envs = make_vec(id, num_envs, vector_kwargs=chosen, wrappers=wrappers, **kwargs)
@@ -75,30 +75,29 @@ def make_env(
 def tensordict_of(rollout: Rollout) -> Any:
     """Return a rollout as a TensorDict in the layout of TorchRL's collectors.
 
-    Its batch size is ``[N, T]``, time last. It has what the policy saw (``observation``, or the
-    keys of the dict that observations are; the parts of a tuple have the keys "0", "1", ...),
-    ``action`` (a discrete one as its index, not one-hot), what the policy returned besides,
-    ``is_init``, and under ``next`` the observation, ``reward``, ``done``, ``terminated``,
-    ``truncated`` and infos. At the end of an episode the next observation
-    is the last one of that episode. ``("collector", "mask")`` says which steps are valid.
+    Its batch size is ``[N, T]``, time last. Its keys are ``observation`` (for dict observations,
+    their keys; for tuples, "0", "1", ...), ``action`` (discrete ones as an index, not one-hot), the
+    other outputs of the policy, ``is_init``, and under ``next`` the observation, ``reward``,
+    ``done``, ``terminated``, ``truncated`` and infos. At the end of an episode the next observation
+    is the last one of that episode. ``("collector", "mask")`` marks valid steps.
 
-    All of these are views of the rollout's memory, which stay as they are while
-    you hold any of them (see ``keep_last`` of ``Rollouts``), but for ``reward``, which
-    becomes float32, and ``done``. Where an episode has ended, ``next`` observations lie in
-    ``rollout.final_observations``, whose rows without data are filled with the observations that
-    followed; elsewhere they are ``rollout.observations[1:]``.
+    All of these except ``reward``, which becomes float32, and ``done`` are views of the rollout's
+    memory, which is not overwritten while you hold any of them (see ``keep_last`` of ``Rollouts``).
+    If an episode has ended, the ``next`` observations are ``rollout.final_observations``, whose
+    rows without data are filled with the observations that followed; otherwise they are
+    ``rollout.observations[1:]``.
 
     Args:
         rollout: A rollout of arrays, not of tensors, whose envs all have T steps.
 
     Raises:
-        ValueError: If envs have fewer steps (``allow_partial=True``).
+        ValueError: If an env has fewer steps (``allow_partial=True``).
     """
     steps, envs = rollout.terminated.shape
     if (rollout.lengths != steps).any():
         raise ValueError(
             f"cannot make a TensorDict: an env has {rollout.lengths.min()} steps, expected {steps} "
-            "of all; sample with allow_partial=False"
+            "for all; sample with allow_partial=False"
         )
     done = rollout.terminated | rollout.truncated
     observed = mapped(lambda array: array[:-1], rollout.observations)
@@ -124,7 +123,7 @@ def tensordict_of(rollout: Rollout) -> Any:
 
 
 class RolloutCollector:
-    """An iterator over the rollouts of ``pysampler.Rollouts``, as TorchRL's collectors have them.
+    """An iterator over ``pysampler.Rollouts`` in the style of TorchRL's collectors.
 
     >>> rollouts = pysampler.Rollouts("CartPole-v1", policy, 128, num_envs=8)  # doctest: +SKIP
     >>> with RolloutCollector(rollouts, total_frames=100_000) as collector:  # doctest: +SKIP
@@ -134,7 +133,7 @@ class RolloutCollector:
     Args:
         rollouts: The rollouts, which are closed with the collector.
         total_frames: The iterator ends with the rollout that reaches this many steps of single
-            envs. None: it does not end.
+            envs; None for never.
 
     Attributes:
         rollouts: The rollouts.
@@ -150,7 +149,7 @@ class RolloutCollector:
         return self
 
     def __next__(self) -> Any:
-        """Return the next rollout, as ``tensordict_of`` does: it is sampled now."""
+        """Sample the next rollout and return it as a TensorDict: see ``tensordict_of``."""
         if self.frames >= self._total:
             raise StopIteration
         data = tensordict_of(next(self.rollouts))
@@ -172,7 +171,7 @@ class RolloutCollector:
 
 
 def _named(name: str, tree: Any) -> dict[str, Any]:
-    """Return arrays by name: those of a dict by its keys, those of a tuple by their numbers."""
+    """Return arrays by name: the key in a dict, the number in a tuple, else ``name``."""
     named = _without_tuples(tree)
     return named if isinstance(tree, dict) else {name: named}
 
@@ -186,7 +185,7 @@ def _without_tuples(tree: Any) -> Any:
 
 
 def _fill(final: Any, following: Any, rows: np.ndarray) -> None:
-    """Write to the rows of ``final`` what is in those of ``following``."""
+    """Copy the marked rows of ``following`` to ``final``."""
     if isinstance(final, dict):
         for key in final:
             _fill(final[key], following[key], rows)

@@ -1,1 +1,1 @@
-"""Envs that come with pysampler: ``pysampler.envs.meta`` has envs of many tasks."""
+"""Envs that come with pysampler: ``envs.meta`` for meta-RL, ``envs.mujoco`` as batched tasks."""

@@ -131,7 +131,7 @@ class Rollouts(RemoteSampler):
         reset_each: Begin each rollout with a reset of all envs.
         info_keys: Keys of infos to put into ``rollout.infos``.
         normalize: A :class:`pysampler.Normalizer` of observations and rewards. Each host begins a
-            rollout with the statistics of all rollouts taken so far and of its own since then.
+            rollout with the statistics of all rollouts taken so far and of its later ones.
         leave_out: The parts of observations that have no fixed shape, by name.
         threads: Threads that torch may use on a host while a policy in "main" acts.
         device: A torch device on the hosts where a policy in "main" acts.

@@ -262,5 +262,5 @@ def test_partial_rollouts_are_refused():
     with rollouts(4) as sampler:
         rollout = next(sampler)
         rollout.lengths[2] = 3
-        with pytest.raises(ValueError, match="an env has 3 steps, expected 4 of all"):
+        with pytest.raises(ValueError, match="an env has 3 steps, expected 4 for all"):
             tensordict_of(rollout)

@@ -235,7 +235,7 @@ def test_frame_skip_below_1_of_gymnasiums_env_is_ordinary():
 
 
 def test_a_task_instance_is_refused():
-    with pytest.raises(TypeError, match=r"got the class: TaskEnv\(Slide"):
+    with pytest.raises(TypeError, match=r"got its class; use TaskEnv\(Slide"):
         TaskEnv(Slide)
     with pytest.raises(Exception, match="a class of tasks"):
         made(Slide())

@@ -273,7 +273,7 @@ def changed(**attributes):
 def test_undeclared_fields_are_refused():
     task = changed(fields=Cart.fields[:2])
     with pytest.raises(
-        (ValueError, AttributeError), match="no field 'sensordata', expected one in Task.fields"
+        (ValueError, AttributeError), match="no field 'sensordata', expected one of Task.fields"
     ):
         together(task)
 

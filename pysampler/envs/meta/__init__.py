@@ -10,8 +10,8 @@
 ========================= ==========================================================================
 
 ``env.unwrapped.sample_tasks(n)`` draws tasks. ``env.unwrapped.reset_task(task)`` sets one, and so
-does ``env.reset(options={"task": task})``, by which tasks travel with the commands of a vector env.
-The MuJoCo envs are gymnasium's own v5 classes with another reward; they need ``gymnasium[mujoco]``.
+does ``env.reset(options={"task": task})``, which a vector env sends with its commands. The MuJoCo
+envs are gymnasium's v5 classes with another reward; they need ``gymnasium[mujoco]``.
 
 >>> import gymnasium as gym
 >>> env = gym.make("pysampler.envs.meta:Navigation2D-v0")

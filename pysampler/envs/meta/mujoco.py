@@ -1,4 +1,4 @@
-"""gymnasium's HalfCheetah and Ant, with rewards for directions and velocities."""
+"""gymnasium's HalfCheetah and Ant, rewarded for a direction or a velocity."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class AntDir(Tasks, AntEnv):
         self.direction = float(self._set(task, "direction"))
 
     def do_simulation(self, ctrl: Any, n_frames: int) -> None:
-        """Simulate, and note the velocity in both axes, which ``_get_rew`` is not given."""
+        """Simulate, and keep the velocity along both axes, which ``_get_rew`` does not receive."""
         before = self.data.body(self._main_body).xpos[:2].copy()
         super().do_simulation(ctrl, n_frames)
         self._velocity = (self.data.body(self._main_body).xpos[:2] - before) / self.dt
 
-    def _get_rew(self, x_velocity: float, action: Any) -> Any:  # noqa: ARG002 - one of two axes
+    def _get_rew(self, x_velocity: float, action: Any) -> Any:  # noqa: ARG002 - only one of two axes
         along = np.cos(self.direction), np.sin(self.direction)
         return super()._get_rew(float(self._velocity @ along), action)
 

@@ -14,13 +14,13 @@ __all__ = ["Bandit", "Navigation2D"]
 
 
 class _PlainEnv(gym.Env[Any, Any]):
-    """The base under ``Tasks``, whose ``reset`` only seeds."""
+    """The base of envs with ``Tasks``; its ``reset`` only seeds."""
 
 
 class Navigation2D(Tasks, _PlainEnv):
     """A point in the plane that must find a goal: ``{"goal": array of 2}``.
 
-    The observation is its position, not the goal. An action moves it by at most 0.1 in each axis.
+    The observation is its position, not the goal. An action moves it by up to 0.1 along each axis.
     The reward is minus the distance to the goal; within 0.02 of it the episode terminates.
 
     >>> env = Navigation2D()
@@ -47,7 +47,7 @@ class Navigation2D(Tasks, _PlainEnv):
         self.goal = goal
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode at the origin. Takes and returns what ``Tasks.reset`` does."""
+        """Begin an episode at the origin. See ``Tasks.reset``."""
         super().reset(**kwargs)
         self._position = np.zeros(2)
         return self._position.astype(np.float32), {}
@@ -67,7 +67,7 @@ class Bandit(Tasks, _PlainEnv):
     The observation is always zero.
 
     Args:
-        arms: How many arms there are.
+        arms: The number of arms.
     """
 
     observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -92,7 +92,7 @@ class Bandit(Tasks, _PlainEnv):
         self.probabilities = probabilities
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. Takes and returns what ``Tasks.reset`` does."""
+        """Begin an episode. See ``Tasks.reset``."""
         super().reset(**kwargs)
         return np.zeros(1, np.float32), {}
 

@@ -1,4 +1,4 @@
-"""MuJoCo envs as tasks: written once for many simulations, in NumPy."""
+"""MuJoCo envs as tasks: each method computes many simulations at once, in NumPy."""
 
 from pysampler.envs.mujoco.ant import Ant
 from pysampler.envs.mujoco.env import TaskEnv, make_env

@@ -1,4 +1,4 @@
-"""Checks of what a task's methods return, when they are first called: errors name the method."""
+"""Checks of the results of a task's methods at their first call; errors name the method."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ def check_begin(task: Task, begin: Any, count: int) -> None:
             _expect_rows(task, f"reset: {name!r}", rows, count)
         return
     if not (isinstance(begin, tuple) and len(begin) == 2):
-        said = f"expected positions and velocities, or a dict of fields; got {_said(begin)}"
-        raise TypeError(f"{_name(task)}.reset: {said}")
+        raise TypeError(
+            f"{_name(task)}.reset: expected positions and velocities, or a dict of fields; got "
+            f"{_type_of(begin)}"
+        )
     sizes = task.model.nq, task.model.nv
-    for what, rows, size in zip(("positions", "velocities"), begin, sizes, strict=True):
-        _expect_rows(task, f"reset: {what}", rows, count, (size,))
+    for name, rows, size in zip(("positions", "velocities"), begin, sizes, strict=True):
+        _expect_rows(task, f"reset: {name}", rows, count, (size,))
 
 
 def check_before(task: Task, before: Any, fields: Mapping[str, Array]) -> None:
-    """Raise ValueError if ``before`` returned memory that the step writes to."""
+    """Raise ValueError if ``before`` returned memory that the step overwrites."""
     for array in _arrays_in(before):
         for name, field in fields.items():
             if np.may_share_memory(array, field):
@@ -51,9 +53,9 @@ def check_before(task: Task, before: Any, fields: Mapping[str, Array]) -> None:
 
 
 def check_step(task: Task, rewards: Any, terminated: Any, infos: Any, count: int) -> None:
-    """Raise TypeError unless these are what ``reward`` and ``terminated`` may return."""
+    """Raise TypeError unless these are valid results of ``reward`` and ``terminated``."""
     if np.shape(rewards) != (count,):
-        raise TypeError(f"{_name(task)}.reward: expected {count} numbers, got {_said(rewards)}")
+        raise TypeError(f"{_name(task)}.reward: expected {count} numbers, got {_type_of(rewards)}")
     if not isinstance(terminated, (bool, np.bool_)):
         _expect_rows(task, "terminated", terminated, count, (), "b")
     check_infos(task, "reward", infos, count)
@@ -62,7 +64,7 @@ def check_step(task: Task, rewards: Any, terminated: Any, infos: Any, count: int
 def check_infos(task: Task, of: str, infos: Any, count: int) -> None:
     """Raise TypeError unless infos are a dict of arrays with a row for each simulation."""
     if not isinstance(infos, dict):
-        raise TypeError(f"{_name(task)}.{of}: expected a dict of infos, got {_said(infos)}")
+        raise TypeError(f"{_name(task)}.{of}: expected a dict of infos, got {_type_of(infos)}")
     for key, value in infos.items():
         _expect_rows(task, f"{of}: info {key!r}", value, count)
 
@@ -74,13 +76,13 @@ def check_observations(task: Task, observations: Any, count: int) -> None:
     if observations.dtype != space.dtype:
         raise TypeError(
             f"{_name(task)}.observe: expected {space.dtype} as in the space, got "
-            f"{_said(observations)}"
+            f"{_type_of(observations)}"
         )
 
 
 def _expect_rows(
     task: Task,
-    what: str,
+    part: str,
     rows: Any,
     count: int,
     shape: tuple[int, ...] | None = None,
@@ -98,10 +100,10 @@ def _expect_rows(
         expected = f"an array with a row for each of {count} simulations"
     else:
         expected = f"{'bool' if kinds == 'b' else 'an array'}{(count, *shape)}"
-    raise TypeError(f"{_name(task)}.{what}: expected {expected}, got {_said(rows)}")
+    raise TypeError(f"{_name(task)}.{part}: expected {expected}, got {_type_of(rows)}")
 
 
-def _said(value: Any) -> str:
+def _type_of(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{value.shape}"
     return f"a {type(value).__name__}"
@@ -123,7 +125,7 @@ def _arrays_in(value: Any) -> Iterator[Array]:
 
 
 def cannot_change(names: Sequence[str]) -> AttributeError:
-    """Return the error of a change of an env that its simulations would not follow."""
+    """Return the error for a change of an env that its simulations would ignore."""
     return AttributeError(
         f"cannot change {', '.join(names)} of envs that are simulated together: pass "
         "vector_kwargs={'native': False} to make_vec"

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["STATE", "STATE_FIELDS", "begin", "fields_of", "load", "read_only"]
 
-# What a state of the physics is, as MuJoCo says it.
+# The parts of a state of the physics, as MuJoCo's bits.
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-# Fields that every task has: the state, as far as it can be written at a reset, and the controls.
+# Fields that every task has: the controls, and the parts of the state that a reset can set.
 STATE_FIELDS = ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat")
 
 
 def begin(
     fields: Mapping[str, Array], ids: Any, begun: tuple[Array, Array] | dict[str, Array]
 ) -> None:
-    """Write what ``Task.reset`` has returned to the fields of the simulations ``ids``."""
+    """Write the result of ``Task.reset`` to the fields of the simulations ``ids``."""
     if isinstance(begun, tuple):
         begun = dict(zip(("qpos", "qvel"), begun, strict=True))
     for name, rows in begun.items():
@@ -37,7 +37,7 @@ def begin(
 
 
 def read_only(fields: Mapping[str, Array]) -> dict[str, Array]:
-    """Return views of arrays that cannot be written to."""
+    """Return read-only views of arrays."""
     views = {name: array[...] for name, array in fields.items()}
     for view in views.values():
         view.flags.writeable = False
@@ -45,7 +45,7 @@ def read_only(fields: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def fields_of(data: mujoco.MjData, names: Sequence[str]) -> dict[str, Array]:
-    """Return the fields of one simulation as arrays with a row, which are views but for the time.
+    """Return the fields of one simulation as arrays of one row, which are views except ``time``.
 
     Raises:
         ValueError: ``mjData`` has no such field.
@@ -66,9 +66,9 @@ def fields_of(data: mujoco.MjData, names: Sequence[str]) -> dict[str, Array]:
 
 
 def load(model: mujoco.MjModel, data: mujoco.MjData, row: Any, fields: Mapping[str, Any]) -> None:
-    """Give ``mjData`` a state, and what lags behind it, as after a step."""
+    """Set the state of ``mjData``, and the fields that lag behind it, as after a step."""
     mujoco.mj_setState(model, data, row, STATE)
-    mujoco.mj_forward(model, data)  # for what nothing else tells: to draw a picture
+    mujoco.mj_forward(model, data)  # computes all other fields, which rendering needs
     mujoco.mj_setState(model, data, row, STATE)
     for name, array in fields.items():
         getattr(data, name)[...] = array

@@ -1,4 +1,8 @@
-"""What gymnasium's v5 MuJoCo envs have in common, as tasks: bit for bit the same numbers."""
+"""Base classes and functions of gymnasium's v5 MuJoCo envs as tasks.
+
+The results equal gymnasium's bit for bit: the functions follow the operations and the dtypes of its
+scalar code.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +30,13 @@ _NUMPY_1 = np.lib.NumpyVersion(np.__version__) < "2.0.0"
 
 
 class GymnasiumTask(Task):
-    """Base class: takes its arguments from an env, and draws where an episode begins."""
+    """Base class: takes its arguments from an env, and draws initial states."""
 
     reset_noise_scale: float
 
     @classmethod
     def of(cls, env: Any) -> Self:
-        """Return the task of an env of gymnasium, which keeps its arguments as attributes."""
+        """Return the task of gymnasium's env, which keeps its arguments as attributes."""
         task = cls(env.model, **cls.arguments_of(env))
         task.init_qpos = env.init_qpos.copy()
         task.init_qvel = env.init_qvel.copy()
@@ -40,20 +44,20 @@ class GymnasiumTask(Task):
 
     @classmethod
     def arguments_of(cls, env: Any) -> dict[str, Any]:
-        """Return the arguments of the task that an env was made with."""
+        """Return the arguments for the task of an env."""
         names = [name for name in inspect.signature(cls).parameters if name != "model"]
         return {name: getattr(env, name if name == "frame_skip" else f"_{name}") for name in names}
 
     def write_to(self, env: Any, i: int) -> None:
-        """Give gymnasium's env the attributes that it has of an episode: most have none."""
+        """Set the attributes in which gymnasium's env keeps its episode; most have none."""
 
     def read_from(self, env: Any, i: int) -> None:
-        """Take them over from gymnasium's env."""
+        """Read them from gymnasium's env."""
 
     def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
-        """Begin near the initial state, all within ``reset_noise_scale``."""
+        """Begin near the initial state, with uniform noise within ``reset_noise_scale``."""
         nq = self.model.nq
-        drawn = self.uniform(rngs, nq + self.model.nv)  # as of one draw after the other
+        drawn = self.uniform(rngs, nq + self.model.nv)  # equal to one draw after the other
         return self.init_qpos + drawn[:, :nq], self.init_qvel + drawn[:, nq:]
 
     def uniform(self, rngs: Sequence[np.random.Generator], size: int) -> Array:
@@ -67,7 +71,7 @@ class GymnasiumTask(Task):
 
 
 class NoisyTask(GymnasiumTask):
-    """Base class of tasks whose speeds are drawn from a normal distribution."""
+    """Base class of tasks whose initial velocities are drawn from a normal distribution."""
 
     def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
         """Begin near the initial state."""
@@ -76,7 +80,7 @@ class NoisyTask(GymnasiumTask):
 
 
 def place(d: Simulations) -> dict[str, Array]:
-    """Return x, y, and the distance from where these are zero."""
+    """Return x, y, and the distance from the origin."""
     x_and_y = d.qpos[:, :2].copy()
     return {
         "x_position": x_and_y[:, 0],
@@ -86,13 +90,13 @@ def place(d: Simulations) -> dict[str, Array]:
 
 
 def between(values: Array, limits: tuple[float, float]) -> Array:
-    """Return which values lie between two limits; no NaN does."""
+    """Return which values lie between two limits; NaN does not."""
     low, high = limits
     return (low < values) & (values < high)
 
 
 def squares(action: Array) -> Array:
-    """Return the sum of the squares of each row, in the dtype that gymnasium's costs have."""
+    """Return the sum of the squares of each row, in the dtype of gymnasium's costs."""
     total: Array = np.square(action).sum(axis=1)
     if _NUMPY_1 and total.dtype in (np.float16, np.float32):
         return total.astype(np.float64)
@@ -100,15 +104,15 @@ def squares(action: Array) -> Array:
 
 
 def dot(a: Array, b: Array) -> Array:
-    """Return the product of each row of ``a`` with that of ``b``, by BLAS as of two vectors."""
+    """Return the dot product of each row of ``a`` and ``b``, by BLAS as for two vectors."""
     return np.matmul(a[:, None, :], b[:, :, None])[:, 0, 0]
 
 
 def norm(rows: Array) -> Array:
-    """Return the length of each row, computed as ``np.linalg.norm`` computes that of one."""
+    """Return the norm of each row, computed like ``np.linalg.norm`` of one vector."""
     return np.sqrt(dot(rows, rows))
 
 
 def flat(field: Array) -> Array:
-    """Return a field with a row for each body, of which the world is the first, in one row."""
+    """Return a field of all bodies, the first of which is the world, as one row per simulation."""
     return field.reshape(len(field), field.shape[1] * field.shape[2])

@@ -60,16 +60,16 @@ class Ant(NoisyTask):
         """Return positions, without x and y by default, velocities and clipped contact forces."""
         parts = [d.qpos[:, self.skipped :], d.qvel]
         if self.include_cfrc_ext:
-            of_bodies = flat(d.cfrc_ext)[:, 6:]  # and not of the world
+            of_bodies = flat(d.cfrc_ext)[:, 6:]  # without the world
             parts.append(of_bodies.clip(*self.contact_force_range))
         return np.concatenate(parts, axis=1)
 
     def before(self, d: Simulations) -> Array:
-        """Return where the main body is."""
+        """Return the x and y of the main body."""
         return d.xpos[:, self.body, :2].copy()
 
     def reward(self, d: Simulations, before: Array, action: Array) -> tuple[Array, Infos]:
-        """Reward moving along x and being healthy, less what controls and contacts cost."""
+        """Reward moving along x and being healthy, less the costs of controls and contacts."""
         velocity = (d.xpos[:, self.body, :2] - before) / self.dt
         self.healthy = self.is_healthy(d)
         forward = self.progress(d, velocity) * self.forward_reward_weight
@@ -88,21 +88,21 @@ class Ant(NoisyTask):
         }
         return forward + survive - (control + contact), infos
 
-    def progress(self, d: Simulations, velocity: Array) -> Array:  # noqa: ARG002 - tasks look at it
-        """Return what is rewarded of a velocity: that along x."""
+    def progress(self, d: Simulations, velocity: Array) -> Array:  # noqa: ARG002 - subclasses use it
+        """Return the rewarded part of a velocity: that along x."""
         return velocity[:, 0]
 
     def is_healthy(self, d: Simulations) -> Array:
-        """Return which are neither down nor up too far, with a state that is finite."""
+        """Return which are neither too low nor too high, and have a finite state."""
         low, high = self.healthy_z_range
         state = np.concatenate((d.qpos, d.qvel), axis=1)
         z = state[:, 2]
         return np.isfinite(state).all(axis=1) & (low <= z) & (z <= high)
 
-    def terminated(self, d: Simulations) -> Array | bool:  # noqa: ARG002 - reward has looked
-        """Return which are not healthy."""
+    def terminated(self, d: Simulations) -> Array | bool:  # noqa: ARG002 - reward has set it
+        """Return the simulations that are not healthy."""
         return ~self.healthy if self.terminate_when_unhealthy else False
 
     def reset_info(self, d: Simulations) -> Infos:
-        """Return x, y, and the distance from where these are zero."""
+        """Return x, y, and the distance from the origin."""
         return place(d)

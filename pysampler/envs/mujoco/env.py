@@ -51,14 +51,14 @@ class TaskEnv(gym.Env[Any, Any]):
     Attributes:
         model: The model.
         data: The simulation.
-        takes_tasks: Tells samplers that ``reset`` takes ``options={"task": task}``.
+        takes_tasks: Marks, for samplers, that ``reset`` takes ``options={"task": task}``.
     """
 
     takes_tasks = True
 
     def __init__(self, task: Task, render_mode: str | None = None) -> None:
         if isinstance(task, type):
-            raise TypeError(f"expected a task, got the class: TaskEnv({task.__name__}(...))")
+            raise TypeError(f"expected a task, got its class; use TaskEnv({task.__name__}(...))")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode {render_mode!r}, expected 'rgb_array' or None")
         self.task = task.for_simulations(1)
@@ -79,8 +79,8 @@ class TaskEnv(gym.Env[Any, Any]):
         """Begin an episode.
 
         Args:
-            seed: The seed of the random generator; None to go on with it.
-            options: ``{"task": ...}`` sets what the simulation is to do.
+            seed: The seed of the random generator; None to continue with it.
+            options: ``{"task": ...}`` sets the task of the simulation.
 
         Returns:
             The first observation and its info.
@@ -131,7 +131,7 @@ class TaskEnv(gym.Env[Any, Any]):
         return observations[0].copy(), rewards[0], over, False, _row(infos)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state: of the physics, of what the task remembers, of the generator."""
+        """Return the state of the physics, of the task's memory and of the random generator."""
         row = np.empty(mujoco.mj_stateSize(self.model, STATE))
         mujoco.mj_getState(self.model, self.data, row, STATE)
         return {
@@ -144,7 +144,7 @@ class TaskEnv(gym.Env[Any, Any]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from what ``get_state`` has returned."""
+        """Continue from a result of ``get_state``."""
         load(self.model, self.data, state["physics"], state["fields"])
         self._fields["time"][0] = self.data.time
         for name, array in self.task.memory.items():
@@ -156,7 +156,7 @@ class TaskEnv(gym.Env[Any, Any]):
         return self.task.sample_tasks(count, self.np_random)
 
     def reset_task(self, task: Any) -> None:
-        """Set what the simulation is to do from the next reset on."""
+        """Set the task of the simulation from the next reset on."""
         self.task.set_tasks(np.zeros(1, np.int32), [task])
 
     def render(self) -> npt.NDArray[np.uint8] | None:
@@ -185,8 +185,8 @@ def make_env(
 
     Args:
         task: Makes the task: its class.
-        render_mode: As of ``TaskEnv``.
-        max_episode_steps: After how many steps an episode is truncated; by default the task's own.
+        render_mode: See ``TaskEnv``.
+        max_episode_steps: Truncate episodes after this many steps; by default that of the task.
         **kwargs: Arguments of the task.
     """
     made = task(**kwargs)

@@ -48,7 +48,7 @@ class HalfCheetah(NoisyTask):
         return d.qpos[:, 0].copy()
 
     def reward(self, d: Simulations, before: Array, action: Array) -> tuple[Array, Infos]:
-        """Reward moving forward, less what the controls cost."""
+        """Reward moving forward, less the cost of the controls."""
         x = d.qpos[:, 0].copy()
         velocity = (x - before) / self.dt
         forward = self.forward_reward_weight * self.progress(d, velocity)
@@ -61,8 +61,8 @@ class HalfCheetah(NoisyTask):
         }
         return forward - control, infos
 
-    def progress(self, d: Simulations, velocity: Array) -> Array:  # noqa: ARG002 - tasks look at it
-        """Return what is rewarded of a velocity: all of it."""
+    def progress(self, d: Simulations, velocity: Array) -> Array:  # noqa: ARG002 - subclasses use it
+        """Return the rewarded part of a velocity: all of it."""
         return velocity
 
     def reset_info(self, d: Simulations) -> Infos:

@@ -56,7 +56,7 @@ class Walker2d(GymnasiumTask):
         return d.qpos[:, 0].copy()
 
     def reward(self, d: Simulations, before: Array, action: Array) -> tuple[Array, Infos]:
-        """Reward moving forward and being healthy, less what the controls cost."""
+        """Reward moving forward and being healthy, less the cost of the controls."""
         position = self.reset_info(d)
         velocity = (position["x_position"] - before) / self.dt
         self.healthy = self.is_healthy(d)
@@ -73,12 +73,12 @@ class Walker2d(GymnasiumTask):
         return forward + survive - control, infos
 
     def is_healthy(self, d: Simulations) -> Array:
-        """Return which are upright."""
+        """Return the simulations that are upright."""
         z, angle = d.qpos[:, 1], d.qpos[:, 2]
         return between(z, self.healthy_z_range) & between(angle, self.healthy_angle_range)
 
-    def terminated(self, d: Simulations) -> Array | bool:  # noqa: ARG002 - reward has looked
-        """Return which are not healthy."""
+    def terminated(self, d: Simulations) -> Array | bool:  # noqa: ARG002 - reward has set it
+        """Return the simulations that are not healthy."""
         return ~self.healthy if self.terminate_when_unhealthy else False
 
     def reset_info(self, d: Simulations) -> Infos:
@@ -122,6 +122,6 @@ class Hopper(Walker2d):
         self.healthy_state_range = healthy_state_range
 
     def is_healthy(self, d: Simulations) -> Array:
-        """Return which are upright, with nothing out of range."""
+        """Return the simulations that are upright, with the rest of the state in range."""
         state = np.concatenate((d.qpos[:, 2:], d.qvel), axis=1)
         return super().is_healthy(d) & between(state, self.healthy_state_range).all(axis=1)

@@ -21,7 +21,7 @@ __all__ = ["Humanoid", "HumanoidStandup"]
 
 
 class _Body(GymnasiumTask):
-    """What both have in common: what they observe, and how contacts are weighed."""
+    """Base class of both: observations and contact costs."""
 
     forces = True
 
@@ -48,18 +48,18 @@ class _Body(GymnasiumTask):
         self.fields = sorted({"cfrc_ext", "ten_length", "ten_velocity", *self.observed})
 
     def observe(self, d: Simulations) -> Array:
-        """Return positions, without x and y by default, velocities, and what is included."""
+        """Return positions, without x and y by default, velocities, and included fields."""
         parts = [d.qpos[:, self.skipped :], d.qvel]
         for name in self.observed:
             field = getattr(d, name)
             if name == "qfrc_actuator":
-                parts.append(field[:, 6:])  # not of the free joint, which nothing drives
+                parts.append(field[:, 6:])  # without the free joint, which has no actuator
             else:
-                parts.append(flat(field)[:, field.shape[2] :])  # not of the world
+                parts.append(flat(field)[:, field.shape[2] :])  # without the world
         return np.concatenate(parts, axis=1)
 
     def contact_cost(self, d: Simulations, weight: float, limits: tuple[float, float]) -> Array:
-        """Return what contact forces cost."""
+        """Return the cost of contact forces."""
         cost: Array = weight * squares(flat(d.cfrc_ext))
         return cost.clip(*limits)
 
@@ -121,7 +121,7 @@ class Humanoid(_Body):
         return (np.einsum("b,nbj->nj", self.masses, d.xipos) / self.mass)[:, :2]
 
     def reward(self, d: Simulations, before: Array, action: Array) -> tuple[Array, Infos]:  # noqa: ARG002
-        """Reward moving along x and being healthy, less what controls and contacts cost."""
+        """Reward moving along x and being healthy, less the costs of controls and contacts."""
         velocity = (self.before(d) - before) / self.dt
         self.healthy = between(d.qpos[:, 2], self.healthy_z_range)
         forward = self.forward_reward_weight * velocity[:, 0]
@@ -139,12 +139,12 @@ class Humanoid(_Body):
         }
         return forward + survive - (control + contact), infos
 
-    def terminated(self, d: Simulations) -> Array | bool:  # noqa: ARG002 - reward has looked
-        """Return which are not healthy."""
+    def terminated(self, d: Simulations) -> Array | bool:  # noqa: ARG002 - reward has set it
+        """Return the simulations that are not healthy."""
         return ~self.healthy if self.terminate_when_unhealthy else False
 
     def reset_info(self, d: Simulations) -> Infos:
-        """Return x, y, the distance from where these are zero, and the tendons."""
+        """Return x, y, the distance from the origin, and the tendons."""
         return {**super().reset_info(d), "distance_from_origin": norm(d.qpos[:, :2])}
 
 
@@ -176,14 +176,14 @@ class HumanoidStandup(_Body):
             include_qfrc_actuator_in_observation=include_qfrc_actuator_in_observation,
             include_cfrc_ext_in_observation=include_cfrc_ext_in_observation,
         )
-        self.uph_cost_weight = uph_cost_weight  # gymnasium takes it, and leaves it out
+        self.uph_cost_weight = uph_cost_weight  # gymnasium accepts it, but does not use it
         self.ctrl_cost_weight = ctrl_cost_weight
         self.impact_cost_weight = impact_cost_weight
         self.impact_cost_range = impact_cost_range
         self.reset_noise_scale = reset_noise_scale
 
     def reward(self, d: Simulations, before: None, action: Array) -> tuple[Array, Infos]:  # noqa: ARG002
-        """Reward height, less what controls and impacts cost."""
+        """Reward height, less the costs of controls and impacts."""
         height = d.qpos[:, 2] / self.model.opt.timestep
         control = self.ctrl_cost_weight * squares(d.ctrl)
         impact = self.contact_cost(d, self.impact_cost_weight, self.impact_cost_range)

@@ -1,4 +1,4 @@
-"""The MuJoCo envs of many tasks as tasks for simulations: each has one of its own."""
+"""The MuJoCo envs of ``envs.meta`` as batched tasks: each simulation has its own goal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _OneNumber(GymnasiumTask):
 
     Attributes:
         wanted: The number of each simulation.
-        given: Whether it was given as a task, and is not that of the beginning.
+        given: Whether the number was set as a task, and is not the initial one.
     """
 
     name: str
@@ -36,7 +36,7 @@ class _OneNumber(GymnasiumTask):
 
     @classmethod
     def of(cls, env: Any) -> Self:
-        """Return the task of an env, with its number for a beginning."""
+        """Return the task of an env, with the env's number as the initial one."""
         task = super().of(env)
         task.initial = getattr(env, cls.name)
         return task
@@ -61,17 +61,17 @@ class _OneNumber(GymnasiumTask):
 
     @property
     def attributes(self) -> Sequence[str]:  # type: ignore[override]
-        """The number, and the task that it comes from."""
+        """The number, and the task that set it."""
         return self.name, "task"
 
     def write_to(self, env: Any, i: int) -> None:
-        """Set the number of gymnasium's env, and its task."""
+        """Set the number and the task of gymnasium's env."""
         setattr(env, self.name, float(self.wanted[i]))
         if self.given[i]:
             env.task = {self.name: float(self.wanted[i])}
 
     def read_from(self, env: Any, i: int) -> None:
-        """Take both over."""
+        """Read both from gymnasium's env."""
         self.wanted[i] = getattr(env, self.name)
         self.given[i] = env.task is not None
 
@@ -88,7 +88,7 @@ class _Velocities(_OneNumber):
     initial = 1.0
 
     def progress(self, d: Simulations, velocity: Array) -> Array:
-        """Return minus how far a velocity is from that of the task."""
+        """Return minus the difference between a velocity and that of the task."""
         along: Array = super().progress(d, velocity)  # type: ignore[misc]
         return -np.abs(along - self.wanted[d.ids])
 

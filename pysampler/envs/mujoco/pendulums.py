@@ -38,14 +38,14 @@ class InvertedPendulum(GymnasiumTask):
         return np.concatenate((d.qpos, d.qvel), axis=1)
 
     def reward(self, d: Simulations, before: None, action: Array) -> tuple[Array, Infos]:  # noqa: ARG002
-        """Reward balancing, by the integer 1."""
+        """Reward balancing with the integer 1."""
         state = np.concatenate((d.qpos, d.qvel), axis=1)
         self.fallen = ~np.isfinite(state).all(axis=1) | (np.abs(state[:, 1]) > 0.2)
         survive = (~self.fallen).astype(int)
         return survive, {"reward_survive": survive}
 
-    def terminated(self, d: Simulations) -> Array:  # noqa: ARG002 - reward has looked
-        """Return in which the pole has fallen."""
+    def terminated(self, d: Simulations) -> Array:  # noqa: ARG002 - reward has set it
+        """Return the simulations in which the pole has fallen."""
         return self.fallen
 
 
@@ -67,16 +67,16 @@ class InvertedDoublePendulum(NoisyTask):
         self.reset_noise_scale = reset_noise_scale
 
     def observe(self, d: Simulations) -> Array:
-        """Return the place of the cart, the angles, velocities and the force on the cart."""
+        """Return the position of the cart, the angles, the velocities and the force on the cart."""
         angles = d.qpos[:, 1:]
         clipped = np.concatenate((d.qvel, d.qfrc_constraint[:, :1]), axis=1).clip(-10, 10)
         return np.concatenate((d.qpos[:, :1], np.sin(angles), np.cos(angles), clipped), axis=1)
 
     def reward(self, d: Simulations, before: None, action: Array) -> tuple[Array, Infos]:  # noqa: ARG002
-        """Reward balancing, less what the place of the tip and fast turning cost."""
+        """Reward balancing, less the costs of the tip's distance and of fast rotation."""
         x, y = d.site_xpos[:, 0, 0], d.site_xpos[:, 0, 2]
         self.fallen = y <= 1
-        # float_power computes squares as gymnasium's scalars ** 2 do: by the C library's pow.
+        # float_power uses the C library's pow, like gymnasium's scalar ** 2.
         distance = 0.01 * np.float_power(x, 2) + np.float_power(y - 2, 2)
         speeds = np.float_power(d.qvel[:, 1:3], 2)
         velocity = 1e-3 * speeds[:, 0] + 5e-3 * speeds[:, 1]
@@ -88,6 +88,6 @@ class InvertedDoublePendulum(NoisyTask):
         }
         return survive - distance - velocity, infos
 
-    def terminated(self, d: Simulations) -> Array:  # noqa: ARG002 - reward has looked
-        """Return in which the tip is too low."""
+    def terminated(self, d: Simulations) -> Array:  # noqa: ARG002 - reward has set it
+        """Return the simulations in which the tip is too low."""
         return self.fallen

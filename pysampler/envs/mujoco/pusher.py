@@ -48,16 +48,16 @@ class Pusher(GymnasiumTask):
         self.goal = model.body("goal").id
 
     def allocate(self) -> None:
-        """Note where each object was at the beginning, which only ``write_to`` asks."""
+        """Keep the initial position of each object, which only ``write_to`` needs."""
         self.placed = np.zeros((self.count, 2))
 
     def observe(self, d: Simulations) -> Array:
-        """Return the arm's joints, and where its tip, the object and the goal are."""
+        """Return the arm's joints, and the positions of its tip, the object and the goal."""
         places = d.xpos[:, [self.tip, self.object, self.goal]].reshape(len(d), 9)
         return np.concatenate((d.qpos[:, :7], d.qvel[:, :7], places), axis=1)
 
     def reward(self, d: Simulations, before: None, action: Array) -> tuple[Array, Infos]:  # noqa: ARG002
-        """Reward an object near the goal, and a tip near the object, less what controls cost."""
+        """Reward an object near the goal, and a tip near the object, less control costs."""
         tip, thing, goal = d.xpos[:, self.tip], d.xpos[:, self.object], d.xpos[:, self.goal]
         near = -norm(thing - tip) * self.reward_near_weight
         distance = -norm(thing - goal) * self.reward_dist_weight
@@ -77,21 +77,21 @@ class Pusher(GymnasiumTask):
         return qpos, qvel
 
     def write_to(self, env: Any, i: int) -> None:
-        """Tell gymnasium's env where the goal is, and where the object was."""
+        """Set the goal and the initial position of the object in gymnasium's env."""
         env.goal_pos = np.zeros(2, int)
         env.cylinder_pos = self.placed[i].copy()
-        # gymnasium's resets write to it.
+        # gymnasium's resets write to init_qpos.
         env.init_qpos = np.concatenate((self.init_qpos[:-4], self.placed[i], (0, 0)))
 
     def read_from(self, env: Any, i: int) -> None:
-        """Take over where the object was."""
+        """Read the initial position of the object."""
         if not np.array_equal(env.init_qpos[:-4], self.init_qpos[:-4]):
             raise cannot_change(["init_qpos"])
         self.placed[i] = env.cylinder_pos
 
 
 def draw_object(rng: np.random.Generator) -> Array:
-    """Draw where the object is, relative to the goal."""
+    """Draw the position of the object, relative to the goal."""
     while True:
         place = np.array([rng.uniform(low=-0.3, high=0), rng.uniform(low=-0.2, high=0.2)])
         if np.linalg.norm(place) > 0.17:

@@ -56,7 +56,7 @@ class Reacher(GymnasiumTask):
         )
 
     def reward(self, d: Simulations, before: None, action: Array) -> tuple[Array, Infos]:  # noqa: ARG002
-        """Reward being near the target, less what the controls cost."""
+        """Reward being near the target, less the cost of the controls."""
         near = -norm(self.to_tip(d)) * self.reward_dist_weight
         control = -squares(action) * self.reward_control_weight
         return near + control, {"reward_dist": near, "reward_ctrl": control}
@@ -73,7 +73,7 @@ class Reacher(GymnasiumTask):
         return qpos, qvel
 
     def write_to(self, env: Any, i: int) -> None:  # noqa: ARG002
-        """Tell gymnasium's env where the target is."""
+        """Set the position of the target in gymnasium's env."""
         env.goal = env.data.qpos[-2:].copy()
 
 

@@ -48,7 +48,7 @@ class Swimmer(GymnasiumTask):
         return d.qpos[:, :2].copy()
 
     def reward(self, d: Simulations, before: Array, action: Array) -> tuple[Array, Infos]:
-        """Reward moving along x, less what the controls cost."""
+        """Reward moving along x, less the cost of the controls."""
         velocity = (d.qpos[:, :2] - before) / self.dt
         forward = self.forward_reward_weight * velocity[:, 0]
         control = self.ctrl_cost_weight * squares(action)
@@ -62,5 +62,5 @@ class Swimmer(GymnasiumTask):
         return forward - control, infos
 
     def reset_info(self, d: Simulations) -> Infos:
-        """Return x, y, and the distance from where these are zero."""
+        """Return x, y, and the distance from the origin."""
         return place(d)

@@ -1,4 +1,4 @@
-"""A MuJoCo env written once for many simulations, in NumPy over ``[n, ...]``."""
+"""The base class of MuJoCo envs whose methods compute many simulations, as arrays ``[n, ...]``."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = ["Simulations", "Task", "draw"]
 
 
 class Simulations:
-    """Some simulations as a task sees them: fields of ``mjData`` as arrays ``[n, ...]``.
+    """A task's view of some simulations: fields of ``mjData`` as arrays ``[n, ...]``.
 
-    Each field has the name that it has in ``mjData``: ``d.time``, ``d.qpos``, ``d.qvel``,
-    ``d.act``, ``d.ctrl``, ``d.mocap_pos``, ``d.mocap_quat``, and those in ``Task.fields``. They
-    cannot be written to, and the next step overwrites them: copy what is to be kept.
+    Fields have their names in ``mjData``: ``d.time``, ``d.qpos``, ``d.qvel``, ``d.act``,
+    ``d.ctrl``, ``d.mocap_pos``, ``d.mocap_quat``, and those in ``Task.fields``. They are read-only,
+    and the next step overwrites them: copy values that you keep.
 
     Args:
-        fields: The arrays, of all simulations.
-        ids: The indices of those that are seen; None for all.
+        fields: The arrays of all simulations.
+        ids: The indices of the simulations in view; None for all.
 
     Attributes:
-        ids: What selects them from an array of all: ``self.goals[d.ids]``.
+        ids: Selects them from an array of all simulations: ``self.goals[d.ids]``.
     """
 
     ids: Any
@@ -49,10 +49,10 @@ class Simulations:
         else:
             self.ids = ids
 
-    def __getattr__(self, name: str) -> Array:  # of a field, when it is first read
+    def __getattr__(self, name: str) -> Array:  # for the first read of a field
         if name.startswith("_") or name not in self._fields:
             known = ", ".join(sorted(self._fields))
-            raise AttributeError(f"no field {name!r}, expected one in Task.fields, or of {known}")
+            raise AttributeError(f"no field {name!r}, expected one of Task.fields or {known}")
         array = self._fields[name][self.ids]
         self.__dict__[name] = array
         return array
@@ -62,11 +62,11 @@ class Simulations:
 
 
 class Task:
-    """A MuJoCo env: its model, what it observes, its rewards and its ends.
+    """A MuJoCo env: its model, observations, rewards and terminations.
 
-    A subclass defines ``observe``, ``reward`` and ``reset``, and what else it needs. All its
-    methods are for many simulations at once: arrays have a row for each. ``pysampler.make_vec``
-    makes a vector env of it, and ``TaskEnv`` one ordinary env.
+    A subclass defines ``observe``, ``reward`` and ``reset``, and overrides others as needed. All
+    methods handle many simulations at once: arrays have a row for each. ``pysampler.make_vec``
+    makes a vector env of a task, and ``TaskEnv`` a single ordinary env.
 
     >>> class Balance(Task):
     ...     def __init__(self):
@@ -95,25 +95,25 @@ class Task:
     >>> envs.close()
 
     Args:
-        model: The model, of which all simulations are.
-        frame_skip: How many steps of MuJoCo's a step is.
+        model: The model of all simulations.
+        frame_skip: The number of MuJoCo's steps in a step of the env.
 
     Attributes:
         fields: Further fields of ``mjData`` that the methods read: ``("xpos",)``.
         forces: Whether ``cfrc_ext``, ``cfrc_int`` and ``cacc`` are computed after each step.
-        max_episode_steps: After how many steps an episode is truncated; None for no limit.
-        dt: How many seconds of the simulation a step is.
-        init_qpos: The positions of the model, which resets may begin from.
+        max_episode_steps: Truncate episodes after this many steps; None for no limit.
+        dt: The simulated seconds of a step.
+        init_qpos: The positions of the model, which resets may start from.
         init_qvel: The velocities of the model.
         action_space: The range of the actuators, float32.
-        count: How many simulations there are.
+        count: The number of simulations.
     """
 
     fields: Sequence[str] = ()
     forces: bool = False
-    # What an env has of its episode in attributes of its own: see ``write_to``.
+    # Attributes in which an ordinary env keeps state of its episode: see ``write_to``.
     attributes: Sequence[str] = ()
-    _remembered: Sequence[str] = ()  # the names of what allocate() has set
+    _remembered: Sequence[str] = ()  # the names of the arrays that allocate() has set
     max_episode_steps: int | None = None
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
 
@@ -129,11 +129,11 @@ class Task:
         self.count = 0
 
     def for_simulations(self, count: int) -> Self:
-        """Return a copy for that many simulations, which has memory of its own."""
+        """Return a copy for this many simulations, with separate memory."""
         task, other = copy.copy(self), copy.copy(self)
         task.count, other.count = count, count + 1
         task.allocate()
-        other.allocate()  # tells which arrays have a row for each
+        other.allocate()  # the arrays whose length differs have a row for each simulation
         task._remembered = [
             name
             for name, value in vars(task).items()
@@ -145,11 +145,11 @@ class Task:
         return task
 
     def allocate(self) -> None:
-        """Set arrays, with a row for each of ``count`` simulations, of what these remember."""
+        """Set attributes, the memory, to arrays with a row for each of ``count`` simulations."""
 
     @property
     def memory(self) -> dict[str, Array]:
-        """The arrays that ``allocate`` has set, by name: they belong to the states."""
+        """The arrays that ``allocate`` has set, by name; states of simulations include them."""
         return {name: getattr(self, name) for name in self._remembered}
 
     @property
@@ -165,23 +165,23 @@ class Task:
         raise NotImplementedError(self._missing("observe(d)"))
 
     def before(self, d: Simulations) -> Any:  # noqa: ARG002 - nothing by default
-        """Return what ``reward`` needs of the moment before a step: copies."""
+        """Return the values before a step that ``reward`` needs, as copies."""
         return None
 
     def reward(
         self, d: Simulations, before: Any, action: Array
     ) -> Array | tuple[Array, dict[str, Array]]:
-        """Return the rewards of a step; or these and the infos, each an array.
+        """Return the rewards of a step, or rewards and a dict of infos, each an array.
 
         Args:
             d: The simulations after the step.
-            before: What ``before`` returned.
-            action: The actions, with the dtype that they were given with.
+            before: The result of ``before``.
+            action: The actions, in the dtype of the caller.
         """
         raise NotImplementedError(self._missing("reward(d, before, action)"))
 
     def control(self, action: Array) -> Array:
-        """Return the controls of actions, a row each; by default they are the actions."""
+        """Return the controls for actions, a row each; by default the actions themselves."""
         return action
 
     def terminated(self, d: Simulations) -> Array | bool:  # noqa: ARG002 - never by default
@@ -191,14 +191,14 @@ class Task:
     def reset(
         self, rngs: Sequence[np.random.Generator], ids: Array
     ) -> tuple[Array, Array] | dict[str, Array]:
-        """Return the positions and velocities that episodes begin with.
+        """Return the initial positions and velocities of episodes.
 
-        Or a dict of these and others: of ``qpos``, ``qvel``, ``act``, ``ctrl``, ``mocap_pos``,
-        ``mocap_quat``. What is not in it begins as in the model.
+        Or a dict of some of ``qpos``, ``qvel``, ``act``, ``ctrl``, ``mocap_pos`` and
+        ``mocap_quat``. Missing fields begin as in the model.
 
         Args:
-            rngs: The random generator of each simulation that is reset.
-            ids: Their indices.
+            rngs: The random generator of each simulation to reset.
+            ids: The indices of these simulations.
         """
         raise NotImplementedError(self._missing("reset(rngs, ids)"))
 
@@ -207,7 +207,7 @@ class Task:
         return {}
 
     def set_tasks(self, ids: Array, tasks: Sequence[Any]) -> None:
-        """Set what simulations are to do from their next reset on: ``options={"task": ...}``."""
+        """Set the tasks of simulations from their next reset on: ``options={"task": ...}``."""
 
     def sample_tasks(self, count: int, rng: np.random.Generator) -> list[Any]:
         """Return tasks drawn with ``rng``, for ``MultiTaskSampler.sample_tasks``."""
@@ -216,19 +216,19 @@ class Task:
     def _missing(self, method: str) -> str:
         return f"{type(self).__name__} has no method {method}"
 
-    # For calls of single envs, which one real env answers with the state of a simulation.
+    # For calls of single envs: one ordinary env answers them, with the state of a simulation.
 
     def write_to(self, env: Any, i: int) -> None:
-        """Give an env what simulation ``i`` remembers."""
+        """Copy the memory of simulation ``i`` to an env."""
         for name, every in self.memory.items():
             env.task.memory[name][0] = every[i]
 
     def read_from(self, env: Any, i: int) -> None:
-        """Let simulation ``i`` remember what an env does."""
+        """Copy the memory of an env to simulation ``i``."""
         for name, every in self.memory.items():
             every[i] = env.task.memory[name][0]
 
 
 def draw(rngs: Sequence[np.random.Generator], of: Any) -> Array:
-    """Return what a function draws from each generator, a row each."""
+    """Call a function with each generator, and return its results as the rows of an array."""
     return np.array([of(rng) for rng in rngs])
