@@ -1,4 +1,9 @@
-"""The drop-in replacement for ``gymnasium.vector.AsyncVectorEnv``."""
+"""VectorEnv: the drop-in replacement for ``gymnasium.vector.AsyncVectorEnv``.
+
+Its methods check their arguments and drive a ``VectorCore``, which owns the pool and the frames.
+The code favors ``step`` and ``recv``: a usual ``step`` is one call of C++ (see the map above it),
+and rare features are imported only when they are used.
+"""
 
 from __future__ import annotations
 
@@ -61,70 +66,70 @@ __all__ = ["VectorEnv", "core_of"]
 
 
 class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
-    """A gymnasium vector env whose envs run in a few worker processes, several in each.
+    """A gymnasium vector env that runs its envs in a few worker processes, several in each.
 
-    It takes what ``gymnasium.vector.AsyncVectorEnv`` takes, raises what that raises, and returns
-    what ``SyncVectorEnv`` returns, bit for bit. Calls from another thread while one is at work
-    raise ``BusyError``, calls in a forked child ``ClosedError``.
+    It takes the arguments of ``gymnasium.vector.AsyncVectorEnv``, raises the same exceptions, and
+    returns the same results as ``SyncVectorEnv``, bit for bit. A call from a second thread while
+    another is in progress raises ``BusyError``; a call in a forked child raises ``ClosedError``.
 
     Args:
         env_fns: Functions that each make an env.
-        shared_memory: Results always travel in shared memory. False only admits spaces that
-            gymnasium does not know.
-        copy: Whether returned observations are copies. Large observations are not copied either
-            way: a frame that is still referred to is not written again.
-        context: Where workers come from. None or "forkserver": they are forked from a clean
-            interpreter. "fork": from this process. "spawn": each is an interpreter of its own.
+        shared_memory: Results always travel in shared memory. Pass False only to allow spaces of
+            types that gymnasium does not know.
+        copy: Whether returned observations are copies. Large observations are never copied: a frame
+            is not overwritten while you still refer to it.
+        context: How workers start. None or "forkserver" forks them from a clean interpreter, "fork"
+            forks this process, and "spawn" starts a new interpreter for each.
         daemon: Ignored: workers always end with this process, and may have children.
-        worker: A worker function as gymnasium's. It runs in a thread of the process that its env
-            lives in.
-        observation_mode: As gymnasium's: "same", "different", or a pair of spaces.
-        autoreset_mode: As gymnasium's.
+        worker: A custom worker function, as in gymnasium. It runs in a thread of the process that
+            its env lives in.
+        observation_mode: As in gymnasium: "same", "different", or a pair of spaces.
+        autoreset_mode: As in gymnasium.
         max_concurrency: The largest number of workers.
-        num_workers: The number of worker processes, at most one an env. By default the CPUs that
-            this process may use. 0 steps the envs in this process: for debugging, and where steps
-            are so short that workers cost more than they save. "auto" makes one more env, steps it
-            for some milliseconds, and chooses ``main_envs`` too, so that a step of all envs takes
-            the least time; ``division`` says what was chosen and why.
-        main_envs: How many envs, the last ones, live in this process, which steps them while the
-            workers step theirs: on as many CPUs as there are processes, faster than a worker more.
-            "auto" chooses the number by a trial of one more env. By default there is a worker less
-            then. ``on_worker_loss``, ``step_timeout`` and ``worker_init`` do not cover these envs,
-            a crash of one ends the program, policies of samplers cannot be in workers, and envs
-            that are simulated together cannot live here.
+        num_workers: The number of worker processes, at most one per env. Defaults to the number of
+            CPUs that this process may use. 0 steps all envs in this process, which helps with
+            debugging and is faster if steps are very short. "auto" steps one extra env for some
+            milliseconds, then chooses this and ``main_envs`` to minimize the time of a step of all
+            envs; ``division`` gives the choice and the reason.
+        main_envs: The number of envs, the last ones, that live in this process, which steps them
+            while the workers step theirs. With one process per CPU this beats one more worker, so
+            the default ``num_workers`` is then one lower. "auto" chooses the number by a trial of
+            one extra env. ``on_worker_loss``, ``step_timeout`` and ``worker_init`` do not cover
+            these envs, a crash of one ends the program, samplers cannot act in the workers, and
+            envs that are simulated together cannot live here.
         groups: Each worker's envs are split into this many groups, which can be stepped
             independently.
-        frames: The number of steps whose results have room in shared memory. With ``copy=False`` a
-            returned observation is a view that stays as it is for ``frames - 1`` further steps.
-        wait: How the processes wait for one another: "adaptive" learns how long to spin before it
-            sleeps; "spin", "yield" and "park" are fixed.
-        infos: "all"; "final" keeps those of steps that end an episode, "none" none. ``final_obs``
-            is always there where envs are reset in the step that ends their episode.
+        frames: The number of steps whose results fit into shared memory. With ``copy=False`` a
+            returned observation is a view that stays valid for ``frames - 1`` further steps.
+        wait: How processes wait for each other: "adaptive" learns how long to spin before sleeping;
+            "spin", "yield" and "park" are fixed.
+        infos: Which infos to keep: "all", "final" (those of steps that end an episode) or "none".
+            If envs are reset in the step that ends their episode, ``final_obs`` is always kept.
         preload: Names of modules that the fork server imports before it forks workers. By default,
             modules of installed packages that the first vector env imported are preloaded for later
-            ones; with more than two workers for each CPU, those that its first worker imported are
-            preloaded for the others. If a module creates a random generator while it is imported,
-            all workers draw the same numbers: do not preload such a module, or seed it in
-            ``worker_init``.
-        check_actions: Whether actions with nan raise ValueError.
-        on_worker_loss: "raise" raises ``WorkerLostError``. "restart" starts another worker with new
-            envs: the step in which the worker was lost ends their episodes (``truncated``, the last
-            observation seen, ``info["worker_lost"]``), and their next resets have fresh seeds.
-        max_restarts: A worker that is lost more often than this within ``restart_window`` seconds
-            raises all the same.
+            ones; with more than two workers per CPU, modules that its first worker imported are
+            preloaded for the others. If a module creates a random generator during its import, all
+            workers draw the same numbers: do not preload it, or seed it in ``worker_init``.
+        check_actions: Whether actions that contain nan raise ValueError.
+        on_worker_loss: If a worker dies, "raise" raises ``WorkerLostError``, and "restart" starts
+            another with new envs: the interrupted step ends their episodes (``truncated``, the last
+            observation seen, ``info["worker_lost"]``), and their next resets get fresh seeds.
+        max_restarts: If a worker dies more often than this within ``restart_window`` seconds, raise
+            even with "restart".
         restart_window: See ``max_restarts``.
         step_timeout: Raise if an env takes longer than this many seconds to answer; see
             ``on_hang``.
         on_hang: What to do about such an env: "raise" raises ``EnvTimeoutError``, which names it
             and leaves the step pending; "wait" warns; "restart" replaces its worker.
-        record_to: A file to which ``recv`` writes which envs formed each batch.
-        replay_from: A file of an earlier run: ``recv`` returns the same batches in the same order.
-        worker_init: A function without arguments that each worker runs before it makes its envs. It
-            sets up what the program has set in modules (``cfg.SIZE = 5``), which workers import
-            anew. The level and format of the root logger are taken over without it.
-        trace: A file to which another process writes when each env stepped, and who waited for
-            what, until ``close``. It is JSON, as ``torch.profiler`` writes, for ui.perfetto.dev. It
-            ends at 1,000 MB.
+        record_to: A file in which ``recv`` records the envs of each batch.
+        replay_from: A recording of an earlier run: ``recv`` returns the same batches in the same
+            order.
+        worker_init: A function without arguments that each worker runs before it makes its envs.
+            Workers import modules anew, so use it to repeat changes that your program made to them
+            (``cfg.SIZE = 5``). The level and format of the root logger carry over without it.
+        trace: A file for a trace of env steps and of processes waiting for each other, which a
+            separate process writes until ``close``, or up to 1,000 MB. It is JSON in the format of
+            ``torch.profiler``; open it in ui.perfetto.dev.
 
     >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 8, num_workers=2)
     >>> envs
@@ -212,14 +217,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
             check_worker(worker)
             if "restart" in (on_worker_loss, on_hang):
-                raise ValueError("cannot make vector env: what `worker` runs cannot be restarted")
+                raise ValueError("cannot make vector env: envs run by `worker` cannot be restarted")
             functions = [
                 functools.partial(PipedEnv, worker, i, env_fn, self.autoreset_mode)
                 for i, env_fn in enumerate(functions)
             ]
 
         def make(assignment: WorkerAssignment) -> tuple[Callable[..., EnvServer], tuple[Any, ...]]:
-            # This process has the specs, and sets itself up.
+            # This process has the specs already, and worker_init is for workers only.
             prepared = (b"", None) if assignment is own else (specs, worker_init)
             if native:
                 from pysampler._vector.mujoco.env_server import make_task_server  # noqa: PLC0415
@@ -260,11 +265,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             )
             self.observations = core.results.observations()
             self._batches = Batches(core, record_to, replay_from)
-            # Contexts of the calls in which speed counts.
+            # Made once: these calls must be fast.
             self._entries = {name: core.guard.entry(f"call {name}") for name in ("send", "recv")}
             if trace is not None:
                 if not assignments:
-                    raise ValueError("cannot make vector env: trace needs workers, there are none")
+                    raise ValueError("cannot make vector env: trace needs workers, got none")
                 from pysampler._workers.tracer import Tracer  # noqa: PLC0415 - rare
 
                 self._tracer = Tracer(trace, self._pool.number)
@@ -273,7 +278,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             raise
 
     def _describe(self, descriptions: Sequence[EnvDescription]) -> Spec:
-        """Take over the envs' spaces and what else gymnasium says a vector env has."""
+        """Set the spaces, metadata and render mode, and return the spec."""
         one = descriptions[0]
         self.metadata = {**one.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = one.render_mode
@@ -302,8 +307,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Reset all envs, or those of ``options["reset_mask"]``.
 
         Args:
-            seed: A number, to which the index of each env is added; or a list with one for each.
-            options: What each env's ``reset`` gets: a dict, or a list with one for each.
+            seed: A number, to which each env's index is added, or a list with one seed per env.
+            options: Options for each env's ``reset``: a dict for all, or a list with one per env.
 
         Returns:
             Observations and infos.
@@ -316,11 +321,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         seed: int | list[int | None] | None = None,
         options: dict[str, Any] | list[dict[str, Any] | None] | None = None,
     ) -> None:
-        """Begin a reset, whose results ``reset_wait`` returns.
+        """Start a reset; ``reset_wait`` returns its results.
 
         Args:
-            seed: As of ``reset``.
-            options: As of ``reset``.
+            seed: See ``reset``.
+            options: See ``reset``.
         """
         core = self._core
         with core.enter("reset_async"):
@@ -344,10 +349,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             core.request(jobs, "reset")
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for the pending reset, and return observations and infos.
+        """Wait for the pending reset and return observations and infos.
 
         Args:
-            timeout: Seconds after which WaitTimeoutError is raised; the reset stays pending.
+            timeout: Raise WaitTimeoutError after this many seconds; the reset stays pending.
         """
         core = self._core
         with core.enter("reset_wait"):
@@ -359,39 +364,39 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     # -- step ------------------------------------------------------------------------------------
 
-    # A step, and where each part of it is (C++ is in csrc/):
+    # The stages of a step, and the code of each (C++ is in csrc/):
     #
-    #          a usual step: one call of C++        any other: _step(), Python
+    #          usual step: one call of C++          any other step: _step(), in Python
     #  write   FrameAccess::write                   the same, or Results.write (results.py), or
     #                                               _send_objects(): pickled, not in the frame
     #  wake    PyPool::step (bindings/py_pool.h)    Pool.step (_workers/pool.py), Commands.step
-    #          A command goes to the ring of each worker, and wakes it if it sleeps
+    #          Each worker gets a command in its ring, which wakes it if it sleeps
     #          (command_sender.h).
     #  wait    PyPool::wait_all_back                Pool.wait
     #          The completion of the last group wakes this process (doorbell.h).
     #  read    FrameAccess::read                    Results.read
     #  return  Call::keep, PyPool::take_all         core.wait_and_keep(), core.hand_over()
     #
-    # A step is usual if the call before it was a step that arm_fast_path() accepted, and no other
-    # call came between. With check_actions=True none is. Where something needs Python, C++ stops,
-    # and returns whether commands were sent. docs/design/waiting.md lists how a wait can end.
+    # A step is usual if the previous call was a step that arm_fast_path() accepted. With
+    # check_actions=True, none is. If C++ needs Python (an env raised, a worker died), it stops and
+    # returns whether commands were sent. docs/design/waiting.md lists how a wait can end.
     #
-    # A signal handler may raise between almost any two lines. So results stay in core.call until
-    # `core.call.returned = True`, an assignment, since Python runs no handler between it and the
-    # return, as it would after a call. If an exception comes before it, step_wait() returns them.
+    # A signal handler may raise between almost any two lines, so results stay in core.call until
+    # `core.call.returned = True`: an assignment, since Python runs no handler between it and the
+    # return, as it would after a call. If an exception comes earlier, step_wait() returns them.
 
     def step(self, actions: Any) -> Stepped:
         """Step all envs.
 
         Args:
-            actions: One for each env.
+            actions: One per env.
 
         Returns:
             Observations, rewards, terminated, truncated, infos.
         """
         core = self._core
         results: Stepped | bool = core.call.step(actions)  # csrc/bindings/call.cpp
-        if isinstance(results, bool):  # False: nothing is sent. True: Python has to wait and read.
+        if isinstance(results, bool):  # False: nothing was sent. True: Python waits and reads.
             results = self._step(actions, sent=results)
         core.call.returned = True
         self.observations = results[0]
@@ -410,19 +415,19 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return results
 
     def step_async(self, actions: Any) -> None:
-        """Begin a step, whose results ``step_wait`` returns.
+        """Start a step; ``step_wait`` returns its results.
 
         Args:
-            actions: One for each env.
+            actions: One per env.
         """
         with self._core.enter("step_async"):
             self._send(actions)
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
-        """Wait for the pending step, and return its results as ``step`` does.
+        """Wait for the pending step and return its results, like ``step``.
 
         Args:
-            timeout: Seconds after which WaitTimeoutError is raised; the step stays pending.
+            timeout: Raise WaitTimeoutError after this many seconds; the step stays pending.
         """
         core = self._core
         with core.enter("step_wait"):
@@ -433,14 +438,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return results
 
     def _send(self, actions: Any) -> None:
-        """Write actions to the next frame, and command all groups to step with it."""
+        """Write actions to the next frame and command all groups to step."""
         core = self._core
         core.expect_idle("step_async")
         if self._check_actions:
             arguments.refuse_nan(core.spec, self.num_envs, actions)
         frame = core.next_frame()
         core.call.begin("step")
-        # Of the space's dtype or Python's own numbers; else of any dtype; else pickled.
+        # FrameAccess.write takes the space's dtype and Python numbers, Results.write any dtype.
         if core.results.access.write(frame, actions) or core.results.write(actions):
             core.pool.step(frame)
         else:
@@ -449,7 +454,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _send_objects(
         self, actions: Any, envs: npt.NDArray[np.int64], group_frames: Sequence[tuple[int, int]]
     ) -> None:
-        """Send actions that do not fit into arrays, split into one for each env by gymnasium."""
+        """Send actions that do not fit into arrays as one object per env, split by gymnasium."""
         space = self.action_space
         if len(envs) < self.num_envs:
             space = batch_space(self.single_action_space, len(envs))
@@ -461,7 +466,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._core.pool.request(group_frames, jobs)
 
     def _finish(self, what: str, timeout: float | None) -> Stepped:
-        """Wait until all groups are back, and read their results from the frame."""
+        """Wait for all groups and read their results from the frame."""
         core = self._core
         core.wait_and_keep(what, timeout, core.results.read)
         results: Stepped = core.hand_over()
@@ -476,13 +481,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     # -- some envs at a time ---------------------------------------------------------------------
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
-        """Begin a step of some envs or all, whose results ``recv`` returns.
+        """Start a step of some or all envs; ``recv`` returns the results.
 
         Args:
             actions: Row i is for env ``env_ids[i]``.
-            env_ids: The envs: ``info["env_id"]`` of a batch answers that batch. The envs of a group
-                step together, so they must be those of whole groups, in any order. None of them may
-                be pending. None: all envs.
+            env_ids: The envs, none of which may be pending; None: all. To answer a batch, pass its
+                ``info["env_id"]``. The envs of a group step together, so ``env_ids`` must cover
+                whole groups, in any order.
         """
         core = self._core
         if core.pool.closed:
@@ -507,14 +512,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         options: dict[str, Any] | list[dict[str, Any] | None] | None = None,
         env_ids: Any = None,
     ) -> None:
-        """Begin a reset of some envs or all, whose results ``recv`` returns.
+        """Start a reset of some or all envs; ``recv`` returns the results.
 
         Args:
-            seed: A number, to which the index of each env is added; or a list with one for each of
+            seed: A number, to which each env's index is added, or a list with one seed for each of
                 ``env_ids``.
-            options: What each env's ``reset`` gets: a dict, or a list with one for each of
-                ``env_ids``.
-            env_ids: As of ``send``.
+            options: Options for each env's ``reset``: a dict for all, or a list with one for each
+                of ``env_ids``.
+            env_ids: See ``send``.
         """
         core = self._core
         with core.enter("async_reset"):
@@ -543,28 +548,28 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         max_envs: int | None = None,
         timeout: float | Literal["auto"] | None = None,
     ) -> Stepped:
-        """Return the results of envs that are ready, as soon as ``min_envs`` are.
+        """Wait until ``min_envs`` envs are ready, and return the results of all ready envs.
 
-        All envs that are ready are returned, longest ready first, by whole groups. An env that
-        raised does so here; what others had to return comes with the next call.
+        The envs come in whole groups, longest ready first. If an env raised, this call raises its
+        exception, and the next call returns the results of the other envs.
 
-        For EnvPool users: there ``recv`` waits without a deadline for ``batch_size`` envs and
-        returns exactly that many. Here that is ``min_envs=batch_size, max_envs=batch_size`` with
-        groups whose size divides it. ``info["env_id"]`` and ``async_reset()`` mean the same;
-        episodes end as the ``autoreset_mode`` says.
+        For EnvPool users: EnvPool's ``recv`` waits without a deadline and returns exactly
+        ``batch_size`` envs. Here, pass ``min_envs=batch_size, max_envs=batch_size``, with groups
+        whose size divides it. ``info["env_id"]`` and ``async_reset()`` mean the same; episodes end
+        according to ``autoreset_mode``.
 
         Args:
-            min_envs: Wait until this many are ready; by default all that are pending. "auto": as
-                many as give the most env steps a second, which calls with the same arguments try
-                now and then. ``stats().batches`` says what was chosen.
-            max_envs: Return at most this many.
-            timeout: Seconds after which those that are ready are returned, perhaps none: then every
-                array is empty. "auto": the time-out that gives the most env steps a second, if any;
-                then at least one env is returned.
+            min_envs: Wait until this many envs are ready; None: all that are pending. "auto" finds
+                the number that gives the most env steps per second, by trials that calls with the
+                same arguments share. ``stats().batches`` gives the choice.
+            max_envs: Return at most this many envs.
+            timeout: Return after this many seconds with the envs that are ready; if none is, all
+                arrays are empty. "auto" uses the time-out that gives the most env steps per second,
+                if one helps, and returns at least one env.
 
         Returns:
-            Observations, rewards (0 for resets), terminated, truncated, infos, all the caller's
-            own. ``info["env_id"]`` says which env each row belongs to.
+            Observations, rewards (0 for resets), terminated, truncated, infos. You own all arrays.
+            ``info["env_id"]`` is the env of each row.
         """
         core, batches = self._core, self._batches
         choose_timeout = arguments.is_auto("timeout", timeout)
@@ -586,7 +591,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             batches.returned += 1
             core.call.returned = True
             return results
-        if self.closed:  # a signal handler has closed it meanwhile
+        if self.closed:  # by a signal handler during the wait
             raise core.closed_error()
         if deadline is not None and not batches.replayed:
             self._timed_return.hold_until(deadline)
@@ -599,7 +604,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     @property
     def ready(self) -> int:
-        """The number of envs whose results ``recv`` would return at once."""
+        """The number of envs whose results ``recv`` would return without waiting."""
         return 0 if self.closed else self._pool.ready + self._core.envs_kept
 
     def _indices(self, env_ids: Any) -> npt.NDArray[np.int64]:
@@ -608,19 +613,19 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     # -- options and counters --------------------------------------------------------------------
 
     def set_options(self, env_ids: Any, options: Any) -> int:
-        """Set the options of envs' next resets, automatic or not: their tasks, for example.
+        """Set options, such as a task, for the next and later resets of envs, automatic or not.
 
-        They travel with the next commands: nothing waits for it, and it may be called while envs
-        are at work. Options given to ``reset`` take precedence.
+        The options travel with the next commands, so this call does not wait, and you may call it
+        while envs are stepping. Options passed to ``reset`` take precedence.
 
         Args:
             env_ids: The envs; None: all.
-            options: A dict for all of them, or a list with one for each. None instead of a dict
+            options: A dict for all of them, or a list with one per env. None in place of a dict
                 removes the options.
 
         Returns:
-            The version of these options: ``info["options_version"]`` says which version each env's
-            episode was reset with, 0 for none.
+            The version of these options. ``info["options_version"]`` holds the version that each
+            env's episode was reset with, 0 for none.
         """
         core = self._core
         with core.enter("set_options"):
@@ -639,7 +644,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             return core.options_version
 
     def stats(self) -> Stats:
-        """Return what envs and workers have done so far; a table when printed.
+        """Return counters of the envs and workers, which print as a table.
 
         >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
         >>> _ = envs.reset()
@@ -653,7 +658,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     @property
     def late(self) -> list[int]:
-        """The envs that have not answered for longer than ``step_timeout``."""
+        """The envs that have been at work for longer than ``step_timeout``."""
         if self._step_timeout is None or self.closed:
             return []
         return [env for _, env, _ in self._pool.overdue(int(self._step_timeout * 1e9))]
@@ -669,13 +674,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             **kwargs: Arguments of the method.
 
         Returns:
-            The results, one for each env.
+            The results, one per env.
         """
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Begin to call a method of each env, whose results ``call_wait`` returns.
+        """Start calling a method of each env; ``call_wait`` returns the results.
 
         Args:
             name: The name of the method or attribute.
@@ -693,10 +698,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             core.request(dict.fromkeys(core.all_groups, job), "call")
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the pending call, and return its results, one for each env.
+        """Wait for the pending call and return its results, one per env.
 
         Args:
-            timeout: Seconds after which WaitTimeoutError is raised; the call stays pending.
+            timeout: Raise WaitTimeoutError after this many seconds; the call stays pending.
         """
         core = self._core
         with core.enter("call_wait"):
@@ -711,15 +716,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         *args: Any,
         envs: Sequence[int] | None = None,
     ) -> tuple[Any, ...]:
-        """Call ``function(env, *args)`` where each env is, and return the results.
+        """Call ``function(env, *args)`` in the process of each env, and return the results.
 
         Args:
-            function: A function of an env. It is pickled, as are its arguments and results.
-            *args: Its further arguments.
+            function: A function that takes an env. It is pickled, like its arguments and results.
+            *args: Further arguments of the function.
             envs: Indices of the envs; None: all.
 
         Returns:
-            The results, one for each env.
+            The results, one per env.
 
         >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 3, num_workers=1)
         >>> envs.apply(lambda env, x: env.unwrapped.gravity * x, 10, envs=[0, 2])
@@ -743,26 +748,26 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _answers(
         self, what: str, timeout: float | None, *, by_group: bool = False
     ) -> tuple[Any, ...]:
-        """Wait for a call, and return its results, in the order of envs or of groups."""
+        """Wait for a call and return its results, in the order of envs or of groups."""
         core = self._core
 
         def read(answers: Sequence[Answer]) -> tuple[Any, ...]:
-            if failures := [(g, said) for g, said, _ in answers if isinstance(said, Failure)]:
+            if failures := [(g, result) for g, result, _ in answers if isinstance(result, Failure)]:
                 raise core.pool.error_of(*first(failures))
-            said_by = {group: said for group, said, _ in answers}
-            each = [said_by[group] for group in sorted(said_by)]
-            return tuple(each) if by_group else tuple(one for said in each for one in said or ())
+            result_of = {group: result for group, result, _ in answers}
+            each = [result_of[group] for group in sorted(result_of)]
+            return tuple(each) if by_group else tuple(one for some in each for one in some or ())
 
         core.wait_and_keep(what, timeout, read)
         results: tuple[Any, ...] = core.hand_over()
         return results
 
     def get_state(self, env_ids: Any = None) -> npt.NDArray[Any]:
-        """Return the states of envs, a row each, which ``set_state`` restores.
+        """Return the states of envs, one row each, for ``set_state``.
 
-        MuJoCo envs that are simulated together have rows with named parts: the state of the
-        physics, of the episode and of the random generator. Other envs offer their state by methods
-        ``get_state()`` and ``set_state(state)``, without which AttributeError is raised.
+        Rows of MuJoCo envs that are simulated together have named parts: the states of the physics,
+        the episode and the random generator. Other envs must have methods ``get_state()`` and
+        ``set_state(state)``; otherwise AttributeError is raised.
 
         Args:
             env_ids: The envs; None: all.
@@ -780,14 +785,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return result
 
     def set_state(self, states: npt.NDArray[Any], env_ids: Any = None) -> None:
-        """Give envs states that ``get_state`` has returned: their own, or those of other envs.
+        """Set envs to states that ``get_state`` returned for these or other envs.
 
-        With ``np.repeat(envs.get_state([0]), envs.num_envs)`` all go on as the first would. Where a
-        worker was replaced and all envs of one of its groups are given states, the loss is not
-        reported; the group resumes from the given states.
+        To continue all envs from the state of the first, pass
+        ``np.repeat(envs.get_state([0]), envs.num_envs)``. If a worker was replaced and you set all
+        envs of one of its groups, the loss is not reported; the group resumes from these states.
 
         Args:
-            states: A row for each env.
+            states: One row per env.
             env_ids: The envs; None: all.
         """
         core = self._core
@@ -820,7 +825,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
         Args:
             name: The name of the attribute.
-            values: A list or tuple with a value for each env, or one value for all.
+            values: A list or tuple with one value per env, or one value for all.
         """
         core = self._core
         with core.enter("set_attr"):
@@ -841,7 +846,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         core.call.returned = True
 
     def render(self) -> tuple[RenderFrame, ...] | None:
-        """Return what each env renders."""
+        """Return the result of each env's ``render``."""
         return self.call("render")
 
     @property
@@ -858,19 +863,19 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or has ended because a worker was lost."""
+        """Whether the vector env was closed, or ended because a worker was lost."""
         pool = getattr(self, "_pool", None)
         return pool is None or pool.closed
 
     @closed.setter
     def closed(self, _: bool) -> None:
-        """Ignore what gymnasium's ``close`` sets when all has been closed."""
+        """Ignore the assignment in gymnasium's ``close``: the pool knows whether it is closed."""
 
     def close(self, **kwargs: Any) -> None:
         """End the workers.
 
-        A signal handler may call it while its own thread waits in another method, which then
-        raises ClosedError. In a fork of the process that made the envs it does nothing.
+        A signal handler may call this while its thread waits in another method, which then raises
+        ClosedError. In a fork of the process that made the envs, it does nothing.
 
         Args:
             **kwargs: Arguments of ``close_extras``.
@@ -892,11 +897,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                         self._tracer.close()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
-        """End the workers after what is pending.
+        """Wait for pending calls, then end the workers.
 
         Args:
-            timeout: Seconds to wait for what is pending, by default ten.
-            terminate: Whether to end them at once.
+            timeout: Seconds to wait for pending calls, by default ten.
+            terminate: Whether to end the workers without waiting.
         """
         core = self._core
         if core.guard.closed:  # an earlier call was interrupted
@@ -920,7 +925,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Ctrl-C does not wait for an env in a long step, and needs no warning.
+        # After Ctrl-C, do not wait for an env in a long step, and do not warn about it.
         self._core.hurry = ends_by_signal(kind)
         self.close(terminate=self._core.hurry)
 
