@@ -1,4 +1,9 @@
-"""Actions in, results out: the parent's side of the frames, in the form that gymnasium wants."""
+"""Results: writes actions to frames and reads results from them, in gymnasium's form.
+
+Observations, rewards and infos with a column are read from the frame by ``_core.Batch``. Everything
+else (overflow: errors, other infos, observations without a fixed shape) arrives by mail and is
+merged here, in Python, so that only envs that need this pay for it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +42,7 @@ _BLOCK = _core.EnvBlock
 
 
 class Results:
-    """Writes actions to frames and reads results from them, for all envs or some groups."""
+    """Writes actions and reads results, for all envs or some groups."""
 
     def __init__(
         self,
@@ -60,19 +65,19 @@ class Results:
         self._error_of = error_of
         self._copy = copy
         self._final = final  # whether envs are reset in the step that ends their episode
-        self._odd: list[list[Any]] = [
+        self._unshaped: list[list[Any]] = [
             [None] * frames.envs for _ in range(self._spec.unshaped_observations)
         ]
-        self._announced = len(columns)  # of the columns of infos, those that workers know
-        self.show_versions = False  # of options
-        self.plain = False  # whether all of the last results came from the frame alone
+        self._announced = len(columns)  # how many columns of infos the workers know
+        self.show_versions = False  # whether infos include the versions of options
+        self.plain = False  # whether the last results came from the frame alone
         self._ids = [np.arange(g.start, g.stop) for g in groups]
         self._no_ids = np.zeros(0, np.int64)
         self._nothing = (
             self._built(lambda leaf: frames.observations[leaf][0, :0].copy(), lambda _: ()),
             *(np.zeros(0, dtype) for dtype in (np.float64, np.bool_, np.bool_)),
         )
-        # The frame that was seen last is wanted where a worker is lost: it is not the next one.
+        # If a worker is lost, the frame that was seen last is needed: do not overwrite it next.
         spare = 2 if restarts else 1
         ranges = [(group.start, len(group)) for group in groups]
         self.access = _core.FrameAccess(frames, self._infos.core, copy, ranges, spare)
@@ -83,21 +88,21 @@ class Results:
         return self.access.frame
 
     def new_columns(self) -> list[Column]:
-        """Return the columns of infos that were not ``announced`` to the workers yet."""
+        """Return the columns of infos that workers do not know yet."""
         return self._infos.columns[self._announced :]
 
     def announced(self, columns: Sequence[Column]) -> None:
-        """Note that the workers know these columns."""
+        """Note that the workers know these columns now."""
         self._announced += len(columns)
 
     # -- actions ---------------------------------------------------------------------------------
 
     def write(self, actions: Any, envs: npt.NDArray[np.int64] | None = None) -> bool:
-        """Write actions to the frame, and return False if they do not all fit into arrays.
+        """Write actions to the frame, or return False if some do not fit into arrays.
 
         Args:
             actions: Actions of any dtypes and nesting.
-            envs: The envs they are for, each of which uses the frame that ``access.start`` chose.
+            envs: The envs of the actions, each on the frame that ``access.start`` chose for it;
                 None: all envs.
         """
         frame: Any = self.frame
@@ -122,7 +127,7 @@ class Results:
         if answers and (failures := self.failed(answers)):
             raise self._error(failures)
         frame = self.frame
-        rest, final = self._sorted(answers, lambda _: frame) if answers else ([], {})
+        rest, final = self._unpack(answers, lambda _: frame) if answers else ([], {})
         observations, rewards, terminated, truncated, infos, mixed = self.access.read(frame)
         self.access.mark_all_seen()
         if self.show_versions:
@@ -138,14 +143,12 @@ class Results:
     def read_some(self, groups: Sequence[int], answers: Sequence[Answer]) -> Stepped:
         """Return the results of some groups, each from the frame that ``access.start`` chose.
 
-        None of them has ``failed``. The info ``env_id`` says which env each row belongs to.
+        The caller has checked that none ``failed``. The info ``env_id`` is the env of each row.
         """
         frame_of = self.access.frame_of
-        rest, final = self._sorted(answers, frame_of) if answers else ([], {})
-        group_frames = [(group, frame_of(group)) for group in groups]
-        observations, rewards, terminated, truncated, infos, mixed = self.access.read_some(
-            group_frames
-        )
+        rest, final = self._unpack(answers, frame_of) if answers else ([], {})
+        parts = [(group, frame_of(group)) for group in groups]
+        observations, rewards, terminated, truncated, infos, mixed = self.access.read_some(parts)
         self.access.mark_seen(groups)
         if rest or mixed or final:
             rows = [(frame, env) for group, frame in group_frames for env in self._groups[group]]
@@ -157,7 +160,7 @@ class Results:
             )
             observations = self._built(
                 lambda leaf: self.frames.observations[leaf][frames, envs],
-                lambda leaf: deepcopy(tuple(self._odd[leaf][env] for env in envs)),
+                lambda leaf: deepcopy(tuple(self._unshaped[leaf][env] for env in envs)),
             )
         if self.show_versions:
             versions = self.frames.options_versions
@@ -168,26 +171,26 @@ class Results:
         return observations, rewards, terminated, truncated, infos
 
     def nothing(self) -> Stepped:
-        """Return the results of no env. Arrays without elements may be shared."""
+        """Return the results of no env. The empty arrays may be shared between calls."""
         return *self._nothing, {"env_id": self._no_ids, "_env_id": self._nothing[2]}
 
     def observations(self) -> Any:
-        """Return the observations of all envs in the present frame."""
+        """Return the observations of all envs in the current frame."""
         arrays = self.frames.observations
         if self._copy:
             return self._built(
                 lambda leaf: arrays[leaf][self.frame].copy(),
-                lambda leaf: deepcopy(tuple(self._odd[leaf])),
+                lambda leaf: deepcopy(tuple(self._unshaped[leaf])),
             )
         return self._built(
-            lambda leaf: arrays[leaf][self.frame], lambda leaf: tuple(self._odd[leaf])
+            lambda leaf: arrays[leaf][self.frame], lambda leaf: tuple(self._unshaped[leaf])
         )
 
-    def _built(self, leaf: Callable[[int], Any], odd: Callable[[int], Any]) -> Any:
-        if not self._odd:
-            return build(self._spec.observation_tree, leaf, odd)
+    def _built(self, leaf: Callable[[int], Any], unshaped: Callable[[int], Any]) -> Any:
+        if not self._unshaped:
+            return build(self._spec.observation_tree, leaf, unshaped)
         with _batching("observations"):
-            return build(self._spec.observation_tree, leaf, odd)
+            return build(self._spec.observation_tree, leaf, unshaped)
 
     def _merged(
         self,
@@ -197,7 +200,7 @@ class Results:
         rest: Sequence[tuple[int, dict[str, Any]]],
         final: dict[int, Any],
     ) -> dict[str, Any]:
-        """Return the infos of (frame, env) rows together with those that came by mail."""
+        """Add mailed infos and final observations to the infos of (frame, env) rows."""
         if final:
             at = {env: i for i, (_, env) in enumerate(rows)}
             for env, observation in final.items():
@@ -215,14 +218,14 @@ class Results:
         keys: Iterable[str],
         mailed: Sequence[tuple[int, int, dict[str, Any]]],
     ) -> dict[str, Any]:
-        """Return what (frame, env) rows have under some keys, batched as gymnasium does.
+        """Return the infos of (frame, env) rows under some keys, batched like gymnasium's.
 
-        Where an episode ended, these are the infos of its last step, not of the reset after it.
+        If an episode ended, these are the infos of its last step, not of the reset after it.
 
         Args:
             rows: The frames and envs.
             keys: The keys.
-            mailed: Infos without a column: their frame, env and dict.
+            mailed: Infos without a column, as (frame, env, dict).
         """
         by_mail: dict[tuple[int, int], dict[str, Any]] = {}
         for frame, env, info in mailed:
@@ -249,12 +252,12 @@ class Results:
         return self._infos.columns
 
     def learn(self, rest: Sequence[tuple[int, dict[str, Any]]]) -> Sequence[Column]:
-        """Give keys of infos that came by mail columns of their own, and return all columns."""
+        """Make columns for the keys of mailed infos, and return all columns."""
         self._infos.learn(rest)
         return self._infos.columns
 
     def warn_once(self, message: str) -> None:
-        """Warn the caller of a sampler, unless that was done before."""
+        """Warn the caller of a sampler, but only once per message."""
         if message not in self._warnings:
             self._warnings.add(message)
             warnings.warn(message, stacklevel=7)
@@ -266,38 +269,42 @@ class Results:
     def failed(self, answers: Sequence[Answer]) -> list[tuple[int, Failure]]:
         """Return the failures among the answers, each with its group."""
         failures = []
-        for group, said, _ in answers:
-            if isinstance(said, Failure):
-                failures.append((group, said))
+        for group, result, _ in answers:
+            if isinstance(result, Failure):
+                failures.append((group, result))
             else:
-                failures += [(group, thing) for kind, _, thing in said if kind == _BLOCK.ERROR]
+                failures += [(group, value) for kind, _, value in result if kind == _BLOCK.ERROR]
         return failures
 
-    def _sorted(
+    def _unpack(
         self, answers: Sequence[Answer], frame_of: Callable[[int], int]
     ) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, Any]]:
-        """Return the infos that came by mail, and by env the last observations of episodes."""
+        """Return the mailed infos, and the mailed final observations by env.
+
+        Observations without a fixed shape are stored in ``_unshaped``.
+        """
         rest: list[tuple[int, dict[str, Any]]] = []
         final: dict[int, Any] = {}
-        for group, said, replaced in answers:
+        for group, overflow, replaced in answers:
             if replaced is not None:
-                rest += self._ended(group, frame_of(group), final, stepping=replaced == "step")
-            for kind, env, thing in said:
+                stepping = replaced == "step"
+                rest += self._end_lost_episodes(group, frame_of(group), final, stepping=stepping)
+            for kind, env, value in overflow:
                 if kind == _BLOCK.INFO:
-                    rest.append((env, thing))
+                    rest.append((env, value))
                 elif kind == _BLOCK.FINAL_OBS:
-                    final[env] = thing
+                    final[env] = value
                 else:
-                    for leaf, value in enumerate(thing):
-                        self._odd[leaf][env] = value
+                    for leaf, observation in enumerate(value):
+                        self._unshaped[leaf][env] = observation
         return rest, final
 
-    def _ended(
+    def _end_lost_episodes(
         self, group: int, frame: int, final: dict[int, Any], *, stepping: bool
     ) -> list[tuple[int, dict[str, Any]]]:
-        """Write the end of the episodes of envs that were lost in a step, and return their infos.
+        """Write the end of the episodes of envs that were lost in a step; return the envs' infos.
 
-        Envs that were lost in a reset have only been reset once more.
+        Envs that were lost in a reset are only reset again: no episode ends.
         """
         lost: dict[str, Any] = {"worker_lost": True}
         envs = slice(self._groups[group].start, self._groups[group].stop)
@@ -316,10 +323,9 @@ class Results:
         return [(env, lost) for env in self._groups[group]]
 
     def _observation(self, frame: int, env: int) -> Any:
-        """Return the observation of one env."""
         return self._built(
             lambda leaf: deepcopy(self.frames.observations[leaf][frame, env]),
-            lambda leaf: deepcopy(self._odd[leaf][env]),
+            lambda leaf: deepcopy(self._unshaped[leaf][env]),
         )
 
     def _error(self, failures: Sequence[tuple[int, Failure]]) -> EnvError:
@@ -328,16 +334,16 @@ class Results:
         error = self._error_of(*chosen)
         for one in sorted(failures, key=_env_of):
             if one is not chosen:
-                told = one[1].report
-                error.add_note(f"env {one[1].member} raised {told.kind} as well: {told.text}")
+                report = one[1].report
+                error.add_note(f"env {one[1].member} also raised {report.kind}: {report.text}")
         return error
 
 
 class _Batcher(GymVectorEnv[Any, Any, Any]):
-    """gymnasium's own way of batching infos.
+    """Batches infos with gymnasium's method.
 
-    Not that of the vector env whose results they are: such a cycle of references would keep its
-    workers when it is dropped.
+    It does not use the vector env that the infos belong to: that would be a cycle of references,
+    which would keep the workers alive when the vector env is dropped.
     """
 
     def add(self, infos: dict[str, Any], info: dict[str, Any], env: int) -> dict[str, Any]:
@@ -355,7 +361,7 @@ def _batching(what: str) -> Iterator[None]:
 
 
 def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:
-    """Return the failure of the first env, or of the env server itself if there is one."""
+    """Return the failure of the env server if it failed, otherwise that of the first env."""
     return min(failures, key=_env_of)
 
 

@@ -211,7 +211,7 @@ def test_env_errors_keep_their_type():
     with pytest.raises(ValueError, match="told to raise") as caught:
         envs.step([0, TellingEnv.RAISE, TellingEnv.RAISE])
     assert caught.value.env == 1
-    assert caught.value.__notes__ == ["env 2 raised ValueError as well: told to raise"]
+    assert caught.value.__notes__ == ["env 2 also raised ValueError: told to raise"]
     envs.close()
 
 

@@ -364,7 +364,7 @@ def test_errors_of_several_envs_are_raised_as_one_with_notes(capfd):
     envs.reset()
     with pytest.raises(EnvError, match="env 1 in worker 0") as caught:
         envs.step([0, TellingEnv.RAISE, 0, TellingEnv.RAISE])
-    assert caught.value.__notes__ == ["env 3 raised ValueError as well: told to raise"]
+    assert caught.value.__notes__ == ["env 3 also raised ValueError: told to raise"]
     assert "Shutting it down" not in capfd.readouterr().err
     envs.close()
 
