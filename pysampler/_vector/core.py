@@ -1,12 +1,11 @@
 """VectorCore: the state that VectorEnv and the samplers share (pool, frames, pending call).
 
-Who drives the envs asks the core for the next frame, lets the pool command its groups, and reads
-the frame when they are back. ``VectorEnv.step`` does that for all envs at once, ``send`` and
-``recv`` for some, samplers for many frames in a row.
+A caller asks the core for the next frame, has the pool command its groups, and reads the frame when
+they are back. ``VectorEnv.step`` does this for all envs at once, ``send`` and ``recv`` for some,
+and samplers for many frames in a row.
 
-What is pending is known in two places: the pool (``_core.Pool``) knows which groups are at work,
-``_core.Call`` which call of the user they belong to, and what has come back and has not reached the
-caller yet.
+Two objects track pending work. ``_core.Pool`` knows which groups are at work. ``_core.Call`` knows
+the user's call that they belong to, and keeps its results until they have reached the caller.
 """
 
 from __future__ import annotations
@@ -55,40 +54,40 @@ _WITH_WAIT = "reset", "step", "call", "send"
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """What the frames hold, and how the envs write to them."""
+    """The content of the frames, and how envs write to it."""
 
     frames: int
     autoreset: AutoresetMode
     infos: arguments.Infos
-    extras: Sequence[Field] = ()  # fields for what a policy returns
+    extras: Sequence[Field] = ()  # fields for outputs of a policy
     spare_bytes: int = 0  # in the segment, beside the frames
-    reserved: int = 0  # further frames, which have addresses, but no memory before Frames.take()
+    reserved: int = 0  # further frames: address space that gets memory in Frames.take()
 
 
 class VectorCore:
-    """Envs in a pool, the frames they write to, and who may use them now.
+    """Envs in a pool, the frames they write to, and the sampler that may use them.
 
-    A vector env owns one. A sampler gets it with ``core_of(envs)``, calls ``lend``, lays out frames
-    of its own, drives the pool, and calls ``take_back``. It never refers to the vector env, so that
+    Each vector env owns one. A sampler gets it with ``core_of(envs)``, calls ``lend``, lays out its
+    frames, drives the pool, and calls ``take_back``. The core never refers to the vector env, so
     dropping the vector env ends the workers.
 
     Args:
         pool: The workers.
         spec: The spaces of one env as fields.
-        usual: The frames of the vector env itself.
-        copy: Whether results are the caller's own.
+        usual: The frames of the vector env, when no sampler uses it.
+        copy: Whether returned observations are copies.
         restarts: Whether lost workers are replaced.
-        resets_itself: Whether the envs end their episodes by themselves.
-        closed_message: What calls after ``close()`` raise.
+        resets_itself: Whether the envs reset themselves when an episode ends.
+        closed_message: The message of the error that calls after ``close()`` raise.
 
     Attributes:
-        guard: Admits one thread of the process that made it.
+        guard: Admits one thread at a time, in the process that made it.
         groups: The envs of each group.
         num_envs: The number of envs.
-        results: Actions in, results out, on the present frames.
+        results: Writes actions to the current frames and reads results from them.
         lease: The sampler that uses the envs, or None.
-        call: The pending call, and what has come back and is on its way to the caller.
-        step_entry: The context of a step, in the guard.
+        call: The pending call, and results that have not reached the caller yet.
+        step_entry: The guard's context for a step.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class VectorCore:
         self.call = _core.Call(pool.native, self.step_entry, self.all_groups)
         self.lease: Lease | None = None
         self.options_version = 0
-        self.hurry = False  # an interrupt closes the envs: those in long steps are not waited for
+        self.hurry = False  # an interrupt closes the envs: do not wait for long steps
         self._closed_message = closed_message
         self._usual = usual
         self._copy = copy
@@ -124,14 +123,14 @@ class VectorCore:
     # -- frames ----------------------------------------------------------------------------------
 
     def lay_out(self, layout: FrameLayout) -> tuple[Frames, Segment]:
-        """Let the envs work on frames in a new segment, and return both."""
+        """Move the envs to frames in a new segment, and return both."""
         final = layout.autoreset == AutoresetMode.SAME_STEP
         columns: list[Column] = []
         count = layout.frames + layout.reserved
         room = 0 if layout.infos == "none" else info_bytes(self.num_envs, count)
         plan = Plan(self.spec, self.num_envs, count, final, tuple(layout.extras), room)
         mode = "DISABLED" if self._resets_itself else layout.autoreset.name
-        self.call.use_frames(None)  # until all of this is done
+        self.call.use_frames(None)  # if an exception comes in between, the next call starts over
         if layout.reserved > 0:
             segment = Segment(max(1, layout.spare_bytes), plan.size + plan.infos)
             frames = Frames(plan, segment, segment.size - plan.size - plan.infos)
@@ -157,12 +156,12 @@ class VectorCore:
         return frames, segment
 
     def arm_fast_path(self) -> None:
-        """Let the next step be one call of C++, if this one was usual and no other call comes."""
+        """Let the next step be one call of C++ if this one was usual and no other call comes."""
         if self.lease is None and self.pool.can_fast_step and self.results.plain:
             self.call.arm_fast_path()
 
     def announce_columns(self) -> None:
-        """Tell the workers of columns of infos that they do not know yet."""
+        """Send the workers the columns of infos that they do not know yet."""
         if columns := self.results.new_columns():
             self.pool.note(lambda _: AddColumns(columns))
             self.results.announced(columns)
@@ -173,11 +172,11 @@ class VectorCore:
         frame: int = self.results.access.next_frame()
         return frame
 
-    # -- who may use the envs --------------------------------------------------------------------
+    # -- access to the envs ----------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        """Whether the workers have ended, or are being ended."""
+        """Whether the workers have ended or are ending."""
         return self.pool.closed
 
     def closed_error(self) -> VectorClosedError:
@@ -185,11 +184,11 @@ class VectorCore:
         return VectorClosedError(self._closed_message)
 
     def enter(self, what: str) -> _core.Entry:
-        """Return a context for a call of one thread, in the process that made the envs.
+        """Return the guard's context for a call.
 
         Raises:
             ClosedError: The envs are closed, or this process is a fork of the one that made them.
-            BusyError: Another thread is at work.
+            BusyError: Another thread is in a call.
         """
         if self.pool.closed:
             raise self.closed_error()
@@ -197,16 +196,19 @@ class VectorCore:
 
     @property
     def at_work(self) -> bool:
-        """Whether anything is in flight, or has come back and is on its way to the caller."""
+        """Whether anything is in flight, or came back and has not reached the caller yet."""
         return self.call.kept is not None or self.pool.pending > 0
 
     @property
     def pending(self) -> str | None:
-        """The last call, if it is pending."""
+        """The name of the pending call, or None."""
         return self.call.name if self.at_work else None
 
     def expect_idle(self, what: str) -> None:
-        """Raise AlreadyPendingCallError unless nothing is pending and no sampler has the envs."""
+        """Raise AlreadyPendingCallError if a call is pending or a sampler uses the envs.
+
+        Drops interrupted calls without a wait, and ends leases that are over.
+        """
         call = self.call
         if call.name is None and self.lease is None and call.laid_out:
             return
@@ -241,15 +243,15 @@ class VectorCore:
             lease.over = False
 
     def take_back(self, lease: Lease, *, stopped: bool) -> None:
-        """End a lease that is over: drop what is under way, and lay out the usual frames.
+        """End a lease that is over: drop its pending work and lay out the usual frames.
 
         Args:
             lease: The lease. If another one has replaced it, nothing is done.
             stopped: Whether only the pool is at work. Otherwise the workers are ended.
         """
         if self.lease is lease and not self.closed:
-            # If another thread or the call that a signal handler interrupted is inside, that one
-            # finds that the lease is over.
+            # If another thread is in a call, or this is a signal handler that interrupted one, that
+            # call finds that the lease is over.
             with contextlib.suppress(BusyError, ClosedError), self.enter("close"):
                 self.drop_work(lease.work, stopped=stopped)
                 self.expect_idle("close")
@@ -264,10 +266,10 @@ class VectorCore:
         self.lease = None
 
     def drop_work(self, what: str, *, stopped: bool) -> None:
-        """Wait for the end of what is under way and unwanted; end the workers if that fails.
+        """Wait for pending work and drop its results; end the workers if it does not finish.
 
         Args:
-            what: What is under way, for the warning.
+            what: The name of the work, for the warning.
             stopped: Whether only the pool is at work. Otherwise the workers are ended.
         """
         pool = self.pool
@@ -285,7 +287,7 @@ class VectorCore:
         self.call.forget()
 
     def _drained(self) -> bool:
-        """Wait for all that is in flight, and return whether it came back in time."""
+        """Wait for everything in flight, and return whether it came back in time."""
         pool = self.pool
         began = now()
         while not pool.closed and pool.pending:
@@ -300,17 +302,21 @@ class VectorCore:
         return True
 
     def _back_within(self, seconds: float, began: int) -> bool:
-        """Wait for what is in flight; return whether it came back in ``seconds`` since then.
+        """Wait for everything in flight; return whether it came back within ``seconds``.
 
-        Seconds in which this process was suspended, and the workers perhaps too, do not count. A
-        worker that is stopped alone is not waited for.
+        Time during which this process was suspended does not count, since the workers may have been
+        suspended too. If only a worker is stopped, do not wait for it.
+
+        Args:
+            seconds: How long to wait, from ``began`` on.
+            began: In ns of ``now()``.
         """
         pool, stopped = self.pool, False
         while True:
             left = seconds - (now() - began - pool.paused_ns(began)) / 1e9
             if pool.wait(max(0.0, min(left, 1.0))) is not None:
                 return True
-            # Twice: after a suspension of all, workers may go on later than this process.
+            # Look twice: after a suspension of all, workers may resume later than this process.
             before, stopped = stopped, pool.stopped()
             if left <= 0 or (before and stopped):
                 return False
@@ -323,10 +329,10 @@ class VectorCore:
         return [(group, self.results.frame) for group in self.all_groups]
 
     def request(self, jobs: Mapping[int, Job], name: str) -> None:
-        """Give groups jobs, on the frame that all envs use.
+        """Send jobs to groups, on the frame that all envs use.
 
         Args:
-            jobs: By group.
+            jobs: The job of each group.
             name: The name of the call, for errors. See ``_WITH_WAIT``.
         """
         self.call.begin(name)
@@ -335,18 +341,18 @@ class VectorCore:
     def wait_and_keep(
         self, what: str, timeout: float | None, read: Callable[[Sequence[Answer]], Any]
     ) -> None:
-        """Wait until all that is pending has come back, and keep what ``read`` makes of it.
+        """Wait for all pending groups, pass their answers to ``read``, and keep its results.
 
         Raises:
-            WaitTimeoutError: It took longer than ``timeout`` seconds. It stays pending.
+            WaitTimeoutError: It took longer than ``timeout`` seconds. The call stays pending.
         """
         if self.call.kept is not None:
             return
         answers = self.pool.wait(arguments.seconds(timeout, what))
         if answers is None:
             raise VectorTimeoutError(
-                f"The call to `{what}` has timed out after {timeout} second(s). What is pending "
-                "stays so."
+                f"The call to `{what}` has timed out after {timeout} second(s). The call stays "
+                "pending."
             )
         try:
             self.call.keep(self.all_groups, read(answers), None)
@@ -354,10 +360,10 @@ class VectorCore:
             self.call.keep(self.all_groups, None, error)
 
     def hand_over(self) -> Any:
-        """Return the kept results, or raise the kept error; then nothing of it is pending.
+        """Take the groups of the kept results from the pool, and return or raise the results.
 
         The caller sets ``call.returned`` right before it returns, in lines where Python runs no
-        signal handlers: an interrupt before that loses nothing.
+        signal handlers, so an interrupt before that loses nothing.
         """
         assert self.call.kept is not None
         groups, results, error = self.call.kept
@@ -379,11 +385,11 @@ class VectorCore:
     # -- ending ----------------------------------------------------------------------------------
 
     def end(self, timeout: float | None, *, terminate: bool) -> None:
-        """End the workers, after what is pending or at once.
+        """End the workers.
 
         Args:
-            timeout: Seconds to wait for what is pending; None is ``SHUTDOWN_TIMEOUT_S``.
-            terminate: Whether to end them at once.
+            timeout: Seconds to wait for pending calls; None: ``SHUTDOWN_TIMEOUT_S``.
+            terminate: Whether to end the workers without waiting.
         """
         if (lease := self.lease) is not None:
             lease.over = True
@@ -404,7 +410,7 @@ class VectorCore:
             self.pool.close()
 
     def _settled(self, timeout: float) -> bool:
-        """Wait for what is pending, and return whether it came back in time."""
+        """Wait for the pending call, and return whether it came back in time."""
         try:
             if not self._back_within(timeout, now()):
                 return False
