@@ -1,4 +1,8 @@
-"""The env server of a worker's envs: they are made, called and closed here, in blocks that step."""
+"""EnvServer: makes, calls and closes a worker's envs.
+
+Steps and resets run in blocks (``_core.EnvBlock``, in C++), one per group, which call the envs and
+write results to the frames. Rarer calls run here, in Python.
+"""
 
 from __future__ import annotations
 
@@ -41,35 +45,35 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """What the parent must know about envs before it lays out frames."""
+    """Facts about envs that the parent needs before it lays out frames."""
 
     observation_spaces: list[gym.Space[Any]]
     action_spaces: list[gym.Space[Any]]
-    metadata: dict[str, Any]  # of the first env, as the next two
+    metadata: dict[str, Any]  # of the first env, like the next two
     render_mode: str | None
     name: str
 
 
-# A (kind, env, object) for each thing that has no place in the frame.
+# Results that do not fit into the frame, as (kind, env, object).
 Overflow = list[tuple[int, int, Any]]
 
 
 def plain(overflow: Overflow) -> Overflow:
     """Return the overflow of a block with exceptions as failures."""
     return [
-        (kind, env, Failure(env, "", report(thing)))
+        (kind, env, Failure(env, "", report(value)))
         if kind == _core.EnvBlock.ERROR
-        else (kind, env, thing)
-        for kind, env, thing in overflow
+        else (kind, env, value)
+        for kind, env, value in overflow
     ]
 
 
 def _identity(space: gym.Space[Any]) -> Any:
-    """Return what equal spaces have in common.
+    """Return a key that is the same for equal spaces.
 
-    Python 3.11 and 3.12 move the attributes of an object that is pickled to a dict, where they
-    take longer to find: an env that looks at its spaces in each step becomes slower by 2 %. So the
-    usual spaces are compared by what they consist of.
+    Pickling would do for all spaces, but Python 3.11 and 3.12 move the attributes of a pickled
+    object to a dict, where lookups are slower: an env that reads its spaces in each step loses 2 %.
+    So the usual spaces are compared by their contents.
     """
     if getattr(space, "_np_random", space) is None:  # no generator that has been seeded
         if type(space) is gym.spaces.Discrete:
@@ -82,11 +86,11 @@ def _identity(space: gym.Space[Any]) -> Any:
 
 
 class EnvServer:
-    """The envs of a worker: number ``first`` and following, in groups of the given sizes.
+    """The envs of a worker, from number ``first`` on, in groups of the given sizes.
 
     Attributes:
         here: Whether the envs live in the user's process, whose signal handlers raise exceptions.
-        gauges: What a policy notes of itself, once ``count_with`` was called.
+        gauges: Where a policy records its numbers, once ``count_with`` was called.
     """
 
     here = False
@@ -108,9 +112,9 @@ class EnvServer:
                 if isinstance(error, KeyboardInterrupt):  # the user's, not the env's
                     raise
                 raise Raised(first + i, "being made") from error
-        self.replaced: set[int] = set()  # blocks whose envs replaced lost ones, and did nothing yet
+        self.replaced: set[int] = set()  # blocks whose envs replace lost ones and did not begin yet
         self.seeds: Sequence[int] = ()  # of those envs
-        self.acting: Any = None  # the policy of a sampler, where it is in the workers
+        self.acting: Any = None  # the policy of a sampler that acts in the workers
 
     def describe(self) -> EnvDescription:
         """Return the spaces of every env, and the name and metadata of the first."""
@@ -129,7 +133,7 @@ class EnvServer:
         )
 
     def _described(self, i: int, name: str, known: dict[Any, gym.Space[Any]]) -> gym.Space[Any]:
-        """Return a space of an env; one object for all equal ones, so that a pickle has it once."""
+        """Return a space of an env: one object for all equal spaces, which a pickle stores once."""
         space: gym.Space[Any] = getattr(self.envs[i], name)
         if self.here:  # it need not be pickled
             return space
@@ -145,13 +149,13 @@ class EnvServer:
             raise Raised(self.first + i, f"sending its {name}") from error
 
     def count_with(self, meter: _core.Meter, gauges: WorkerGauges) -> None:
-        """Count what envs do with ``meter``; policies note the rest in ``gauges``."""
+        """Count steps and resets with ``meter``; policies record the rest in ``gauges``."""
         self._meter = meter
         self.gauges = gauges
 
     @property
     def track(self) -> _core.Track | None:
-        """What is traced here is written to this track; None: nothing is."""
+        """Where to write trace events; None if nothing is traced."""
         return self._meter.track
 
     def attach(
@@ -162,7 +166,7 @@ class EnvServer:
         keep: str,
         columns: Sequence[Column],
     ) -> None:
-        """Let the blocks work on these frames, in which infos have ``columns`` already."""
+        """Move the blocks to these frames, in which infos already have ``columns``."""
         self.frames = frames
         self.segment = segment
         self.acting = None
@@ -189,11 +193,11 @@ class EnvServer:
         return plain(self.blocks[block].take_overflow())
 
     def peek_overflow(self, block: int) -> Overflow:
-        """Return the same, and keep them until the next step."""
+        """Return the same, but keep it until the next step."""
         return plain(self.blocks[block].peek_overflow())
 
     def add_columns(self, columns: Sequence[Column]) -> None:
-        """Put infos in these columns, too, from now on."""
+        """Write infos to these columns too."""
         new = [column for column in columns if column.mask not in self._known]
         self._known.update(column.mask for column in new)
         add_columns(self._infos, self.frames, new)
@@ -206,9 +210,9 @@ class EnvServer:
             self.replaced.add(block)
 
     def close(self) -> None:
-        """Close the envs, each whatever the others raise; the first exception is raised again.
+        """Close all envs, even if some raise; then raise the first exception again.
 
-        A step that this interrupts, in a signal handler, ends with the env that is at work.
+        If a signal handler calls this during a step, the step ends with the env that is at work.
         """
         for block in self.blocks:
             block.stop()
@@ -232,26 +236,26 @@ class EnvServer:
         return len(self.envs)
 
     def using(self, i: int, doing: str) -> AbstractContextManager[gym.Env[Any, Any]]:
-        """Return a context with env ``i``, for what is ``doing``; it is blamed for exceptions."""
+        """Return a context with env ``i`` that reports exceptions as raised by it, in ``doing``."""
         return _Blaming(self, i, doing)
 
     def kept(self, result: Any) -> Any:
-        """Return what a call of an env has returned, so that it outlives others' calls."""
+        """Return the result of a call so that calls of other envs do not change it."""
         return result
 
     def blaming(self, i: int, doing: str) -> AbstractContextManager[Any]:
-        """Return a context in which an exception is one of env ``i``."""
+        """Return a context that reports exceptions as those of env ``i``."""
         return _Blaming(self, i, doing)
 
     def count_at(self, i: int | None) -> None:
-        """Count that env ``i`` is at work from now on, or none."""
+        """Count env ``i`` as the one at work from now on; None: no env is."""
         if i is None:
             self._meter.idle()
         else:
             self._meter.at(self.first + i)
 
     def states(self, block: int, envs: Sequence[int]) -> Any:
-        """Return the states of some of a block's envs, which offer them, as an array of objects."""
+        """Return the states of some of a block's envs as an array of objects."""
         states = np.empty(len(envs), object)
         first = self.rows(block).start
         for row, i in enumerate(envs):
@@ -264,11 +268,11 @@ class EnvServer:
         return states
 
     def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
-        """Give some of a block's envs these states."""
+        """Set the states of some of a block's envs."""
         first = self.rows(block).start
         if states.dtype != object:
             with self.blaming(envs[0] if envs else first, "set_state()"):
-                raise ValueError("cannot set state: it is that of other envs (simulated together)")
+                raise ValueError("cannot set state: it belongs to other envs (simulated together)")
         for i, (state, elapsed, ended) in zip(envs, states, strict=True):
             with self.blaming(i, "set_state()"):
                 layers = list(layers_of(self.envs[i]))
@@ -281,13 +285,13 @@ class EnvServer:
                 self.blocks[block].set_ended(i - first, ended)
 
     def rows(self, block: int) -> range:
-        """Return which of the env server's envs are those of a block."""
+        """Return the indices, among the server's envs, of a block's envs."""
         at = sum(self.sizes[:block])
         return range(at, at + self.sizes[block])
 
 
 class _Blaming(AbstractContextManager[Any]):
-    """The context of what one env does. No generator: Python drops those with a warning."""
+    """Reports exceptions as those of one env. A generator would warn when Python drops it."""
 
     def __init__(self, server: EnvServer, i: int, doing: str) -> None:
         self._server, self._i, self._doing = server, i, doing
@@ -308,7 +312,7 @@ class _Blaming(AbstractContextManager[Any]):
 
 
 def layers_of(env: Any) -> Iterator[Any]:
-    """Yield an env's wrappers from the outermost on, and the env itself."""
+    """Yield an env's wrappers, the outermost first, and then the env itself."""
     while env is not env.unwrapped:
         yield env
         env = env.env
@@ -316,14 +320,14 @@ def layers_of(env: Any) -> Iterator[Any]:
 
 
 def _offered(layers: Sequence[Any], name: str) -> Callable[..., Any]:
-    """Return a method of the outermost layer that offers both to get and to set a state."""
+    """Return a method of the outermost layer that can both get and set a state."""
     for layer in layers:
         if all(callable(getattr(type(layer), both, None)) for both in ("get_state", "set_state")):
             method: Callable[..., Any] = getattr(layer, name)
             return method
     raise AttributeError(
-        f"{type(layers[-1]).__name__} has no methods get_state() and set_state(state), by which "
-        "envs that are not simulated together offer their state"
+        f"{type(layers[-1]).__name__} has no methods get_state() and set_state(state), which envs "
+        "need unless they are simulated together"
     )
 
 
@@ -340,13 +344,13 @@ def make_server(
     specs: bytes,
     init: Callable[[], Any] | None,
 ) -> EnvServer:
-    """Prepare this process, and make its envs."""
+    """Prepare this process and make its envs."""
     prepare(specs, init)
     return EnvServer(env_fns, first, sizes)
 
 
 def prepare(specs: bytes, init: Callable[[], Any] | None) -> None:
-    """Run the user's ``init``, and register the parent's specs."""
+    """Run the user's ``init`` and register the parent's specs."""
     if init is not None:
         try:
             init()
@@ -356,12 +360,12 @@ def prepare(specs: bytes, init: Callable[[], Any] | None) -> None:
         register(specs)
 
 
-# What a gymnasium.Env has besides its spaces and what it does.
+# Attributes of every gymnasium.Env, besides its spaces, reset and step.
 _ATTRIBUTES = ("metadata", "render_mode", "spec", "unwrapped", "close")
 
 
 def expect_env(env: Any, number: int) -> None:
-    """Raise TypeError unless ``env`` has what a ``gymnasium.Env`` has, whatever its class."""
+    """Raise TypeError unless ``env`` has the attributes of a ``gymnasium.Env``, of any class."""
     methods = all(callable(getattr(env, name, None)) for name in ("reset", "step"))
     if isinstance(env, type) or not methods:
         got = f"the class {env.__name__}" if isinstance(env, type) else type(env).__name__

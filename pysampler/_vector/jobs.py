@@ -1,4 +1,4 @@
-"""The jobs of a vector env: everything but a plain step that a worker's envs do."""
+"""The jobs and notes of a vector env: all its commands except a plain step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AttachFrames:
-    """Let the envs work on frames from now on, in which infos have ``columns`` already."""
+    """Move the envs to other frames, in which infos already have ``columns``."""
 
     plan: Plan
     offset: int
@@ -46,21 +46,20 @@ class AttachFrames:
     columns: Sequence[Column]
 
     def attach(self, server: EnvServer, segment: Segment) -> None:
-        """Give the envs the frames in a segment."""
+        """Attach the server to the frames in a segment."""
         frames = Frames(self.plan, segment, self.offset)
         server.attach(frames, segment, self.autoreset, self.infos, self.columns)
 
 
 @dataclass(frozen=True)
 class Restore(Repeated):
-    """Reset envs that replaced lost ones, instead of the step in which those were lost."""
+    """Reset envs that replace lost ones, in place of the step in which those were lost."""
 
     doing = "being restored"
     replaces: Replaced | None = "step"
     settles = "group"
 
     def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
-        """Do the job in the worker."""
         server.replaced.discard(block)
         server.blocks[block].restore(frame)
         return server.take_overflow(block)
@@ -75,18 +74,17 @@ class StepWith(Repeated):
     of_members = True
 
     def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
-        """Do the job in the worker."""
         server.blocks[block].step(frame, self.actions)
         return server.take_overflow(block)
 
     def for_replaced(self) -> Job:
-        """Restore the envs: those that were lost had begun the step."""
+        """Restore the envs instead: the lost ones had begun the step."""
         return Restore()
 
 
 @dataclass(frozen=True)
 class Reset(Repeated):
-    """Reset the envs of a group, each with a seed and options, or those that the mask selects."""
+    """Reset the envs of a group that the mask selects, each with its seed and options."""
 
     seeds: Sequence[int | None]
     options: Sequence[dict[str, Any] | None] | None = None
@@ -97,7 +95,6 @@ class Reset(Repeated):
     of_members = True
 
     def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
-        """Do the job in the worker."""
         options = self.options or [None] * len(self.seeds)
         calls: list[tuple[int | None, dict[str, Any] | None] | None] = [
             (seed, copy.deepcopy(one)) for seed, one in zip(self.seeds, options, strict=True)
@@ -109,26 +106,24 @@ class Reset(Repeated):
         return server.take_overflow(block)
 
     def for_replaced(self) -> Job:
-        """Reset all envs of the group: none of the new ones has been reset yet."""
+        """Reset all envs of the group instead: no new env has been reset yet."""
         return replace(self, mask=None, replaces="reset")
 
 
 @dataclass(frozen=True)
 class Apply(Job):
-    """Call a function of each env of a group, or of those with the indices ``envs``."""
+    """Call a function with each env of a group, or with those of the indices ``envs``."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    what: str  # as errors name it
+    what: str  # the call's name in errors
     envs: Sequence[int] | None = None
 
     @property
     def doing(self) -> str:  # type: ignore[override]
-        """What the envs were doing, in errors."""
         return f"calling {self.what} of"
 
     def run(self, server: EnvServer, block: int, frame: int) -> list[Any]:  # noqa: ARG002
-        """Do the job in the worker."""
         results = []
         for i in server.rows(block):
             if self.envs is None or server.first + i in self.envs:
@@ -139,19 +134,18 @@ class Apply(Job):
 
 @dataclass(frozen=True)
 class GetStates(Job):
-    """Return the states of some envs of a group, a row each."""
+    """Return the states of some envs of a group, one row each."""
 
     envs: Sequence[int]
     doing = "getting states of"
 
     def run(self, server: EnvServer, block: int, frame: int) -> Any:  # noqa: ARG002
-        """Do the job in the worker."""
         return server.states(block, [env - server.first for env in self.envs])
 
 
 @dataclass(frozen=True)
 class SetStates(Job):
-    """Give envs of a group, some or all, these states, a row each."""
+    """Set the states of some or all envs of a group, one row each."""
 
     envs: Sequence[int]
     states: Any
@@ -160,11 +154,10 @@ class SetStates(Job):
 
     @property
     def settles(self) -> Literal["none", "group"]:  # type: ignore[override]
-        """Whether envs that replace lost ones need no reset after this."""
+        """Which groups need no restore after this: its group, if all envs of it are set."""
         return "group" if self.of_all else "none"
 
     def run(self, server: EnvServer, block: int, frame: int) -> None:  # noqa: ARG002
-        """Do the job in the worker."""
         server.set_states(block, [env - server.first for env in self.envs], self.states)
         if self.of_all:
             server.replaced.discard(block)
@@ -172,18 +165,16 @@ class SetStates(Job):
 
 @dataclass(frozen=True)
 class SetAttribute(Job):
-    """Set an attribute of each env of a group to a value of its own."""
+    """Set an attribute of the envs of a group, with one value per env."""
 
     name: str
     values: Sequence[Any]
 
     @property
     def doing(self) -> str:  # type: ignore[override]
-        """What the envs were doing, in errors."""
         return f"setting {self.name} of"
 
     def run(self, server: EnvServer, block: int, frame: int) -> None:  # noqa: ARG002
-        """Do the job in the worker."""
         for i, value in zip(server.rows(block), self.values, strict=True):
             with server.using(i, f"set_attr({self.name!r})") as env:
                 env.set_wrapper_attr(self.name, value)
@@ -191,29 +182,27 @@ class SetAttribute(Job):
 
 @dataclass(frozen=True)
 class AddColumns(Note):
-    """Put infos in these columns, too, from now on."""
+    """Add columns of infos to the frames."""
 
     columns: Sequence[Column]
     doing = "adding columns of infos"
 
     def apply(self, server: EnvServer) -> None:
-        """Add them in the worker."""
         server.add_columns(self.columns)
 
 
 @dataclass(frozen=True)
 class SetOptions(Note):
-    """Set the options of envs' next resets: by env, the options and their version."""
+    """Set the options of envs' later resets: by env, the options and their version."""
 
     options: dict[int, tuple[Any, int]]
     doing = "setting options"
 
     def snapshot(self) -> SetOptions:
-        """Return it with options that the caller cannot change."""
+        """Return a copy, whose options the caller cannot change."""
         return SetOptions(copy.deepcopy(self.options))
 
     def apply(self, server: EnvServer) -> None:
-        """Set them in the worker."""
         for block, env_block in enumerate(server.blocks):
             for place, i in enumerate(server.rows(block)):
                 if server.first + i in self.options:
@@ -222,9 +211,9 @@ class SetOptions(Note):
 
 
 class Replacements:
-    """What envs that replace lost ones are given: fresh seeds, and the options of their resets.
+    """Fresh seeds and reset options for envs that replace lost ones.
 
-    The seeds are a sequence that begins with the seed of the last reset of all envs.
+    The seeds are spawned from the seed of the last reset of all envs.
 
     Attributes:
         options: By env, the options of its resets and their version.
@@ -235,7 +224,7 @@ class Replacements:
         self.options: dict[int, tuple[Any, int]] = {}
 
     def begin_seeds(self, seed: Any) -> None:
-        """Begin the sequence with the seed of a reset of all envs; None leaves it as it is."""
+        """Restart the sequence from the seed of a reset of all envs; None leaves it unchanged."""
         if isinstance(seed, (int, np.integer)):
             self._sequence = np.random.SeedSequence(abs(int(seed)))
         elif seed is not None and all(one is not None for one in seed):

@@ -17,17 +17,17 @@ def _nothing_to_stop() -> bool:
 
 @dataclass(eq=False)
 class Lease:
-    """A sampler's exclusive use of a vector env, known to both.
+    """A sampler's exclusive use of a vector env, shared by both.
 
-    The vector env takes itself back in its next call once the lease is over. A sampler that is
+    Once the lease is over, the next call of the vector env reclaims the envs. A sampler that is
     garbage collected sets ``over`` and does nothing else, since finalizers may run anywhere. The
     lease refers neither to the sampler nor to anything that refers to the vector env.
     """
 
-    name: str  # of the sampler, in errors
-    work: str  # what the sampler has under way, in warnings
+    name: str  # the sampler, in errors
+    work: str  # its pending work, in warnings
     over: bool = True  # until the vector env is lent
-    owner_calls: bool = False  # the sampler itself calls methods of the vector env
+    owner_calls: bool = False  # the sampler itself is calling methods of the vector env
     laid_out: bool = False  # the envs work on frames that the sampler laid out
-    # Stop what the sampler has under way; return whether only the pool is at work afterwards.
+    # Stops the sampler's pending work; returns whether only the pool is at work afterwards.
     stop: Callable[[], bool] = _nothing_to_stop

@@ -1,4 +1,8 @@
-"""Batches of some of the envs: which groups form them, recorded and replayed."""
+"""Partial batches: which groups ``send`` and ``recv`` take, and how that is recorded and replayed.
+
+``Batches`` waits for groups (for a fixed number, as a tuner chooses, or as a recording says) and
+keeps their results in ``core.call``, so that an interrupt loses no batch.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ class Batches:
         self._core = core
         self.returned = 0  # batches so far
         self._tuners: dict[tuple[int | None, int, bool], BatchTuner] = {}
-        self._tuner: BatchTuner | None = None  # that was used last
+        self._tuner: BatchTuner | None = None  # the one used last
         self._replayer: BatchReplayer | None = None
         self._recorder: BatchRecorder | None = None
         if replay_from is not None or record_to is not None:
@@ -57,11 +61,11 @@ class Batches:
 
     @property
     def replayed(self) -> bool:
-        """Whether batches are those of a recording."""
+        """Whether batches come from a recording."""
         return self._replayer is not None
 
     def idle_groups(self, what: str, envs: npt.NDArray[np.int64]) -> Sequence[int]:
-        """Return the groups of some envs, or raise unless they are whole and nothing is pending."""
+        """Return the groups of some envs; raise if one is incomplete or pending."""
         core = self._core
         call = core.call
         if call.name != "send" or core.lease is not None or not call.laid_out:
@@ -83,16 +87,16 @@ class Batches:
 
     @property
     def choice(self) -> BatchChoice | None:
-        """What was chosen where ``recv`` was to choose."""
+        """The choice for the last ``recv`` with "auto"; None if there was none."""
         return None if self._tuner is None else self._tuner.choice
 
     def tuner(self, min_envs: int | None, max_envs: int, *, timeouts: bool) -> BatchTuner:
-        """Return what chooses for ``recv``; it learns for calls with the same arguments.
+        """Return the tuner for calls of ``recv`` with these arguments.
 
         Args:
-            min_envs: The least number of envs to receive; None if that is to be chosen.
+            min_envs: The least number of envs to receive; None: the tuner chooses it.
             max_envs: The largest number.
-            timeouts: Whether a time-out is to be chosen.
+            timeouts: Whether the tuner chooses a time-out.
         """
         key = min_envs, max_envs, timeouts
         if key not in self._tuners:
@@ -113,10 +117,10 @@ class Batches:
     ) -> Stepped | None:
         """Return the next batch, or None if no env was ready at the deadline.
 
-        A tuner chooses ``min_envs``, and a time-out, after which it waits for one env at least.
+        A tuner overrides ``min_envs``, and may set a time-out; such a batch has at least one env.
 
-        The caller counts it in ``returned`` and forgets what the core has kept right after its
-        ``with`` block: an interrupt before that loses nothing.
+        Right after its ``with`` block the caller increments ``returned`` and sets
+        ``call.returned``, so an interrupt before that loses nothing.
         """
         core = self._core
         if core.call.kept is None:
@@ -140,7 +144,7 @@ class Batches:
     def _collect(
         self, min_envs: int, max_envs: int, deadline: int | None, tuner: BatchTuner | None
     ) -> None:
-        """Wait for a batch, and keep it; keep nothing if no env was ready at the deadline."""
+        """Wait for a batch and keep it; keep nothing if no env was ready at the deadline."""
         core = self._core
         if self._replayer is not None:
             groups, answers = self._next_replayed(self._replayer)
@@ -170,18 +174,17 @@ class Batches:
         if idle := [group for group in groups if not self._core.pool.is_pending(group)]:
             raise RecordingError(
                 f"cannot replay batch {replayer.batch + 1}: env {self._core.groups[idle[0]][0]} is "
-                "in it, and has nothing pending; this program does not do what the recorded one did"
+                "in it, and has nothing pending; this program differs from the recorded one"
             )
         return groups, self._core.pool.wait_for(groups)
 
     def _note(self, groups: Sequence[int]) -> None:
-        """Record the groups of a batch, once however often it is called."""
+        """Record or replay the groups of a batch; repeated calls do so only once."""
         if self._recorder is not None:
             self._recorder.write(self.returned, groups)
         if self._replayer is not None:
             self._replayer.done(self.returned)
 
     def close(self) -> None:
-        """Close the recording."""
         if self._recorder is not None:
             self._recorder.close()

@@ -227,15 +227,15 @@ WRONG = {
     "too many": (lambda envs, states: envs.set_state(states, [0]), "5 states, expected 1"),
     "plain numbers": (
         lambda envs, states: envs.set_state(np.zeros(5)),
-        "cannot set state: it is that of other envs",
+        "cannot set state: it belongs to other envs",
     ),
     "objects": (
         lambda envs, states: envs.set_state(np.full(5, None)),
-        "cannot set state: it is that of other envs",
+        "cannot set state: it belongs to other envs",
     ),
     "of another env": (
         lambda envs, states: envs.set_state(_state_of("Hopper-v5")),
-        "cannot set state: it is that of other envs",
+        "cannot set state: it belongs to other envs",
     ),
     "no such env": (lambda envs, states: envs.get_state([5]), "env 5"),
     "none of these": (lambda envs, states: envs.set_state(states[:1], [-1]), "env -1"),

@@ -539,7 +539,7 @@ class TaskBlock(_core.PythonBlock):
         if states.dtype != self._state_type:
             ours, theirs = ({*(dtype.names or ())} for dtype in (self._state_type, states.dtype))
             differing = ", ".join(sorted(ours ^ theirs)) or "other sizes"
-            raise ValueError(f"cannot set state: it is that of other envs ({differing})")
+            raise ValueError(f"cannot set state: it belongs to other envs ({differing})")
         for name, array in self._state_arrays().items():
             array[ids] = states[name]
         self.ended &= self._autoreset == "NEXT_STEP"  # it may be a state of envs with another mode
