@@ -1,4 +1,8 @@
-"""Vector envs by name, and in the place of gymnasium's."""
+"""``make_vec``, and ``install``, which puts VectorEnv in the place of gymnasium's AsyncVectorEnv.
+
+``make_vec`` sorts its keyword arguments into options of the vector env and arguments of the env,
+and decides whether MuJoCo envs are simulated together.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,10 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "EnvMaker", "install", "make_vec", "uninstall", "vector_options"]
 
-# What make_vec and samplers take for the vector env: it declares them.
+# The options of a vector env, as VectorEnv declares them, for make_vec and samplers.
 OPTIONS = frozenset(inspect.signature(VectorEnv).parameters) - {"env_fns"} | {"native"}
 
-_gymnasiums_own = gym.vector.AsyncVectorEnv
+_gymnasium_class = gym.vector.AsyncVectorEnv
 
 
 @overload
@@ -68,16 +72,16 @@ def make_vec(
         id: An env id, an ``EnvSpec``, a function that makes one env, or a class of MuJoCo tasks
             (:class:`pysampler.envs.mujoco.Task`).
         num_envs: The number of envs.
-        vectorization_mode: None or "async" make a ``pysampler.VectorEnv``; "sync" and
-            "vector_entry_point" are left to gymnasium.
-        vector_kwargs: Options of the vector env, as ``gymnasium.make_vec`` takes them.
+        vectorization_mode: None or "async" makes a ``pysampler.VectorEnv``; gymnasium handles
+            "sync" and "vector_entry_point".
+        vector_kwargs: Options of the vector env in a dict, as in ``gymnasium.make_vec``.
         wrappers: Wrappers of each env.
-        **kwargs: Options of ``VectorEnv``, such as ``num_workers``, and ``native``: whether
-            gymnasium's MuJoCo envs are simulated together, many in each worker, with the same
-            results bit for bit. "auto", the default: where it is possible and a trial beside real
-            envs finds no difference; True raises ValueError where it is not; False never. All
-            others are arguments of the env, or of the task, and its ``max_episode_steps``; so are
-            options that the env names among its own parameters: pass those in ``vector_kwargs``.
+        **kwargs: Options of ``VectorEnv``, such as ``num_workers``, and ``native``: whether to
+            simulate gymnasium's MuJoCo envs together, many in each worker, with the same results
+            bit for bit. "auto", the default, does so if a trial beside real envs finds no
+            difference; True raises ValueError if it is not possible; False never does. All other
+            arguments go to the env or task, such as ``max_episode_steps``. So do options that are
+            also parameters of the env: pass those in ``vector_kwargs``.
 
     Returns:
         The vector env.
@@ -97,15 +101,15 @@ def make_vec(
         make, arguments = id, dict(kwargs)
         if (make_task_env := maker_of_task(id)) is not None:
             make, arguments = make_task_env, {"task": id, **kwargs}
-        options = vector_options("make vector env", vector_kwargs, _taken(arguments, id))
+        options = vector_options("make vector env", vector_kwargs, _pop_options(arguments, id))
         maker = EnvMaker(make, arguments, tuple(wrappers or ()))
-        return _made(maker, num_envs, options)
+        return _make_vector_env(maker, num_envs, options)
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else _spec_of(id))
-    # An earlier make_vec has put these there, so that the spec makes the same again.
+    # An earlier make_vec stored these in the spec, so that the spec makes the same vector env.
     env_kwargs = dict(spec.kwargs)
     num_envs = env_kwargs.pop("num_envs", num_envs)
     mode = env_kwargs.pop("vectorization_mode", vectorization_mode)
-    taken = _taken(kwargs, spec.entry_point)
+    taken = _pop_options(kwargs, spec.entry_point)
     vector_kwargs = vector_options(
         "make vector env", env_kwargs.pop("vector_kwargs", vector_kwargs), taken
     )
@@ -120,7 +124,7 @@ def make_vec(
     env_kwargs.update(kwargs)
     spec.kwargs = {}
     maker = EnvMaker(gym.make, {"id": spec, **env_kwargs}, tuple(wrappers))
-    envs = _made(maker, num_envs, vector_kwargs)
+    envs = _make_vector_env(maker, num_envs, vector_kwargs)
     spec = copy.deepcopy(spec)
     spec.kwargs = {**env_kwargs, "vectorization_mode": VectorizeMode.ASYNC.value}
     if num_envs != 1:
@@ -134,7 +138,7 @@ def make_vec(
 
 
 def _spec_of(env_id: str) -> EnvSpec:
-    """Return the spec of an id; of "module:Env-v0" once the module has been imported."""
+    """Return the spec of an id; for "module:Env-v0", import the module first."""
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
@@ -150,10 +154,10 @@ def vector_options(
     """Return the options of a vector env in one dict, or raise TypeError.
 
     Args:
-        doing: What cannot be done then, for errors.
-        vector_kwargs: Options in a dict, as gymnasium takes them, or None.
-        options: Those given by themselves.
-        function: Whose own parameters could have been meant by a name that is no option.
+        doing: The caller's action, for errors: "make vector env".
+        vector_kwargs: Options in a dict, as in gymnasium, or None.
+        options: Options given as keyword arguments.
+        function: The caller, whose parameters are suggested for unknown names too.
     """
     if vector_kwargs is None:
         vector_kwargs = {}
@@ -164,47 +168,47 @@ def vector_options(
         )
     for name in options:
         if name not in OPTIONS:
-            raise TypeError(f"cannot {doing}: unknown option {name!r}{_meant(name, function)}")
+            raise TypeError(f"cannot {doing}: unknown option {name!r}{_hint(name, function)}")
         if name in vector_kwargs:
             raise TypeError(f"cannot {doing}: {name} is given twice, also in vector_kwargs")
     return {**vector_kwargs, **options}
 
 
-def _meant(name: str, function: Callable[..., Any] | None = None) -> str:
-    """Return which option may be meant by a name, as the end of an error; "" if none is close."""
+def _hint(name: str, function: Callable[..., Any] | None = None) -> str:
+    """Return a suggestion for an unknown option, as the end of an error; "" if none is close."""
     own = () if function is None else inspect.signature(function).parameters
     close = difflib.get_close_matches(name, sorted(OPTIONS.union(own)), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _taken(kwargs: dict[str, Any], entry_point: Any) -> dict[str, Any]:
-    """Take the options of a vector env out of the arguments of an env, and return them.
+def _pop_options(kwargs: dict[str, Any], entry_point: Any) -> dict[str, Any]:
+    """Remove the options of a vector env from the arguments of an env, and return them.
 
-    What the env itself names is its own.
+    An option that is also a parameter of the env stays.
     """
     taken = OPTIONS.intersection(kwargs)
     if taken:
-        with contextlib.suppress(Exception):  # an error says so when the env is made
+        with contextlib.suppress(Exception):  # making the env will raise the error
             creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
             taken -= inspect.signature(creator).parameters.keys()
     return {name: kwargs.pop(name) for name in taken}
 
 
-def _made(maker: EnvMaker, num_envs: int, vector_kwargs: dict[str, Any]) -> VectorEnv:
+def _make_vector_env(maker: EnvMaker, num_envs: int, vector_kwargs: dict[str, Any]) -> VectorEnv:
     count = whole_number("make vector env", "num_envs", num_envs, 1)
     options = dict(vector_kwargs)
     native = options.pop("native", "auto")
     try:
-        return VectorEnv([_chosen(maker, native, options)] * count, **options)
+        return VectorEnv([_choose_maker(maker, native, options)] * count, **options)
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unexpected and (meant := _meant(unexpected[1])):
+        if unexpected and (meant := _hint(unexpected[1])):
             error.add_note(f"neither VectorEnv nor the env takes {unexpected[1]!r}{meant}")
         raise
 
 
-def _chosen(maker: EnvMaker, native: Any, options: dict[str, Any]) -> EnvMaker:
-    """Return what makes the envs: ordinary ones, or such as are simulated together."""
+def _choose_maker(maker: EnvMaker, native: Any, options: dict[str, Any]) -> EnvMaker:
+    """Return the maker of ordinary envs, or of envs that are simulated together."""
     if not isinstance(native, (bool, np.bool_)) and native != "auto":
         raise ValueError(
             f"cannot make vector env: native {native!r}, expected 'auto', True or False"
@@ -246,7 +250,7 @@ class EnvMaker:
 
     @property
     def entry_point(self) -> Any:
-        """What makes the envs, or its name."""
+        """The function that makes the envs, or its name."""
         spec = self.kwargs.get("id")
         return self._make if spec is None else spec.entry_point
 
@@ -258,13 +262,13 @@ class EnvMaker:
         return spec.kwargs.get("render_mode") if mode is None and spec is not None else mode
 
     def wrapped(self, wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]) -> EnvMaker:
-        """Return a maker of the same envs in a further wrapper."""
+        """Return a maker of the same envs in one more wrapper."""
         maker = copy.copy(self)
         maker.wrappers = (*self.wrappers, wrapper)
         return maker
 
     def together(self) -> EnvMaker:
-        """Return a maker of the same envs, which are simulated together."""
+        """Return a maker of the same envs, simulated together."""
         maker = copy.copy(self)
         maker.native = True
         return maker
@@ -277,14 +281,14 @@ class EnvMaker:
 
 
 def install() -> None:
-    """Replace ``gymnasium.vector.AsyncVectorEnv`` by ``pysampler.VectorEnv``.
+    """Replace ``gymnasium.vector.AsyncVectorEnv`` with ``pysampler.VectorEnv``.
 
-    Use it where a library makes the vector env: ``gymnasium.make_vec(vectorization_mode="async")``,
-    TorchRL's ``GymEnv(num_envs=...)``. Names that were imported before stay what they were.
+    Use it if a library makes the vector env: ``gymnasium.make_vec(vectorization_mode="async")``,
+    TorchRL's ``GymEnv(num_envs=...)``. Names that were imported before do not change.
     """
     gym.vector.AsyncVectorEnv = VectorEnv  # type: ignore[misc, assignment]
 
 
 def uninstall() -> None:
     """Undo ``install``."""
-    gym.vector.AsyncVectorEnv = _gymnasiums_own  # type: ignore[misc]
+    gym.vector.AsyncVectorEnv = _gymnasium_class  # type: ignore[misc]

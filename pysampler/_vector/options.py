@@ -17,9 +17,9 @@ __all__ = ["VectorOptions"]
 
 
 class VectorOptions(TypedDict, total=False):
-    """What ``VectorEnv`` takes beside ``env_fns``, and ``make_vec`` for it.
+    """The options that ``VectorEnv`` takes besides ``env_fns``, and those of ``make_vec`` for it.
 
-    ``VectorEnv`` declares them; a test holds this to it. Nothing looks here while a program runs.
+    Only type checkers use this. ``VectorEnv`` declares the options; a test compares the two.
     """
 
     shared_memory: bool

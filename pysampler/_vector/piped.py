@@ -1,8 +1,8 @@
-"""Envs that a user's ``worker`` function serves, as ``AsyncVectorEnv`` lets users replace its own.
+"""Envs run by a custom ``worker`` function, which ``AsyncVectorEnv`` accepts too.
 
-The function runs in a thread of the process that its env lives in, and gets and sends what
-gymnasium's does: ``(command, data)`` in, ``(result, success)`` out. What it returns goes into the
-frames as the results of any env do. It resets its env itself when an episode ends.
+The function runs in a thread of the process that its env lives in, and speaks gymnasium's protocol:
+``(command, data)`` in, ``(result, success)`` out. Its results go into the frames like those of any
+env. It resets its env itself when an episode ends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PipedEnv", "check_worker"]
 
-# index, env_fn, pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, and since
-# gymnasium 1.4 a semaphore.
+# index, env_fn, pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, and a semaphore
+# since gymnasium 1.4.
 _ARGUMENTS = (8, 7)
 
 
 def check_worker(worker: Callable[..., None]) -> int:
-    """Return how many arguments ``worker`` takes, or raise ValueError if gymnasium's do not fit."""
+    """Return the number of arguments to pass, or raise ValueError if it takes none of these."""
     signature = inspect.signature(worker)
     for count in _ARGUMENTS:
         try:
@@ -42,7 +42,7 @@ def check_worker(worker: Callable[..., None]) -> int:
 
 
 class PipedEnv:
-    """An env that a worker function runs, with those methods of an env that an env server calls."""
+    """An env run by a worker function, with the methods of an env that an env server calls."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class PipedEnv:
     def _run(self, worker: Callable[..., None], pipe: Any, arguments: tuple[Any, ...]) -> None:
         try:
             worker(*arguments)
-        except BaseException as error:  # before it answered anything, or after it reported one
+        except BaseException as error:  # before its first answer, or after it reported an error
             self._errors.put((0, type(error), error, ""))
         finally:
             pipe.close()

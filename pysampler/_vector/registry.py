@@ -1,4 +1,7 @@
-"""Specs of envs that the user's program has registered, for workers, which import it anew."""
+"""Copies the env specs that the user's program registered to the workers.
+
+Workers do not run the program again, so they would not know envs that it registers itself.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ __all__ = ["register", "registered"]
 
 
 def registered() -> bytes:
-    """Return the specs that this process has registered beside gymnasium's, pickled."""
+    """Return a pickle of the specs that this process registered besides gymnasium's."""
     specs = [
         spec
         for spec in gym.registry.values()
@@ -37,7 +40,7 @@ def registered() -> bytes:
 
 
 def register(specs: bytes) -> None:
-    """Register what ``registered`` returned in the parent, in a worker."""
+    """Register the parent's specs, from ``registered``, in a worker."""
     new = [spec for spec in cloudpickle.loads(specs) if not _is_registered(spec)]
     gym.registry.update({spec.id: spec for spec in new})
     registration.logger = _Logger({spec.id for spec in new})  # type: ignore[assignment, attr-defined]
@@ -46,15 +49,15 @@ def register(specs: bytes) -> None:
 def _is_registered(spec: gym.envs.registration.EnvSpec) -> bool:
     try:
         return bool(gym.registry.get(spec.id) == spec)
-    except Exception:  # arrays among its keywords, say, which have no single answer
+    except Exception:  # such as arrays among its keywords, whose == is not a bool
         return False
 
 
 class _Logger:
     """gymnasium's logger for its registry in a worker.
 
-    A module that registers envs is imported after the parent's specs have entered the registry,
-    which gymnasium alone would warn about.
+    A worker registers the parent's specs first. If a module that it imports later registers the
+    same envs, gymnasium's warning would only confuse.
     """
 
     def __init__(self, ids: set[str]) -> None:
@@ -64,7 +67,7 @@ class _Logger:
         return getattr(gym.logger, name)
 
     def warn(self, message: str, *args: Any, **kwargs: Any) -> None:
-        """Warn, unless it is the first time that an inherited spec is replaced."""
+        """Warn, unless an inherited spec is replaced for the first time."""
         if message in self._expected:
             self._expected.remove(message)
         else:
