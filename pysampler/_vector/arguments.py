@@ -1,4 +1,4 @@
-"""Checks of what a vector env is given, before anything is started with it."""
+"""Checks of the arguments of a vector env and its methods, before anything is started or sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Wait = Literal["adaptive", "spin", "yield", "park"]
 
 # The longest timeout, in seconds: 30 years.
 LONGEST = 1e9
-# (spin, yield) in ns before a wait parks; None: learned.
+# For each option, (spin, yield) in ns before a wait parks; None: learned.
 _POLICIES: dict[Wait, tuple[int, int] | None] = {
     "adaptive": None,
     "spin": (10**12, 0),
@@ -42,7 +42,7 @@ _POLICIES: dict[Wait, tuple[int, int] | None] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Options of how a vector env works, as opposed to what it returns."""
+    """Checked options of the layout and the waits of a vector env."""
 
     groups: int
     frames: int
@@ -57,7 +57,7 @@ class Options:
 
     @property
     def policy(self) -> tuple[int, int] | None:
-        """How long waits spin and yield before they park, in ns; None if that is learned."""
+        """How long waits spin and yield before they park, in ns; None: learned."""
         return _POLICIES[self.wait]
 
 
@@ -78,7 +78,7 @@ def faults(
     step_timeout: float | None = None,
     on_hang: OnHang = "raise",
 ) -> Faults:
-    """Return what to do about lost workers and late envs, or raise ValueError."""
+    """Return the options for lost workers and late envs, or raise ValueError."""
     for name, got, kind in (
         ("on_worker_loss", on_worker_loss, OnLoss),
         ("on_hang", on_hang, OnHang),
@@ -130,7 +130,7 @@ def autoreset_mode(given: str | AutoresetMode) -> AutoresetMode:
 
 
 def context(given: str | None) -> str:
-    """Return where workers come from, or raise ValueError."""
+    """Return how workers are started, or raise ValueError."""
     if given in (None, "forkserver"):
         return "forkserver"
     _one_of("context", given, (*CONTEXTS, "forkserver"))
@@ -138,7 +138,7 @@ def context(given: str | None) -> str:
 
 
 def preload(given: Sequence[str] | None) -> list[str] | None:
-    """Return ``given`` as a list of names of modules, or raise ValueError."""
+    """Return ``given`` as a list of module names, or raise ValueError."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -149,7 +149,7 @@ def preload(given: Sequence[str] | None) -> list[str] | None:
 def workers(given: int | None, envs: int, most: int | None) -> int:
     """Return the number of workers, or raise ValueError.
 
-    Each worker steps one env at a time, so ``most`` bounds how many envs work at the same time.
+    Each worker steps one env at a time, so ``most`` also limits how many envs step at once.
     """
     wanted = (
         usable_cpus() if given is None else whole_number("make vector env", "num_workers", given, 0)
@@ -159,7 +159,7 @@ def workers(given: int | None, envs: int, most: int | None) -> int:
 
 def max_concurrency(given: int | None) -> int | None:
     """Return the largest number of processes that step envs, or raise ValueError."""
-    # gymnasium's words
+    # gymnasium's messages
     if given is not None and not isinstance(given, (int, np.integer)):
         raise ValueError(f"`max_concurrency` must be an integer or None, got {type(given)}.")
     if given is not None and given < 1:
@@ -168,7 +168,7 @@ def max_concurrency(given: int | None) -> int | None:
 
 
 def assignments(envs: int, workers: int, groups: int, first: int = 0) -> list[WorkerAssignment]:
-    """Divide the envs from ``first`` on among workers and groups, in order, evenly if possible."""
+    """Divide the envs from ``first`` on between workers and groups, as evenly as possible."""
     all_shares = []
     for count in _parts(envs, workers):
         all_shares.append(WorkerAssignment(first, tuple(_parts(count, min(groups, count)))))
@@ -208,7 +208,7 @@ def indices(given: Iterable[int], envs: int) -> list[int]:
 
 
 def rows(given: Any) -> npt.NDArray[Any]:
-    """Return states of envs, an array or a list of its rows, as an array; or raise ValueError."""
+    """Return the states of envs, given as an array or a list of rows, as an array, or raise."""
     array: npt.NDArray[Any]
     if isinstance(given, np.ndarray):
         array = given
@@ -220,7 +220,7 @@ def rows(given: Any) -> npt.NDArray[Any]:
         for row, one in enumerate(each):
             array[row] = one
     if array.ndim != 1:
-        raise ValueError(f"cannot set state: an array of {array.ndim} axes, expected one")
+        raise ValueError(f"cannot set state: an array of {array.ndim} dimensions, expected one")
     return array
 
 
@@ -254,7 +254,7 @@ def options(given: Any, envs: Sequence[int]) -> list[tuple[int, dict[str, Any] |
 def batch(min_envs: Any, max_envs: int | None, groups: Sequence[range]) -> tuple[int, int]:
     """Return the least and the largest number of envs to receive, or raise ValueError.
 
-    Where ``min_envs`` is "auto", the least number may be any up to the one returned.
+    If ``min_envs`` is "auto", the least number may be any up to the returned one.
     """
     if is_auto("min_envs", min_envs):
         min_envs = None
@@ -275,7 +275,7 @@ def batch(min_envs: Any, max_envs: int | None, groups: Sequence[range]) -> tuple
 
 
 def seconds(timeout: float | None, what: str) -> float | None:
-    """Return how long a call may wait; as in gymnasium, not at all if that is below 0."""
+    """Return how long a call may wait; below 0 it does not wait, as in gymnasium."""
     if timeout is None:
         return None
     if not is_real(timeout):
@@ -291,7 +291,7 @@ def is_auto(name: str, given: Any) -> bool:
 
 
 def deadline(timeout: Any, doing: str = "receive") -> int | None:
-    """Return when a timeout ends, in ns of ``now()``, or raise ValueError."""
+    """Return the deadline of a timeout, in ns of ``now()``, or raise ValueError."""
     if timeout is None:
         return None
     if not is_real(timeout, 0):
@@ -309,7 +309,7 @@ def reset_options(given: Any, envs: int) -> list[dict[str, Any] | None]:
 
 
 def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:
-    """Return which envs to reset, or raise what gymnasium raises."""
+    """Return the mask of envs to reset, or raise gymnasium's exceptions."""
     if not isinstance(given, np.ndarray):
         raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(given)}")
     if given.shape != (envs,):
@@ -336,7 +336,7 @@ def refuse_custom(space: gym.Space[Any]) -> None:
     elif create_shared_memory.dispatch(type(space)) is unknown:
         raise ValueError(
             f"cannot put {space} in shared memory: gymnasium does not know its type; pass "
-            "shared_memory=False and its observations travel as the objects they are"
+            "shared_memory=False to send its observations as pickled objects"
         ) from CustomSpaceError(str(space))
 
 

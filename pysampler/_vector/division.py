@@ -1,4 +1,8 @@
-"""How envs are divided between workers and this process: as told, or by a trial of one env."""
+"""Divides envs between workers and this process, as the options say or by a trial of one env.
+
+The trial measures a step of one env. From that, a model (``_round``) predicts the time of a step of
+all envs for each division, without starting any workers.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +32,27 @@ __all__ = ["Division", "divide", "fastest"]
 
 Count = int | Literal["auto"]
 
-# How long the trial steps its env: as soon as both are reached, or at the last.
+# The trial ends after this many steps and seconds of stepping, or after the last number of seconds.
 _STEPS, _SECONDS, _AT_MOST = 20, 0.005, 0.1
-_LONG = 20  # times the shortest step; what a step takes beyond that does not count as trial
+_LONG = 20  # times the shortest step; time of a step beyond that does not count towards _SECONDS
 _PARTS = 5  # of the trial, each with a mean
-# Seconds that a step of all envs costs beside theirs: in this process, and to send to workers that
-# are awake and to read what they have written.
+# Seconds that a step of all envs costs besides the envs' steps: without workers; and with workers
+# that are awake, to send commands and to read results.
 INLINE_STEP_COST_S, _SEND, _READ = 5e-6, 2e-6, 3e-6
-# A division that is slower by less than this share is as good, if it uses fewer processes or leaves
-# this one free.
+# A division that is slower by less than this share is preferred if it uses no workers, or leaves
+# this process free.
 _CLOSE = 0.05
 
 
 @dataclass(frozen=True)
 class Division:
-    """How many worker processes there are, and how many envs this process steps itself.
+    """The numbers of worker processes and of envs that this process steps itself.
 
     Attributes:
         num_workers: The number of worker processes.
         main_envs: The number of envs that live in this process.
-        step_seconds: How long a step took in the trial; None if there was none.
-        round_seconds: How long a step of all envs should take then.
+        step_seconds: The time of a step of one env in the trial; None without a trial.
+        round_seconds: The predicted time of a step of all envs; None without a trial.
     """
 
     num_workers: int
@@ -57,7 +61,7 @@ class Division:
     round_seconds: float | None = None
 
     def __str__(self) -> str:
-        """Return what was chosen, and why, as a sentence."""
+        """Return the choice and the reason as a sentence."""
         workers = f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"
         where = f"{workers}, {self.main_envs} env{'s' * (self.main_envs != 1)} in this process"
         if self.num_workers == 0:
@@ -72,7 +76,7 @@ class Division:
     def assignments(
         self, envs: int, groups: int
     ) -> tuple[list[WorkerAssignment], WorkerAssignment | None]:
-        """Return what each worker has, and what this process has."""
+        """Return the assignments of the workers, and that of this process or None."""
         if self.num_workers == 0:
             return [], arguments.assignments(envs, 1, groups)[0]
         away = arguments.assignments(envs - self.main_envs, self.num_workers, groups)
@@ -90,9 +94,9 @@ def divide(
     """Return how to divide envs, or raise ValueError.
 
     Args:
-        num_workers: As of ``VectorEnv``.
-        main_envs: As of ``VectorEnv``.
-        env_fns: What makes the envs.
+        num_workers: See ``VectorEnv``.
+        main_envs: See ``VectorEnv``.
+        env_fns: The functions that make the envs.
         most: The largest number of processes that step envs.
     """
     for name, given in (("num_workers", num_workers), ("main_envs", main_envs)):
@@ -137,25 +141,25 @@ def divide(
 
 
 def fastest(envs: int, cpus: int, seconds: float) -> Division:
-    """Return the division by which a step of all envs should take the least time.
+    """Return the division with the shortest predicted step of all envs.
 
     Args:
         envs: The number of envs.
         cpus: The number of CPUs.
-        seconds: How long a step of one env takes.
+        seconds: The time of a step of one env.
     """
-    ways = [(0, envs)]
+    divisions = [(0, envs)]
     if envs > 1 and cpus > 1:
-        ways += [(min(cpus, envs), 0)]
+        divisions += [(min(cpus, envs), 0)]
         workers = min(cpus - 1, envs - 1)
-        ways += [(workers, own) for own in range(1, envs - workers + 1)]
-    rounds = [_round(envs, *way, seconds) for way in ways]
+        divisions += [(workers, own) for own in range(1, envs - workers + 1)]
+    rounds = [_round(envs, *division, seconds) for division in divisions]
     close = [
-        (way, took)
-        for way, took in zip(ways, rounds, strict=True)
+        (division, took)
+        for division, took in zip(divisions, rounds, strict=True)
         if took <= min(rounds) * (1 + _CLOSE)
     ]
-    # All here, or none here, if it is about as fast; otherwise the fastest.
+    # Prefer all envs here, or none here, if that is about as fast as the fastest.
     (workers, own), took = next(
         (one for one in close if 0 in one[0]), min(close, key=lambda one: one[1])
     )
@@ -163,18 +167,18 @@ def fastest(envs: int, cpus: int, seconds: float) -> Division:
 
 
 def _round(envs: int, workers: int, own: int, seconds: float) -> float:
-    """Return how long a step of all envs should take, in seconds."""
+    """Return the predicted time of a step of all envs, in seconds."""
     if workers == 0:
         return INLINE_STEP_COST_S + envs * seconds
     costs = _core.wait_costs()
-    # This process stays awake where there is a CPU for it, beside those of the workers.
+    # If the workers leave a CPU for this process, it stays awake and need not be woken.
     notice = costs.park_ns / 1e9 if workers >= costs.cpus else 0.0
     theirs = -(-(envs - own) // workers) * seconds + notice
     return _SEND + max(own * seconds, theirs) + _READ
 
 
 def step_seconds(env_fn: Callable[[], gym.Env[Any, Any]]) -> float:
-    """Make an env, step it for some milliseconds, and return how long a step took."""
+    """Make an env, step it for some milliseconds, and return the time of a step."""
     with _global_generators_kept():
         with _blaming("being made"):
             env = env_fn()
@@ -184,7 +188,7 @@ def step_seconds(env_fn: Callable[[], gym.Env[Any, Any]]) -> float:
 
 
 def _step_seconds(env: gym.Env[Any, Any]) -> float:
-    """Step an env for some milliseconds, close it, and return how long a step took."""
+    """Step an env for some milliseconds, close it, and return the time of a step."""
     try:
         env.reset(seed=0)
         env.action_space.seed(0)
@@ -199,26 +203,26 @@ def _step_seconds(env: gym.Env[Any, Any]) -> float:
                 env.reset()
             took.append(time.perf_counter() - before)
             least = min(least, took[-1])
-            spent += min(took[-1], _LONG * least)  # the rest it may have lost its CPU
+            spent += min(took[-1], _LONG * least)  # beyond that it may have lost its CPU
             if time.perf_counter() - begun > _AT_MOST:
                 break
     finally:
         env.close()
     half = took[len(took) // 2 :]  # the first ones are cold
-    # Of several means the median: a part in which this process lost its CPU does not count.
+    # The median of several means ignores a part in which this process lost its CPU.
     parts = [part for part in np.array_split(half, _PARTS) if len(part)]
     return float(np.median([part.mean() for part in parts]))
 
 
 @contextlib.contextmanager
 def _blaming(doing: str) -> Iterator[None]:
-    """Raise what the env of the trial raises as an error of it."""
+    """Report exceptions of the trial's env as errors of env 0."""
     try:
         yield
     except Exception as error:
-        told = report(error)
+        reported = report(error)
         blamed = error_from(
-            told, f"env 0 raised {told.kind} {doing}, in the trial of num_workers='auto'"
+            reported, f"env 0 raised {reported.kind} {doing}, in the trial of num_workers='auto'"
         )
         blamed.env = 0
         raise blamed from error
@@ -226,7 +230,7 @@ def _blaming(doing: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _global_generators_kept() -> Iterator[None]:
-    """Put the global random generators back to where they are now: the envs made later use them."""
+    """Restore the global random generators afterwards: the envs made later may draw from them."""
     states = random.getstate(), np.random.get_state()
     try:
         yield

@@ -1,7 +1,7 @@
-"""Wrappers of a vector env that only transform observations or rewards, for samplers.
+"""Applies the wrappers of a vector env that only transform observations or rewards, for samplers.
 
-A sampler steps the envs in its own way, past such wrappers, and applies what they do to what the
-policy sees and to what is recorded.
+A sampler steps the envs without calling the ``step`` of these wrappers, so it applies their
+transformations itself, to the inputs of the policy and to the records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Transforms", "unwrapped"]
 
-# What wrappers do that only call observations() or rewards().
+# Methods of wrappers that do nothing but call observations() or rewards().
 _PLAIN_STEPS = (
     VectorObservationWrapper.step,
     VectorizeTransformObservation.step,
@@ -37,7 +37,7 @@ _PLAIN_RESETS = VectorObservationWrapper.reset, VectorWrapper.reset, NormalizeOb
 
 
 class Transforms:
-    """What the wrappers of a vector env do to a batch of all its envs.
+    """Transforms a batch of all envs like the wrappers of a vector env.
 
     Args:
         wrappers: The wrappers, the innermost first.
@@ -66,8 +66,8 @@ class Transforms:
 
         Args:
             arrays: The leaves of the envs' observations, which wrappers may write to.
-            final: Whether they are the last ones of episodes, beside those of the next step:
-                copies of the wrappers transform them, so that their state stays as it is.
+            final: Whether these are final observations of episodes. They come in addition to those
+                of the next step, so copies of the wrappers transform them, whose state is dropped.
         """
         batch = build(self._inner_spec.observation_tree, arrays.__getitem__, arrays.__getitem__)
         for wrapper in self._wrappers:
@@ -99,12 +99,12 @@ class Transforms:
 
 
 def _frozen_copy(wrapper: Any) -> Any:
-    """Return a copy of a wrapper whose calls leave the wrapper as it is."""
+    """Return a copy of a wrapper, to call without changing the state of the wrapper."""
     copied = copy.copy(wrapper)
     copied.close = lambda **_: None  # gymnasium 1.1 calls it when an object is dropped
     for name, value in vars(wrapper).items():
         if not isinstance(value, (gym.Space, gym.vector.VectorEnv)):
-            with contextlib.suppress(Exception):  # what cannot be copied is shared
+            with contextlib.suppress(Exception):  # attributes that cannot be copied are shared
                 setattr(copied, name, copy.deepcopy(value))
     if hasattr(copied, "update_running_mean"):
         copied.update_running_mean = False
@@ -112,11 +112,11 @@ def _frozen_copy(wrapper: Any) -> Any:
 
 
 def unwrapped(envs: Any, purpose: str) -> tuple[VectorEnv, list[Any]]:
-    """Return the ``VectorEnv`` inside of wrappers, and these, the innermost first, or raise.
+    """Return the ``VectorEnv`` inside wrappers, and the wrappers, innermost first, or raise.
 
     Args:
         envs: A vector env.
-        purpose: What the sampler cannot do with others: "sample rollouts".
+        purpose: The sampler's action, for errors: "sample rollouts".
     """
     wrappers: list[Any] = []
     while isinstance(envs, VectorWrapper):
