@@ -22,7 +22,7 @@ from envs import Busy
 from partial import think
 from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
 
-from pysampler._vector.tuner import BatchTuner, Way, ways
+from pysampler._vector.tuner import BatchTuner, WaitRule, wait_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,7 +139,7 @@ def child(name: str, setup: str) -> None:
 
 
 def measured(setup: str, policy: float, repetitions: int, seconds: float) -> dict[str, Any]:
-    """Measure ways to wait in turn, between two measurements of the ideal."""
+    """Measure rules in turn, between two measurements of the ideal."""
     ours = Contender(__file__, "--child", "pysampler", setup)
     alone = Contender(__file__, "--child", "ideal", setup)
 
@@ -178,19 +178,21 @@ def measured(setup: str, policy: float, repetitions: int, seconds: float) -> dic
 # -- simulated -------------------------------------------------------------------------------------
 
 
-def fixed_rate(loop: Loop, way: Way, length: int, seed: int) -> float:
-    return simulated(loop, lambda _: Fixed(way), length, warm_up=500, seed=seed)
+def fixed_rate(loop: Loop, rule: WaitRule, length: int, seed: int) -> float:
+    return simulated(loop, lambda _: Fixed(rule), length, warm_up=500, seed=seed)
 
 
-def best_pair(loop: Loop) -> tuple[Way, float]:
+def best_pair(loop: Loop) -> tuple[WaitRule, float]:
     """Return the best fixed pair, and its env steps a second."""
     pairs = [
-        way._replace(timeout=timeout)
-        for way, timeout in itertools.product(ways([1] * loop.envs, loop.envs), [None, *TIMEOUTS])
-        if timeout is None or way.min_envs > 1
+        rule._replace(timeout=timeout)
+        for rule, timeout in itertools.product(
+            wait_rules([1] * loop.envs, loop.envs), [None, *TIMEOUTS]
+        )
+        if timeout is None or rule.min_envs > 1
     ]
-    pairs.sort(key=lambda way: fixed_rate(loop, way, 5000, 0), reverse=True)
-    rates = {way: fixed_rate(loop, way, 50_000, 1) for way in pairs[:3]}
+    pairs.sort(key=lambda rule: fixed_rate(loop, rule, 5000, 0), reverse=True)
+    rates = {rule: fixed_rate(loop, rule, 50_000, 1) for rule in pairs[:3]}
     best = max(rates, key=rates.__getitem__)
     return best, rates[best]
 
@@ -201,11 +203,11 @@ def cell_of(loop: Loop, seconds: float) -> dict[str, Any]:
     tuners = []
 
     def make(clock: Callable[[], int]) -> BatchTuner:
-        tuners.append(BatchTuner(ways([1] * loop.envs, loop.envs), loop.envs, clock=clock))
+        tuners.append(BatchTuner(wait_rules([1] * loop.envs, loop.envs), loop.envs, clock=clock))
         return tuners[0]
 
     auto = simulated(loop, make, int(rate * seconds), seed=2)
-    step = fixed_rate(loop, Way(loop.envs), 50_000, 1)
+    step = fixed_rate(loop, WaitRule(loop.envs), 50_000, 1)
     choice = tuners[0].choice
     return {
         "best": way_text(*best),
@@ -231,7 +233,7 @@ def isolation() -> list[dict[str, Any]]:
     for (workers, envs), call in itertools.product(SIZES.items(), [0, 1]):
         shared = Loop(workers, envs, "straggler", policy=call / 1e3)
         isolated = replace(shared, isolated=True)
-        step = [fixed_rate(loop, Way(envs), 50_000, 1) for loop in (shared, isolated)]
+        step = [fixed_rate(loop, WaitRule(envs), 50_000, 1) for loop in (shared, isolated)]
         recv = [best_pair(loop)[1] for loop in (shared, isolated)]
         where = {"workers": workers, "envs": envs, "call": call}
         cells.append({**where, "step": step, "recv": recv})
@@ -355,7 +357,7 @@ def main() -> None:
                 results["real"][f"{setup} {policy}"] = found
         results["model"] = {
             setup: {
-                str(k): fixed_rate(Loop(WORKERS, ENVS, setup, cpus=2), Way(k), 50_000, 0)
+                str(k): fixed_rate(Loop(WORKERS, ENVS, setup, cpus=2), WaitRule(k), 50_000, 0)
                 for k in FIXED
             }
             for setup in SETUPS

@@ -1,8 +1,8 @@
 """A loop of recv, policy and send over worker processes, simulated.
 
 Workers step groups of envs in the order in which they were sent. The parent waits until enough envs
-are ready or a time-out is over, pays for the policy, and sends them on. A way to wait is either
-fixed or chosen by a ``BatchTuner``, which is the code that ``recv(min_envs="auto")`` runs.
+are ready or a time-out is over, pays for the policy, and sends them on. A rule is either fixed or
+chosen by a ``BatchTuner``, which is the code that ``recv(min_envs="auto")`` runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pysampler._vector.tuner import Way
+    from pysampler._vector.tuner import WaitRule
 
 DRAWS = 1 << 14  # step times that are drawn at a time
 
@@ -76,7 +76,7 @@ class Loop:
 class Waiter(Protocol):
     """Says how the parent waits, as a ``BatchTuner`` does."""
 
-    way: Way
+    rule: WaitRule
 
     def called(self) -> int:
         """Take note that the parent begins to wait."""
@@ -87,9 +87,9 @@ class Waiter(Protocol):
 
 @dataclass
 class Fixed:
-    """Waits in the same way, always."""
+    """Always uses the same rule."""
 
-    way: Way
+    rule: WaitRule
 
     def called(self) -> int:
         """Ignore a wait."""
@@ -149,7 +149,7 @@ def simulated(
             heapq.heappush(under_way, (done, env))
         # Wait.
         waiter.called()
-        min_envs, timeout = waiter.way
+        min_envs, timeout = waiter.rule
         deadline = None if timeout is None else now + timeout
         needed = min(min_envs, len(under_way))
         ready = []

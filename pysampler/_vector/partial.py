@@ -100,11 +100,11 @@ class Batches:
         """
         key = min_envs, max_envs, timeouts
         if key not in self._tuners:
-            from pysampler._vector.tuner import BatchTuner, Way, ways  # noqa: PLC0415 - likewise
+            from pysampler._vector.tuner import BatchTuner, WaitRule, wait_rules  # noqa: PLC0415 - likewise
 
             sizes = [len(envs) for envs in self._core.groups]
-            chosen = ways(sizes, max_envs) if min_envs is None else [Way(min_envs)]
-            self._tuners[key] = BatchTuner(chosen, self._core.num_envs, timeouts=timeouts)
+            rules = wait_rules(sizes, max_envs) if min_envs is None else [WaitRule(min_envs)]
+            self._tuners[key] = BatchTuner(rules, self._core.num_envs, timeouts=timeouts)
         self._tuner = self._tuners[key]
         return self._tuner
 
@@ -152,7 +152,7 @@ class Batches:
             groups, answers = core.pool.wait_some(min_envs, max_envs, deadline)
         else:
             begun = tuner.called()
-            min_envs, timeout = tuner.way
+            min_envs, timeout = tuner.rule
             if timeout is None:
                 groups, answers = core.pool.wait_some(min_envs, max_envs, deadline)
             else:

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import SpaceEnv, TellingEnv, same
 
 import pysampler
-from pysampler._vector.tuner import BatchTuner, Way
+from pysampler._vector.tuner import BatchTuner, WaitRule
 from pysampler.errors import EnvError, WorkerLostError
 from pysampler.sync import now
 
@@ -166,8 +166,10 @@ def test_recv_returns_the_ready_envs_at_its_timeout(gated, timeout):
     assert envs.recv(min_envs=1)[1].tolist() == [0]
 
 
-def test_recv_auto_waits_for_the_chosen_number_of_envs(gated, monkeypatch):
-    monkeypatch.setattr(BatchTuner, "called", lambda tuner: setattr(tuner, "way", Way(2)) or now())
+def test_as_many_as_are_chosen_are_waited_for(gated, monkeypatch):
+    monkeypatch.setattr(
+        BatchTuner, "called", lambda tuner: setattr(tuner, "rule", WaitRule(2)) or now()
+    )
     envs, let = gated
     envs.send(np.ones(4, np.int64))
     let(2)
@@ -181,7 +183,7 @@ def test_recv_auto_waits_for_the_chosen_number_of_envs(gated, monkeypatch):
 
 def test_auto_timeout_never_returns_an_empty_batch(gated, monkeypatch):
     monkeypatch.setattr(
-        BatchTuner, "called", lambda tuner: setattr(tuner, "way", Way(4, 0.01)) or now()
+        BatchTuner, "called", lambda tuner: setattr(tuner, "rule", WaitRule(4, 0.01)) or now()
     )
     envs, let = gated
     envs.send(np.ones(4, np.int64))

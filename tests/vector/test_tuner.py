@@ -11,7 +11,7 @@ from made_up import SpaceEnv
 
 import pysampler
 from pysampler._vector import tuner
-from pysampler._vector.tuner import BatchTuner, Way, ways
+from pysampler._vector.tuner import BatchTuner, WaitRule, wait_rules
 
 SECOND = 1_000_000_000
 
@@ -19,7 +19,7 @@ SECOND = 1_000_000_000
 class Loop:
     """A loop of recv and policy with a simulated clock.
 
-    ``batch`` returns, for a way to wait, the number of envs in a batch and its duration in ns.
+    ``batch`` returns, for a rule, the envs that a batch has and the ns that it takes.
     """
 
     def __init__(self, batch, given, envs=16, **options):
@@ -30,7 +30,7 @@ class Loop:
     def turn(self, pause=0):
         self.now += pause
         self.tuner.called()
-        envs, ns = self.batch(self.tuner.way)
+        envs, ns = self.batch(self.tuner.rule)
         self.now += ns
         self.tuner.received(envs)
 
@@ -43,68 +43,77 @@ class Loop:
 
 
 def priced(prices):
-    """Return a ``batch`` for Loop: exactly ``min_envs`` envs, at a price in ns for each."""
-    return lambda way: (way.min_envs, prices[way] * way.min_envs)
+    """Batches of as many envs as are waited for, which cost so many ns each."""
+    return lambda rule: (rule.min_envs, prices[rule] * rule.min_envs)
 
 
-FOUR = [Way(16), Way(12), Way(8), Way(1)]
+FOUR = [WaitRule(16), WaitRule(12), WaitRule(8), WaitRule(1)]
 
 
 @pytest.mark.parametrize("best", FOUR)
-def test_fastest_batch_setting_is_chosen(best):
-    prices = {way: 50_000 if way == best else 60_000 for way in FOUR}
+def test_the_way_with_the_most_steps_a_second_is_chosen(best):
+    prices = {rule: 50_000 if rule == best else 60_000 for rule in FOUR}
     choice = Loop(priced(prices), FOUR, timeouts=False).trial()
     assert (choice.min_envs, choice.timeout) == best
-    assert choice.rates == {tuple(way): pytest.approx(1e9 / ns) for way, ns in prices.items()}
+    assert choice.rates == {tuple(rule): pytest.approx(1e9 / ns) for rule, ns in prices.items()}
 
 
-def test_all_envs_are_awaited_unless_something_is_clearly_faster():
-    prices = {Way(16): 50_000, Way(12): 50_000, Way(8): 49_900, Way(1): 55_000}
+def test_all_envs_are_waited_for_where_nothing_is_better():
+    prices = {WaitRule(16): 50_000, WaitRule(12): 50_000, WaitRule(8): 49_900, WaitRule(1): 55_000}
     assert Loop(priced(prices), FOUR, timeouts=False).trial().min_envs == 16
 
 
-def test_choice_is_kept_for_twenty_times_its_trial():
-    prices = {Way(16): 90_000, Way(12): 80_000, Way(8): 50_000, Way(1): 1_000_000}
+def test_a_choice_stays_twenty_times_as_long_as_its_trial_took():
+    prices = {
+        WaitRule(16): 90_000,
+        WaitRule(12): 80_000,
+        WaitRule(8): 50_000,
+        WaitRule(1): 1_000_000,
+    }
     loop = Loop(priced(prices), FOUR, timeouts=False)
     loop.trial()
     took = loop.now
-    while loop.tuner.way == Way(8):
+    while loop.tuner.rule == WaitRule(8):
         loop.turn()
     assert 20 * took <= loop.now - took <= 20 * took + SECOND
 
 
-def test_rare_slow_steps_do_not_change_the_choice():
-    """Rare long steps slow all ways but one, though not in every window."""
+def test_noise_does_not_decide():
+    """Rare long steps hold up all rules but one, though none of them in each window."""
     for seed in range(10):
         dice = random.Random(seed)
 
-        def batch(way, dice=dice):
-            if way == Way(8):
+        def batch(rule, dice=dice):
+            if rule == WaitRule(8):
                 return 8, 8 * 60_000
-            long = sum(dice.random() < 0.01 for _ in range(way.min_envs))
-            return way.min_envs, way.min_envs * 50_000 + long * 3_000_000
+            long = sum(dice.random() < 0.01 for _ in range(rule.min_envs))
+            return rule.min_envs, rule.min_envs * 50_000 + long * 3_000_000
 
         assert Loop(batch, FOUR, timeouts=False).trial().min_envs == 8, seed
 
 
-def test_pauses_of_the_caller_are_not_measured():
-    prices = {Way(16): 60_000, Way(12): 60_000, Way(8): 50_000, Way(1): 60_000}
+def test_a_pause_of_the_caller_counts_against_no_way():
+    prices = {WaitRule(16): 60_000, WaitRule(12): 60_000, WaitRule(8): 50_000, WaitRule(1): 60_000}
     loop = Loop(priced(prices), FOUR, timeouts=False)
     turns = 0
     while loop.tuner.choice.trials == 0:
-        best = loop.tuner.way == Way(8)
+        best = loop.tuner.rule == WaitRule(8)
         turns += best
-        # The caller trains for a second, twice while the best way is measured.
+        # It learns for a second, twice while the best rule is measured.
         loop.turn(SECOND if best and turns in (10, 20) else 0)
     assert turns > 20
     assert loop.tuner.choice.min_envs == 8
 
 
-def test_changed_rate_starts_a_new_trial():
-    loop = Loop(priced({Way(16): 50_000, Way(1): 50_000}), [Way(16), Way(1)], timeouts=False)
+def test_a_changed_rate_ends_the_rest():
+    loop = Loop(
+        priced({WaitRule(16): 50_000, WaitRule(1): 50_000}),
+        [WaitRule(16), WaitRule(1)],
+        timeouts=False,
+    )
     assert loop.trial().min_envs == 16
     took = loop.now
-    loop.batch = priced({Way(16): 100_000, Way(1): 50_000})
+    loop.batch = priced({WaitRule(16): 100_000, WaitRule(1): 50_000})
     assert loop.trial().min_envs == 1
     assert loop.now - took < 10 * took  # in simulated time
 
@@ -113,16 +122,16 @@ def test_timeouts_are_tried_when_a_few_batches_are_slow():
     """One of 16 envs sometimes resets for 5 ms; the policy takes 5 ms for any batch."""
     dice = random.Random(1)
 
-    def batch(way):
-        if way.min_envs == 1:
+    def batch(rule):
+        if rule.min_envs == 1:
             return 8, 6_000_000
         if dice.random() < 0.85:
             return 16, 1_000_000 + 5_000_000
-        if way.timeout is None:
+        if rule.timeout is None:
             return 16, 5_000_000 + 5_000_000
-        return 15, int(way.timeout * 1e9) + 5_000_000
+        return 15, int(rule.timeout * 1e9) + 5_000_000
 
-    loop = Loop(batch, [Way(16), Way(1)])
+    loop = Loop(batch, [WaitRule(16), WaitRule(1)])
     loop.turn = functools.partial(_with_policy, loop)
     choice = loop.trial()
     assert choice.min_envs == 16
@@ -134,7 +143,7 @@ def _with_policy(loop):
     """Loop.turn with 5 ms of each batch spent outside recv."""
     loop.now += 5_000_000
     loop.tuner.called()
-    envs, ns = loop.batch(loop.tuner.way)
+    envs, ns = loop.batch(loop.tuner.rule)
     loop.now += ns - 5_000_000
     loop.tuner.received(envs)
 
@@ -150,14 +159,14 @@ def _with_policy(loop):
         ([1] * 64, 64, [64, 63, 62, 60, 56, 48, 32, 16, 1]),
     ],
 )
-def test_candidate_batch_sizes_depend_on_groups_and_max_envs(groups, max_envs, expected):
-    assert [way.min_envs for way in ways(groups, max_envs)] == expected
+def test_which_ways_there_are(groups, max_envs, expected):
+    assert [rule.min_envs for rule in wait_rules(groups, max_envs)] == expected
 
 
 @pytest.mark.slow
 def test_tuner_continues_after_an_interrupt(monkeypatch):
     monkeypatch.setattr(tuner, "_SWEEPS", (1, 1, 2))
-    prices = {Way(16): 50_000, Way(12): 50_000, Way(8): 50_000, Way(1): 60_000}
+    prices = {WaitRule(16): 50_000, WaitRule(12): 50_000, WaitRule(8): 50_000, WaitRule(1): 60_000}
     loops = []
 
     def trial():
@@ -166,7 +175,7 @@ def test_tuner_continues_after_an_interrupt(monkeypatch):
 
     def check(_, where):
         assert loops[-1].trial().min_envs in (16, 12, 8), where
-        assert loops[-1].tuner.way == Way(*loops[-1].tuner.choice[:2]), where
+        assert loops[-1].tuner.rule == WaitRule(*loops[-1].tuner.choice[:2]), where
 
     inside = "_end_part", "_go_on", "_drop_slow", "_choose", "_take", "_begin_window"
     assert at_each_point(trial, check, only=inside) > 100
