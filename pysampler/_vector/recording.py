@@ -1,9 +1,9 @@
-"""Recordings of ``recv``: which groups formed each batch.
+"""Recordings of ``recv``: the groups of each batch, in a file.
 
-A file begins with a line of JSON that says which groups there are. Each batch follows as the number
-of its groups and their indices, each a number of seven bits a byte, the lowest first. After the
-line and after each batch come four bytes, the lowest first: the CRC-32 of all bytes before them
-that are not checksums.
+The file begins with a line of JSON that lists the sizes of all groups. Each batch follows as the
+number of its groups and then their indices, as little-endian base-128 varints. After the line and
+after each batch comes a little-endian CRC-32 of all previous bytes except checksums, so that a file
+whose writer died is replayed up to its last whole batch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _LONGEST_HEADER = 1 << 20
 
 
 class BatchRecorder:
-    """Writes batches to a file, each at once and without a buffer that a fork could write, too.
+    """Writes each batch to a file immediately; a fork could write a buffer a second time.
 
-    A batch that the disk has no room for is an OSError, and may be written again.
+    If the disk is full, ``write`` raises OSError and may be repeated.
     """
 
     def __init__(self, path: str | os.PathLike[str], groups: Sequence[range]) -> None:
@@ -41,23 +41,23 @@ class BatchRecorder:
                 raise ValueError(f"cannot record to {path}: it is {wrong}")
         self._path = path
         self._file = path.open("wb", buffering=0)
-        self._done = 0, 0, 0  # batches, bytes they take, and their checksum
+        self._done = 0, 0, 0  # batches written, their bytes, and their checksum
         self._done = 0, *self._written(_header(groups))
 
     def write(self, batch: int, groups: Sequence[int]) -> None:
-        """Write the groups of batch number ``batch``, unless they have been written."""
+        """Write the groups of batch number ``batch``, unless they were written before."""
         if batch == self._done[0]:
-            # If an earlier call was interrupted, the same is written to the same place.
+            # After an interrupted call, this writes the same bytes to the same place.
             written = self._written(_batch(groups))
             self._done = batch + 1, *written
 
     def _written(self, part: bytes) -> tuple[int, int]:
-        """Write a part and the checksum; return where it ends, and the checksum."""
+        """Write a part and the checksum; return the end of both and the checksum."""
         _, at, checksum = self._done
         checksum = zlib.crc32(part, checksum)
         rest = part + _bytes_of(checksum)
         try:
-            while rest:  # a disk that is almost full takes some of it
+            while rest:  # a disk that is almost full may take only a part
                 count = os.pwrite(self._file.fileno(), rest, at)
                 at, rest = at + count, rest[count:]
         except OSError as error:
@@ -66,12 +66,11 @@ class BatchRecorder:
         return at, checksum
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 class BatchReplayer:
-    """Reads batches from a file that a ``Recorder`` wrote."""
+    """Reads batches from a file that a ``BatchRecorder`` wrote."""
 
     def __init__(self, path: str | os.PathLike[str], groups: Sequence[range]) -> None:
         self._path = path
@@ -81,7 +80,7 @@ class BatchReplayer:
             self._complete = not file.peek(1)
         self._batches = io.BytesIO(b"".join(whole))
         self._at = self._next = 0
-        self.batch = 0  # how many are done
+        self.batch = 0  # the number of the next batch
 
     def read(self) -> list[int]:
         """Return the groups of the next batch; the same again until it is ``done``."""
@@ -97,9 +96,9 @@ class BatchReplayer:
         return groups
 
     def done(self, batch: int) -> None:
-        """Go on to the next batch, after number ``batch`` has been returned."""
+        """Advance to the next batch, after batch number ``batch`` was returned."""
         if batch == self.batch:
-            self.read()  # sets _at; an interrupted call is repeated
+            self.read()  # sets _at; after an interrupt, the call is repeated
             self._next, self.batch = self._at, batch + 1
 
     def _check_header(self, file: IO[bytes], groups: Sequence[range]) -> int:
@@ -110,7 +109,7 @@ class BatchReplayer:
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(line)
         if not isinstance(found, dict) or not isinstance(found.get("format"), str):
-            raise self._refusal("not a recording of pysampler's, or its first line is damaged")
+            raise self._refusal("not a pysampler recording, or its first line is damaged")
         if found["format"] != _FORMAT:
             raise self._refusal(
                 f"format {found['format'][:99]!r}, expected {_FORMAT!r}; record it again with this "
@@ -119,15 +118,15 @@ class BatchReplayer:
         if file.read(4) != _bytes_of(checksum):
             raise self._refusal("its first line is damaged")
         sizes = [len(group) for group in groups]
-        if (there := found.get("groups")) != sizes:
+        if (recorded := found.get("groups")) != sizes:
             raise self._refusal(
-                f"it is of envs in groups of {there}, these are {sum(sizes)} in groups of {sizes}; "
-                "pass the same num_workers and groups"
+                f"recorded with groups of {recorded} envs, got groups of {sizes}; pass the same "
+                "num_workers and groups"
             )
         return checksum
 
     def _whole_batches(self, file: IO[bytes], checksum: int) -> Iterator[bytes]:
-        """Yield each batch without its checksum, up to where the file ends or is damaged."""
+        """Yield each batch without its checksum, until the file ends or is damaged."""
         begin = file.tell()
         while (groups := _read_batch(file, self._groups)) is not None:
             batch = _batch(groups)
@@ -165,7 +164,7 @@ def _number(value: int) -> bytes:
 
 
 def _read_batch(file: IO[bytes], count: int) -> list[int] | None:
-    """Return which of ``count`` groups form the batch that comes next; None if none does."""
+    """Return the groups, out of ``count``, of the next batch; None at the end or if damaged."""
     size = _read_number(file)
     if size is None or size > count:
         return None

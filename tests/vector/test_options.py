@@ -333,11 +333,11 @@ def test_impossible_batch_is_rejected_despite_a_valid_checksum(groups, tmp_path)
             b'{"format": "pysampler recording 1", "groups": [1]}',
             "'pysampler recording 1', expected",
         ),
-        (b'{"format": "pysampler recording 2"}', "it is of envs in groups of None"),
-        (b'{"format": "pysampler recording 2", "groups": {}}', "it is of envs in groups of {}"),
+        (b'{"format": "pysampler recording 2"}', "recorded with groups of None envs"),
+        (b'{"format": "pysampler recording 2", "groups": {}}', "recorded with groups of {} envs"),
         (
             b'{"format": "pysampler recording 2", "groups": ["x"]}',
-            r"in groups of ['x'], these are 2",
+            "groups of ['x'] envs, got groups of [1, 1]",
         ),
     ],
 )
