@@ -1,7 +1,7 @@
 """VectorEnv: the drop-in replacement for ``gymnasium.vector.AsyncVectorEnv``.
 
 Its methods check their arguments and drive a ``VectorCore``, which owns the pool and the frames.
-The code favors ``step`` and ``recv``: a usual ``step`` is one call of C++ (see the map above it),
+The code favours ``step`` and ``recv``: a usual ``step`` is one call of C++ (see the map above it),
 and rare features are imported only when they are used.
 """
 
@@ -89,7 +89,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         num_workers: The number of worker processes, at most one per env. Defaults to the number of
             CPUs that this process may use. 0 steps all envs in this process, which helps with
             debugging and is faster if steps are very short. "auto" steps one extra env for some
-            milliseconds, then chooses this and ``main_envs`` to minimize the time of a step of all
+            milliseconds, then chooses this and ``main_envs`` to minimise the time of a step of all
             envs; ``division`` gives the choice and the reason.
         main_envs: The number of envs, the last ones, that live in this process, which steps them
             while the workers step theirs. With one process per CPU this beats one more worker, so

@@ -1,4 +1,8 @@
-"""Whether envs can be simulated together in blocks, tried beside real envs."""
+"""Decides whether envs are simulated together, by a short trial beside real envs.
+
+That an env has a task does not prove that results are equal, so a few steps and resets are compared
+bit for bit. The result is remembered for each maker of envs.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["choose", "short"]
 
-# Steps that are compared, and the length of episodes meanwhile. After the reset of one those of the
-# two envs do not end together, so that one of them is stepped while the other is reset.
+# The number of steps to compare, and the length of episodes in the trial.
 _STEPS, _LIMIT = 14, 5
+# Before this step one of two envs is reset. Their episodes then end in different steps, so one is
+# stepped while the other is reset.
 _RESET_ONE_AT = 3
-# Why envs that were tried cannot be simulated together, by what makes them; None if they can.
+# Results of trials, by the pickle of the env's maker: why envs cannot be simulated together, or
+# None if they can.
 _tried: dict[bytes | None, str | None] = {}
 
 
@@ -39,15 +45,15 @@ def choose(
     make_env: Callable[[], gym.Env[Any, Any]],
     make_vector_env: Callable[[], VectorEnv],
 ) -> bool:
-    """Return whether envs are simulated together.
+    """Return whether to simulate envs together.
 
     Args:
-        native: Whether they have to be, or must not.
+        native: The user's option: "auto", True or False.
         make_env: Makes one env.
-        make_vector_env: Makes a vector env of two that are simulated together, in this process.
+        make_vector_env: Makes a vector env, in this process, that simulates two envs together.
 
     Raises:
-        ValueError: They have to be, and cannot.
+        ValueError: ``native`` is True, but it is not possible.
     """
     if native is False:
         return False
@@ -68,7 +74,7 @@ def choose(
 
 
 class _DiffersError(Exception):
-    """Says in what envs that are simulated together differ from real ones."""
+    """Names a difference between envs that are simulated together and real ones."""
 
 
 def _try_out(
@@ -78,19 +84,19 @@ def _try_out(
     try:
         task_of(env)
         _expect_batch()
-        # Its class may have been changed since the last time, as in a notebook.
+        # Do not remember a user's task: its class may change later, as in a notebook.
         if is_of_a_task(env):
             _try(env, make_env, make_vector_env)
             return
         try:
             key = dumps(make_env)
-        except Exception:  # workers that are forked, or none, do with what cannot be pickled
+        except Exception:  # with context="fork" or no workers, nothing has to be picklable
             key = None
         if key is None or key not in _tried:
             try:
                 _try(env, make_env, make_vector_env)
             except _DiffersError as error:
-                if error.__cause__ is None:  # or else it may have been for lack of memory
+                if error.__cause__ is None:  # an exception may be temporary, such as MemoryError
                     _tried[key] = str(error)
                 raise
             _tried[key] = None
@@ -101,7 +107,7 @@ def _try_out(
 
 
 def _expect_batch() -> None:
-    """Raise NotNativeError unless this MuJoCo can step many simulations in a batch."""
+    """Raise NotNativeError unless this MuJoCo can step batches of simulations."""
     import mujoco  # noqa: PLC0415 - an extra
 
     try:
@@ -140,7 +146,7 @@ def _try(
 
 
 def short(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Return an env whose episodes end within a trial."""
+    """Return the env with episodes short enough to end within a trial."""
     return TimeLimit(env, _LIMIT)
 
 
@@ -155,7 +161,7 @@ def _compare(
     real: SyncVectorEnv, simulated: VectorEnv, call: str, *args: Any, **kwargs: Any
 ) -> None:
     try:
-        theirs = getattr(real, call)(*args, **copy.deepcopy(kwargs))  # it takes the mask out
+        theirs = getattr(real, call)(*args, **copy.deepcopy(kwargs))  # it pops the mask
     except Exception as error:
         if is_of_a_task(real.envs[0]):
             raise

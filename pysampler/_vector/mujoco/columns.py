@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["InfoColumns", "row_of"]
 
-# Forms of columns whose values are collected as objects, which tasks do not write.
+# Forms of columns that hold objects, which tasks do not write.
 _OBJECTS = "object", "pickle"
 
 
 class InfoColumns:
-    """Writes infos of some envs, an array for each key, into the columns that there are.
+    """Writes infos of some envs, given as one array per key, to the columns of the frames.
 
     Args:
         frames: The frames.
-        rows: Writes those of all envs of a block; it is told of the columns too.
+        rows: Writes the infos of steps of a whole block; it gets the same columns.
     """
 
     def __init__(self, frames: Frames, rows: _core.TaskRows) -> None:
@@ -38,7 +38,7 @@ class InfoColumns:
         self._columns: dict[Any, dict[Any, tuple[Array, Array]]] = {}
 
     def add(self, columns: Sequence[Column]) -> None:
-        """Write to these columns, too, from now on."""
+        """Write to these columns too, from now on."""
         for column in columns:
             *values, mask = column.views(self._frames)
             self._masks.append(mask)
@@ -55,12 +55,12 @@ class InfoColumns:
                 self._columns.setdefault(key, {})[kind] = values[0], mask
 
     def clear(self, frame: int, rows: Any) -> None:
-        """Forget the infos of these envs."""
+        """Clear the infos of these envs."""
         for mask in self._masks:
             mask[frame, rows] = False
 
     def write(self, frame: int, rows: Any, infos: Mapping[str, Array]) -> dict[str, Array]:
-        """Write infos of the envs in some rows; return those that have no column."""
+        """Write the infos of envs in some rows; return those without a column."""
         rest = {}
         for key, array in infos.items():
             columns = self._columns.get(key)
@@ -79,7 +79,7 @@ class InfoColumns:
         """Write infos of steps that ended episodes under ``final_info``.
 
         Returns:
-            Those that have no column; None if all have one.
+            The infos without a column; None if all have one.
         """
         if "final_info" not in self._nodes:
             return dict(infos)

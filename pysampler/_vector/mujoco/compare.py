@@ -1,4 +1,4 @@
-"""What differs between the results of two vector envs."""
+"""Finds the first difference between the results of two vector envs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _NAMES = {
 
 
 def first_difference(ours: Any, theirs: Any, of: str) -> str | None:
-    """Return what differs first between what two vector envs returned; None if nothing does.
+    """Return a description of the first difference between two results, or None.
 
     Args:
-        ours: What one returned.
-        theirs: What the other returned.
+        ours: The result of one vector env.
+        theirs: The result of the other.
         of: "reset" or "step".
     """
     for name, one, other in zip(_NAMES[of], ours, theirs, strict=True):

@@ -1,4 +1,4 @@
-"""Which envs have a task of pysampler.envs.mujoco, by which they can be simulated together."""
+"""Recognises envs that can be simulated together: those with a task in pysampler.envs.mujoco."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _TASKS = {
     (_META, "HalfCheetahDir"): "HalfCheetahDir",
     (_META, "HalfCheetahVel"): "HalfCheetahVel",
 }
-# What blocks do themselves.
+# Wrappers whose work blocks do themselves.
 _WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
 
 
 def knows(entry_point: Any, wrappers: Sequence[Any]) -> bool:
-    """Return whether the envs of an entry point may be such as can be simulated together."""
+    """Return whether envs of this entry point and these wrappers may be simulated together."""
     if any(wrapper not in _WRAPPERS for wrapper in wrappers):
         return False
     if not isinstance(entry_point, str):
@@ -57,7 +57,7 @@ def knows(entry_point: Any, wrappers: Sequence[Any]) -> bool:
 
 
 def maker_of_task(thing: Any) -> Any:
-    """Return what makes an env of a class of tasks; None if it is no such class."""
+    """Return the function that makes an env of a class of tasks; None for anything else."""
     tasks = sys.modules.get("pysampler.envs.mujoco.task")
     if tasks is None or not (isinstance(thing, type) and issubclass(thing, tasks.Task)):
         return None
@@ -65,14 +65,14 @@ def maker_of_task(thing: Any) -> Any:
 
 
 class NotNativeError(Exception):
-    """Says why an env cannot be simulated together with others."""
+    """An env cannot be simulated together with others."""
 
 
 def task_of(env: gym.Env[Any, Any]) -> tuple[Task, int | None]:
-    """Return the task that an env is, and after how many steps its episodes are truncated.
+    """Return the task of an env, and the number of steps after which its episodes are truncated.
 
     Raises:
-        NotNativeError: There is none.
+        NotNativeError: The env has no task, or a wrapper or option that tasks do not support.
     """
     limit = None
     while env is not env.unwrapped:
@@ -98,5 +98,5 @@ def task_of(env: gym.Env[Any, Any]) -> tuple[Task, int | None]:
 
 
 def is_of_a_task(env: gym.Env[Any, Any]) -> bool:
-    """Return whether an env is one of a task that the user may have written."""
+    """Return whether an env was made of a task class, which the user may have written."""
     return type(env.unwrapped).__module__ == _TASK_ENV
