@@ -1,7 +1,10 @@
-"""A block of simulations of one task: steps and resets them, and writes results into frame rows.
+"""TaskBlock: steps and resets the simulations of a group together, and writes results to frames.
 
-It does what csrc/bindings/env_block.cpp does with envs, for all envs of a group at once: three ways
-to reset, seeds, options, infos with masks, and the results of envs that replace lost ones.
+It is the counterpart of csrc/bindings/env_block.cpp, and has the same features: three autoreset
+modes, seeds, options, infos with masks, and the results of envs that replace lost ones.
+
+A step of all simulations (``_step_together``) is the fast path: one call of MuJoCo and one of
+``TaskRows``. If some are reset or not begun, ``_step_some`` handles subsets, in NumPy.
 """
 
 from __future__ import annotations
@@ -43,10 +46,10 @@ __all__ = ["TaskBlock"]
 
 _COMPONENTS = {name: getattr(mujoco.mjtState, f"mjSTATE_{name.upper()}") for name in STATE_FIELDS}
 _INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
-# dtypes by NumPy's numbers of them.
+# dtypes by their NumPy type number.
 _CODES = np.typecodes["AllInteger"] + "?efdgFD"
 _DTYPES: dict[int, np.dtype[Any]] = {np.dtype(code).num: np.dtype(code) for code in _CODES}
-_TYPE = 0xFFFF  # without the bit that says that actions were Python's own numbers
+_TYPE = 0xFFFF  # masks out the bit for actions that were Python numbers
 _LOW = (1 << 64) - 1
 _NONE: dict[str, Any] = {}
 # Bytes of a seed in a state.
@@ -56,14 +59,14 @@ _NEVER = 1 << 62
 
 
 class TaskBlock(_core.PythonBlock):
-    """Simulations of a task, which are the envs ``first`` to ``first + count``.
+    """Simulations of a task, in place of the ``count`` envs from ``first`` on.
 
     Args:
         task: The task.
-        count: How many simulations there are.
+        count: The number of simulations.
         first: The index of the first env.
-        max_episode_steps: After how many steps an episode is truncated; None for no limit.
-        meter: Counts what they do.
+        max_episode_steps: The number of steps after which an episode is truncated; None: no limit.
+        meter: Counts steps and resets.
     """
 
     def __init__(
@@ -91,9 +94,9 @@ class TaskBlock(_core.PythonBlock):
         self._all_begun = False
         self.ended = np.zeros(count, bool)  # to be reset by the next step
         self._any_ended = False
-        self._seeds: dict[int, int] = {}  # of next resets, unless those are given one
+        self._seeds: dict[int, int] = {}  # for the next resets, unless those have a seed
         self._options: dict[int, tuple[Any, int]] = {}
-        self._used = np.zeros(count, np.int64)  # the version of the options of an episode
+        self._used = np.zeros(count, np.int64)  # the options version of each episode
         self._overflow: Overflow = []
 
     def _make_simulations(self) -> None:
@@ -106,7 +109,7 @@ class TaskBlock(_core.PythonBlock):
         mujoco.mj_getState(model, data, self._fresh, STATE)
         self.rows[:] = self._fresh
         fields = {name: self._component(data, name) for name in STATE_FIELDS}
-        fields_of(data, task.fields)  # raises what is wrong with their names
+        fields_of(data, task.fields)  # raises if a name is wrong
         self.derived = {
             name: self._derived(data, name) for name in task.fields if name not in STATE_FIELDS
         }
@@ -114,7 +117,7 @@ class TaskBlock(_core.PythonBlock):
         self._seen = read_only(self.fields)
         self._d = Simulations(self._seen)
         self._ctrl = self.fields["ctrl"]
-        # Whether the task's methods have returned what they may.
+        # Whether the results of the task's methods have been checked.
         self._checked_begin = self._checked_step = False
 
     def _component(self, data: mujoco.MjData, name: str) -> Array:
@@ -141,7 +144,7 @@ class TaskBlock(_core.PythonBlock):
     # -- frames ----------------------------------------------------------------------------------
 
     def use(self, frames: Frames, autoreset: str, keep: str) -> None:
-        """Use these frames from now on; the simulations stay as they are."""
+        """Use these frames from now on; the simulations do not change."""
         rows = slice(self.first, self.first + self.count)
         self._frame_rows = rows
         self._autoreset, self._keep = autoreset, keep
@@ -160,11 +163,11 @@ class TaskBlock(_core.PythonBlock):
         self._infos = InfoColumns(frames, self._rows)
 
     def add_columns(self, columns: Sequence[Column]) -> None:
-        """Put infos in these columns, too, from now on."""
+        """Write infos to these columns too."""
         self._infos.add(columns)
 
     def _actions_of(self, frame: int) -> Array:
-        number = int(self._types[frame]) & _TYPE  # lists of numbers are arrays here
+        number = int(self._types[frame]) & _TYPE  # Python numbers become arrays here
         if number not in self._actions:
             of_all = self._frames.actions_as(0, _DTYPES[number])
             self._actions[number] = of_all[:, self._frame_rows]
@@ -177,13 +180,13 @@ class TaskBlock(_core.PythonBlock):
         self._has_final[frame] = 0
         self._overflow = []
 
-    # -- what workers call -----------------------------------------------------------------------
+    # -- called by workers -----------------------------------------------------------------------
 
     def step(self, frame: int, actions: Sequence[Any] | None = None) -> bool:
         """Step every simulation, or reset it if its episode has ended.
 
         Returns:
-            Whether something is left that has no place in the frame.
+            Whether there is overflow.
         """
         try:
             if self._all_begun and not self._any_ended and actions is None:
@@ -202,7 +205,7 @@ class TaskBlock(_core.PythonBlock):
         return self._done(frame)
 
     def _done(self, frame: int) -> bool:
-        """Note which options the episodes have; return whether something has no place."""
+        """Write the options version of each episode, and return whether there is overflow."""
         if self._options:
             self._versions[frame] = self._used
         return bool(self._overflow)
@@ -224,7 +227,7 @@ class TaskBlock(_core.PythonBlock):
             self._blame(None)
         if rest is not None:
             going = self.all
-            if any_over and self._autoreset == "SAME_STEP":  # those of ended episodes are final
+            if any_over and self._autoreset == "SAME_STEP":  # infos of ended episodes are final
                 going = self.all[~(self._terminated[frame] | self._truncated[frame])]
             self._leave_infos(going, {key: array[going] for key, array in rest.items()})
         if any_over:
@@ -244,7 +247,7 @@ class TaskBlock(_core.PythonBlock):
         self._all_begun = bool(self.begun.all())
 
     def _end_some(self, frame: int, observations: Array, infos: dict[str, Array]) -> None:
-        """Do what follows where episodes ended in a step of all simulations."""
+        """Handle the episodes that ended in a step of all simulations."""
         over = self._terminated[frame] | self._truncated[frame]
         if self._autoreset == "NEXT_STEP":
             self.ended[:] = over
@@ -281,7 +284,7 @@ class TaskBlock(_core.PythonBlock):
             self._meter.stepped(self.first + ids, each)
 
     def _stacked(self, actions: Sequence[Any]) -> Array | None:
-        """Return actions of any type as one array, or None if they are not alike."""
+        """Return actions as one array, or None if their shapes or dtypes differ."""
         arrays = [np.asarray(action) for action in actions]
         shape = self.task.action_space.shape
         if any(array.shape != shape or array.dtype != arrays[0].dtype for array in arrays):
@@ -289,7 +292,7 @@ class TaskBlock(_core.PythonBlock):
         return np.stack(arrays)
 
     def _alike(self, steps: Array, actions: Sequence[Any]) -> list[tuple[Array, Array]]:
-        """Return the simulations whose actions can be applied, and these, by dtype."""
+        """Return simulations and their valid actions, grouped by dtype."""
         shape = self.task.action_space.shape
         by_type: dict[Any, list[tuple[int, Array]]] = {}
         for i in steps.tolist():
@@ -305,7 +308,7 @@ class TaskBlock(_core.PythonBlock):
         ]
 
     def _step(self, frame: int, ids: Array, actions: Array) -> None:
-        """Step some simulations, and write their results."""
+        """Step some simulations and write their results."""
         task = self.task
         before = task.before(Simulations(self._seen, ids))
         self._ctrl[ids] = task.control(actions)
@@ -340,7 +343,7 @@ class TaskBlock(_core.PythonBlock):
     def _end_episodes(
         self, frame: int, ids: Array | None, over: Array, observations: Array, infos: Any
     ) -> None:
-        """Write last observations of episodes, and begin others in the same step."""
+        """Write the last observations of episodes, and begin new ones in the same step."""
         if ids is None:  # the results of all are in the frame
             going, ended = self.all[:0], self.all[over]
             self._infos.clear(frame, self.first + ended)
@@ -361,7 +364,7 @@ class TaskBlock(_core.PythonBlock):
         self._reset(frame, ended, clear=False)
 
     def reset(self, frame: int, calls: Sequence[tuple[int | None, Any] | None]) -> bool:
-        """Reset each simulation with its (seed, options), or leave it as it is if that is None."""
+        """Reset each simulation with its (seed, options); leave it unchanged if that is None."""
         self._meter.at(self.first)
         self._begin(frame)
         try:
@@ -392,8 +395,8 @@ class TaskBlock(_core.PythonBlock):
         Args:
             frame: The frame.
             ids: The simulations.
-            calls: The seed and the options of each; None: none has any.
-            clear: Whether this is all that the frame has of them.
+            calls: The seed and options of each; None: no seeds or options.
+            clear: Whether to clear rewards and ends; False if the frame has the results of a step too.
         """
         began = now()
         if calls is not None or self._seeds or self._options or not self._all_begun:
@@ -430,7 +433,7 @@ class TaskBlock(_core.PythonBlock):
         self._meter.were_reset(self.first + ids, each)
 
     def _prepared(self, ids: Array, calls: Sequence[tuple[int | None, Any]]) -> Array:
-        """Give simulations generators and tasks; return those that could be given a generator."""
+        """Seed simulations and set their tasks; return those whose seed was valid."""
         kept, options = [], []
         for place, (seed, given) in zip(ids.tolist(), calls, strict=True):
             own = self._seeds.pop(place, None)
@@ -447,7 +450,7 @@ class TaskBlock(_core.PythonBlock):
         return np.array(kept, np.int32)
 
     def _take_options(self, places: Sequence[int], options: Sequence[Any]) -> None:
-        """Note the options of each reset, and set the tasks that they hold."""
+        """Choose the options of each reset, and set the tasks in them."""
         chosen, tasks = [], []
         for place, given in zip(places, options, strict=True):
             self._used[place] = 0
@@ -460,13 +463,13 @@ class TaskBlock(_core.PythonBlock):
             self.task.set_tasks(np.array(chosen, np.int32), tasks)
 
     def replace(self, seeds: Sequence[int]) -> None:
-        """Take the place of lost simulations: these are the seeds of the next resets."""
+        """Note that these replace lost simulations; ``seeds`` are for their next resets."""
         self._seeds = dict(enumerate(seeds))
         self.ended[:] = self._autoreset == "NEXT_STEP"
         self._any_ended = self._autoreset == "NEXT_STEP"
 
     def restore(self, frame: int) -> bool:
-        """Write the results of the step in which the simulations before these were lost."""
+        """Write the results of the step in which the replaced simulations were lost."""
         self._begin(frame)
         if self._autoreset == "SAME_STEP":
             try:
@@ -482,11 +485,11 @@ class TaskBlock(_core.PythonBlock):
         return self._done(frame)
 
     def set_options(self, i: int, options: Any, version: int) -> None:
-        """Reset simulation ``i`` with these options from its next reset on."""
+        """Use these options for resets of simulation ``i`` from now on."""
         self._options[i] = options, version
 
     def step_once(self, frame: int, number: int) -> bool:  # noqa: ARG002
-        """Step; one that Ctrl-C has interrupted is repeated as a whole."""
+        """Step. After an interrupt by Ctrl-C, the step is repeated as a whole."""
         self._overflow = []
         return self.step(frame)
 
@@ -494,11 +497,11 @@ class TaskBlock(_core.PythonBlock):
         """Do nothing: simulations step together."""
 
     def peek_overflow(self) -> Overflow:
-        """Return what ``take_overflow`` would."""
+        """Return the overflow, and keep it."""
         return self._overflow
 
     def take_overflow(self) -> Overflow:
-        """Return and forget what had no place in the frame."""
+        """Return the overflow, and drop it."""
         left, self._overflow = self._overflow, []
         return left
 
@@ -506,7 +509,7 @@ class TaskBlock(_core.PythonBlock):
 
     @property
     def _state_type(self) -> np.dtype[Any]:
-        """What a simulation is, as a row: of the physics, of the task, and of its episode."""
+        """The dtype of a simulation's state: of the physics, the task and the episode."""
         return np.dtype(
             [
                 *(
@@ -523,7 +526,7 @@ class TaskBlock(_core.PythonBlock):
         return {"physics": self.rows, **self.derived, **memory, **episode}
 
     def states(self, ids: Sequence[int]) -> Array:
-        """Return the states of simulations, a row each."""
+        """Return the states of simulations, one row each."""
         states = np.zeros(len(ids), self._state_type)
         for name, array in self._state_arrays().items():
             states[name] = array[ids]
@@ -535,14 +538,14 @@ class TaskBlock(_core.PythonBlock):
         return states
 
     def set_states(self, ids: Sequence[int], states: Array) -> None:
-        """Give simulations these states."""
+        """Set the states of simulations."""
         if states.dtype != self._state_type:
             ours, theirs = ({*(dtype.names or ())} for dtype in (self._state_type, states.dtype))
             differing = ", ".join(sorted(ours ^ theirs)) or "other sizes"
             raise ValueError(f"cannot set state: it belongs to other envs ({differing})")
         for name, array in self._state_arrays().items():
             array[ids] = states[name]
-        self.ended &= self._autoreset == "NEXT_STEP"  # it may be a state of envs with another mode
+        self.ended &= self._autoreset == "NEXT_STEP"  # the states may come from another mode
         for row, i in enumerate(ids):
             self._seeds.pop(i, None)
             if states["seeded"][row]:
@@ -576,7 +579,7 @@ class TaskBlock(_core.PythonBlock):
 
 
 def _bytes_of_seed(seed: int | None) -> Array:
-    """Return a seed, which may be of any size, as bytes; -1 stands for none, as in gymnasium."""
+    """Return a seed as bytes; -1 stands for no seed, as in gymnasium."""
     try:
         seed_bytes = (-1 if seed is None else seed).to_bytes(_SEED, "little", signed=True)
     except OverflowError:
@@ -585,7 +588,7 @@ def _bytes_of_seed(seed: int | None) -> Array:
 
 
 def _numbers_of(rng: np.random.Generator) -> list[int]:
-    """Return the state of a generator as six numbers of 64 bits."""
+    """Return the state of a generator as six 64-bit numbers."""
     state: Any = rng.bit_generator.state
     if state["bit_generator"] != "PCG64":
         raise ValueError(f"cannot get state: the generator is {state['bit_generator']}")

@@ -1,4 +1,9 @@
-"""The server of MuJoCo blocks in a worker: simulations in the place of envs, and one real env."""
+"""TaskServer: the env server of MuJoCo blocks, which simulates a worker's envs together.
+
+It has simulations in place of envs, and one real env. For rare calls (``apply``, ``get_attr``,
+rendering) it loads the state of one simulation into the real env, and saves it back afterwards.
+Changes that blocks would not notice (attributes, the model) are undone and raise an error.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TaskServer", "make_task_server"]
 
-# What a simulation's state is put into, and read from: not what makes an env different.
+# Attributes that hold the state of a simulation, or caches: calls may change these.
 _MANAGED = {
     *("_np_random", "_np_random_seed", "_elapsed_steps", "_has_reset", "_cached_spec"),
     *("checked_reset", "checked_step", "checked_render", "checked_data_reuse", "close_called"),
@@ -40,10 +45,7 @@ _MISSING = object()
 
 
 class TaskServer(EnvServer):
-    """The simulations of a worker: number ``first`` and following, in groups of the given sizes.
-
-    One real env describes them. For what only an env can do, it is given the state of one of them.
-    """
+    """The simulations of a worker, from number ``first`` on, in groups of the given sizes."""
 
     def __init__(
         self, make_env: Callable[[], gym.Env[Any, Any]], first: int, sizes: Sequence[int]
@@ -53,7 +55,7 @@ class TaskServer(EnvServer):
         self._layers = list(layers_of(self.env))
         self._task, self._limit = task_of(self.env)
         env = self._layers[-1]
-        # What has attributes: the wrappers, the env, and the task of a TaskEnv.
+        # The objects that hold attributes: the wrappers, the env, and the task of a TaskEnv.
         self._owners = [*self._layers]
         self._managed = _MANAGED.union(self._task.attributes)
         self._memory: dict[str, Any] = {}  # of the task of a TaskEnv
@@ -61,7 +63,7 @@ class TaskServer(EnvServer):
             self._owners.append(env.task)
             self._memory = env.task.memory
             self._managed = self._managed.union(self._memory)
-        # What blocks have copies of, or would not look at: it must not change.
+        # Blocks have copies of these or never read them, so changes would have no effect.
         self._known_attributes = [dict(vars(owner)) for owner in self._owners]
         self._arrays = [
             (name, array, array.copy())
@@ -71,9 +73,9 @@ class TaskServer(EnvServer):
         ]
         self._model = copy.copy(env.model)
         self._model_bytes = _bytes_of(env.model)
-        # By env, what was set: the layer, the name and the value.
+        # For each env, the values of new attributes, by layer and name.
         self._set: dict[int, dict[tuple[int, str], Any]] = {}
-        # By env and render mode, where the camera looks.
+        # The point that the camera looks at, by env and render mode.
         self._looks_at: dict[tuple[int, str], Any] = {}
 
     @property
@@ -99,7 +101,7 @@ class TaskServer(EnvServer):
         keep: str,
         columns: Sequence[Column],
     ) -> None:
-        """Let the blocks work on these frames, in which infos have ``columns`` already."""
+        """Move the blocks to these frames, in which infos already have ``columns``."""
         self.frames = frames
         self.segment = segment
         self.acting = None
@@ -115,20 +117,20 @@ class TaskServer(EnvServer):
         self.add_columns(columns)
 
     def add_columns(self, columns: Sequence[Column]) -> None:
-        """Put infos in these columns, too, from now on."""
+        """Write infos to these columns too."""
         new = [column for column in columns if column.mask not in self._known]
         self._known.update(column.mask for column in new)
         for block in self.blocks:
             block.add_columns(new)
 
     def states(self, block: int, envs: Sequence[int]) -> Any:
-        """Return the states of some of a block's envs, a row each."""
+        """Return the states of some of a block's envs, one row each."""
         first = self.rows(block).start
         with self.blaming(envs[0] if envs else first, "get_state()"):
             return self.blocks[block].states([i - first for i in envs])
 
     def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
-        """Give some of a block's envs these states."""
+        """Set the states of some of a block's envs."""
         first = self.rows(block).start
         with self.blaming(envs[0] if envs else first, "set_state()"):
             self.blocks[block].set_states([i - first for i in envs], states)
@@ -137,28 +139,28 @@ class TaskServer(EnvServer):
 
     @contextlib.contextmanager
     def using(self, i: int, doing: str) -> Iterator[gym.Env[Any, Any]]:
-        """Yield the real env with the state of simulation ``i``, and take its state over after."""
+        """Yield the real env with the state of simulation ``i``, and save its state afterwards."""
         with self.blaming(i, doing):
             block, place = self._find(i)
             self._load(block, place)
             for (layer, name), value in self._set.get(i, {}).items():
                 setattr(self._owners[layer], name, value)
-            self._look(i)
+            self._aim_cameras(i)
             changed = []
             try:
                 yield self.env
-            finally:  # what was done before an exception is done
-                self._looked(i)
+            finally:  # changes made before an exception remain
+                self._save_cameras(i)
                 changed = self._undo(i, block)
                 self._save(block, place)
             if changed:
                 raise cannot_change(changed)
 
     def kept(self, result: Any) -> Any:
-        """Return a copy of what a call returned: it may be part of the env, which others use."""
+        """Return a copy of a result: it may be part of the env, which serves other simulations."""
         try:
             return copy.deepcopy(result)
-        except Exception:  # it cannot be copied, and is not likely to be part of a state
+        except Exception:  # not copyable, so probably not part of a state
             return result
 
     def _find(self, i: int) -> tuple[TaskBlock, int]:
@@ -175,10 +177,10 @@ class TaskServer(EnvServer):
         env._np_random = block.rngs[place]
         env._np_random_seed = block.rng_seeds[place]
         for name in block.task.attributes:
-            vars(env).pop(name, None)  # that of another
+            vars(env).pop(name, None)  # from another simulation
         block.task.write_to(env, place)
         for layer in self._layers:
-            if isinstance(layer, PassiveEnvChecker):  # the trial has had its checks
+            if isinstance(layer, PassiveEnvChecker):  # the trial ran its checks
                 layer.checked_reset = layer.checked_step = layer.checked_data_reuse = True
             elif isinstance(layer, TimeLimit):
                 steps: Any = int(block.elapsed[place]) if block.begun[place] else None
@@ -193,7 +195,7 @@ class TaskServer(EnvServer):
         block.rows[place] = row
         for name, array in block.derived.items():
             array[place] = getattr(env.data, name)
-        # An env that has begun and has no generator makes one.
+        # Reading env.np_random makes a generator if an env that was reset has none.
         block.rngs[place] = env.np_random if block.begun[place] else env._np_random
         block.rng_seeds[place] = env._np_random_seed
         for layer in self._layers:
@@ -203,17 +205,17 @@ class TaskServer(EnvServer):
                 block.begin_episode(place)
         block.task.read_from(env, place)
 
-    def _look(self, i: int) -> None:
-        """Let each camera look where it would if it were that of env ``i``."""
+    def _aim_cameras(self, i: int) -> None:
+        """Point each camera where the camera of env ``i`` would point."""
         for mode, viewer in self._viewers().items():
             where = self._looks_at.get((i, mode))
             if where is not None:
                 viewer.cam.lookat[:] = where
             elif "lookat" not in (self._layers[-1].mujoco_renderer.default_cam_config or {}):
-                # As when a viewer is made.
+                # The default of a new viewer.
                 viewer.cam.lookat[:] = np.median(self._layers[-1].data.geom_xpos, axis=0)
 
-    def _looked(self, i: int) -> None:
+    def _save_cameras(self, i: int) -> None:
         for mode, viewer in self._viewers().items():
             self._looks_at[i, mode] = np.array(viewer.cam.lookat)
 
@@ -224,9 +226,9 @@ class TaskServer(EnvServer):
         return viewers
 
     def _undo(self, i: int, block: TaskBlock) -> list[str]:
-        """Undo what was set on the env, and return what blocks would not have noticed.
+        """Undo changes of attributes and the model; return the names that blocks do not support.
 
-        New attributes are noted, as env ``i``'s own.
+        New attributes are allowed: they are kept for env ``i``.
         """
         changed, own = [], {}
         for depth, (layer, known) in enumerate(
@@ -261,12 +263,12 @@ class TaskServer(EnvServer):
         return changed
 
     def _set_by_methods(self, block: TaskBlock) -> set[str]:
-        """Return the attributes that methods of the user's task set, as those of the block have."""
+        """Return the attributes that methods of the user's task set, judged by the block's task."""
         before = self._known_attributes[-1]
         return {name for name, value in vars(block.task).items() if value is not before.get(name)}
 
     def _undo_memory(self) -> list[str]:
-        """Put the arrays that the task of the env remembers back in their places."""
+        """Put the memory arrays back into the env's task, with any new values copied in."""
         changed = []
         for name, array in self._memory.items():
             attributes = vars(self._owners[-1])
@@ -291,7 +293,7 @@ def _bytes_of(model: mujoco.MjModel) -> bytes:
 
 
 def _copy_fields(source: Any, target: Any) -> None:
-    """Copy all numbers of a model, or of a part of one such as its options."""
+    """Copy all numbers of a model, or of a part of it such as its options."""
     for name in dir(source):
         value = getattr(source, name, None)
         if name.startswith("_") or callable(value):
@@ -312,6 +314,6 @@ def make_task_server(
     specs: bytes,
     init: Callable[[], Any] | None,
 ) -> TaskServer:
-    """Prepare this process, and make its simulations."""
+    """Prepare this process and make its simulations."""
     prepare(specs, init)
     return TaskServer(make_env, first, sizes)
