@@ -1,7 +1,7 @@
 """Cross-process primitives on shared memory: build your own sampler on them.
 
 =============== ==================================================================================
-``Segment``     shared memory: sealed, checked, without a name; ``Array`` is a NumPy view in one
+``Segment``     shared memory: sealed, checked, without a name; ``Array`` is a NumPy array in one
 ``Flag``        one poster, one waiter: "there is something for you"
 ``Doorbell``    N members post, one waiter wants k of them, or a deadline
 ``Ring``        fixed-size records from one producer to one consumer, in batches, without copies
@@ -12,14 +12,16 @@
 ``WaitPolicy``  how to wait: spin, yield, park, learned from the machine and the site
 =============== ==================================================================================
 
-All of them but ``Watch`` and ``WaitPolicy`` are handles to a part of a segment. Pass them to a
+All of them except ``Watch`` and ``WaitPolicy`` are handles to a part of a segment. Pass them to a
 child process as arguments, under any start method: ``Process(target=..., args=(flag, ring))``.
-Each makes a segment of its own unless it is given one. ``close()``, or a ``with`` block, releases
-the memory once no view of it is left; a handle that is garbage-collected closes itself.
+Each makes a new segment unless you pass one. ``close()``, or a ``with`` block, releases the memory
+once no view of it is left; a garbage-collected handle closes itself.
 
-Waits take ``timeout`` in seconds or ``deadline`` in ns of :func:`now`, not both; without either
-they wait for ever, and with a deadline that has passed they check once. They let other threads run,
-answer Ctrl-C, and raise ``LostError`` when the peer is known to be dead (see ``Watch``).
+Waits take a ``timeout`` in seconds or a ``deadline`` in ns of :func:`now`, not both. Without either
+they wait forever; with a deadline in the past they check once. They let other threads run,
+respond to Ctrl-C, and raise ``LostError`` if the peer is known to be dead (see ``Watch``).
+
+There are no locks in shared memory, so a process that dies at any point leaves nothing to repair.
 """
 
 from pysampler.sync._board import Board

@@ -1,4 +1,4 @@
-"""Boards: versioned arrays."""
+"""Board: versioned arrays."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _WORD = 8  # bytes; each field begins on one
 class Board(Handle, _core.Board):
     """A set of named arrays that one writer publishes and any number of readers copy.
 
-    Readers never block the writer, nor one another, and never get a mixture of two versions.
-    ``wait(newer_than=v)`` waits for a version beyond v, in any number of readers. Its waits end
-    with ``LostError`` if a ``Watch`` knows that the writer died: ``watch.add(process,
+    Readers never block the writer or each other, and never get a mixture of two versions. Any
+    number of readers can call ``wait(newer_than=v)``, which waits for a version above v. A wait
+    raises ``LostError`` if a ``Watch`` knows that the writer has died: ``watch.add(process,
     board.writer())``.
 
     Args:
-        like: The names of the fields, and for each an array of its dtype and shape. Their values
+        like: The names of the fields, and for each an array with its dtype and shape. The values
             are not copied.
-        segment: Where the board lies; None: in a segment of its own.
-        buffers: How many versions are kept. With 3, a read is repeated only if the writer
+        segment: The segment to allocate the board in; None: a new one.
+        buffers: The number of versions to keep. With 3, a read is repeated only if the writer
             published twice while it copied.
         policy: How to wait; None: adaptively.
 
     Raises:
-        ValueError: A field is no array of plain numbers, or ``buffers`` is not 2 to 1024.
+        ValueError: A field is not an array of plain numbers, or ``buffers`` is not 2 to 1024.
 
     >>> board = Board({"weight": np.zeros((2, 2), np.float32), "bias": np.zeros(2, np.float32)})
     >>> board.publish({"weight": np.eye(2), "bias": [1, 2]})
@@ -77,7 +77,7 @@ class Board(Handle, _core.Board):
         """Publish all fields as a new version.
 
         Args:
-            fields: For each name an array of its shape, whose values its dtype can hold.
+            fields: For each name, an array of its shape with values that its dtype can hold.
 
         Returns:
             The number of the version, from 1 on.
@@ -114,21 +114,21 @@ class Board(Handle, _core.Board):
         """Return the newest version and a copy of its fields.
 
         Args:
-            out: A dict that ``read`` returned before, to copy into the same memory again.
+            out: A dict that ``read`` returned before, whose memory to reuse.
 
         Returns:
-            The number of the version and its fields; 0 and zeros if there is none yet.
+            The number of the version and its fields; 0 and zeros if nothing was published yet.
 
         Raises:
-            ValueError: ``out`` is not what ``read`` returned.
+            ValueError: ``out`` is not a result of ``read``.
         """
         if out is None:
             out = self._split(np.zeros(self._geometry[0], np.uint64))
         elif not isinstance(out, dict) or out.keys() != self._fields.keys():
-            raise ValueError("cannot read board: out is not what an earlier read returned")
+            raise ValueError("cannot read board: out is not the result of an earlier read")
         words = getattr(next(iter(out.values())), "base", None)
         if not isinstance(words, np.ndarray) or words.dtype != np.uint64:
-            raise ValueError("cannot read board: out is not what an earlier read returned")
+            raise ValueError("cannot read board: out is not the result of an earlier read")
         return self._read_words(words), out
 
     def _split(self, words: npt.NDArray[np.uint64]) -> dict[str, npt.NDArray[Any]]:
@@ -142,7 +142,7 @@ class Board(Handle, _core.Board):
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """Return how many words a field takes."""
+    """Return the number of words of a field."""
     size = dtype.itemsize
     for n in shape:
         size *= n

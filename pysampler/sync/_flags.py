@@ -1,4 +1,4 @@
-"""Flags and doorbells: one process wakes another, or many wake one."""
+"""Flag and Doorbell: one process wakes another, or many wake one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 class Flag(Handle, _core.Flag):
     """A flag from one poster to one waiter: "there is something for you".
 
-    The poster calls ``set()``, which makes a system call only if the waiter sleeps; the waiter
-    calls ``wait()``, and ``clear()`` once it has read what the post was about. What the poster
-    wrote to shared memory before ``set()`` is visible after ``wait()``, and what the waiter read
-    before ``clear()`` may be overwritten after it.
+    The poster calls ``set()``, which makes a system call only if the waiter sleeps. The waiter
+    calls ``wait()``, reads the poster's data, and then calls ``clear()``. Writes to shared memory
+    before ``set()`` are visible after ``wait()``, and data that the waiter read before ``clear()``
+    may be overwritten afterwards.
 
     ``wait()`` raises ``LostError`` if a ``Watch`` knows that the poster has died:
     ``watch.add(process, flag.poster())``.
 
     Args:
-        segment: Where the flag lies; None: in a segment of its own.
+        segment: The segment to allocate the flag in; None: a new one.
         policy: How to wait; None: adaptively.
 
     >>> flag = Flag()
@@ -50,17 +50,17 @@ class Doorbell(Handle, _core.Doorbell):
 
     Member i calls ``post(i)``. ``wait(k)`` returns the indices of the members that are ready,
     longest ready first, once there are k or at the deadline. They stay ready until the waiter
-    takes them: ``take(ready)``, or ``take_ready()`` for all that are ready by then. Only the post
-    that reaches the number makes a system call, and only if the waiter sleeps.
+    takes them: ``take(ready)``, or ``take_ready()`` for all that are ready by then. Only the k-th
+    post makes a system call, and only if the waiter sleeps.
 
-    When a ``Watch`` knows that members have died (``watch.add(process, bell.member(i))``), a wait
-    raises ``LostError`` at once: once for each loss, and whenever fewer than k members are left.
-    Its ``ready`` are the members that are ready all the same. Posts of lost members are ignored.
-    Call ``revive(i)`` once another process is member i.
+    If a ``Watch`` knows that members have died (``watch.add(process, bell.member(i))``), a wait
+    raises ``LostError`` immediately: once for each loss, and whenever fewer than k members are
+    left. The ``ready`` of the exception lists the members that are ready anyway. Posts of lost
+    members are ignored. Call ``revive(i)`` once another process is member i.
 
     Args:
         members: The number of members.
-        segment: Where the doorbell lies; None: in a segment of its own.
+        segment: The segment to allocate the doorbell in; None: a new one.
         policy: How to wait; None: adaptively.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Rings: of records of one dtype and shape, and of messages of any size."""
+"""Ring, SharedRing and ByteRing: rings of equal records, and of messages of any size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Records:
-    """What ``Ring`` and ``SharedRing`` add to the ``push_many`` and ``pop_many`` of the module."""
+    """Methods of ``Ring`` and ``SharedRing``, on top of ``push_many`` and ``pop_many`` in C++."""
 
     _record: tuple[np.dtype[Any], tuple[int, ...]]
 
@@ -29,9 +29,9 @@ class _Records:
         """Push one record.
 
         Args:
-            record: A record of the ring's dtype and shape, or what NumPy makes one of.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of ``now()``, instead of a timeout.
+            record: A record of the ring's dtype and shape, or an object that NumPy converts to one.
+            timeout: Seconds to wait; None: forever.
+            deadline: The end of the wait in ns of ``now()``, instead of a timeout.
 
         Raises:
             WaitTimeoutError: The ring stayed full.
@@ -49,12 +49,13 @@ class _Records:
         """Push records in order.
 
         Args:
-            records: An array of records of the ring's dtype and shape, or what NumPy makes one of.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of ``now()``, instead of a timeout.
+            records: An array of records of the ring's dtype and shape, or an object that NumPy
+                converts to one.
+            timeout: Seconds to wait; None: forever.
+            deadline: The end of the wait in ns of ``now()``, instead of a timeout.
 
         Returns:
-            How many records were pushed before the deadline.
+            The number of records that were pushed before the deadline.
 
         Raises:
             LostError: The consumer is known to be dead, and the ring is full.
@@ -67,15 +68,15 @@ class _Records:
     def pop(
         self, timeout: float | None = None, *, deadline: int | None = None
     ) -> npt.NDArray[Any] | Any:
-        """Return a copy of the next record, and remove it.
+        """Remove the next record, and return a copy of it.
 
         Args:
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of ``now()``, instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: The end of the wait in ns of ``now()``, instead of a timeout.
 
         Raises:
             WaitTimeoutError: No record came.
-            LostError: The producers are known to be dead, and there is no record.
+            LostError: The producers are known to be dead, and the ring is empty.
         """
         records = super().pop_many(1, timeout=timeout, deadline=deadline)  # type: ignore[misc]
         if len(records) == 0:
@@ -95,21 +96,21 @@ class _Records:
 class Ring(_Records, Handle, _core.Ring):
     """A ring of records from one producer to one consumer.
 
-    Either copy records, with ``push`` / ``push_many`` and ``pop`` / ``pop_many``, or use them in
-    place: ``claim(n)`` gives the producer a view of up to n free slots, which ``publish()`` hands
-    over; ``peek(n)`` gives the consumer a view of up to n records, whose slots ``release()`` gives
-    back. A view has at least one slot, and fewer than n where the ring wraps. Do not use it
-    afterwards, and do not push or pop before.
+    Copy records with ``push`` / ``push_many`` and ``pop`` / ``pop_many``, or use them in place:
+    ``claim(n)`` gives the producer a view of up to n free slots, and ``publish()`` hands them over;
+    ``peek(n)`` gives the consumer a view of up to n records, and ``release()`` frees their slots.
+    A view has at least one slot, and fewer than n where the ring wraps. Do not push or pop before
+    you publish or release a view, and do not use the view afterwards.
 
-    ``pop_many(n, least)`` returns up to n records once there are ``least``, or those there are at
-    the deadline. It never waits for more than ``low + 1``, since a blocked producer adds none.
+    ``pop_many(n, least)`` returns up to n records once there are ``least``, or fewer at the
+    deadline. It never waits for more than ``low + 1``, since a blocked producer adds none.
 
     Args:
         slots: The number of records that the ring holds, a power of two.
         dtype: The dtype of a record.
         shape: The shape of a record.
-        segment: Where the ring lies; None: in a segment of its own.
-        high: A producer that finds this many slots full blocks; None: all.
+        segment: The segment to allocate the ring in; None: a new one.
+        high: A producer blocks when this many slots are full; None: all.
         low: It continues when only this many are full; None: one fewer than ``high``.
         policy: How to wait; None: adaptively.
 
@@ -155,24 +156,24 @@ class Ring(_Records, Handle, _core.Ring):
 class SharedRing(_Records, Handle, _core.SharedRing):
     """A ring of records from several producers to one consumer.
 
-    It is used like ``Ring``, except that a producer claims one slot at a time: ``claim()``, then
-    ``publish()`` or ``abandon()``; later records wait for it. A process takes a place as a
-    producer with its first claim, and keeps it until ``leave()``, ``close()`` or its end.
+    Use it like ``Ring``, except that a producer claims one slot at a time: ``claim()``, then
+    ``publish()`` or ``abandon()``; later records wait for this slot. A process becomes a producer
+    with its first claim, and stays one until ``leave()``, ``close()`` or its end.
 
     A producer may die at any point, even between claim and publish: its slot is skipped, and the
-    consumer never reads a partial record. The consumer notices within 50 ms, or at once with a
+    consumer never reads a partial record. The consumer notices within 50 ms, or immediately with a
     ``Watch``: ``watch.add(process, ring.producer())``. It gets ``LostError`` once all producers
-    have ended, at least one without leaving; if all have left, it waits for the next to join.
-    Slots that were abandoned, or claimed by dead producers, count towards the ``least`` of
+    have ended, at least one of them without leaving; if all have left, it waits for the next to
+    join. Slots that were abandoned, or claimed by dead producers, count towards the ``least`` of
     ``pop_many``, which may then return fewer records.
 
     Args:
         slots: The number of records that the ring holds, a power of two.
         dtype: The dtype of a record.
         shape: The shape of a record.
-        segment: Where the ring lies; None: in a segment of its own.
-        producers: How many processes may be producers at the same time.
-        high: A producer that finds this many slots full blocks; None: all.
+        segment: The segment to allocate the ring in; None: a new one.
+        producers: The largest number of producers at the same time.
+        high: A producer blocks when this many slots are full; None: all.
         low: It continues when only this many are full; None: one fewer than ``high``.
         policy: How to wait; None: adaptively.
 
@@ -215,14 +216,14 @@ class SharedRing(_Records, Handle, _core.SharedRing):
 class ByteRing(Handle, _core.ByteRing):
     """A ring of messages of any size from one producer to one consumer.
 
-    ``send(message)`` takes anything with a contiguous buffer; a message that is larger than the
-    ring is sent in parts, while the consumer receives. ``recv()`` returns the next message as
-    ``bytes``; ``peek()`` returns a view of it, valid until ``release()``. A message whose producer
-    gave up (``WaitTimeoutError``) or died half-way is never received.
+    ``send(message)`` takes any object with a contiguous buffer; a message larger than the ring is
+    sent in parts while the consumer receives. ``recv()`` returns the next message as ``bytes``;
+    ``peek()`` returns a view of it, valid until ``release()``. A message is never received if its
+    producer gave up (``WaitTimeoutError``) or died half-way.
 
     Args:
-        capacity: The bytes that the ring holds: a power of two, and whole pages.
-        segment: Where the ring lies; None: in a segment of its own.
+        capacity: The number of bytes that the ring holds: a power of two, and whole pages.
+        segment: The segment to allocate the ring in; None: a new one.
         policy: How to wait; None: adaptively.
 
     Raises:

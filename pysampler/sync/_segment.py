@@ -1,4 +1,8 @@
-"""Segments, the handles to their parts, and how both are sent to other processes."""
+"""Segments, handles to their parts, and the pickling of both.
+
+A segment travels as a file descriptor, a handle as its segment and offset. Each process maps a
+segment once, however often it is received.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,12 @@ if TYPE_CHECKING:
 class Segment(Closing, _core.Segment):
     """Shared memory: a sealed memfd, mapped.
 
-    It has no name: only processes that it was sent to can map it, and nothing is left behind when
-    they die. Only the process that made a segment allocates in it; parts are not freed singly.
+    It has no name: only processes that received it can map it, and nothing is left behind when they
+    die. Only the process that made a segment allocates in it; parts are not freed one by one.
 
     Args:
-        size: How many bytes to allocate memory for, at least 1.
-        room: How many bytes to reserve behind them, for which ``take()`` allocates memory later.
+        size: The number of bytes to allocate, at least 1.
+        room: The number of bytes to reserve behind them; ``take()`` allocates their memory later.
 
     Raises:
         MemoryError: The machine or a limit has too little memory left.
@@ -52,14 +56,14 @@ class Segment(Closing, _core.Segment):
         """Return the segment behind a file descriptor.
 
         Args:
-            fd: The descriptor of a segment's memfd. The caller keeps it.
+            fd: The descriptor of a segment's memfd. The caller still owns it.
 
         Returns:
-            A segment; the same object for each descriptor of one segment.
+            A segment; the same object for all descriptors of one segment.
 
         Raises:
             ValueError: ``fd`` is not a file descriptor.
-            LayoutError: It is not the descriptor of a segment that this version can use.
+            LayoutError: ``fd`` is not the descriptor of a segment that this version can use.
         """
         if not isinstance(fd, int) or not 0 <= fd < 2**31:
             raise ValueError(f"cannot attach segment: fd {fd!r}, expected a file descriptor")
@@ -73,19 +77,20 @@ class Segment(Closing, _core.Segment):
         return segment
 
     def __reduce__(self) -> tuple[Callable[[Any], Segment], tuple[Any]]:
-        # DupFd knows every way a file descriptor reaches a process: inheritance when a child is
-        # started, a socket to one that runs already.
+        # DupFd picks the right way to send a descriptor: inheritance if a child is being started,
+        # a socket if the process is already running.
         return _receive, (reduction.DupFd(self.fd),)
 
 
-# Each process maps a segment once, however many handles to it are received.
+# The segments that this process has mapped, by id.
 _mapped_here: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
-# A fork maps anew what it receives: it has pages of its own for what is on loan (csrc/loan.h).
+# A fork maps received segments again: in its inherited mapping, private pages replace the parts on
+# loan (csrc/loan.h).
 os.register_at_fork(after_in_child=_mapped_here.clear)
 
 
 def _receive(sent: Any) -> Segment:
-    """Return the segment whose descriptor another process has sent."""
+    """Return the segment whose descriptor another process sent."""
     fd = sent.detach()
     try:
         return Segment.from_fd(fd)
@@ -97,7 +102,7 @@ class Handle(Closing):
     """Base class of handles: they pickle, close in a ``with`` block, and know their segment.
 
     A subclass, except ``Array``, also derives from a class of ``_core``. ``_geometry`` holds the
-    arguments of that class, besides segment and offset, with which another process attaches.
+    constructor arguments of that class, besides segment and offset, for attaching elsewhere.
     """
 
     _segment: Segment | None = None
@@ -113,21 +118,21 @@ class Handle(Closing):
         offset: int | None = None,
         policy: _core.WaitPolicy | None = None,
     ) -> None:
-        """Lie at ``offset`` of the segment, anywhere in it, or in a new one of ``size`` bytes."""
+        """Attach at ``offset``, or allocate in the segment or in a new one of ``size`` bytes."""
         self._segment = Segment(size) if segment is None else segment
         self._geometry = geometry
         core.__init__(self, self._segment, *geometry, offset=offset, policy=policy)
 
     @property
     def segment(self) -> Segment:
-        """The segment that it lies in. Raises ClosedError once it is closed."""
+        """The segment of this handle. Raises ClosedError once the handle is closed."""
         if self._segment is None:
             name = type(self).__name__
             raise ClosedError(f"cannot use {name}: it is closed")
         return self._segment
 
     def close(self) -> None:
-        """Release the memory, once no view of it and no other handle is left."""
+        """Release the memory once no view of it and no other handle is left."""
         super().close()  # type: ignore[misc]
         self._segment = None
 
@@ -136,7 +141,7 @@ class Handle(Closing):
         return _attach, (type(self), self.segment, self._geometry, offset)
 
     def place(self) -> Place:
-        """Return where it lies in its segment, for a process that has that segment."""
+        """Return the place in its segment, for a process that has the segment."""
         _, (kind, _, geometry, offset), *state = self.__reduce__()
         return Place(kind, geometry, offset, state[0] if state else {})
 
@@ -158,7 +163,7 @@ class Place:
 
 
 def _attach(cls: type[Handle], segment: Segment, geometry: tuple[Any, ...], offset: int) -> Handle:
-    """Return a handle to what lies at ``offset`` of a segment."""
+    """Return a handle to the part at ``offset`` of a segment."""
     handle = cls.__new__(cls)
     core = next(base for base in cls.__mro__ if base.__module__ == _core.__name__)
     handle._init(core, segment, geometry, offset=offset)
@@ -176,7 +181,7 @@ def plain_dtype(dtype: npt.DTypeLike, what: str) -> np.dtype[Any]:
 
 
 def whole_shape(shape: int | Sequence[int], what: str) -> tuple[int, ...]:
-    """Return ``shape`` as a tuple of ints, or raise ValueError if it is none of at least 0."""
+    """Return ``shape`` as a tuple of ints of at least 0, or raise ValueError."""
     lengths: tuple[Any, ...] = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     for n in lengths:
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 0 <= n < 2**63:
@@ -192,10 +197,10 @@ class Array(Handle):
     Args:
         shape: The shape of the array.
         dtype: Its dtype.
-        segment: Where the array lies; None: in a segment of its own.
+        segment: The segment to allocate the array in; None: a new one.
 
     Raises:
-        ValueError: The shape is not one, or the dtype holds Python objects.
+        ValueError: The shape is invalid, or the dtype holds Python objects.
 
     >>> counts = Array(3, np.int64)
     >>> counts.view[:] = 1, 2, 3
@@ -231,14 +236,14 @@ class Array(Handle):
 
     @property
     def view(self) -> npt.NDArray[Any]:
-        """The array itself: assign to its elements. Raises ClosedError once it is closed."""
+        """The NumPy array; assign to its elements. Raises ClosedError after ``close()``."""
         if self._segment is None:
             raise ClosedError("cannot use Array: it is closed")
         return self._view
 
     @view.setter
     def view(self, value: npt.NDArray[Any]) -> None:
-        if value is not self._view:  # it is after ``array.view += 1``
+        if value is not self._view:  # ``array.view += 1`` assigns the same object
             raise AttributeError("cannot replace the view of an array: assign to array.view[:]")
 
     @property
@@ -247,7 +252,7 @@ class Array(Handle):
         return self._segment is None
 
     def close(self) -> None:
-        """Release the memory, once no view of it is left."""
+        """Release the memory once no view of it is left."""
         self._segment = None
         self._view = np.empty(0)
 

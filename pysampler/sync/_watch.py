@@ -1,4 +1,4 @@
-"""Watches: they notice processes that die."""
+"""Watch: notices dead processes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ class _Process(Protocol):
 
 
 class Watch(Closing, _core.Watch):
-    """A watch that notices at once when processes die, and ends the waits for them.
+    """Notices immediately when processes die, and ends the waits for them.
 
-    It is a native thread with a pidfd for each process. Add a process with the parts that it plays,
+    A native thread holds a pidfd for each process. Add a process, with the parts that it plays,
     while it is known to be alive or has not been joined yet:
 
     ``watch.add(process, flag.poster(), bell.member(3), ring.producer(), ring.consumer(),
     board.writer())``
 
-    What a dead process had posted is still there; a wait for more raises ``LostError``. ``losses``
-    and ``wait()`` say which process was lost, when, and how (for children that were not joined
-    yet). When ``wait()`` returns a loss, all parts of that process are marked; once another process
-    has taken its place, call ``replaced()`` of what it is part of (``revive()`` of a doorbell).
+    Posts that a process made before its death remain; a wait for more raises ``LostError``.
+    ``losses`` and ``wait()`` say which process was lost, when, and how (for children that were not
+    joined yet). When ``wait()`` returns a loss, all parts of that process are marked. Once another
+    process has taken its place, call ``replaced()`` of each flag, ring or board (``revive()`` of a
+    doorbell).
 
     In a worker, ``Watch().leave_with()`` ends this process with its parent, whatever it is doing.
 
@@ -58,11 +59,11 @@ class Watch(Closing, _core.Watch):
             process: A pid, or an object with one (``multiprocessing.Process``,
                 ``subprocess.Popen``).
             *parts: The parts that the process plays, such as ``flag.poster()``.
-            alone: Whether they replace all parts added for this process before.
+            alone: Whether they replace all parts that were added for this process before.
 
         Raises:
             TypeError: One of ``parts`` is not a part.
-            ValueError: ``process`` is not a process that was started.
+            ValueError: ``process`` is not a started process.
         """
         for part in parts:
             if not isinstance(part, _core.Part):
@@ -79,23 +80,23 @@ class Watch(Closing, _core.Watch):
             process: A pid, or an object with one.
 
         Returns:
-            False if it was not watched, or has ended already.
+            False if the process was not watched or has already ended.
         """
         return self._forget_pid(_pid(process))
 
     def settle(self, process: int | _Process) -> bool:
-        """Mark the parts of a process now, if it has ended.
+        """Mark the parts of a process as lost now, if it has ended.
 
         Args:
             process: A pid, or an object with one.
 
         Returns:
-            False if the process lives. If True, all its parts are marked, and none will be later.
+            False if the process is alive. True if all its parts are marked: none will be later.
         """
         return self._settle_pid(_pid(process))
 
     def leave_with(self, process: int | _Process | None = None, code: int = 1) -> None:
-        """End this process when another ends, at once and without cleaning up.
+        """End this process when another ends, immediately and without cleaning up.
 
         Args:
             process: A pid, or an object with one; None: the parent of this process.
@@ -113,7 +114,7 @@ class Watch(Closing, _core.Watch):
             os._exit(code)
 
 
-# Keeps watches of leave_with() alive when no other reference to them is left.
+# Keeps the watches of leave_with() alive, without another reference.
 _for_life: list[Watch] = []
 
 

@@ -213,12 +213,12 @@ BAD = {
     "board read into a number": (
         lambda: sync.Board({"a": np.zeros(1)}).read(5),
         ValueError,
-        "cannot read board: out is not what an earlier read returned",
+        "cannot read board: out is not the result of an earlier read",
     ),
     "board read into numbers": (
         lambda: sync.Board({"a": np.zeros(1)}).read({"a": 1}),
         ValueError,
-        "cannot read board: out is not what an earlier read returned",
+        "cannot read board: out is not the result of an earlier read",
     ),
     "board read into read-only arrays": (
         lambda: (

@@ -396,7 +396,7 @@ class TaskBlock(_core.PythonBlock):
             frame: The frame.
             ids: The simulations.
             calls: The seed and options of each; None: no seeds or options.
-            clear: Whether to clear rewards and ends; False if the frame has the results of a step too.
+            clear: Whether to clear rewards and ends; False if a step has just written them.
         """
         began = now()
         if calls is not None or self._seeds or self._options or not self._all_begun:
