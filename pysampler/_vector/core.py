@@ -207,7 +207,7 @@ class VectorCore:
     def expect_idle(self, what: str) -> None:
         """Raise AlreadyPendingCallError if a call is pending or a sampler uses the envs.
 
-        Drops interrupted calls without a wait, and ends leases that are over.
+        First drop an interrupted call whose results no wait returns, and reclaim an ended lease.
         """
         call = self.call
         if call.name is None and self.lease is None and call.laid_out:

@@ -76,8 +76,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         env_fns: Functions that each make an env.
         shared_memory: Results always travel in shared memory. Pass False only to allow spaces of
             types that gymnasium does not know.
-        copy: Whether returned observations are copies. Large observations are never copied: a frame
-            is not overwritten while you still refer to it.
+        copy: Whether returned observations are copies. Large observations are never copied: their
+            frame is not overwritten while you still refer to them.
         context: How workers start. None or "forkserver" forks them from a clean interpreter, "fork"
             forks this process, and "spawn" starts a new interpreter for each.
         daemon: Ignored: workers always end with this process, and may have children.
@@ -100,7 +100,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         groups: Each worker's envs are split into this many groups, which can be stepped
             independently.
         frames: The number of steps whose results fit into shared memory. With ``copy=False`` a
-            returned observation is a view that stays valid for ``frames - 1`` further steps.
+            returned observation is a view that does not change for ``frames - 1`` further steps.
         wait: How processes wait for each other: "adaptive" learns how long to spin before sleeping;
             "spin", "yield" and "park" are fixed.
         infos: Which infos to keep: "all", "final" (those of steps that end an episode) or "none".

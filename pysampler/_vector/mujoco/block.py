@@ -574,8 +574,8 @@ class TaskBlock(_core.PythonBlock):
             if text := self.simulations.error(int(i)):
                 self._leave(_ERROR, int(i), mujoco.FatalError(text))
 
-    def _leave(self, kind: int, i: int, thing: Any) -> None:
-        self._overflow.append((kind, self.first + i, thing))
+    def _leave(self, kind: int, i: int, value: Any) -> None:
+        self._overflow.append((kind, self.first + i, value))
 
 
 def _bytes_of_seed(seed: int | None) -> Array:
