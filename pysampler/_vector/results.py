@@ -1,8 +1,8 @@
 """Results: writes actions to frames and reads results from them, in gymnasium's form.
 
-Observations, rewards and infos with a column are read from the frame by ``_core.Batch``. Everything
-else (overflow: errors, other infos, observations without a fixed shape) arrives by mail and is
-merged here, in Python, so that only envs that need this pay for it.
+Observations, rewards and infos with a column are read from the frame by ``_core.FrameAccess``.
+Everything else (overflow: errors, other infos, observations without a fixed shape) arrives by mail
+and is merged here, in Python, so that only envs that need this pay for it.
 """
 
 from __future__ import annotations
@@ -147,8 +147,10 @@ class Results:
         """
         frame_of = self.access.frame_of
         rest, final = self._unpack(answers, frame_of) if answers else ([], {})
-        parts = [(group, frame_of(group)) for group in groups]
-        observations, rewards, terminated, truncated, infos, mixed = self.access.read_some(parts)
+        group_frames = [(group, frame_of(group)) for group in groups]
+        observations, rewards, terminated, truncated, infos, mixed = self.access.read_some(
+            group_frames
+        )
         self.access.mark_seen(groups)
         if rest or mixed or final:
             rows = [(frame, env) for group, frame in group_frames for env in self._groups[group]]

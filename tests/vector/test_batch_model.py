@@ -19,7 +19,7 @@ def model(monkeypatch):
 
 
 def rate(model, rule, length=2000, **loop):
-    """Return the env steps a second with a fixed rule."""
+    """Return the env steps per second with a fixed rule."""
     simulated = model.Loop(**{**COSTS, "steps": "constant", **loop})
     return model.simulated(simulated, lambda _: model.Fixed(rule), length, warm_up=100)
 
@@ -32,8 +32,8 @@ def test_round_time_is_the_sum_of_its_parts(model):
     assert rate(model, WaitRule(16), workers=2, envs=16, **policy) == pytest.approx(16 / seconds)
 
 
-def test_workers_go_on_while_the_parent_answers_others(model):
-    """With a policy that costs nothing two workers are always at work."""
+def test_workers_keep_stepping_while_the_parent_answers_others(model):
+    """With a free policy, both workers are always busy."""
     assert rate(model, WaitRule(4), workers=2, envs=16) == pytest.approx(2 / 100e-6)
 
 
@@ -52,7 +52,7 @@ def test_isolated_straggler_does_not_delay_other_envs(model):
     assert rate(model, WaitRule(9), isolated=True, **slow) > 1.03 * rate(model, WaitRule(9), **slow)
 
 
-def test_a_parent_without_a_cpu_of_its_own_delays_workers(model):
+def test_parent_that_shares_a_cpu_delays_workers(model):
     enough = rate(model, WaitRule(4), workers=2, envs=16)
     assert rate(model, WaitRule(4), workers=2, envs=16, cpus=3) == enough
     assert rate(model, WaitRule(4), workers=2, envs=16, cpus=2) < 0.97 * enough

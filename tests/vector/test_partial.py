@@ -166,7 +166,7 @@ def test_recv_returns_the_ready_envs_at_its_timeout(gated, timeout):
     assert envs.recv(min_envs=1)[1].tolist() == [0]
 
 
-def test_as_many_as_are_chosen_are_waited_for(gated, monkeypatch):
+def test_recv_auto_waits_for_the_chosen_number_of_envs(gated, monkeypatch):
     monkeypatch.setattr(
         BatchTuner, "called", lambda tuner: setattr(tuner, "rule", WaitRule(2)) or now()
     )

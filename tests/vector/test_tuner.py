@@ -19,7 +19,7 @@ SECOND = 1_000_000_000
 class Loop:
     """A loop of recv and policy with a simulated clock.
 
-    ``batch`` returns, for a rule, the envs that a batch has and the ns that it takes.
+    ``batch`` returns, for a rule, the number of envs in a batch and its duration in ns.
     """
 
     def __init__(self, batch, given, envs=16, **options):
@@ -43,7 +43,7 @@ class Loop:
 
 
 def priced(prices):
-    """Batches of as many envs as are waited for, which cost so many ns each."""
+    """Return a ``batch`` for Loop: exactly ``min_envs`` envs, at a price in ns for each."""
     return lambda rule: (rule.min_envs, prices[rule] * rule.min_envs)
 
 
@@ -51,19 +51,19 @@ FOUR = [WaitRule(16), WaitRule(12), WaitRule(8), WaitRule(1)]
 
 
 @pytest.mark.parametrize("best", FOUR)
-def test_the_way_with_the_most_steps_a_second_is_chosen(best):
+def test_fastest_batch_setting_is_chosen(best):
     prices = {rule: 50_000 if rule == best else 60_000 for rule in FOUR}
     choice = Loop(priced(prices), FOUR, timeouts=False).trial()
     assert (choice.min_envs, choice.timeout) == best
     assert choice.rates == {tuple(rule): pytest.approx(1e9 / ns) for rule, ns in prices.items()}
 
 
-def test_all_envs_are_waited_for_where_nothing_is_better():
+def test_all_envs_are_awaited_unless_something_is_clearly_faster():
     prices = {WaitRule(16): 50_000, WaitRule(12): 50_000, WaitRule(8): 49_900, WaitRule(1): 55_000}
     assert Loop(priced(prices), FOUR, timeouts=False).trial().min_envs == 16
 
 
-def test_a_choice_stays_twenty_times_as_long_as_its_trial_took():
+def test_choice_is_kept_for_twenty_times_its_trial():
     prices = {
         WaitRule(16): 90_000,
         WaitRule(12): 80_000,
@@ -78,8 +78,8 @@ def test_a_choice_stays_twenty_times_as_long_as_its_trial_took():
     assert 20 * took <= loop.now - took <= 20 * took + SECOND
 
 
-def test_noise_does_not_decide():
-    """Rare long steps hold up all rules but one, though none of them in each window."""
+def test_rare_slow_steps_do_not_change_the_choice():
+    """Rare long steps slow all rules but one, though not in every window."""
     for seed in range(10):
         dice = random.Random(seed)
 
@@ -92,20 +92,20 @@ def test_noise_does_not_decide():
         assert Loop(batch, FOUR, timeouts=False).trial().min_envs == 8, seed
 
 
-def test_a_pause_of_the_caller_counts_against_no_way():
+def test_pauses_of_the_caller_are_not_measured():
     prices = {WaitRule(16): 60_000, WaitRule(12): 60_000, WaitRule(8): 50_000, WaitRule(1): 60_000}
     loop = Loop(priced(prices), FOUR, timeouts=False)
     turns = 0
     while loop.tuner.choice.trials == 0:
         best = loop.tuner.rule == WaitRule(8)
         turns += best
-        # It learns for a second, twice while the best rule is measured.
+        # The caller trains for a second, twice while the best rule is measured.
         loop.turn(SECOND if best and turns in (10, 20) else 0)
     assert turns > 20
     assert loop.tuner.choice.min_envs == 8
 
 
-def test_a_changed_rate_ends_the_rest():
+def test_changed_rate_starts_a_new_trial():
     loop = Loop(
         priced({WaitRule(16): 50_000, WaitRule(1): 50_000}),
         [WaitRule(16), WaitRule(1)],
@@ -159,7 +159,7 @@ def _with_policy(loop):
         ([1] * 64, 64, [64, 63, 62, 60, 56, 48, 32, 16, 1]),
     ],
 )
-def test_which_ways_there_are(groups, max_envs, expected):
+def test_candidate_batch_sizes_depend_on_groups_and_max_envs(groups, max_envs, expected):
     assert [rule.min_envs for rule in wait_rules(groups, max_envs)] == expected
 
 
