@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Background"]
 
-# Python handles a signal before it waits or when one interrupts the wait. One that arrives in
-# between, while another thread is given the GIL, would be handled only when the wait is over: so
-# no wait is longer than this, in seconds.
+# The longest wait, in seconds. Python handles a signal before it waits, or when the signal
+# interrupts the wait. A signal that arrives in between, while the GIL goes to another thread, would
+# be handled only when the wait is over.
 _SLICE = 0.1
-# How long to sleep between two looks whether the thread has ended, in seconds.
+# Seconds to sleep between two checks of the thread's end.
 _LOOK = 0.0005
 
 
 class Background:
-    """A thread that runs one task at a time, whose end the caller waits for."""
+    """A thread that runs one task at a time; the caller waits for the task."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -42,7 +42,7 @@ class Background:
         self._tasks.put(task)
 
     def wait(self) -> None:
-        """Wait until the task has ended, and raise what it raised."""
+        """Wait until the task has ended; raise its exception, if any."""
         while True:
             try:
                 error = self._errors.get(timeout=_SLICE)
@@ -57,8 +57,8 @@ class Background:
         self._tasks.put(None)
         if threading.current_thread() is self._thread:  # the garbage collector ran here
             return False
-        # Not with join(): if an exception of a signal handler interrupts it, Python 3.11 believes
-        # that the thread has ended. Not by the clock: this process may be suspended.
+        # Not with join(): if a signal handler's exception interrupts it, Python 3.11 assumes that
+        # the thread has ended. Not by the clock: this process may be suspended.
         for _ in range(int(SHUTDOWN_TIMEOUT_S / _LOOK)):
             if self._ended:
                 break

@@ -27,11 +27,11 @@ __all__ = ["RolloutBuilder"]
 class RolloutBuilder:
     """Builds rollouts from frames, one after the other.
 
-    A rollout lies in a *slot*: ``horizon + 1`` frames in a row. It is lent to the user: the slot is
-    free again once nothing refers to an array of that rollout.
+    A rollout takes up a *slot*: ``horizon + 1`` frames in a row. It is lent to the user: the slot
+    is free again once nothing refers to an array of that rollout.
 
     Args:
-        setup: What the runner was made with.
+        setup: The arguments of the runner.
         spec: The spaces that the policy sees.
     """
 
@@ -41,12 +41,13 @@ class RolloutBuilder:
         self._options = setup.options
         self._spec = spec
         self._tally = Tally(setup.prepared.so_far)
-        # By slot, then by the id of the array of all frames, which lives as long as the runner.
+        # By slot, then by the id of the array of all frames. Ids are unique, because that array
+        # lives as long as the runner.
         self._lent: defaultdict[int, dict[int | str, _core.Lent]] = defaultdict(dict)
         self._busy = setup.core.pool.busy_seconds()  # of all envs together, up to the last rollout
 
     def held(self, slot: int) -> bool:
-        """Return whether anything refers to an array of the rollout that lies in a slot."""
+        """Return whether anything refers to an array of the rollout in a slot."""
         return any(array.held for array in self._lent[slot].values())
 
     def _lend(self, slot: int, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -59,7 +60,7 @@ class RolloutBuilder:
         return view
 
     def _marks(self, slot: int, envs: int) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return the arrays that say what the steps of a rollout are."""
+        """Return the arrays that classify the steps of a rollout."""
         lent, horizon = self._lent[slot], self._options.horizon
         for name, rows in (("starts", horizon + 1), ("valid", horizon), ("lost", horizon)):
             if name not in lent:
@@ -73,7 +74,7 @@ class RolloutBuilder:
 
         Args:
             runner: The runner.
-            slot: The slot that the rollout lies in.
+            slot: The slot of the rollout.
             version: The version of the policy.
             lag: How many rollouts old the policy is.
             learner_seconds: Seconds since the last rollout was returned.
@@ -119,7 +120,7 @@ class RolloutBuilder:
             final_observations=batch(spec.observation_tree, policy.final_observations, stepped),
             extras={name: acted(array) for name, array in policy.recorded.items()},
             state=policy.recorded_state(acted),
-            infos=mapped(np.array, infos),  # not of the frames: their columns are not lent
+            infos=mapped(np.array, infos),  # copies, because columns of infos are not lent
             info_masks=mapped(np.array, info_masks),
             options=observed(frames.options_versions),
             version=version,
@@ -130,7 +131,7 @@ class RolloutBuilder:
         )
 
     def _seconds(self, runner: RolloutRunner) -> dict[str, float]:
-        """Return where the time since the last rollout went."""
+        """Return how the time since the last rollout was spent."""
         busy_before, self._busy = self._busy, self._core.pool.busy_seconds()
         per_worker = (self._busy - busy_before) / max(1, self._num_workers)
         seconds, runner.seconds = runner.seconds, dict.fromkeys(runner.seconds, 0.0)

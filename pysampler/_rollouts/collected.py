@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RESERVED", "Collected"]
 
-# Names in what is collected that the policy's extras cannot have.
+# Fields of collected episodes, whose names the policy's extras cannot have.
 RESERVED = {
     *("observations", "actions", "rewards", "offsets", "mask", "task", "env", "terminated"),
     *("truncated", "last_observations"),
@@ -38,13 +38,13 @@ class Collected:
     episodes: list[list[Episode]]
 
     def ragged(self) -> dict[str, Any]:
-        """Return the steps of all episodes, one episode behind the other.
+        """Return the steps of all episodes, one episode after the other.
 
         Returns:
             ``observations``, ``actions``, ``rewards`` and the policy's extras, with a row for each
             step: those of episode i are ``[offsets[i] : offsets[i + 1]]``. ``task``, ``env``,
             ``terminated``, ``truncated`` and ``last_observations`` have a row for each episode;
-            ``last_observations`` is zeros where the episode terminated.
+            ``last_observations`` is zeros if the episode terminated.
         """
         episodes = self._flat()
         return {
@@ -57,8 +57,8 @@ class Collected:
         """Return the steps of all episodes as ``[episodes, longest, ...]`` arrays.
 
         Returns:
-            ``observations``, ``actions``, ``rewards`` and the policy's extras, with zeros behind
-            each episode, and a ``mask`` of steps; beside them what ``ragged`` has by episode.
+            ``observations``, ``actions``, ``rewards`` and the policy's extras, padded with zeros
+            after each episode, a ``mask`` of steps, and the fields that ``ragged`` has by episode.
         """
         episodes = self._flat()
         lengths = np.array([len(episode) for episode in episodes])
@@ -97,7 +97,7 @@ class Collected:
 
 
 def _by_step(join: Callable[..., npt.NDArray[Any]], episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return what episodes have for each step; ``join`` makes one array of many."""
+    """Return the per-step fields of all episodes; ``join`` combines their arrays into one."""
     trees = [
         {
             "observations": episode.observations,

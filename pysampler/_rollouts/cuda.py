@@ -1,4 +1,4 @@
-"""Copies of rollouts to a GPU: CUDA reads the shared memory while the CPU goes on."""
+"""Copies of rollouts to a GPU: CUDA reads the shared memory while the CPU does other work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cuda_in_use", "is_cuda", "record_copies", "register_memory", "wait_for_copies"]
 
-_registered: dict[int, int] = {}  # memory registered with CUDA: address and size
+_registered: dict[int, int] = {}  # memory registered with CUDA: size by address
 _copy_events: dict[int, Any] = {}  # by address, the CUDA event at the end of the last copies
 
 
@@ -31,7 +31,7 @@ def cuda_in_use() -> bool:
 
 
 def register_memory(memory: npt.NDArray[np.uint8]) -> None:
-    """Let CUDA copy from this memory by itself. Where it refuses, copies are only slower."""
+    """Let CUDA copy from this memory by DMA. If CUDA refuses, copies are only slower."""
     import torch  # noqa: PLC0415
 
     address, size = memory.ctypes.data, memory.nbytes
@@ -52,16 +52,16 @@ def _unregister(address: int) -> None:
 
 
 def record_copies(memory: npt.NDArray[np.uint8], device: Any) -> None:
-    """Remember the copies from this memory that have been started, for ``wait_for_copies``."""
+    """Remember the copies started from this memory, for ``wait_for_copies``."""
     import torch  # noqa: PLC0415
 
-    if memory.ctypes.data in _registered:  # of other memory CUDA has a copy by now
+    if memory.ctypes.data in _registered:  # CUDA has already copied other memory
         event = torch.cuda.current_stream(device).record_event()
         _copy_events[memory.ctypes.data] = event
 
 
 def wait_for_copies(memory: npt.NDArray[np.uint8]) -> None:
-    """Wait until the GPU has read this memory, which is about to be written again."""
+    """Wait until the GPU has read this memory. Call this before the memory is written again."""
     address = memory.ctypes.data
     if (event := _copy_events.get(address)) is not None:
         event.synchronize()

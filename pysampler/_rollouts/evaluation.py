@@ -1,4 +1,4 @@
-"""Evaluation of a policy over a number of whole episodes, without preferring short ones."""
+"""Evaluation of a policy over a fixed number of episodes, without a bias to short ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluation", "evaluate"]
 
-# Steps between checks whether there are enough episodes. Further steps are dropped.
+# Steps between checks for enough episodes. Surplus steps are dropped.
 _HORIZON = 64
 
 
@@ -80,27 +80,27 @@ def evaluate(
 ) -> Evaluation:
     """Run a policy for exactly ``episodes`` episodes.
 
-    The episodes are shared out among the envs beforehand: counting those that end first would
-    prefer short ones. What an env does beyond its share is not counted.
+    Each env gets its share of the episodes in advance, because counting the first ones to end would
+    favor short episodes. Episodes beyond an env's share are not counted.
 
     Args:
-        envs: What :class:`pysampler.Rollouts` takes; or open rollouts, whose vector env is used
-            meanwhile, and whose next rollout begins with a reset.
-        policy: A policy, as of :class:`pysampler.Rollouts`.
+        envs: The ``envs`` of :class:`pysampler.Rollouts`; or open rollouts, whose vector env is
+            borrowed; their next rollout begins with a reset.
+        policy: A policy, as in :class:`pysampler.Rollouts`.
         episodes: How many episodes to count.
         num_envs: How many envs to make; by default one for each episode, up to 8.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
-        policy_in: Where the policy acts, as of :class:`pysampler.Rollouts`.
-        overlap: Whether to sample beside the counting, as of :class:`pysampler.Rollouts`.
+        policy_in: Where the policy acts, as in :class:`pysampler.Rollouts`.
+        overlap: Whether to sample while counting, as in :class:`pysampler.Rollouts`.
         min_envs: Act as soon as this many envs are ready, instead of all.
         timeout: Act after this many seconds for the envs that are ready.
         threads: Threads that torch may use while a policy in "main" acts on the CPU.
-        device: A torch device where a policy in "main" acts, as of :class:`pysampler.Rollouts`.
-        leave_out: The parts of observations that have no fixed shape, as of
-            :class:`pysampler.Rollouts`; those of open rollouts by default.
-        max_steps: The number of steps within which each episode has to end.
-        normalize: Normalise observations by these statistics, which stay as they are; by default
-            those of open rollouts, if they have any. Returns are of the envs' own rewards.
+        device: The torch device of a policy in "main", as in :class:`pysampler.Rollouts`.
+        leave_out: The parts of observations that have no fixed shape, as in
+            :class:`pysampler.Rollouts`; by default those of the open rollouts.
+        max_steps: Raise if an episode takes more than this many steps.
+        normalize: Normalise observations with these statistics, without updating them; by default
+            those of the open rollouts, if any. Returns sum the envs' own rewards.
         seed: Seed of the first reset and of the policy's random numbers.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
             ``make_vec``, for the envs to make.
@@ -109,7 +109,7 @@ def evaluate(
         Returns and lengths of the episodes.
 
     Raises:
-        ValueError: An episode did not end within ``max_steps``: the env may have no end.
+        ValueError: An episode did not end within ``max_steps``: the env may never end one.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -165,15 +165,15 @@ def _count(rollouts: Rollouts, episodes: int, max_steps: int) -> Evaluation:
         ended = rollout.ended
         steps += rollout.lengths
         steps[ended.env] = 0
-        steps[to_array(rollout.lost).any(axis=0)] = 0  # other envs with new episodes
+        steps[to_array(rollout.lost).any(axis=0)] = 0  # replaced envs begin new episodes
         for env, total, length in zip(ended.env, ended.returns, ended.lengths, strict=True):
             if len(counted[env]) < shares[env]:
                 counted[env].append((float(total), int(length)))
                 steps[env] = max(steps[env], length * (length > max_steps))
         if len(late := np.flatnonzero(busy & (steps > max_steps))) > 0:
             raise ValueError(
-                f"cannot evaluate: an episode of env {late[0]} has made more than {max_steps} "
-                "steps, max_steps; give envs without an end a gymnasium.wrappers.TimeLimit"
+                f"cannot evaluate: an episode of env {late[0]} took more than max_steps, "
+                f"{max_steps}; wrap envs that never end in gymnasium.wrappers.TimeLimit"
             )
     returns, lengths = zip(*(row for rows in counted for row in rows), strict=True)
     return Evaluation(np.array(returns), np.array(lengths))

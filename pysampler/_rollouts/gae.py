@@ -22,7 +22,7 @@ def gae(
     last_values: npt.NDArray[Any],
     terminated: npt.NDArray[np.bool_],
     truncated: npt.NDArray[np.bool_],
-    cut_values: npt.NDArray[Any] = np.zeros(0),  # noqa: B008 - not written to
+    cut_values: npt.NDArray[Any] = np.zeros(0),  # noqa: B008 - never written to
     *,
     valid: npt.NDArray[np.bool_] | None = None,
     cut: tuple[Any, Any] | None = None,
@@ -32,8 +32,8 @@ def gae(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return advantages by generalized advantage estimation, and returns, of ``[T, N]`` arrays.
 
-    The envs are expected to reset in the step that ends their episode, so that ``values[t + 1]``
-    is then a value of the next episode. Returns are advantages + values.
+    Envs must reset in the step that ends their episode, so that ``values[t + 1]`` is then a value
+    of the next episode. Returns are advantages + values.
 
     Args:
         rewards: ``[T, N]``.
@@ -41,8 +41,8 @@ def gae(
         last_values: ``[N]``, of the observations after each env's last step.
         terminated: ``[T, N]``: nothing comes after these steps.
         truncated: ``[T, N]``: the episode was cut off after these steps.
-        cut_values: Of the observations that truncated episodes ended with, in the order of ``cut``.
-        valid: ``[T, N]``: steps that were made. In others both results are 0, and earlier steps
+        cut_values: Of the last observations of truncated episodes, in the order of ``cut``.
+        valid: ``[T, N]``: steps that were made. For others both results are 0, and earlier steps
             ignore them.
         cut: Step and env of each truncated episode; by default all that did not also terminate.
         lengths: ``[N]``: the number of steps of each env, if some made fewer than T.
@@ -85,10 +85,10 @@ def gae(
     if cut_values.shape != (len(cut[0]),):
         raise ValueError(
             f"cannot {_DOING}: cut_values of shape {cut_values.shape}, expected ({len(cut[0])},): "
-            "those of cut_observations"
+            "the values of cut_observations"
         )
     dtype = np.result_type(values.dtype, np.float32)
-    next_values = np.empty((steps, envs), dtype)  # of what came after each step
+    next_values = np.empty((steps, envs), dtype)  # of the observation after each step
     next_values[:-1] = values[1:]
     next_values[-1] = last_values
     if lengths is not None and (lengths < steps).any():

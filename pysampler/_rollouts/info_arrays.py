@@ -33,14 +33,14 @@ def info_arrays(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return arrays of infos by key, dicts of arrays for dicts, and masks of the same structure.
 
-    Where an episode ended, these are the infos of its last step, not of the reset after it. A key
-    that no env has given yet is left out. The value is 0 where an env gave none, and its mask is
+    At the end of an episode, the infos are those of its last step, not of the reset after it. A key
+    that no env has given yet is left out. Where an env gave no info, the value is 0 and the mask
     False.
 
     Args:
         keys: Keys of infos.
         results: The columns of infos.
-        frames: The frames that the columns lie in.
+        frames: The frames that hold the columns.
         steps: The frames with the results of the rollout's steps.
         mailed_infos: Infos without a column: their frame, env and dict.
         over: Where a step ended an episode.
@@ -57,7 +57,7 @@ def info_arrays(
         for at, env, info in mailed_infos
         if at >= steps.start
     ]
-    seen: dict[Path, _Kind | type] = {}  # what lies at each path
+    seen: dict[Path, _Kind | type] = {}  # the kind of value at each path
     for column in columns:
         if column.path != ("final_info",) and column.dtype is not None:
             kind = column.of or (column.dtype, column.shape)
@@ -73,7 +73,7 @@ def info_arrays(
                 place = "".join(f"[{part!r}]" for part in path)
                 results.warn_once(
                     f"info{place} is a {kind.__name__}, expected numbers, arrays of numbers or "
-                    "dicts of these: it is left out"
+                    "dicts of these; it is left out"
                 )
         if not paths and (names := _names_without(key, seen, ended=bool(over.any()))) is not None:
             results.warn_once(f"no env has given info {key!r}, which is left out; got {names}")
@@ -86,13 +86,13 @@ def info_arrays(
                 value = _get(info, path)
                 if value is not None and _fits(value, values):
                     dtype = np.result_type(values, np.asarray(value))
-                    values = values.astype(dtype, copy=False)  # of a type without a column
+                    values = values.astype(dtype, copy=False)  # the info's type may have no column
                     values[t, env] = value
                     mask[t, env] = True
             if not valid.all():  # a step under way may still be writing to its row
                 mask = mask & valid
                 values = values.copy()
-            values[~mask] = 0  # what an earlier rollout had there
+            values[~mask] = 0  # values of an earlier rollout
             _set(arrays, path, values)
             _set(masks, path, mask)
     return arrays, masks
@@ -104,7 +104,7 @@ def _of_step(info: dict[str, Any], over: np.bool_) -> Any:
 
 
 def _leaves(tree: Mapping[Any, Any], path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the value of all that is no dict in a dict of dicts."""
+    """Yield the path and the value of each leaf of a dict of dicts."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, (*path, key))
@@ -113,7 +113,7 @@ def _leaves(tree: Mapping[Any, Any], path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _see(seen: dict[Path, _Kind | type], path: Path, kind: _Kind | type) -> None:
-    """Note what lies at a path: a number or an array, if there ever was one."""
+    """Note the kind of the value at a path; a number or an array takes precedence."""
     if not isinstance(seen.get(path), tuple):
         seen[path] = kind
 
@@ -131,10 +131,10 @@ def _is_number(column: Column) -> bool:
 
 
 def _names_without(key: str, seen: Iterable[Path], *, ended: bool) -> str | None:
-    """Return the names of all infos, for a warning that a key is not among them, if it is due.
+    """Return the names of all infos for a warning that none has this key; None for no warning.
 
-    Not before an episode has ended, since envs may give it with the last step, unless the key looks
-    like a mistake; and not where no env has given any info.
+    There is no warning before an episode has ended, because envs may give the info with the last
+    step, unless the key looks like a typo; nor if no env has given any info.
     """
     names = sorted({str(path[0]) for path in seen})
     if names and (ended or difflib.get_close_matches(str(key), names, 1)):
@@ -147,7 +147,7 @@ def _without_final(path: Path) -> Path:
 
 
 def _get(tree: Any, path: Path) -> Any:
-    """Return what lies at a path of a dict of dicts, or None."""
+    """Return the value at a path of a dict of dicts, or None."""
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
@@ -169,10 +169,10 @@ def _joined(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     """Join all columns of a path in the memory of the first; return values and a mask.
 
-    Without columns, which large arrays have no room for, both are new.
+    Without columns (large arrays have none), both are new arrays.
 
     Args:
-        frames: The frames that the columns lie in.
+        frames: The frames that hold the columns.
         steps: The frames with the results of the rollout's steps.
         during: Columns of infos.
         final: Columns of the ``final_info`` of episodes.

@@ -1,4 +1,4 @@
-"""Runners whose policy acts in this process: their base class, and the one that takes turns."""
+"""Runners with the policy in this process: the base class, and one that acts in turns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["MainRunner", "TurnRunner"]
 class MainRunner(RolloutRunner):
     """Base class for runners whose policy acts in this process.
 
-    With ``overlap`` a background thread fills the frames, with a copy of the policy.
+    With ``overlap`` a background thread fills the frames, acting with a copy of the policy.
     """
 
     def __init__(self, setup: RunnerSetup) -> None:
@@ -44,7 +44,7 @@ class MainRunner(RolloutRunner):
         self._stopped = False
         self._copy_fingerprint: bytes | None = None  # of the policy that was copied last
         self._background = Background() if overlap else None
-        # Beside a background thread they would be the user's, too.
+        # The setting is per process: with a background thread it would affect the user's code, too.
         self._threads = None if overlap else self._options.threads
         self._copy_seeds = np.random.SeedSequence(setup.entropy)
         if overlap and is_module(setup.policy):
@@ -54,7 +54,7 @@ class MainRunner(RolloutRunner):
         self.policy.caller.seed_generators(setup.entropy, self.frames.envs)
 
     def start(self, base: int) -> None:
-        """Begin a rollout at frame ``base``, with the policy as it is now."""
+        """Begin a rollout at frame ``base``, with the current policy."""
         self._base = base
         if self._background is not None:
             self._copy_policy()
@@ -63,10 +63,9 @@ class MainRunner(RolloutRunner):
             self._background.start(self._fill)
 
     def _copy_policy(self) -> None:
-        """Bring the copy that acts up to date: the weights of a module, or another copy.
+        """Update the copy that acts: the weights of a module, or a new copy of any other policy.
 
-        Another copy is made if the policy has changed; one that stays draws on from its own random
-        numbers.
+        Without a change of the policy the copy stays, and its random numbers continue.
         """
         if is_module(self._given_policy):
             copy_weights(self.policy.caller.policy, self._given_policy)
@@ -86,17 +85,17 @@ class MainRunner(RolloutRunner):
             self._background.wait()
 
     def stop(self) -> None:
-        """Begin no further step."""
+        """Start no more steps."""
         self._stopped = True
 
     def end(self) -> bool:
-        """Stop; return whether nothing but the pool is busy afterwards."""
+        """Stop; return whether only the pool may still be busy."""
         self.stop()
         return self._background is None or self._background.end()
 
     def _fill(self) -> None:
-        # The background thread does not take the turn: calls that would harm it are refused since
-        # the envs are leased, and users may set options and read counters.
+        # The background thread does not take the turn: the lease refuses calls that would harm it,
+        # and users may set options and read counters meanwhile.
         turn = contextlib.nullcontext() if self._background else self._core.enter("rollouts")
         threads_before = get_torch_threads()
         try:
@@ -108,7 +107,6 @@ class MainRunner(RolloutRunner):
                 set_torch_threads(threads_before)
 
     def _fill_frames(self) -> None:
-        """Fill the frames of the rollout."""
         raise NotImplementedError
 
     def _expect_running(self) -> None:
@@ -116,7 +114,7 @@ class MainRunner(RolloutRunner):
             raise closed_error()
 
     def _timed(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Let the policy act by this call, and count the time."""
+        """Call ``act``, and add the time to the policy's."""
         began = now()
         act(*arguments)
         self.seconds["policy"] += (now() - began) / 1e9
@@ -124,7 +122,7 @@ class MainRunner(RolloutRunner):
             track.end(_core.Track.POLICY, 0, began)
 
     def _handle(self, answers: Sequence[Answer], frame_of: Mapping[int, int]) -> None:
-        """Mark lost envs, and keep mailed infos, of groups whose step ended at these frames."""
+        """Mark lost envs and keep mailed infos, for groups whose step ended at these frames."""
         if failures := self._core.results.failed(answers):
             raise self._pool.error_of(*first(failures))
         for group, overflow, replaced in answers:
@@ -139,7 +137,7 @@ class MainRunner(RolloutRunner):
 
 
 class _Part(NamedTuple):
-    """Groups that step together, their envs, and what lets the policy act for them."""
+    """Groups that step together, their envs, and a function that acts for them at a frame."""
 
     groups: list[int]
     envs: Any
@@ -147,7 +145,7 @@ class _Part(NamedTuple):
 
 
 class TurnRunner(MainRunner):
-    """Acts for all envs together, or in turn for one part of each worker's envs.
+    """Acts for all envs together, or for one part of each worker's envs after the other.
 
     While the policy acts for one part, the others step.
     """
@@ -155,10 +153,11 @@ class TurnRunner(MainRunner):
     def __init__(self, setup: RunnerSetup) -> None:
         super().__init__(setup)
         self._parts = _parts(setup.core)
-        # What the policy returned for the first frame: for all envs, with unseeded generators.
+        # The policy's outputs for the first frame were computed for all envs, with unseeded
+        # generators: they are reused only if this runner would ask for the same.
         fits = len(self._parts) == 1 and not self.policy.caller.uses_generators
         self._outputs = setup.prepared.outputs if fits else None
-        self._last_frame = 0  # with the newest observations
+        self._last_frame = 0  # has the newest observations
 
     def _fill_frames(self) -> None:
         base, end = self._base, self._base + self._horizon
@@ -192,12 +191,12 @@ class TurnRunner(MainRunner):
             self._timed(self.policy.write, at, part.envs, *outputs)
 
     def _round(self, part: _Part, at: int) -> None:
-        """Let all envs step to a frame."""
+        """Step all envs, with frame ``at`` for the results."""
         began = now()
         self._stepped(part, at, self._pool.round(at), began)
 
     def _receive(self, part: _Part, at: int) -> None:
-        """Wait until a part has stepped to a frame."""
+        """Wait until a part has written its results to frame ``at``."""
         began = now()
         answers = self._pool.wait_for(part.groups)
         self._pool.take(part.groups)
@@ -213,7 +212,7 @@ class TurnRunner(MainRunner):
 def _parts(core: VectorCore) -> list[tuple[list[int], Any]]:
     """Return the parts that the policy acts for in turn, each as its groups and their envs.
 
-    The n-th part has the n-th group of each worker.
+    Part n consists of the n-th group of each worker.
     """
     parts: dict[int, list[int]] = {}
     seen: Counter[int] = Counter()  # groups of each worker

@@ -1,4 +1,4 @@
-"""Sampling many tasks at once, for meta-RL: each env has its own task."""
+"""Sampling many tasks at once, for meta-RL: one task per env."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Ready:
         envs: The indices of the envs.
         tasks: The index of each env's task among the sampler's tasks.
         observations: The observations to act on.
-        rewards: The rewards of the steps that led there; 0 where an env has only been reset.
-        terminated: Whether those steps ended an episode so; the observation is then the next one's.
-        truncated: The same.
-        infos: What those steps gave under the sampler's ``info_keys``, as in a vector env: each key
-            with an array, and a mask under the key with ``_`` before it.
+        rewards: The rewards of the steps that led there; 0 if an env has only been reset.
+        terminated: Whether the step terminated an episode; the observation then begins the next.
+        truncated: Whether the step truncated an episode; the same holds.
+        infos: The steps' infos under the sampler's ``info_keys``, as in a vector env: each key
+            has an array, and the key with a leading ``_`` a mask.
     """
 
     envs: npt.NDArray[np.int64]
@@ -63,26 +63,28 @@ class MultiTaskSampler(Uncopyable, Closing):
     """Samples a policy in many envs, each of which has a task.
 
     Args:
-        envs: A :class:`pysampler.VectorEnv`, or what :class:`pysampler.Rollouts` makes one of. Envs
-            have the methods ``sample_tasks(n)`` and ``reset_task(task)`` (of ``env.unwrapped``).
-            Those of a vector env must also take tasks as options of ``reset``: the envs of
-            :mod:`pysampler.envs.meta` do, ``pysampler.envs.meta.TaskWrapper`` lets others.
+        envs: A :class:`pysampler.VectorEnv`, or anything that :class:`pysampler.Rollouts` makes one
+            from. ``env.unwrapped`` must have the methods ``sample_tasks(n)`` and
+            ``reset_task(task)``. In a vector env of yours, envs must also take tasks as options of
+            ``reset``: the envs of :mod:`pysampler.envs.meta` do; wrap others in
+            ``pysampler.envs.meta.TaskWrapper``.
         policy: A function ``policy(observations, tasks, params)`` that returns actions, or
-            ``(actions, extras)``. Row i is of the task with the index ``tasks[i]``; ``params`` is
-            what was passed to ``sample``, as parameters that were adapted to each task. Or, if it
-            has a parameter ``params`` that is not its third, ``policy(observations,
-            params=params)``: where ``params`` is a list, with the item of each task. Otherwise
-            as of :class:`pysampler.Rollouts`; recurrent policies have a parameter named ``state``.
+            ``(actions, extras)``. Row i belongs to the task with the index ``tasks[i]``; ``params``
+            is the argument of ``sample``, such as parameters adapted to each task. Or, if it has a
+            parameter ``params`` that is not its third, ``policy(observations, params=params)``: if
+            ``params`` is a list, the policy is called once per task, with that task's item.
+            Otherwise as in :class:`pysampler.Rollouts`; recurrent policies have a parameter named
+            ``state``.
         num_envs: How many envs to make.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
         min_envs: Act as soon as this many envs are ready, instead of all.
         timeout: Act after this many seconds for the envs that are ready.
-        seed: Seed of the tasks, of the first reset and of the policy's ``generators``.
+        seed: Seed of the tasks, the first reset and the policy's ``generators``.
         info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
-        normalize: A :class:`pysampler.Normalizer`, of all tasks together.
-        leave_out: The parts of observations that have no fixed shape, as of
+        normalize: A :class:`pysampler.Normalizer`, shared by all tasks.
+        leave_out: The parts of observations that have no fixed shape, as in
             :class:`pysampler.Rollouts`.
-        device: A torch device where the policy acts, as of :class:`pysampler.Rollouts`.
+        device: The torch device of the policy, as in :class:`pysampler.Rollouts`.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
             ``make_vec``, for the envs to make.
 
@@ -122,7 +124,7 @@ class MultiTaskSampler(Uncopyable, Closing):
         vector_kwargs = vector_options("sample tasks", vector_kwargs, options, MultiTaskSampler)
         if seed is not None:
             seed = whole_number("sample tasks", "seed", seed, 0)
-        arguments.deadline(timeout, "sample tasks")  # raises if it is none
+        arguments.deadline(timeout, "sample tasks")  # raises if it is not a timeout
         self.policy = policy
         self._seed = seed
         self._seeds_used = 0
@@ -140,7 +142,7 @@ class MultiTaskSampler(Uncopyable, Closing):
         self._random = np.random.default_rng(None if seed is None else [seed, 1])
         self._closed = False
         self.tasks: list[Any] = []
-        self._tasks_are_set = True  # the envs have ``tasks``
+        self._tasks_are_set = True  # the envs have received ``tasks``
         with vector_env_of(
             *(envs, num_envs, vector_kwargs, "sample tasks"), wrappers=[TaskWrapper]
         ) as leasable:
@@ -152,14 +154,14 @@ class MultiTaskSampler(Uncopyable, Closing):
             takes = self.envs.apply(_takes_tasks)
             if not all(takes):
                 raise TypeError(
-                    f"cannot sample tasks: env {takes.index(False)} takes no tasks as options of "
-                    "reset; wrap it in pysampler.envs.meta.TaskWrapper"
+                    f"cannot sample tasks: env {takes.index(False)} does not take tasks as options "
+                    "of reset; wrap it in pysampler.envs.meta.TaskWrapper"
                 )
             with TaskRollouts(self.envs, policy, 1, **self._options):
-                pass  # raises what is wrong with the options here, not in the first sample
+                pass  # raises on bad options here, instead of in the first sample
 
     def sample_tasks(self, count: int) -> list[Any]:
-        """Return ``count`` tasks, drawn by the first env with the sampler's own random numbers."""
+        """Return ``count`` tasks, drawn by the first env with the sampler's random generator."""
         count = whole_number("sample tasks", "count", count, 1)
         if self._rollouts is not None and self._rollouts.opened:
             self._end_rollouts()
@@ -171,14 +173,14 @@ class MultiTaskSampler(Uncopyable, Closing):
     def sample(
         self, max_length: int, params: Any = None, tasks: Sequence[Any] | None = None
     ) -> Rollout:
-        """Reset all envs, let each make ``max_length`` steps, and return them as a rollout.
+        """Reset all envs, make ``max_length`` steps of each, and return them as a rollout.
 
         Args:
             max_length: The number of steps of each env, in as many episodes as that takes.
-            params: What the policy is called with beside observations and tasks.
-            tasks: One task for each env, or fewer, which are shared out evenly in order: the first
+            params: Passed on to the policy, after observations and tasks.
+            tasks: One task for each env, or fewer, which are assigned evenly in order: the first
                 of three goes to the first third of the envs. None repeats the tasks of the last
-                sample; at first it draws one for each env.
+                sample; in the first sample it draws one for each env.
         """
         self._rollout = next(self._prepared(max_length, params, tasks))
         return self._rollout
@@ -188,12 +190,12 @@ class MultiTaskSampler(Uncopyable, Closing):
     def begin(
         self, max_length: int, params: Any = None, tasks: Sequence[Any] | None = None
     ) -> None:
-        """Begin a sample whose actions the caller chooses, with ``step_recv`` and ``step_send``.
+        """Begin a sample in which you choose the actions, with ``step_recv`` and ``step_send``.
 
         Args:
             max_length: The number of steps of each env.
-            params: As of ``sample``.
-            tasks: As of ``sample``.
+            params: As in ``sample``.
+            tasks: As in ``sample``.
         """
         self._prepared(max_length, params, tasks).open()
 
@@ -201,12 +203,11 @@ class MultiTaskSampler(Uncopyable, Closing):
         """Wait until ``min_envs`` envs have been reset or made their step.
 
         Args:
-            timeout: After this many seconds, return the envs that are ready, or else the first
-                that is.
+            timeout: After this many seconds, return the envs that are ready, or wait for the first.
 
         Returns:
-            The envs that wait for actions, those too that were returned before and not answered.
-            None once each env has made all its steps, the last of which only ``collect`` returns.
+            The envs that wait for actions, including those returned earlier that you have not sent
+            any. None once each env has made all its steps; only ``collect`` returns the last ones.
         """
         if self._rollouts is None:
             return None
@@ -225,16 +226,16 @@ class MultiTaskSampler(Uncopyable, Closing):
 
         Args:
             actions: An action for each of those envs.
-            extras: What the sampler's policy would return beside its actions.
+            extras: The extras that the sampler's policy would return.
             envs: The indices of some of those envs; None: all. The envs of a group begin their step
                 once all of them have an action.
         """
         if self._rollouts is None:
-            raise ValueError("cannot send actions: nothing is sampled; call begin() first")
+            raise ValueError("cannot send actions: no sample is under way; call begin() first")
         self._rollouts.write(actions, extras or {}, envs)
 
     def _prepared(self, max_length: int, params: Any, tasks: Any) -> TaskRollouts:
-        """Give the envs their tasks, and return rollouts of ``max_length`` steps."""
+        """Send the envs their tasks, and return rollouts of ``max_length`` steps."""
         if self._closed:
             raise ClosedError("cannot sample tasks: the sampler is closed")
         max_length = whole_number("sample rollouts", "max_length", max_length, 1)
@@ -244,11 +245,11 @@ class MultiTaskSampler(Uncopyable, Closing):
             tasks = self.tasks
         if tasks is not None:
             self._expect_tasks(tasks)
-        self._rollout = None  # the last sample is this one, however it ends
+        self._rollout = None  # even if this sample fails, the last one is no longer to be collected
         if tasks is not None:
             self._set_tasks(tasks)
         rollouts = self._rollouts
-        # Without envs if a signal handler's exception interrupted the end of these rollouts.
+        # They have no envs if a signal handler's exception interrupted their end.
         if (
             rollouts is None
             or rollouts.horizon != max_length
@@ -263,17 +264,17 @@ class MultiTaskSampler(Uncopyable, Closing):
         return rollouts
 
     def collect(self) -> Collected:
-        """Return the episodes of the last sample by task, as views that hold until the next one."""
+        """Return the episodes of the last sample by task, as views valid until the next sample."""
         rollout = self._rollout
         if rollout is None:
-            raise ValueError("cannot collect: nothing has been sampled, or not all of it")
+            raise ValueError("cannot collect: there is no complete sample")
         episodes: list[list[Episode]] = [[] for _ in self.tasks]
         for episode in rollout.episodes():
             version = int(rollout.options[episode.steps.start, episode.env])
             if version != self._version:
                 raise PysamplerError(
-                    f"cannot collect: env {episode.env} was reset with other options than those of "
-                    f"the tasks (version {version}, expected {self._version})"
+                    f"cannot collect: env {episode.env} was reset with options other than the "
+                    f"tasks' (version {version}, expected {self._version})"
                 )
             episodes[self._task_of[episode.env]].append(episode)
         return Collected(list(self.tasks), episodes)
@@ -284,20 +285,20 @@ class MultiTaskSampler(Uncopyable, Closing):
             raise TypeError(f"cannot set tasks: {type(tasks).__name__}, expected a list of tasks")
         if len(tasks) == 0 or count % len(tasks):
             raise ValueError(
-                f"cannot set tasks: {len(tasks)} of them, expected {count}, one for each env, or "
-                "a number that divides it"
+                f"cannot set tasks: {len(tasks)} tasks, expected {count}, one for each env, or a "
+                "divisor of it"
             )
 
     def _set_tasks(self, tasks: Sequence[Any]) -> None:
         count = self.envs.num_envs
         tasks, task_of = list(tasks), np.arange(count) // (count // len(tasks))
-        self._tasks_are_set = False  # until the envs have these, and it is known here
+        self._tasks_are_set = False  # until the envs have them and their version is known here
         version = self.envs.set_options(None, [{"task": tasks[task]} for task in task_of])
         self.tasks, self._task_of, self._version = tasks, task_of, version
         self._tasks_are_set = True
 
     def _next_seed(self) -> int | list[int | None] | None:
-        """Return the seed of the next rollouts: at first the seed of the sampler."""
+        """Return the seed of the next rollouts: the first time the seed of the sampler."""
         seed, self._seeds_used = self._seed, self._seeds_used + 1
         if self._seeds_used == 1 or seed is None:
             return seed
@@ -309,7 +310,7 @@ class MultiTaskSampler(Uncopyable, Closing):
             self._rollouts = None
 
     def close(self) -> None:
-        """End the sample under way; close the envs if they were made here."""
+        """End the sample under way; close the envs if the sampler made them."""
         self._closed = True
         self._end_rollouts()
         if self._owned and not self.envs.closed:
@@ -329,7 +330,7 @@ def _takes_tasks(env: gym.Env[Any, Any]) -> bool:
 def _sample_tasks(
     env: gym.Env[Any, Any], count: int, generator: np.random.Generator
 ) -> tuple[list[Any], np.random.Generator]:
-    """Return tasks drawn with ``generator``, and the generator; the env's own stays as it was."""
+    """Return tasks drawn with ``generator``, and the generator; restore the env's own."""
     inner: Any = env.unwrapped
     own = inner.np_random
     inner.np_random = generator

@@ -15,7 +15,7 @@ PolicyIn = Literal["main", "workers"]
 
 @dataclass
 class RolloutOptions:
-    """The options of ``Rollouts``, which documents them; ValueError if they do not fit together."""
+    """The options of ``Rollouts``, which documents them; ValueError if they conflict."""
 
     horizon: int
     policy_in: PolicyIn
@@ -51,13 +51,13 @@ class RolloutOptions:
             raise _refusal("device", self.device, "None: policies in workers act on the CPU")
         if self.reset_each and self.warm_up:
             raise ValueError(
-                "cannot sample rollouts: reset_each begins all episodes together, which warm_up is "
-                "there to prevent; expected one of them"
+                "cannot sample rollouts: reset_each begins all episodes together, which warm_up "
+                "prevents; expected one of them"
             )
         if self.reset_each and self.allow_partial:
             raise ValueError(
-                "cannot sample rollouts: with reset_each, what is under way at the end of a "
-                "rollout would be lost; expected allow_partial=False"
+                "cannot sample rollouts: reset_each would lose the steps under way at the end of a "
+                "rollout; expected allow_partial=False"
             )
         if not (self.timeout is None or is_real(self.timeout, 0)):
             raise _refusal("timeout", self.timeout, "seconds >= 0 or None")
@@ -69,7 +69,7 @@ class RolloutOptions:
 
     @property
     def as_ready(self) -> bool:
-        """Whether the policy acts for the envs that are ready, and not for all in turn."""
+        """Whether the policy acts for the envs that are ready, without waiting for all."""
         waits = self.min_envs is None and self.timeout is None
         return not waits or self.allow_partial or self.reset_each
 
@@ -79,5 +79,5 @@ class RolloutOptions:
         return None if self.timeout is None else int(min(self.timeout, 1e9) * 1e9)
 
 
-def _refusal(what: str, got: Any, expected: str) -> ValueError:
-    return ValueError(f"cannot sample rollouts: {what} {got!r}, expected {expected}")
+def _refusal(name: str, got: Any, expected: str) -> ValueError:
+    return ValueError(f"cannot sample rollouts: {name} {got!r}, expected {expected}")

@@ -1,4 +1,4 @@
-"""A runner whose policy acts for the envs that are ready, instead of for all in turn."""
+"""A runner whose policy acts for the envs that are ready, without waiting for all of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["ReadyRunner"]
 class ReadyRunner(MainRunner):
     """Acts for the envs that are ready, so that groups may be at different frames.
 
-    ``finish`` does all of a rollout. Or a caller does it step by step: ``open`` and ``receive``
-    return the groups that are ready, whose actions the caller writes before it calls ``step``,
-    until the runner is ``finished``.
+    ``finish`` runs a whole rollout. Or a caller runs it step by step: ``open`` and ``receive``
+    return the groups that are ready, and the caller writes their actions and calls ``step``, until
+    the runner is ``finished``.
     """
 
     def __init__(self, setup: RunnerSetup) -> None:
@@ -44,7 +44,7 @@ class ReadyRunner(MainRunner):
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing more to do in this rollout."""
+        """Whether the rollout is complete."""
         full = self._steps == self._horizon
         return bool(full.any() if self._options.allow_partial else full.all())
 
@@ -67,7 +67,7 @@ class ReadyRunner(MainRunner):
             self._reset_all()
             return []
         self._has_reset = False
-        # What was under way at the end of the last rollout is the first step of this one.
+        # Steps still under way at the end of the last rollout are the first of this one.
         self._carried = {group for group in self._all_groups if self._pool.is_pending(group)}
         for group in self._all_groups:
             self._copy_observations(group)
@@ -82,7 +82,7 @@ class ReadyRunner(MainRunner):
         self._pool.request([(group, self._base) for group in jobs], jobs)
 
     def unfinished(self, groups: list[int]) -> list[int]:
-        """Return those of some groups that have steps left in this rollout."""
+        """Return the groups among ``groups`` that have steps left in this rollout."""
         return [group for group in groups if self._steps[group] < self._horizon]
 
     def step(self, groups: list[int]) -> None:
@@ -91,15 +91,15 @@ class ReadyRunner(MainRunner):
 
     @property
     def at_work(self) -> bool:
-        """Whether any group is making a step or a reset."""
+        """Whether any group is stepping or resetting."""
         return any(map(self._pool.is_pending, self._all_groups))
 
     def frames_of(self, envs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the frame that each of some envs is at."""
+        """Return the current frame of each of some envs."""
         return np.repeat(self._frame_of, self._sizes)[envs]
 
     def rows_of(self, groups: list[int]) -> tuple[Any, Any]:
-        """Return the frames that some groups are at, and their envs."""
+        """Return the current frames of some groups, and their envs."""
         frames = self._frame_of[groups]
         same = bool((frames == frames[0]).all())
         if same and len(groups) == len(self._groups):
@@ -110,11 +110,12 @@ class ReadyRunner(MainRunner):
     def receive(self, deadline: int | None, waiting: int = 0) -> list[int]:
         """Wait until ``min_envs`` have made a step; return their groups.
 
-        At the deadline return the groups that have made one, or else the first group that does.
+        At the deadline, return the groups that have made one, or wait for the first group.
 
         Args:
             deadline: In ns; None: none.
-            waiting: How many envs wait for actions already. With any, the deadline may return none.
+            waiting: How many envs already wait for actions. If any do, the result may be empty at
+                the deadline.
         """
         began = now()
         envs = self.frames.envs
@@ -148,7 +149,7 @@ class ReadyRunner(MainRunner):
             leaf[self._base, rows] = leaf[at, rows]
 
     def _carry(self, group: int) -> None:
-        """Copy a step that lies in the last rollout's frames to the first frames of this one."""
+        """Copy a step from the last rollout's frames to the first frames of this one."""
         base, frames, rows, at = self._base, self.frames, self._rows[group], self._frame_of[group]
         if at != base:
             for leaf in (*self.policy.carried, *self.policy.recorded.values()):

@@ -1,4 +1,4 @@
-"""What rollouts return: steps of all envs as arrays, and views of single episodes."""
+"""Rollout: the steps of all envs as arrays, and views of single episodes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Ended:
     Attributes:
         env: The index of the env.
         step: The step of the rollout that ended the episode.
-        returns: The sum of all rewards of the episode, also those of earlier rollouts.
-        lengths: The number of all its steps.
+        returns: The sum of all rewards of the episode, including those in earlier rollouts.
+        lengths: The number of steps of the episode, including those in earlier rollouts.
     """
 
     env: npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ class Ended:
 
 @dataclass(frozen=True, repr=False)
 class Episode:
-    """An episode of an env, or the part of it that lies in a rollout, as views of its arrays.
+    """An episode of an env, or the part of it in one rollout, as views of the rollout's arrays.
 
     Attributes:
         env: The index of the env.
@@ -59,9 +59,9 @@ class Episode:
         observations: The observations that were acted on.
         actions: The actions.
         rewards: The rewards.
-        extras: What the policy returned beside its actions.
+        extras: The policy's extras.
         last_observation: The observation after the last step, None if the episode terminated.
-        begins: Whether the episode begins here, and not in an earlier rollout.
+        begins: Whether the episode begins here rather than in an earlier rollout.
         terminated: Whether it terminated here.
         truncated: Whether it was truncated here.
         infos: The infos under the ``info_keys`` of rollouts.
@@ -91,10 +91,10 @@ class Episode:
 class Rollout:
     """T steps of N envs, as arrays ``[T, N, ...]``.
 
-    The arrays are views of the memory that the workers wrote to. They stay as they are while you
-    hold any of them: that memory is written again only once nothing refers to it. A few rollouts
-    may be held so, see ``keep_last`` of :class:`pysampler.Rollouts`; ``copy()`` keeps more. Where
-    observations or actions are dicts or tuples, these are dicts or tuples of arrays.
+    The arrays are views of the memory that the workers wrote to. They do not change while you hold
+    any of them: that memory is reused only once nothing refers to it. You can hold a few rollouts
+    this way, see ``keep_last`` of :class:`pysampler.Rollouts`; to keep more, use ``copy()``. If the
+    env's observations or actions are dicts or tuples, you get dicts or tuples of arrays.
 
     Attributes:
         observations: ``[T + 1, N, ...]``: ``actions[t]`` were chosen for ``observations[t]``, and
@@ -106,20 +106,20 @@ class Rollout:
         final_observations: The last observation of an episode, in the step that ended it. Other
             rows hold no data.
         starts: ``[T + 1, N]``: whether an episode begins with this observation.
-        valid: ``[T, N]``: whether the step was made. It was not where a worker was lost in it, nor,
-            with ``allow_partial=True``, where there was no time for it. The other arrays hold no
+        valid: ``[T, N]``: whether the step was made. It is False if a worker was lost in the step,
+            or, with ``allow_partial=True``, if the rollout ended first. The other arrays hold no
             data there.
         lost: ``[T, N]``: whether a worker was lost in the step.
         lengths: ``[N]``: the number of steps of each env; T unless ``allow_partial=True``.
-        extras: What the policy returned beside its actions, by name.
+        extras: The policy's extras, by name.
         state: The recurrent state that the policy acted with; None if it has none.
-        infos: ``[T, N, ...]`` by key, a dict where the env gives a dict; 0 where an env gave none.
-            A key that no env has given yet is left out.
-        info_masks: ``[T, N]``, with the structure of ``infos``: whether the env gave that info.
+        infos: ``[T, N, ...]`` by key, a dict if the env's info is a dict; 0 if an env did not give
+            the info. A key that no env has given yet is left out.
+        info_masks: ``[T, N]``, with the structure of ``infos``: whether the env gave the info.
         options: ``[T + 1, N]``: the version of ``set_options`` that the episode began with, or 0.
         ended: The episodes that ended.
         version: The version of the policy: how many rollouts had begun, this one included.
-        lag: How many rollouts were returned since the policy was as it is here.
+        lag: How many rollouts were returned between copying the policy and this rollout.
         seconds: Where the time went: "policy", "envs", "waiting" and "learner".
         memory: The memory that all these arrays lie in.
     """
@@ -166,7 +166,7 @@ class Rollout:
 
     @property
     def cut_observations(self) -> Any:
-        """The last observations of truncated episodes, which a value goes on from: a row each."""
+        """The last observations of truncated episodes, to bootstrap values from: a row each."""
         step, env = self.cut
         return mapped(lambda array: array[step, env], self.final_observations)
 
@@ -219,9 +219,9 @@ class Rollout:
         return advantages, returns
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield each episode, or the part of it that lies in this rollout, env by env.
+        """Yield each episode, or the part of it in this rollout, env by env.
 
-        An episode whose worker was lost ends truncated, before the step that was not made.
+        If a worker was lost, the episode is truncated before the step that was not made.
         """
         over = to_array(self.terminated) | to_array(self.truncated)
         starts, lost = to_array(self.starts), to_array(self.lost)
@@ -252,11 +252,11 @@ class Rollout:
         )
 
     def torch(self, device: Any = None) -> Self:
-        """Return the rollout with tensors instead of arrays: of the same memory, or on a device.
+        """Return the rollout with tensors instead of arrays, sharing their memory or on a device.
 
-        Each array goes to a GPU as one asynchronous copy, which runs beside the CPU if the memory
-        could be registered with CUDA. What is done with the tensors waits for the copy, and so
-        does the next rollout that is written to the same memory.
+        Each array goes to a GPU as one asynchronous copy, which overlaps with CPU work if the
+        memory could be registered with CUDA. Work that you queue on the tensors waits for the copy,
+        and so does the next rollout in the same memory.
 
         Args:
             device: A torch device; by default the tensors share the memory of the arrays.
@@ -272,7 +272,7 @@ class Rollout:
         return converted
 
     def copy(self) -> Self:
-        """Return the rollout with arrays of its own, which stay as they are."""
+        """Return a copy of the rollout, which no later rollout overwrites."""
         own = self._converted(lambda array: array.copy())
         return dataclasses.replace(own, memory=np.zeros(0, np.uint8))
 

@@ -1,11 +1,13 @@
 """Rollouts: a policy and envs walk the ring of frames, T steps at a time.
 
-A rollout is T + 1 frames in a row. Frame t holds the newest results of the envs and, beside them,
-what the policy returned for them; its actions lie in frame t + 1, where the step that they are for
+A rollout is T + 1 frames in a row. Frame t holds the newest results of the envs and the policy's
+outputs for them, except the actions: these are in frame t + 1, where the step that takes them
 writes its results. The last observations of a rollout are copied to the first frame of the next.
 
 A runner fills the frames: in this process (main_runner.py, ready_runner.py) or in the workers
-(worker_runner.py). A builder makes rollouts of them (builder.py).
+(worker_runner.py). A builder turns the frames into a rollout (builder.py). Rollouts are views of
+the frames, so that nothing is copied; a slot of frames is reused only once nothing refers to its
+rollout.
 """
 
 from __future__ import annotations
@@ -48,28 +50,28 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_HELD", "Rollouts"]
 
-# So many rollouts may be held at a time, if ``keep_last`` does not ask for more.
+# How many rollouts the user may hold at a time, unless ``keep_last`` asks for more.
 MOST_HELD = 8
 
 
 class Rollouts(Sampler):
     """An iterator over rollouts of ``horizon`` steps of all envs.
 
-    The iterator has no end. It begins with a reset. While it is open, envs are reset in the step
-    that ends their episode, whatever the ``autoreset_mode`` of the vector env, which cannot be
-    stepped meanwhile; ``close()`` gives it back.
+    The iterator is endless and begins with a reset. While it is open, envs are reset in the step
+    that ends their episode, whatever the vector env's ``autoreset_mode``, and the vector env cannot
+    be stepped directly; ``close()`` gives it back.
 
-    An env that raises is an ``EnvError``: the rollout under way is dropped, and the next one begins
-    with a reset. Where lost workers are replaced (``on_worker_loss="restart"``) the rollout goes
-    on: the step is ``lost`` and not ``valid``, and the episode is truncated.
+    If an env raises, you get an ``EnvError``: the current rollout is dropped, and the next one
+    begins with a reset. With ``on_worker_loss="restart"`` a rollout survives the loss of a worker:
+    the step is marked ``lost`` and not ``valid``, and the episode is truncated.
 
     Args:
         envs: A :class:`pysampler.VectorEnv`; or an env id, an ``EnvSpec``, a function that makes an
             env, or a list of such functions: then a vector env is made, and closed with the
-            rollouts. A vector env may be in wrappers that only transform observations or rewards,
-            as ``gymnasium.wrappers.vector.NormalizeObservation``: the policy and the rollouts see
-            what the wrappers return, ``ended`` has sums of the envs' own rewards. Wrappers need a
-            policy in "main" that acts for all envs together.
+            rollouts. You can wrap a vector env if the wrappers only transform observations or
+            rewards, such as ``gymnasium.wrappers.vector.NormalizeObservation``: the policy and the
+            rollouts see the transformed values, and ``ended`` sums the envs' own rewards. Wrappers
+            need a policy in "main" that acts for all envs together.
         policy: A callable or a torch module, as described below.
         horizon: The number of steps in a rollout.
         num_envs: How many envs to make.
@@ -77,38 +79,41 @@ class Rollouts(Sampler):
         policy_in: Where the policy acts. In "main", this process asks it for all envs together. In
             "workers", each worker acts for its own envs: one command a rollout instead of one a
             step. Choose "workers" where inference time grows with the batch (networks on the CPU),
-            "main" for a GPU. Weights of a torch module reach the workers through shared memory,
-            other policies are pickled whenever they have changed. If the vector env has
-            ``groups=2``, a policy in "main" acts for one half of each worker's envs while the other
-            half steps.
-        overlap: Sample the next rollout while you use the last one, with a copy of the policy as it
-            was when you got that: ``rollout.lag`` is 1.
+            "main" for a GPU. Weights of a torch module reach the workers through shared memory;
+            other policies are pickled whenever they change. If the vector env has ``groups=2``, a
+            policy in "main" acts for one half of each worker's envs while the other half steps.
+        overlap: Sample the next rollout while you use the last one, with a copy of the policy taken
+            when you received the last one: ``rollout.lag`` is 1.
         keep_last: How many rollouts you keep at a time. A rollout is never overwritten while you
-            hold it, or an array or a tensor of it; the next one then takes other memory. There is
-            room for 8 rollouts, or for ``keep_last`` and one more; ``rollout.copy()`` keeps others.
+            hold it, or an array or a tensor of it; the next one is then written to other memory.
+            There is room for 8 rollouts, or for ``keep_last`` and one more; to keep others, use
+            ``rollout.copy()``.
         min_envs: Act as soon as this many envs are ready, instead of all. For a policy in "main".
         timeout: Act after this many seconds for the envs that are ready. For a policy in "main".
-        allow_partial: End a rollout as soon as the first envs have all their steps; ``valid`` and
-            ``lengths`` say which steps the others have. A step under way then becomes the first of
-            the next rollout, although the policy of this one chose its action.
-        reset_each: Begin each rollout with a reset of all envs, which do not wait for one another.
+        allow_partial: End a rollout as soon as the first envs have made all their steps; ``valid``
+            and ``lengths`` say which steps the others made. A step under way then becomes the first
+            of the next rollout, although this rollout's policy chose its action.
+        reset_each: Reset all envs at the beginning of each rollout; envs do not wait for one
+            another.
         info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
         normalize: A :class:`pysampler.Normalizer` of observations and rewards: the policy and the
-            rollouts see normalised ones, ``ended`` has sums of the envs' own rewards.
+            rollouts see normalised values, and ``ended`` sums the envs' own rewards.
         leave_out: The parts of observations that have no fixed shape (``Text``, ``Sequence``,
             ``Graph``), by name: "mission", or "inner.mission" in a dict in a dict. Neither the
-            policy nor the rollouts get them; spaces with such parts are refused otherwise. With a
-            policy in "main" they are sent to this process all the same: there it is quicker to wrap
-            each env in ``gymnasium.wrappers.FilterObservation``.
+            policy nor the rollouts get them. Spaces with such parts raise an error unless you name
+            all of them here. With a policy in "main" they are still sent to this process; wrapping
+            each env in ``gymnasium.wrappers.FilterObservation`` avoids that.
         threads: Threads that torch may use while a policy in "main" acts on the CPU. Idle threads
-            busy-wait and slow the workers down, so that more than one pays for wide networks only.
-            None leaves torch as it is, and so does ``overlap``.
-        device: A torch device where a policy in "main" acts: it gets tensors there, whatever it is.
-            By default a module acts where its parameters are, and others get arrays. A GPU reads
-            the observations from page-locked memory, on a stream of its own.
-        warm_up: The most random steps that each env makes before the first rollout, a number of its
-            own: otherwise all envs that have the same time limit end together, again and again.
-            Returns and lengths of the episodes count them, the policy's state begins after them.
+            busy-wait and slow the workers down, so that more than one pays off for wide networks
+            only. None and ``overlap`` leave torch's setting unchanged.
+        device: The torch device of a policy in "main", which then gets tensors on this device even
+            if it is not a module. By default a module acts where its parameters are, and other
+            policies get arrays. A GPU reads the observations from page-locked memory, on a separate
+            stream.
+        warm_up: Each env makes a random number of random steps, up to this many, before the first
+            rollout. Without it, envs with the same time limit end their episodes together, again
+            and again. Returns and lengths of the episodes include these steps; the policy's state
+            begins after them.
         seed: Seed of the first reset, and of the policy's random numbers in workers and in
             ``generators``.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
@@ -117,48 +122,47 @@ class Rollouts(Sampler):
     Attributes:
         envs: The vector env.
         horizon: The number of steps in a rollout.
-        normalizer: What was given as ``normalize``.
+        normalizer: The ``normalize`` argument.
 
-    **What a policy is called with.** ``policy(observations)``, a batch with a row for each env that
-    it acts for: all envs, or some of them. A ``torch.nn.Module`` is called with tensors on its
-    device, without gradients; anything else with NumPy arrays, or dicts and tuples of arrays where
-    the space is one. They are copies, which the policy may write to. Parameters named ``state``,
-    ``generators``, ``previous_actions`` and ``previous_rewards`` are described below; others must
-    have a default, which is not overridden.
+    **Arguments of a policy.** A policy is called as ``policy(observations)``, with a row for each
+    env that it acts for: all envs, or some of them. A ``torch.nn.Module`` gets tensors on its
+    device and runs without gradients; any other policy gets NumPy arrays, in dicts and tuples if
+    the space is one. The arrays are copies, which the policy may write to. Parameters named
+    ``state``, ``generators``, ``previous_actions`` and ``previous_rewards`` are described below;
+    any others must have a default, which is used.
 
-    **What it may return.** Actions, or ``(actions, extras)``, where ``extras`` is a dict of arrays
-    with a row for each env: ``{"values": values}`` becomes ``rollout.extras["values"]``. Arrays,
-    tensors and lists are accepted. Names, shapes and dtypes must stay those of the first call.
-    Where actions are tuples, the policy must return ``(actions, extras)``. NaN in actions is an
-    error.
+    **Return value of a policy.** Actions, or ``(actions, extras)``, where ``extras`` is a dict of
+    arrays with a row for each env: ``{"values": values}`` becomes ``rollout.extras["values"]``.
+    Arrays, tensors and lists are accepted. Names, shapes and dtypes must be the same in every call.
+    If actions are tuples, the policy must return ``(actions, extras)``. NaN in actions is an error.
 
     **State.** A recurrent policy has a parameter named ``state``; or it has the attribute
     ``recurrent = True``, and takes its state as the second argument. The state is an array, or a
     dict or tuple of arrays, with a row for each env. The policy returns the new state as
-    ``extras["state"]``, and gets those rows in the next call for the same envs. An episode begins
-    with the state that the policy's method ``initial_state(count)`` returns. Without such a method
-    it begins with zeros, and the state is None in the very first call, before its shape is known.
+    ``extras["state"]``, and gets those rows in the next call for the same envs. At the start of an
+    episode, the state comes from the policy's method ``initial_state(count)``. Without such a
+    method it is zeros, or None in the very first call, before its shape is known.
 
-    **Previous actions and rewards.** A policy with a parameter named ``previous_actions`` gets what
-    each env did in its last step, with the structure of an action; one with ``previous_rewards``
-    what each env got for that, as float32. Both are zeros where an episode begins, and after a
-    warm-up. Rollouts and records have them among the extras, by the same names; of actions that are
-    dicts or tuples, each leaf: ``previous_actions0``, ``previous_actions1``.
+    **Previous actions and rewards.** A policy with a parameter named ``previous_actions`` gets the
+    last action of each env, with the structure of an action; one with ``previous_rewards`` gets the
+    reward for it, as float32. Both are zeros at the start of an episode and after a warm-up.
+    Rollouts and records store them among the extras under the same names; if actions are dicts or
+    tuples, one entry for each leaf: ``previous_actions0``, ``previous_actions1``.
 
     **Random numbers.** A policy with a parameter named ``generators`` gets a list of
-    ``np.random.Generator``, one for each row. Each env has its own, which depends only on the seed
-    and on the index of the env: such a policy makes the same rollouts wherever it acts, with any
-    number of workers and groups. For other random policies, each worker seeds the global generators
-    of Python, NumPy and torch. It seeds those of its copy of the policy too: by the policy's method
-    ``seed(number)``, if there is one, or else all generators that the policy refers to.
+    ``np.random.Generator``, one for each row. Each env's generator depends only on the seed and the
+    index of the env: such a policy makes the same rollouts wherever it acts, with any number of
+    workers and groups. For other random policies, each worker seeds the global generators of
+    Python, NumPy and torch, and those of its copy of the policy: it calls the policy's method
+    ``seed(number)``, if there is one, or else seeds all generators that the policy refers to.
 
-    **Copies.** With ``policy_in="workers"`` and with ``overlap`` a copy of the policy acts. Before
-    each rollout the ``state_dict()`` of a torch module is copied; any other policy is copied as a
-    whole if it has changed, a function with what it refers to in its own module. What other modules
-    hold is not copied: a worker has it as it was when the worker started.
+    **Copies.** With ``policy_in="workers"`` or ``overlap``, a copy of the policy acts. Before each
+    rollout the ``state_dict()`` of a torch module is copied; any other policy is copied as a whole
+    if it has changed, a function together with the globals of its module that it uses. State in
+    other modules is not copied: a worker keeps the values from when it started.
 
-    **Where it acts.** In "main", in this process, with ``overlap`` in another thread. In "workers",
-    in each worker for its own envs; a torch module is moved to the CPU there.
+    **Where a policy acts.** In "main", in this process, and with ``overlap`` in another thread. In
+    "workers", in each worker for that worker's envs; a torch module is moved to the CPU there.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -243,7 +247,7 @@ class Rollouts(Sampler):
 
     @property
     def normalization(self) -> Normalization | None:
-        """What normalises what the envs return, if anything does."""
+        """The normalization of observations and rewards, if there is one."""
         return self._normalization
 
     def _make_caller(self, policy: Any) -> PolicyCaller:
@@ -261,7 +265,7 @@ class Rollouts(Sampler):
     def _next(self) -> Rollout:
         since = self._returned_at
         self._learner_seconds = 0.0 if since is None else (now() - since) / 1e9
-        if self._interrupted:  # perhaps twice, and the rollout under way was not dropped
+        if self._interrupted:  # perhaps twice, without dropping the rollout under way
             self._abandon()
         self._expect_free_slot()
         self._interrupted = True
@@ -309,12 +313,12 @@ class Rollouts(Sampler):
         runner.start(self._slot * (self.horizon + 1))
 
     def _expect_free_slot(self) -> None:
-        """Raise BusyError if the next rollout has no room, before anything of it is begun."""
+        """Raise BusyError if the next rollout has no room, before any part of it begins."""
         if self._runner is not None and not self._started:
             self._free_slot(self._runner)
 
     def _free_slot(self, runner: RolloutRunner) -> int:
-        """Return a slot whose rollout nothing refers to; BusyError if the user holds them all."""
+        """Return a slot with no references to its rollout; BusyError if the user holds them all."""
         if (slot := self._unheld_slot()) is not None:
             return slot
         try:
@@ -326,7 +330,7 @@ class Rollouts(Sampler):
             why = f"there is room for {self._most_slots}"
         except MemoryError as error:
             why = f"there is no memory for another ({error})"
-        gc.collect()  # cycles of references may hold some, as a kept exception makes them
+        gc.collect()  # reference cycles may hold some: a kept exception creates one
         if (slot := self._unheld_slot()) is not None:
             return slot
         raise BusyError(
@@ -339,7 +343,6 @@ class Rollouts(Sampler):
         return next((slot for slot in range(self._slots) if not self._builder.held(slot)), None)
 
     def _build(self, runner: RolloutRunner) -> Rollout:
-        """Return the rollout that a runner has finished."""
         return self._builder.build(
             *(runner, self._slot),
             version=self._version,
@@ -350,7 +353,7 @@ class Rollouts(Sampler):
     # -- beginning and ending --------------------------------------------------------------------
 
     def _prepared_runner(self) -> RolloutRunner:
-        """Return the runner; at first reset the envs and lay out frames for it."""
+        """Return the runner; on the first call reset the envs and lay out frames for it."""
         if self._runner is None:
             self._prepare()
         assert self._runner is not None
@@ -366,12 +369,12 @@ class Rollouts(Sampler):
         caller.follow_weights()
         weights = weights_of(policy) if is_module(policy) else None
         seed = self._seed
-        if self._restarts > 0:  # the envs have drawn numbers for others in between
+        if self._restarts > 0:  # the envs have drawn random numbers for other callers since
             assert self._entropy is not None
             seed = seed_from(restart_entropy(self._entropy, self._restarts))
         slots = self._options.keep_last + self._options.overlap
         most = slots + 1
-        if cuda_in_use():  # page-locks all memory that there is an address for
+        if cuda_in_use():  # page-locks all reserved memory, too
             slots = most
         elif not addresses_are_limited():
             most = max(most, MOST_HELD)
@@ -437,7 +440,7 @@ class Rollouts(Sampler):
             self._guard.close()
 
     def pause(self) -> None:
-        """Give the vector env back for a while; the next rollout begins with a reset."""
+        """Give the vector env back until ``resume``; the next rollout begins with a reset."""
         with self._enter("pause rollouts"):
             self._give_back()
 
@@ -448,7 +451,7 @@ class Rollouts(Sampler):
         try:
             self._take_over()
         finally:
-            if self._closed:  # by a signal handler, perhaps before the vector env was lent
+            if self._closed:  # by a signal handler, perhaps before the lease began
                 self._lease.over = True
         self._expect_open()
 
@@ -460,6 +463,6 @@ class Rollouts(Sampler):
 
 
 def _end(runner_ref: Callable[[], RolloutRunner | None]) -> bool:
-    """End a runner: for the lease, which must not refer to the vector env."""
+    """End a runner. The lease calls this; it must not refer to the vector env."""
     runner = runner_ref()
     return runner is None or runner.end()

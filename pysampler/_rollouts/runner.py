@@ -24,7 +24,7 @@ __all__ = ["RolloutRunner", "RunnerSetup", "closed_error"]
 
 @dataclass(frozen=True)
 class RunnerSetup:
-    """What a runner is made with.
+    """The arguments of a runner.
 
     Attributes:
         core: The envs.
@@ -34,8 +34,8 @@ class RunnerSetup:
         prepared: Frames laid out for the policy.
         entropy: Entropy of the policy's random numbers.
         weights: The weights of a torch module.
-        make_caller: Makes the caller of a copy of the policy. A runner must not keep it: it refers
-            to the rollouts.
+        make_caller: Returns a caller for a copy of the policy. A runner must not keep this
+            function, because it refers to the rollouts.
     """
 
     core: VectorCore
@@ -51,8 +51,8 @@ class RunnerSetup:
 class RolloutRunner:
     """Fills the frames of one rollout after another.
 
-    ``start`` begins a rollout, ``finish`` returns when all of its frames are filled, ``end`` gives
-    up the rollout under way.
+    ``start`` begins a rollout, ``finish`` returns when all of its frames are filled, and ``end``
+    abandons the rollout under way.
 
     Attributes:
         policy: The policy on these frames.
@@ -79,7 +79,7 @@ class RolloutRunner:
         return np.full(self.frames.envs, self._horizon)
 
     def start(self, base: int) -> None:
-        """Begin a rollout at frame ``base``, with the policy as it is now."""
+        """Begin a rollout at frame ``base``, with the current policy."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -87,15 +87,15 @@ class RolloutRunner:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Begin no further step."""
+        """Start no more steps."""
         raise NotImplementedError
 
     def end(self) -> bool:
-        """Stop; return whether nothing but the pool is busy afterwards."""
+        """Stop; return whether only the pool may still be busy."""
         self.stop()
         return True
 
 
 def closed_error() -> ClosedError:
-    """Return the exception of a rollout that a signal handler or another thread has closed."""
+    """Return the error for rollouts that a signal handler or another thread has closed."""
     return ClosedError("cannot sample rollouts: they were closed meanwhile")

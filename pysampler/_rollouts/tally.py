@@ -1,4 +1,4 @@
-"""Counts across rollouts: which of their steps were made, and which episodes ended."""
+"""Counts across rollouts: the steps that were made, and the episodes that ended."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Tally"]
 
 
 class Tally:
-    """Counts the steps and returns of episodes, which may go on from one rollout to the next.
+    """Counts the steps and returns of episodes, which may span several rollouts.
 
     Args:
-        so_far: What the episode under way in each env has come to.
+        so_far: Return and length so far of the episode under way in each env.
     """
 
     def __init__(self, so_far: EpisodesSoFar) -> None:
@@ -38,11 +38,11 @@ class Tally:
         lengths: npt.NDArray[np.int64],
         marks: Mapping[str, npt.NDArray[np.bool_]],
     ) -> dict[str, Any]:
-        """Return the fields of a rollout that say what its steps are.
+        """Return the fields of a rollout that classify its steps.
 
         Args:
             frames: The frames.
-            steps: Those with the results of the rollout's steps.
+            steps: The frames with the results of the rollout's steps.
             lengths: The number of steps of each env.
             marks: The arrays to fill: "starts", "valid" and "lost".
         """

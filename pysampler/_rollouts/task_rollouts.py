@@ -1,4 +1,4 @@
-"""Rollouts of a policy that is called with tasks, as a whole or one batch of envs at a time."""
+"""Rollouts of a policy that takes tasks, run as a whole or one batch of envs at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class Received(NamedTuple):
-    """What envs that wait for actions have done, a row for each."""
+    """The last results of the envs that wait for actions, a row for each."""
 
     envs: npt.NDArray[np.int64]
     observations: Any
@@ -44,19 +44,19 @@ class Received(NamedTuple):
 class TaskRollouts(Rollouts):
     """Rollouts for a ``MultiTaskSampler``; ``reset_each`` must be set.
 
-    Besides ``next``, a caller may step a rollout: ``open``, then ``receive`` and ``write`` until
+    Instead of ``next``, a caller may step a rollout: ``open``, then ``receive`` and ``write`` until
     ``receive`` returns None, then ``finish``.
 
     Attributes:
         task_of: The index of each env's task.
-        params: What the policy is called with beside observations and tasks.
+        params: Passed on to the policy, after observations and tasks.
         opened: Whether a caller is stepping a rollout.
     """
 
     task_of: npt.NDArray[np.int64]
     params: Any = None
     opened = False
-    _runner: ReadyRunner | None  # with reset_each each env is acted for once it is ready
+    _runner: ReadyRunner | None  # with reset_each the policy acts for each env once it is ready
     _waiting: npt.NDArray[np.bool_]  # which envs wait for actions
 
     @property
@@ -76,7 +76,7 @@ class TaskRollouts(Rollouts):
         self._or_drop(self._open)
 
     def receive(self, deadline: int | None) -> Received | None:
-        """Return what envs that wait for actions have done; None if the rollout is over."""
+        """Return the results of envs that wait for actions; None if the rollout is over."""
         return self._or_drop(lambda: self._receive(deadline))
 
     def write(self, actions: Any, extras: dict[str, Any], envs: Any = None) -> None:
@@ -84,7 +84,7 @@ class TaskRollouts(Rollouts):
 
         Args:
             actions: An action for each.
-            extras: What the policy would return beside them.
+            extras: The extras that the policy would return.
             envs: Some of the envs that wait; None: all.
         """
         runner = self._runner
@@ -95,7 +95,7 @@ class TaskRollouts(Rollouts):
         if wrong := set(chosen.tolist()) - set(waiting.tolist()):
             raise ValueError(f"cannot send actions: env {min(wrong)} does not wait for one")
         if len(np.unique(chosen)) != len(chosen):
-            raise ValueError("cannot send actions: two for the same env")
+            raise ValueError("cannot send actions: two actions for the same env")
         outputs = runner.policy.caller.checked((actions, extras), len(chosen))
         with self._core.enter("step_send"):
             runner.policy.write(runner.frames_of(chosen), chosen, *outputs)
@@ -111,7 +111,7 @@ class TaskRollouts(Rollouts):
                 self._or_drop(lambda: runner.step(done))
 
     def finish(self) -> Rollout:
-        """Return the rollout, once ``receive`` has returned None."""
+        """Return the rollout. Call this once ``receive`` has returned None."""
         assert self._runner is not None
         self.opened = self._started = False
         return self._build(self._runner)
@@ -163,7 +163,7 @@ class TaskRollouts(Rollouts):
         at: npt.NDArray[np.int64],
         envs: npt.NDArray[np.int64],
     ) -> dict[str, Any]:
-        """Return the infos that envs gave in their newest steps, and masks, as gymnasium does."""
+        """Return the infos of the envs' newest steps, and masks, in gymnasium's format."""
         if not self._options.info_keys:
             return {}
         rows = list(zip(at.tolist(), envs.tolist(), strict=True))
@@ -171,7 +171,7 @@ class TaskRollouts(Rollouts):
         return results.infos_of(rows, self._options.info_keys, runner.mailed_infos)
 
     def _or_drop(self, work: Callable[[], _T]) -> _T:
-        """Call ``work``; drop the rollout if that raises."""
+        """Call ``work``; drop the rollout if it raises."""
         try:
             return work()
         except BaseException:
@@ -183,8 +183,8 @@ class TaskRollouts(Rollouts):
 class _TaskCaller(PolicyCaller):
     """Calls a policy with observations, the index of each row's task, and parameters.
 
-    Or, if it takes ``params`` and no tasks, with observations and ``params=...``: those of one task
-    at a time, where there are some for each.
+    Or, if it takes ``params`` and no tasks, with observations and ``params=...``; if ``params`` is
+    a list with an item for each task, one task at a time.
     """
 
     _positional: tuple[str, ...] = ("observations", "tasks", "params")
@@ -223,15 +223,15 @@ class _TaskCaller(PolicyCaller):
 
     @property
     def takes_observations_alone(self) -> bool:
-        """Whether the policy is called with arrays of observations, and nothing else: never."""
+        """Whether arrays of observations are the policy's only argument: never."""
         return False
 
     def describe(self, actions: Arrays, extras: Mapping[str, Any], state: Any) -> PolicyOutputs:
-        """Return the fields of what the policy returned; ValueError if it took a reserved name."""
+        """Return the fields of the policy's outputs; ValueError if an extra has a reserved name."""
         if taken := sorted(RESERVED & extras.keys()):
             raise ValueError(
-                f"cannot act: the policy's {taken[0]!r} is the name of something else in what is "
-                "collected; call it otherwise"
+                f"cannot act: the policy's extra {taken[0]!r} has the name of a field of collected "
+                "episodes; rename it"
             )
         return super().describe(actions, extras, state)
 
@@ -247,7 +247,7 @@ def _rows_of(group: range) -> slice:
 
 
 def _joined(parts: Sequence[tuple[npt.NDArray[np.int64], Outputs]]) -> Outputs:
-    """Return the outputs of calls for different rows in the order of rows."""
+    """Join the outputs of calls for different rows, in the order of rows."""
     order = np.argsort(np.concatenate([rows for rows, _ in parts]))
     outputs = [output for _, output in parts]
 
@@ -257,8 +257,8 @@ def _joined(parts: Sequence[tuple[npt.NDArray[np.int64], Outputs]]) -> Outputs:
     names = [sorted(one[1]) for one in outputs]
     if any(one != names[0] for one in names):
         raise ValueError(
-            f"cannot act: the policy returned {names} beside its actions for different tasks, "
-            "expected the same for all"
+            f"cannot act: the policy returned extras {names} for different tasks, expected the "
+            "same for all"
         )
     actions = [join(*leaves) for leaves in zip(*(one[0] for one in outputs), strict=True)]
     extras = mapped(join, *(one[1] for one in outputs))

@@ -26,7 +26,7 @@ __all__ = ["WorkerRunner"]
 
 
 class WorkerRunner(RolloutRunner):
-    """Lets each worker act for its own envs, with one command for a whole rollout."""
+    """Sends each worker one command for a whole rollout, in which it acts for its own envs."""
 
     def __init__(self, setup: RunnerSetup) -> None:
         super().__init__(setup)
@@ -35,7 +35,7 @@ class WorkerRunner(RolloutRunner):
         self._board = Board(setup.weights, segment) if setup.weights else None
         self._progress = WorkerProgress(len(self._groups), segment)
         self._gauges = self._pool.gauges
-        self._last_frame = 0  # with the newest observations
+        self._last_frame = 0  # has the newest observations
         self._pickled = b""
         self._entropy = setup.entropy
         self._policies_sent = 0
@@ -43,7 +43,6 @@ class WorkerRunner(RolloutRunner):
             self._send(pickled(portable(self._given_policy)))
 
     def _send(self, policy: bytes) -> None:
-        """Send a pickled policy to the workers."""
         self._pickled = policy
         setup = PolicySetup(
             policy,
@@ -59,7 +58,7 @@ class WorkerRunner(RolloutRunner):
         self._policies_sent += 1
 
     def start(self, base: int) -> None:
-        """Begin a rollout at frame ``base``, with the policy as it is now."""
+        """Begin a rollout at frame ``base``, with the current policy."""
         policy = self._given_policy
         if self._board is not None:
             self._gauges.newest = self._board.publish(weights_of(policy))
@@ -76,7 +75,7 @@ class WorkerRunner(RolloutRunner):
             self._pool.request([(group, base) for group in self._jobs], self._jobs)
 
     def _own_normalization(self) -> Normalization | None:
-        """Return what normalises for one group, beginning with the statistics of all."""
+        """Return a normalization for one group, which begins with the common statistics."""
         common = self.policy.normalization
         return common and common.copy(update=common.statistics.update, keep_seen=True)
 
@@ -85,7 +84,7 @@ class WorkerRunner(RolloutRunner):
         began = now()
         with self._core.enter("rollouts"):
             answers = self._answers()
-        if self._progress.stopped:  # a signal handler has closed the rollouts meanwhile
+        if self._progress.stopped:  # a signal handler closed the rollouts
             raise closed_error()
         self.seconds["waiting"] += (now() - began) / 1e9
         failures: list[tuple[int, Failure]] = []
@@ -109,7 +108,7 @@ class WorkerRunner(RolloutRunner):
                 common.add(of_group)
 
     def _answers(self) -> list[Answer]:
-        """Wait for the reports of all groups; make columns for new infos, and let those go on."""
+        """Wait for all groups' reports; add columns for new infos and resume those groups."""
         answers: list[Answer] = []
         while True:
             newest = self._pool.wait() or []
@@ -129,5 +128,5 @@ class WorkerRunner(RolloutRunner):
             self._pool.request([(group, self._base) for group in unfinished], unfinished)
 
     def stop(self) -> None:
-        """Make the workers end the rollout where it is."""
+        """Make the workers end the rollout at its current step."""
         self._progress.stop()

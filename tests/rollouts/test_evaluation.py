@@ -68,7 +68,7 @@ class Endless(Either):
 
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_max_steps_ends_an_endless_episode(where):
-    told = "cannot evaluate: an episode of env 0 has made more than 200 steps, max_steps; give envs"
+    told = "cannot evaluate: an episode of env 0 took more than max_steps, 200; wrap envs"
     with pytest.raises(ValueError, match=told):
         pysampler.evaluate(Endless, still, 1, max_steps=200, policy_in=where)
 
@@ -80,7 +80,7 @@ def test_an_episode_may_have_exactly_max_steps(length):
     evaluation = pysampler.evaluate(env, policy, 3, num_envs=2, max_steps=length)
     assert evaluation.lengths.tolist() == [length] * 3
     if length > 1:
-        with pytest.raises(ValueError, match=f"env 0 has made more than {length - 1} steps"):
+        with pytest.raises(ValueError, match=f"env 0 took more than max_steps, {length - 1}"):
             pysampler.evaluate(env, policy, 3, num_envs=2, max_steps=length - 1)
 
 

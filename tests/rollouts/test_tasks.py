@@ -219,7 +219,7 @@ def test_step_send_may_answer_some_envs(num_workers):
         assert sorted(rewards) == sorted(expected.rewards.T.tolist())
         one.begin(2, tasks=[1])
         ready = one.step_recv()
-        with pytest.raises(ValueError, match="two for the same env"):
+        with pytest.raises(ValueError, match="two actions for the same env"):
             one.step_send(np.zeros((2, 1)), {"task_index": np.zeros(2, int)}, [0, 0])
         with pytest.raises(TypeError, match="env_ids of dtype"):
             one.step_send(np.zeros((2, 1)), {"task_index": np.zeros(2, int)}, [0.5, 1])
@@ -230,7 +230,7 @@ def test_an_unfinished_sample_by_hand_is_dropped():
         one.begin(5, tasks=[1, 2])
         ready = one.step_recv()
         one.step_send(np.zeros((len(ready.envs), 1)), {"task_index": ready.tasks})
-        with pytest.raises(ValueError, match="cannot collect: nothing has been sampled"):
+        with pytest.raises(ValueError, match="cannot collect: there is no complete sample"):
             one.collect()
         with pytest.raises(ValueError, match="no env waits"):
             one.step_send(np.zeros((6, 1)))
@@ -244,7 +244,7 @@ def test_bad_arguments_are_refused_before_any_step():
         one.sample(2, tasks=[1, 2])
         before = one.envs.stats().steps.count.sum()
         for tasks, error, text in (
-            ([1, 2, 3, 4], ValueError, "4 of them, expected 6, one for each env, or a number"),
+            ([1, 2, 3, 4], ValueError, "4 tasks, expected 6, one for each env, or a divisor"),
             ([], ValueError, "0 of them"),
             ("ab", TypeError, "str, expected a list"),
             (3, TypeError, "int, expected a list"),
@@ -263,7 +263,7 @@ def test_bad_arguments_are_refused_before_any_step():
     with pytest.raises(pysampler.errors.ClosedError):
         one.sample(2)
     envs = pysampler.VectorEnv([EnvWithTasks] * 2, num_workers=1)
-    with pytest.raises(TypeError, match="env 0 takes no tasks.*TaskWrapper"):
+    with pytest.raises(TypeError, match="env 0 does not take tasks.*TaskWrapper"):
         pysampler.MultiTaskSampler(envs, policy)
     with pytest.raises(ValueError, match="num_envs is for envs to make"):
         pysampler.MultiTaskSampler(envs, policy, num_envs=3)
@@ -295,7 +295,7 @@ def test_a_failed_sample_leaves_nothing_to_collect():
             for tasks in ([1, 2], None):
                 with pytest.raises(AlreadyPendingCallError):
                     one.sample(3, tasks=tasks)
-                with pytest.raises(ValueError, match="nothing has been sampled"):
+                with pytest.raises(ValueError, match="there is no complete sample"):
                     one.collect()
         one.sample(3, tasks=[3])
         assert [len(some) for some in one.collect().episodes] == [4]
@@ -443,7 +443,7 @@ def test_extras_named_like_collected_fields_are_refused(name):
     kwargs = {"num_envs": 2, "vector_kwargs": {"num_workers": 0}}
     with (
         pysampler.MultiTaskSampler(EnvWithTasks, clashing, **kwargs) as one,
-        pytest.raises(ValueError, match=f"the policy's {name!r} is the name of something else"),
+        pytest.raises(ValueError, match=f"the policy's extra {name!r} has the name of a field"),
     ):
         one.sample(3, params=np.zeros(2), tasks=[10, 20])
 
