@@ -1,4 +1,4 @@
-"""Calling a policy, and checking what it returns."""
+"""Calling a policy, and checking its outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Spec
 
     Arrays = Sequence[npt.NDArray[Any]]
-    # Which envs, and the frame each of them is at: all at one, or an array with that of each.
+    # Envs, and their frames: one for all, or an array with a frame for each.
     Rows = slice | npt.NDArray[np.int64]
     At = int | npt.NDArray[np.int64]
     # Actions leaf by leaf, extras by name, and the new state: a tree, or None.
@@ -40,22 +40,22 @@ __all__ = ["PolicyCaller", "PolicyOutputs"]
 
 @dataclass(frozen=True)
 class PolicyOutputs:
-    """What a policy returns, as fields: determined by its first call, the same ever after."""
+    """The fields of a policy's outputs: determined by its first call, then fixed."""
 
     actions: tuple[np.dtype[Any], ...]  # of the leaves
     extras: tuple[tuple[str, Field], ...]
     state: tuple[Any, tuple[Field, ...]] | None  # its structure, and leaves
-    # What the policy is called with beside observations: leaves of the previous actions, rewards.
+    # Further inputs of the policy: leaves of the previous actions, previous rewards.
     previous: tuple[tuple[str, Field], ...] = ()
 
     @property
     def recorded(self) -> tuple[tuple[str, Field], ...]:
-        """What is recorded of each step beside the actions, by name."""
+        """The fields recorded for each step in addition to the actions, by name."""
         return *self.extras, *self.previous
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields of the frames' extras: what is recorded, then the policy's state."""
+        """The fields of the frames' extras: the recorded fields, then the policy's state."""
         return (*(field for _, field in self.recorded), *(self.state[1] if self.state else ()))
 
 
@@ -65,16 +65,16 @@ class PolicyCaller:
     Args:
         policy: A callable or a torch module.
         spec: The spaces of the envs.
-        settings: What the policy is called with by name: arrays with a row for each env.
-        known: What else a subclass calls it with by name.
-        device: Where it acts; None: where its parameters are, or with arrays if it is no module.
+        settings: Keyword arguments of the policy: arrays with a row for each env.
+        known: Names of further keyword arguments that a subclass passes.
+        device: The device it acts on; None: that of its parameters, or none if it is not a module.
 
     Attributes:
         policy: The policy.
         spec: The spaces of the envs.
     """
 
-    _positional: tuple[str, ...] = ("observations",)  # what a policy is called with by position
+    _positional: tuple[str, ...] = ("observations",)  # the positional arguments of a policy
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class PolicyCaller:
         self.find_device()
 
     def find_device(self) -> None:
-        """Look where a module is: it may be moved between rollouts."""
+        """Find the device of a module, which may be moved between rollouts."""
         wanted = self._given_device
         own = device_of(self.policy) if self._is_module else None
         if wanted is None and not self._is_module:
@@ -114,23 +114,23 @@ class PolicyCaller:
         return self._device is not None and self._device.is_gpu
 
     def follow_weights(self) -> None:
-        """Let further calls wait for what this thread has queued: the policy has new weights."""
+        """Make further calls wait for this thread's queued work, which updates the weights."""
         if self._device is not None:
             self._device.follow()
 
     @property
     def takes_observations_alone(self) -> bool:
-        """Whether the policy is called with arrays of observations, and nothing else."""
+        """Whether arrays of observations are the policy's only argument."""
         takes = PolicySignature(state=None, generators=False)
         return self._device is None and not self._settings and self._signature == takes
 
     @property
     def uses_generators(self) -> bool:
-        """Whether the policy takes its random numbers from generators of the envs."""
+        """Whether the policy takes its random numbers from the envs' generators."""
         return self._signature.generators
 
     def seed_generators(self, entropy: Any, envs: int) -> None:
-        """Give each env a generator of its own, seeded by this entropy and the index of the env."""
+        """Give each env a generator, seeded by this entropy and the index of the env."""
         if self.uses_generators:
             seeds = (np.random.SeedSequence(entropy, spawn_key=(env,)) for env in range(envs))
             self._generators = list(map(np.random.default_rng, seeds))
@@ -148,7 +148,7 @@ class PolicyCaller:
 
     @property
     def uses_previous(self) -> bool:
-        """Whether the policy is called with the previous actions or rewards."""
+        """Whether the policy takes the previous actions or rewards."""
         return bool(self._signature.previous)
 
     def __call__(
@@ -160,8 +160,8 @@ class PolicyCaller:
             observations: Their observations, leaf by leaf.
             state: Their states.
             envs: The envs.
-            previous: The leaves of their previous actions, and their rewards; None for zeros. Only
-                used if the policy takes any.
+            previous: The leaves of their previous actions, and their rewards; None for zeros.
+                Ignored if the policy takes neither.
         """
         count = len(observations[0])
         if not self.on_gpu:
@@ -184,14 +184,14 @@ class PolicyCaller:
 
     @property
     def _previous_fields(self) -> list[tuple[str, Field]]:
-        """The leaves of an action, and a reward, as fields of what is recorded."""
+        """The recorded fields of the previous actions, leaf by leaf, and rewards."""
         actions = self.spec.actions
         names = [PREVIOUS_ACTIONS + str(i) * (len(actions) > 1) for i in range(len(actions))]
         fields = list(zip(names, actions, strict=True))
         return [*fields, (PREVIOUS_REWARDS, Field((), np.dtype(np.float32)))]
 
     def _previous(self, leaves: Sequence[Any] | None) -> dict[str, Any]:
-        """Return those of the previous actions and rewards that the policy takes, by name."""
+        """Return the previous actions and rewards by name, as far as the policy takes them."""
         if leaves is None:
             return {}
         actions = batch_from(self.spec.action_tree, leaves.__getitem__)
@@ -202,7 +202,7 @@ class PolicyCaller:
         return batch_from(self.spec.observation_tree, observations.__getitem__)
 
     def _call(self, batch: Any, state: Any, envs: Rows, named: dict[str, Any]) -> Any:
-        """Call the policy itself; ``named`` is what it takes by name beside what is common."""
+        """Call the policy itself; ``named`` are keyword arguments that not all callers pass."""
         return self._call_with((batch,), state, envs, **named)
 
     def _call_with(self, positional: tuple[Any, ...], state: Any, envs: Rows, **named: Any) -> Any:
@@ -218,11 +218,11 @@ class PolicyCaller:
         return self.policy(*positional, **named)
 
     def _setting(self, rows: npt.NDArray[Any]) -> Any:
-        rows = rows.copy()  # which the policy may change
+        rows = rows.copy()  # the policy may change them
         return rows if self._device is None else self._device.tensor(rows)
 
     def checked(self, returned: Any, count: int) -> Outputs:
-        """Return what a policy returned for ``count`` envs as arrays, or raise what is wrong."""
+        """Return a policy's outputs for ``count`` envs as arrays, or raise if they are invalid."""
         returned = _drawn(returned, self.spec.actions)
         actions = returned
         extras: Mapping[Any, Any] = {}
@@ -230,14 +230,14 @@ class PolicyCaller:
             actions, extras = returned
         elif self.spec.action_tree[0] == "tuple":
             raise TypeError(
-                "cannot act: actions are tuples here, so that the policy has to return "
-                "(actions, extras); extras may be an empty dict"
+                "cannot act: actions are tuples, so the policy must return (actions, extras); "
+                "extras may be an empty dict"
             )
         elif isinstance(returned, tuple):
             got = ", ".join(type(one).__name__ for one in returned)
             raise TypeError(
                 f"cannot act: the policy returned ({got}), expected actions, or (actions, extras) "
-                "with a dict of what else it returns, such as {'values': values}"
+                "with a dict of further outputs, such as {'values': values}"
             )
         if wrong := [name for name in extras if not isinstance(name, str)]:
             raise TypeError(
@@ -245,8 +245,8 @@ class PolicyCaller:
             )
         if STATE in extras and self._signature.state is None:
             raise TypeError(
-                "cannot act: the policy returns a state and takes none, expected a parameter "
-                "named 'state' or the attribute recurrent = True"
+                "cannot act: the policy returns a state but does not take one, expected a "
+                "parameter named 'state' or the attribute recurrent = True"
             )
         parts = zip(leaves(self.spec.action_tree, actions), self.spec.actions, strict=True)
         checked = [_checked_actions(value, place, field, count) for (place, value), field in parts]
@@ -261,11 +261,11 @@ class PolicyCaller:
     def describe(
         self, actions: Arrays, extras: Mapping[str, npt.NDArray[Any]], state: Any
     ) -> PolicyOutputs:
-        """Return the fields of what the policy returned in its first call."""
+        """Return the fields of the policy's outputs in its first call."""
         if state is None and self._signature.requires_state:
             raise TypeError(
-                "cannot act: the policy takes a state and returns none, expected (actions, extras) "
-                "with the new one in extras['state']"
+                "cannot act: the policy takes a state but does not return one, expected (actions, "
+                "extras) with the new state in extras['state']"
             )
         if state is None:
             state = self.initial_state(1)
@@ -276,8 +276,8 @@ class PolicyCaller:
         previous = tuple(self._previous_fields) if self.uses_previous else ()
         if taken := sorted(extras.keys() & dict(previous)):
             raise ValueError(
-                f"cannot act: the policy's {taken[0]!r} is the name of what it is called with; "
-                "call it otherwise"
+                f"cannot act: the policy's extra {taken[0]!r} has the name of one of its "
+                "arguments; rename it"
             )
         return PolicyOutputs(
             tuple(array.dtype for array in actions),
@@ -288,9 +288,9 @@ class PolicyCaller:
 
 
 def _drawn(returned: Any, fields: Sequence[Field]) -> Any:
-    """Return what a policy returned, with actions drawn from a distribution if it returned one.
+    """Return a policy's outputs, with actions drawn from a distribution if it returned one.
 
-    Numbers of a Bernoulli distribution, which are floats, become whole ones for such ``fields``.
+    A Bernoulli distribution draws floats, which become whole numbers for such ``fields``.
     """
     extras: Mapping[Any, Any] = {}
     distribution = returned
@@ -312,7 +312,7 @@ def _field(array: npt.NDArray[Any]) -> Field:
 
 
 def _rows(name: str, value: Any, count: int) -> npt.NDArray[Any]:
-    """Return what the policy returned as an array with a row for each env, or raise ValueError."""
+    """Return one output as an array with a row for each env, or raise ValueError."""
     array = _as_array(value)
     if array.shape[:1] != (count,):
         raise ValueError(
@@ -323,7 +323,7 @@ def _rows(name: str, value: Any, count: int) -> npt.NDArray[Any]:
 
 
 def _checked_actions(value: Any, place: str, field: Field, count: int) -> npt.NDArray[Any]:
-    """Return a leaf of the actions as an array, if it has the shape and dtype of its space."""
+    """Return a leaf of the actions as an array; raise unless it fits its space."""
     array = _as_array(value)
     at = f" at {place}" if place else ""
     if array.shape != (count, *field.shape):
@@ -349,9 +349,11 @@ def _checked_actions(value: Any, place: str, field: Field, count: int) -> npt.ND
 
 
 def _as_array(value: Any) -> npt.NDArray[Any]:
-    """Return what the policy returned as an array of numbers; bfloat16 becomes float32."""
+    """Return an output as an array of numbers; bfloat16 becomes float32."""
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("cannot act: the policy returned a masked array, expected one without")
+        raise TypeError(
+            "cannot act: the policy returned a masked array, expected one without a mask"
+        )
     if is_tensor(value):
         value = value.detach().cpu()
         array = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
@@ -360,8 +362,8 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
             array = np.asarray(value)
         except Exception as error:
             raise TypeError(
-                f"cannot act: the policy returned a {type(value).__name__} that cannot be made an "
-                "array"
+                f"cannot act: the policy returned a {type(value).__name__}, which NumPy cannot "
+                "convert to an array"
             ) from error
     if array.dtype.kind not in "biufc":
         raise TypeError(f"cannot act: the policy returned {value!r}, expected arrays of numbers")

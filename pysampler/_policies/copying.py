@@ -20,7 +20,7 @@ __all__ = ["copied", "fingerprint", "pickled", "send_policy"]
 
 
 def copied(policy: Any) -> Any:
-    """Return a copy of a policy; a function is copied with what it refers to."""
+    """Return a copy of a policy; a function is copied with the objects that it refers to."""
     try:
         return copy.deepcopy(policy) if is_module(policy) else copy_from(_by_value(policy))
     except Exception as error:
@@ -28,8 +28,8 @@ def copied(policy: Any) -> Any:
             if (own := copy.deepcopy(policy)) is not policy:
                 return own
         raise TypeError(
-            f"cannot copy the policy: {type(error).__name__}: {error}; make what it needs inside "
-            "of it, or leave it in the main process, without overlap"
+            f"cannot copy the policy: {type(error).__name__}: {error}; create what it needs inside "
+            "the policy, or leave it in the main process, without overlap"
         ) from error
 
 
@@ -39,8 +39,8 @@ def pickled(policy: Any) -> bytes:
         return _by_value(policy)
     except Exception as error:
         raise TypeError(
-            f"cannot send the policy to workers: {type(error).__name__}: {error}; make what it "
-            'needs inside of it, or pass policy_in="main"'
+            f"cannot send the policy to workers: {type(error).__name__}: {error}; create what it "
+            'needs inside the policy, or pass policy_in="main"'
         ) from error
 
 
@@ -53,7 +53,7 @@ def fingerprint(policy: Any) -> bytes | None:
 
 
 def _by_value(policy: Any) -> bytes:
-    """Pickle a policy; a function with what it uses of its own module, as it is now."""
+    """Pickle a policy; a function with the current globals of its module that it uses."""
     function = policy
     while isinstance(function, (functools.partial, MethodType)):
         function = function.func if isinstance(function, functools.partial) else function.__func__
@@ -64,5 +64,5 @@ def _by_value(policy: Any) -> bytes:
 
 
 def send_policy(pool: Pool, note: type[TakePolicy], setup: PolicySetup) -> None:
-    """Give a policy to the workers of a pool, and to those that will replace lost ones."""
+    """Send a policy to the workers of a pool, and later to replacements of lost ones."""
     pool.note(lambda envs: note(replace(setup, first_env=envs.start)), standing=True)

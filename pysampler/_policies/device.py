@@ -1,4 +1,4 @@
-"""The device that a policy in the main process acts on: copies there and back, and their order."""
+"""The device that a policy in the main process acts on: copies in both directions, in order."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["PolicyDevice", "device_of", "policy_device"]
 
 
 class PolicyDevice:
-    """Copies observations to a device, and what the policy returns back.
+    """Copies observations to a device, and the policy's outputs back.
 
-    On a GPU, the copies and the policy have a stream of their own: they wait for the weights, but
-    not for what a learner queues after ``follow``. Copies there run beside the CPU where the memory
-    is page-locked; the CPU waits once a call, for the last copy back.
+    On a GPU, the copies and the policy use a separate stream: they wait for the weights, but not
+    for work that a learner queues after ``follow``. Copies to the GPU overlap with the CPU if the
+    memory is page-locked; the CPU waits once per call, for the last copy back.
 
     Args:
         device: A ``torch.device``.
@@ -38,12 +38,12 @@ class PolicyDevice:
         self._followed: Any = None
 
     def follow(self) -> None:
-        """Let further calls of the policy wait for all that this thread has queued so far."""
+        """Make further calls of the policy wait for all work that this thread has queued."""
         if self.is_gpu:
             self._followed = self._torch.cuda.current_stream(self.device).record_event()
 
     def acting(self) -> AbstractContextManager[Any]:
-        """Return a context in which the policy is called."""
+        """Return the context in which to call the policy."""
         context: AbstractContextManager[Any] = self._torch.no_grad()
         return self._on_stream() if self.is_gpu else context
 
@@ -54,16 +54,16 @@ class PolicyDevice:
                 self._stream.wait_event(self._followed)
             try:
                 yield
-            except BaseException:  # copies from the frames may be under way, which are used again
+            except BaseException:  # copies from the frames may be under way, and frames are reused
                 self._stream.synchronize()
                 raise
 
     def tensor(self, array: npt.NDArray[Any]) -> Any:
-        """Return an array as a tensor on the device, in ``acting``."""
+        """Return an array as a tensor on the device. Call this in ``acting``."""
         return tensor_from(array, self.device, non_blocking=True)
 
     def fetched(self, returned: Any) -> Any:
-        """Return a tree with its tensors on the CPU, in ``acting``, once all have arrived."""
+        """Copy the tensors of a tree to the CPU; return the tree. Call this in ``acting``."""
         if not self.is_gpu:
             return returned
         fetched = _on_cpu(returned, self.device)
@@ -72,15 +72,15 @@ class PolicyDevice:
 
 
 def _begin_copy(tensor: Any, device: Any) -> Any:
-    """Return a tensor in page-locked memory, which a copy queued on this device fills.
+    """Return a tensor in page-locked memory that a copy queued on this device fills.
 
-    A tensor of another device has been copied before this returns.
+    A tensor of another device is copied before this returns.
     """
     return tensor.detach().to("cpu", non_blocking=tensor.device == device)
 
 
 def _on_cpu(value: Any, device: Any) -> Any:
-    """Begin to copy the tensors of what a policy returned, whatever they lie in."""
+    """Begin to copy all tensors in a policy's outputs."""
     if is_tensor(value):
         return _begin_copy(value, device)
     if isinstance(value, Mapping):
@@ -97,7 +97,7 @@ def device_of(module: Any) -> Any:
 
 
 def policy_device(given: Any, before: PolicyDevice | None) -> PolicyDevice:
-    """Return a device by its name, that of ``before`` if it is the same; ValueError for none."""
+    """Return the device of a name, or ``before`` if it is the same; ValueError if invalid."""
     import torch  # noqa: PLC0415
 
     try:

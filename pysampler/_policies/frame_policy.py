@@ -1,4 +1,4 @@
-"""A policy that acts on frames: its inputs and outputs lie where the envs read and write."""
+"""A policy that acts on frames: it reads and writes the memory that the envs use."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ["FramePolicy", "end_lost_episodes"]
 
 
 class FramePolicy:
-    """Reads observations from frames, and writes what a policy returns beside them.
+    """Reads observations from frames, and writes a policy's outputs to them.
 
-    For envs at frame f, observations, state, extras and previous actions and rewards lie in f;
-    actions and the new state in f + 1, where the step that the actions are for writes its results.
-    Nothing is kept elsewhere.
+    For envs at frame f, observations, state, extras and previous actions and rewards are in f;
+    actions and the new state are in f + 1, where the step that takes the actions writes its
+    results. Nothing is kept elsewhere.
 
     Attributes:
-        extras: What the policy returns beside its actions, by name.
-        recorded: The same, and the previous actions and rewards if it is called with them.
-        normalization: What normalises the results of steps; None if nothing does.
+        extras: The policy's extras, by name.
+        recorded: The extras, and the previous actions and rewards if the policy takes them.
+        normalization: The normalization of the results of steps, or None.
     """
 
     normalization: Normalization | None = None
@@ -59,7 +59,7 @@ class FramePolicy:
         self._structure = outputs.state and outputs.state[0]
         self._state = frames.extras[count : len(outputs.fields)]
         self._hidden = frames.extras[len(outputs.fields) :]  # of the normalization
-        # What goes on from a rollout's last frame to the first of the next.
+        # Copied from a rollout's last frame to the first of the next.
         self.carried = [*frames.observations, *self._state, frames.options_versions]
         self.carried += self._hidden + self._previous
         self.observations = frames.observations
@@ -74,9 +74,9 @@ class FramePolicy:
             self.carried += self.observations
 
     def acting(self, envs: Rows) -> Callable[[int], None]:
-        """Return a function that does the same as ``act`` for these envs at a frame.
+        """Return a function of a frame, equivalent to ``act`` for these envs.
 
-        It calls the policy as it is now, and does not follow another one.
+        It is bound to the current policy: a policy that replaces it later is not called.
         """
         tree, caller = self._frames.spec.action_tree, self.caller
         simple = tree[0] == "leaf" and not (self._state or self._previous)
@@ -94,7 +94,7 @@ class FramePolicy:
         return rows.act
 
     def act(self, at: At, envs: Rows) -> None:
-        """Call the policy for some envs, and write what it returns."""
+        """Call the policy for some envs, and write its outputs."""
         observations = [leaf[at, envs] for leaf in self.observations]
         state = None
         if self._state:
@@ -110,11 +110,11 @@ class FramePolicy:
         extras: Mapping[str, npt.NDArray[Any]],
         state: Any,
     ) -> None:
-        """Write what the policy returned for some envs."""
+        """Write the policy's outputs for some envs."""
         if extras.keys() != self.extras.keys():
             raise ValueError(
-                f"cannot act: the policy returned {sorted(extras)} beside its actions, before it "
-                f"was {sorted(self.extras)}"
+                f"cannot act: the policy returned extras {sorted(extras)}, expected those of its "
+                f"first call, {sorted(self.extras)}"
             )
         for name, array in extras.items():
             _expect_same(name, array, self.extras[name])
@@ -139,7 +139,7 @@ class FramePolicy:
         return transformed or bool(self._state or self._previous)
 
     def after_step(self, at: At, envs: Rows) -> None:
-        """Take in the results of a step: transform them, and begin new episodes."""
+        """Process the results of a step: transform them, and begin new episodes."""
         if self.normalization is not None:
             self.normalization.after_step(self._frames, self._hidden, at, envs)
         if self._transforms is not None:
@@ -153,7 +153,7 @@ class FramePolicy:
                 self.begin_episodes(at, np.arange(frames.envs)[envs][ended])
 
     def after_reset(self, at: At, envs: Rows) -> None:
-        """Take in the observations of a reset: normalise them, and begin new episodes."""
+        """Process the observations of a reset: normalise them, and begin new episodes."""
         if self.normalization is not None:
             self.normalization.begin_episodes(self._frames, at, envs)
         for leaf in self._hidden:
@@ -161,7 +161,7 @@ class FramePolicy:
         self.begin_episodes(at, envs)
 
     def _transform(self, transforms: Transforms, at: int) -> None:
-        """Write what a step of all envs returned as wrappers of the vector env transform it."""
+        """Write the results of a step of all envs, as transformed by the vector env's wrappers."""
         frames = self._frames
         new = transforms.observations([leaf[at].copy() for leaf in frames.observations])
         for to, array in zip(self.observations, new, strict=True):
@@ -177,7 +177,7 @@ class FramePolicy:
                 to[at, ended] = array[ended]
 
     def begin_episodes(self, at: At, envs: Rows, initial: Any = None) -> None:
-        """Give envs at a frame an initial state, by default the policy's own, or zeros."""
+        """Set the state of envs at a frame to ``initial``: by default the policy's, or zeros."""
         for leaf in self._previous:
             leaf[at, envs] = 0
         if not self._state:
@@ -190,24 +190,24 @@ class FramePolicy:
             leaf[at, rows] = part
 
     def recorded_state(self, rows: Callable[[npt.NDArray[Any]], Any]) -> Any:
-        """Return what ``rows`` returns of the states of all envs; None if the policy has none."""
+        """Return ``rows`` of each leaf of the states of all envs; None if the policy has none."""
         if not self._state:
             return None
         return tree_from(self._structure, map(rows, self._state))
 
     def _state_leaves(self, state: Any) -> list[npt.NDArray[Any]]:
         if (got := structure_of(state)) != self._structure:
-            raise ValueError(f"cannot act: a state of {got}, before {self._structure}")
+            raise ValueError(f"cannot act: a state of {got}, expected {self._structure} as before")
         return leaves_in(self._structure, state)
 
 
 def _expect_same(name: str, array: npt.NDArray[Any], to: npt.NDArray[Any]) -> None:
-    """Raise ValueError if rows have another shape, or wider numbers, than at first."""
+    """Raise ValueError if rows have another shape, or a wider dtype, than in the first call."""
     if array.shape[1:] != to.shape[2:] or (
         array.dtype != to.dtype and not np.can_cast(array.dtype, to.dtype, "safe")
     ):
         raise ValueError(
-            f"cannot act: what the policy returns has changed: {name} of {array.dtype} "
+            f"cannot act: the policy's outputs have changed: {name} of {array.dtype} "
             f"{array.shape[1:]} a row, before {to.dtype} {to.shape[2:]}"
         )
 

@@ -1,8 +1,9 @@
-"""Running means and variances of observations and returns, and what is normalised by them.
+"""Normalization of observations and rewards by running means and variances.
 
-Observations are normalised where they lie in the frames, as soon as a step has ended: policies,
-rollouts and records then have them. Rewards stay, since returns are sums of them; the normalised
-ones lie in a hidden field of the frames, the discounted returns so far in another.
+Observations are normalised in place in the frames as soon as a step has ended, so that policies,
+rollouts and records all see normalised ones. Rewards stay unchanged, because returns are their
+sums; normalised rewards go to a hidden field of the frames, and the discounted returns so far to
+another.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ __all__ = [
 ]
 
 _OBSERVATIONS, _RETURNS = "observations", "returns"
-# Until there is data: as one ten-thousandth of a row, of mean 0 and variance 1.
+# The weight of the initial mean 0 and variance 1, in rows.
 _PRIOR = 1e-4
 
 
 @dataclass(frozen=True)
 class Moments:
-    """The mean and variance of rows, element by element, and how many rows there were."""
+    """The mean and variance of rows, element by element, and the number of rows."""
 
     mean: Array
     variance: Array
@@ -56,7 +57,7 @@ class Moments:
 
     @classmethod
     def initial(cls, shape: tuple[int, ...], count: float = _PRIOR) -> Moments:
-        """Return mean 0 and variance 1, which weigh as much as ``count`` rows."""
+        """Return mean 0 and variance 1, with the weight of ``count`` rows."""
         return cls(np.zeros(shape), np.ones(shape), count)
 
     @classmethod
@@ -85,13 +86,13 @@ def merged(moments: Mapping[str, Moments], seen: Mapping[str, Moments]) -> dict[
 
 @dataclass
 class Statistics:
-    """What is known so far.
+    """The moments to normalise with, and how to update them.
 
     Attributes:
-        moments: By name, those that are normalised with. Each is replaced as a whole.
-        update: Whether to count what is normalised.
+        moments: The moments by name. Each is replaced as a whole.
+        update: Whether to update the moments with the data that is normalised.
         gamma: The discount factor of returns.
-        epsilon: What is added to variances.
+        epsilon: Added to variances.
     """
 
     moments: dict[str, Moments]
@@ -100,7 +101,7 @@ class Statistics:
     epsilon: float
 
     def copy(self, *, update: bool) -> Statistics:
-        """Return a copy that counts for itself."""
+        """Return a copy that is updated independently."""
         return replace(self, moments=dict(self.moments), update=update)
 
     def normalized(self, name: str, rows: Array) -> Array:
@@ -114,12 +115,12 @@ class Statistics:
 
 @dataclass
 class Normalization:
-    """Normalises what envs return where it lies in the frames, and counts it.
+    """Normalises the envs' results in place in the frames, and counts them in the statistics.
 
     Attributes:
-        statistics: What is known so far.
-        names: By leaf of the observations, the name of its moments; others are left alone.
-        seen: By name, the moments of what was counted here; None if that is not kept.
+        statistics: The moments to normalise with.
+        names: By leaf of the observations, the name of its moments; other leaves stay unchanged.
+        seen: By name, the moments of the rows counted here; None not to keep them.
     """
 
     statistics: Statistics
@@ -127,17 +128,17 @@ class Normalization:
     seen: dict[str, Moments] | None = None
 
     def copy(self, *, update: bool, keep_seen: bool = False) -> Normalization:
-        """Return one that begins with the same moments, and counts for itself."""
+        """Return a normalization that begins with the same moments and is updated independently."""
         seen = self.nothing_seen() if keep_seen else None
         return Normalization(self.statistics.copy(update=update), self.names, seen)
 
     def nothing_seen(self) -> dict[str, Moments]:
-        """Return moments of no rows."""
+        """Return moments of zero rows."""
         known = self.statistics.moments
         return {name: Moments.initial(one.mean.shape, 0.0) for name, one in known.items()}
 
     def add(self, seen: Mapping[str, Moments]) -> None:
-        """Count what was seen elsewhere."""
+        """Merge in moments that were counted elsewhere."""
         self.statistics.moments = merged(self.statistics.moments, seen)
         if self.seen is not None:
             self.seen = merged(self.seen, seen)
@@ -149,9 +150,9 @@ class Normalization:
         return (Field((), np.dtype(np.float64)),) * 2 if has_rewards else ()
 
     def observations(self, leaves: Sequence[Array], *, final: bool = False) -> list[Array]:
-        """Return the leaves of a batch of observations normalised, after counting them.
+        """Count a batch of observations, and return its leaves normalised.
 
-        The ``final`` ones of episodes are not counted.
+        ``final`` observations of episodes are not counted.
         """
         normalised = list(leaves)
         for leaf, name in self.names.items():
@@ -162,7 +163,7 @@ class Normalization:
         return normalised
 
     def rewards(self, rewards: Array, returns: Array, counted: Array) -> Array:
-        """Return normalised rewards, after counting the discounted ``returns`` of some rows."""
+        """Count the discounted ``returns`` of ``counted`` rows, and return normalised rewards."""
         self._count(_RETURNS, returns[counted])
         return np.asarray(rewards / self.statistics.scale(_RETURNS))
 
@@ -171,16 +172,16 @@ class Normalization:
             self.add({name: Moments.of(rows)})
 
     def begin_episodes(self, frames: Frames, at: At, envs: Rows) -> None:
-        """Normalise the observations of a reset, where they lie in a frame."""
+        """Normalise the observations of a reset, in place in a frame."""
         rows = [leaf[at, envs] for leaf in frames.observations]
         for leaf, new in zip(frames.observations, self.observations(rows), strict=True):
             leaf[at, envs] = new
 
     def after_step(self, frames: Frames, hidden: Sequence[Array], at: At, envs: Rows) -> None:
-        """Normalise the results of a step, where they lie in a frame."""
+        """Normalise the results of a step, in place in a frame."""
         self.begin_episodes(frames, at, envs)
         has_final = frames.has_final[at, envs]
-        # Of a lost env it is an observation of the frame before, which is normalised already.
+        # A lost env's final observation comes from the frame before, and is normalised already.
         ended = np.arange(frames.envs)[envs][(has_final != 0) & (has_final != LOST)]
         if len(ended) > 0:
             rows = [leaf[at, ended] for leaf in frames.final_observations]
@@ -199,34 +200,34 @@ class Normalization:
 
 
 class Normalizer:
-    """Normalises observations and rewards, by means and variances of what envs have returned.
+    """Normalises observations and rewards by running means and variances.
 
-    Give it to :class:`pysampler.Rollouts` or :class:`pysampler.Actors` as ``normalize``. The policy
-    is called with normalised observations, and rollouts and records have these and normalised
-    rewards; ``ended.returns`` and ``records.returns`` stay sums of the envs' own rewards.
+    Pass it to :class:`pysampler.Rollouts` or :class:`pysampler.Actors` as ``normalize``. The policy
+    then gets normalised observations, and rollouts and records hold normalised observations and
+    rewards; ``ended.returns`` and ``records.returns`` remain sums of the envs' own rewards.
 
-    Where a policy in the main process acts for all envs together, the numbers are those of
+    If a policy in the main process acts for all envs together, the numbers are those of
     ``gymnasium.wrappers.vector.NormalizeObservation`` and ``NormalizeReward``: observations are
     counted, then normalised to mean 0 and variance 1; rewards are divided by the standard deviation
     of discounted returns. Statistics are float64 here. Every observation that a policy can act on
-    is counted once. The last observation of an episode that ended is normalised and not counted.
-    Resets do not clear the statistics. One open sampler at a time counts with a normalizer.
+    is counted once. The last observation of an episode is normalised but not counted. Resets do not
+    clear the statistics. Only one open sampler at a time can update a normalizer.
 
-    Where policies act in workers, each normalises with the statistics that all have in common and
-    with what its own envs have returned since. The statistics are merged, exactly, after each
-    rollout, or whenever actors ``publish``. What a lost worker had not handed over by then is not
-    counted; its replacement begins with the common statistics. One normalizer serves any number of
-    rollouts, or one of actors.
+    If the policy acts in the workers, each worker normalises with the common statistics plus the
+    results of its own envs since the last merge. The statistics are merged, exactly, after each
+    rollout, or whenever you ``publish`` to actors. If a worker is lost, its data since the last
+    merge is not counted, and its replacement begins with the common statistics. You can use a
+    normalizer for any number of rollouts, or for one set of actors.
 
     Args:
-        observations: Whether to normalise observations: floating-point arrays, each element by
-            itself, also in dicts and tuples. Integers, as images, are left alone. Arrays keep
-            their dtype.
+        observations: Whether to normalise observations: floating-point arrays, element by element,
+            also in dicts and tuples. Integers, such as images, stay unchanged. Arrays keep their
+            dtype.
         rewards: Whether to normalise rewards.
         gamma: The discount factor of the returns.
-        epsilon: What is added to variances.
-        update: Whether to count what is normalised. It may be set later, and holds from the next
-            rollout on; of actors, what it is when they begin.
+        epsilon: Added to variances.
+        update: Whether to update the statistics. You can assign it later: it takes effect with the
+            next rollout. Actors use its value at their start.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -258,11 +259,11 @@ class Normalizer:
             raise ValueError(f"cannot normalize: epsilon {epsilon!r}, expected more than 0")
         update = true_or_false("normalize", "update", update)
         self._statistics = Statistics({}, update, float(gamma), float(epsilon))
-        self._user: weakref.ref[Any] | None = None  # the sampler that counts with it, or did
+        self._user: weakref.ref[Any] | None = None  # the last sampler that updates it
 
     @property
     def update(self) -> bool:
-        """Whether what is normalised is counted."""
+        """Whether the statistics are updated."""
         return self._statistics.update
 
     @update.setter
@@ -271,22 +272,22 @@ class Normalizer:
 
     @property
     def count(self) -> int:
-        """The number of observations that were counted; of rewards, if it has no observations."""
+        """The number of observations counted; of rewards, if observations are not normalised."""
         moments = self._statistics.moments
         name = next((name for name in moments if name != _RETURNS), _RETURNS)
         return int(moments[name].count) if moments else 0
 
     def normalized(self, observations: Any) -> Any:
-        """Return a batch of observations normalised, and not counted: for use without envs.
+        """Return a batch of observations normalised but not counted, for use without envs.
 
-        Observations are as the policy gets them, without parts that are left out.
+        Observations must be in the policy's format, without parts that are left out.
         """
         used: set[str] = set()
         normalised = self._normalized(observations, _OBSERVATIONS, used)
         expected = {name for name in self._statistics.moments if name != _RETURNS}
         if used != expected:
             raise ValueError(
-                f"cannot normalize observations: there are no {sorted(expected - used)} in them"
+                f"cannot normalize observations: {sorted(expected - used)} are missing"
             )
         return normalised
 
@@ -311,7 +312,7 @@ class Normalizer:
         return self._statistics.normalized(name, array)
 
     def frozen(self) -> Self:
-        """Return a normalizer with these statistics, which stay as they are: for evaluation."""
+        """Return a normalizer with these statistics that is never updated, for evaluation."""
         own = copy.copy(self)
         own._statistics = self._statistics.copy(update=False)
         own._user = None
@@ -322,9 +323,9 @@ class Normalizer:
         return arrays_of_moments(self._statistics.moments)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with statistics that ``state_dict`` returned; ValueError if they are none.
+        """Load statistics that ``state_dict`` returned; ValueError if they are invalid.
 
-        Not while actors act: what they publish goes on from where they began.
+        Do not call this while actors act: their next ``publish`` overwrites the statistics.
         """
         moments = moments_of_arrays(state)
         for name, one in moments.items():
@@ -336,20 +337,20 @@ class Normalizer:
         current = self._statistics.moments
         shapes, expected = ({n: m.mean.shape for n, m in one.items()} for one in (moments, current))
         if current and shapes != expected:
-            raise ValueError(f"cannot load statistics: of {shapes}, expected {expected}")
+            raise ValueError(f"cannot load statistics: shapes {shapes}, expected {expected}")
         self._statistics.moments = moments
 
     def claim(self, sampler: Any) -> None:
-        """Let a sampler count with these statistics, until it is closed."""
+        """Reserve the statistics for a sampler's updates, until it is closed."""
         self._user = weakref.ref(sampler)
 
     def expect_unused(self, purpose: str) -> None:
-        """Raise ValueError if an open sampler counts with these statistics."""
+        """Raise ValueError if an open sampler updates these statistics."""
         user = None if self._user is None else self._user()
         if user is not None and not user.closed:
             raise ValueError(
-                f"cannot {purpose}: another open sampler counts with the normalizer; close that "
-                "one, or give each a normalizer"
+                f"cannot {purpose}: another open sampler updates the normalizer; close that one, "
+                "or give each sampler its own normalizer"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -395,13 +396,13 @@ def moments_of_arrays(arrays: Mapping[str, Any]) -> dict[str, Moments]:
 def normalization_of(
     normalizer: Any, spec: Spec, purpose: str, *, counts: bool = True
 ) -> Normalization | None:
-    """Return what a normalizer does to envs of these spaces, or raise what is wrong.
+    """Return the normalization for envs of these spaces, or raise if the normalizer does not fit.
 
     Args:
-        normalizer: What a user gave a sampler as ``normalize``.
+        normalizer: The ``normalize`` argument of a sampler.
         spec: The spaces of the envs.
-        purpose: What the sampler does, for errors.
-        counts: Whether the sampler counts what it normalises.
+        purpose: The sampler's purpose, for errors.
+        counts: Whether the sampler updates the statistics.
     """
     if normalizer is None:
         return None
@@ -412,7 +413,7 @@ def normalization_of(
 
 
 def expect_normalizer(normalizer: Any, purpose: str) -> None:
-    """Raise TypeError unless a user gave a normalizer as ``normalize``."""
+    """Raise TypeError unless the ``normalize`` argument is a normalizer."""
     if not isinstance(normalizer, Normalizer):
         raise TypeError(
             f"cannot {purpose}: normalize is a {type(normalizer).__name__}, expected a "
@@ -432,7 +433,7 @@ def _bound(normalizer: Normalizer, spec: Spec, purpose: str) -> Normalization:
         shapes[_RETURNS] = ()
     if not shapes:
         raise ValueError(
-            f"cannot {purpose}: there is nothing to normalize, expected observations with "
+            f"cannot {purpose}: nothing to normalize, expected observations with "
             "floating-point parts, or rewards=True"
         )
     statistics = normalizer._statistics

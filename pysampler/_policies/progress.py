@@ -1,4 +1,4 @@
-"""What workers that act report while they do, and the flags that stop or pause them."""
+"""Counters that acting workers update, and the flags that stop or pause them."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ _WORDS = LINE // 8  # int64 of a line
 class WorkerProgress:
     """A line of counters for each group, and one of flags for all, in a segment.
 
-    The line of a group is written by its worker; by the parent only while no rollout is under way.
+    The worker of a group writes its line; the parent does so only while no rollout is under way.
     Any process may set the flags: an env that stops all actors does so in a worker.
     """
 
     def __init__(self, groups: int, segment: Segment, offset: int | None = None) -> None:
         self.offset, self._lines = segment.array((groups + 1, _WORDS), np.dtype(np.int64), offset)
         self.steps = self._lines[:-1, 0]  # below 0 until the first frame has been carried over
-        self.blocked_ns = self._lines[:-1, 1]  # by a full ring: of the first group of each worker
+        self.blocked_ns = self._lines[:-1, 1]  # by a full ring: of each worker's first group
         self.acting_ns = self._lines[:-1, 2]
         self.refreshing_ns = self._lines[:-1, 3]
-        self.blocked = self._lines[:-1, 4]  # whether a full ring blocks it now
+        self.blocked = self._lines[:-1, 4]  # whether a full ring blocks the worker now
 
     @staticmethod
     def size_of(groups: int) -> int:
-        """Return how many bytes of a segment it takes, wherever it begins."""
+        """Return the number of bytes it needs in a segment, whatever its offset."""
         return (groups + 2) * _WORDS * 8
 
     def cells(self, group: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the steps of a group, and whether all are stopped, as arrays of one number."""
+        """Return the steps of a group, and the flag that stops all, as arrays of one number."""
         return self._lines[group, :1], self._lines[-1, :1]
 
     @property
     def stopped(self) -> bool:
-        """Whether what is under way is to end where it is."""
+        """Whether the current work must end at its current step."""
         return bool(self._lines[-1, 0])
 
     @property
     def dropped(self) -> bool:
-        """Whether what has been made and not been handed over is dropped too."""
+        """Whether records that have not been handed over are dropped, too."""
         return bool(self._lines[-1, 1])
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is to be begun, because the learner learns."""
+        """Whether no record may be begun, because the learner is learning."""
         return bool(self._lines[-1, 2])
 
     @paused.setter
@@ -62,7 +62,7 @@ class WorkerProgress:
         self._lines[-1, 2] = value
 
     def stop(self, *, drop: bool = False) -> None:
-        """Stop what is under way; ``drop`` what has not been handed over."""
+        """Stop the current work; ``drop`` records that have not been handed over."""
         if drop:
             self._lines[-1, 1] = True
         self._lines[-1, 0] = True

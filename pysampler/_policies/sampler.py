@@ -1,6 +1,6 @@
 """The base class of rollouts, actors and watchers, and the vector env that each of them uses.
 
-A sampler leases a vector env, whose envs then work on frames laid out for what the policy returns.
+A sampler leases a vector env and lays out frames that have room for the policy's outputs, too.
 Nothing else can step the envs until the sampler gives the vector env back.
 """
 
@@ -59,10 +59,10 @@ class PreparedFrames:
 
     Attributes:
         frames: The frames.
-        segment: The memory that they lie in, with the requested bytes beside them.
+        segment: The memory of the frames and of the further bytes that were requested.
         policy: The policy on these frames.
-        outputs: What the policy returned for the observations of the reset.
-        so_far: What the episodes have come to in the warm-up.
+        outputs: The policy's outputs for the observations of the reset.
+        so_far: Returns and lengths of the episodes after the warm-up.
     """
 
     frames: Frames
@@ -75,7 +75,7 @@ class PreparedFrames:
 class Sampler(Uncopyable, Interruptible):
     """Base class for samplers that use a vector env exclusively until they are closed."""
 
-    # In errors: what the sampler does, its own name, and the name of its work under way.
+    # For errors: the sampler's purpose, its name, and the name of its work.
     _purpose = "sample rollouts"
     _name = "rollouts"
     _work_name = "a rollout"
@@ -86,8 +86,8 @@ class Sampler(Uncopyable, Interruptible):
         """Lease a vector env, which is closed with the sampler if it is ``owned``."""
         if envs.worker is not None:
             raise ValueError(
-                f"cannot {self._purpose}: what a `worker` function runs resets its env by itself; "
-                "expected a vector env without one"
+                f"cannot {self._purpose}: a `worker` function resets its env itself; expected a "
+                "vector env without one"
             )
         core = core_of(envs)
         self.envs = envs
@@ -106,7 +106,7 @@ class Sampler(Uncopyable, Interruptible):
 
     @contextlib.contextmanager
     def calling_envs(self) -> Iterator[None]:
-        """Allow this sampler to call methods of the vector env that it has leased."""
+        """Let this sampler call methods of the vector env that it has leased."""
         lease = self._lease
         try:
             lease.owner_calls = True
@@ -126,13 +126,13 @@ class Sampler(Uncopyable, Interruptible):
 
     @property
     def _in_own_process(self) -> bool:
-        """Whether this process made the vector env, and is not a fork of the one that did."""
+        """Whether this process made the vector env, rather than its parent before a fork."""
         return self._core.guard.mine
 
-    def _enter(self, what: str) -> _core.Entry:
+    def _enter(self, purpose: str) -> _core.Entry:
         """Return a context that admits one thread; raise ClosedError if the sampler is closed."""
         self._expect_open()
-        return self._guard.entry(what)
+        return self._guard.entry(purpose)
 
     def _expect_open(self) -> None:
         if not self._in_own_process:
@@ -143,7 +143,7 @@ class Sampler(Uncopyable, Interruptible):
     # -- beginning -------------------------------------------------------------------------------
 
     def _shared_bytes(self, weights: Mapping[str, npt.NDArray[Any]] | None) -> int:
-        """Return how many bytes the weights and the progress of workers take beside the frames."""
+        """Return the number of bytes for the weights and the workers' progress."""
         board = sum(array.nbytes + 8 for array in (weights or {}).values()) * 3
         return board + WorkerProgress.size_of(len(self._core.groups)) + (1 << 16)
 
@@ -160,18 +160,19 @@ class Sampler(Uncopyable, Interruptible):
         normalization: Normalization | None = None,
         warm_up_steps: int = 0,
     ) -> PreparedFrames:
-        """Reset the envs, call the policy for the first time, lay out frames for what it returns.
+        """Reset the envs, call the policy once, and lay out frames for its outputs.
 
         Args:
             caller: Calls the policy.
             seed: Seed of the reset.
             count: The number of frames.
-            spare_bytes: Returns how many bytes to add to the segment, for this policy.
+            spare_bytes: Returns the number of bytes to add to the segment, given the policy's
+                outputs.
             reserved: The number of further frames, which get memory later.
-            infos: Which infos the frames have columns for.
-            transforms: Those of wrappers around the vector env.
-            normalization: What normalises the results of the envs.
-            warm_up_steps: The most random steps to make of each env.
+            infos: The infos that the frames have columns for.
+            transforms: The transforms of wrappers around the vector env.
+            normalization: The normalization of the envs' results.
+            warm_up_steps: The maximum number of random steps of each env.
         """
         envs, core, lease = self.envs, self._core, self._lease
         with self.calling_envs():
@@ -186,7 +187,7 @@ class Sampler(Uncopyable, Interruptible):
         observations = received
         if transforms is not None:
             observations = transforms.observations([array.copy() for array in received])
-        copies = [array.copy() for array in observations]  # which the policy may write to
+        copies = [array.copy() for array in observations]  # the policy may write to its arguments
         initial = caller.initial_state(envs.num_envs)
         caller.seed_generators(None, envs.num_envs)
         returned = caller(copies, initial, everyone)
@@ -210,21 +211,21 @@ class Sampler(Uncopyable, Interruptible):
     # -- ending ----------------------------------------------------------------------------------
 
     def _request_stop(self) -> None:
-        """Ask the work under way to stop, without waiting and without a lock."""
+        """Ask the current work to stop, without waiting and without a lock."""
         raise NotImplementedError
 
     def _end(self) -> bool:
-        """End the work under way; return whether nothing but the pool is busy afterwards."""
+        """End the current work; return whether only the pool may still be busy."""
         raise NotImplementedError
 
     def _drop(self) -> None:
-        """Drop the work under way, and wait until it has ended."""
+        """Drop the current work, and wait until it has ended."""
         self._core.drop_work(self._work_name, stopped=self._end())
 
     def _give_back(self) -> None:
         """Give the vector env back: usable when this returns, unless another thread uses it."""
         self._lease.over = True
-        if self._interrupted:  # does not wait for a long step: the next call of the envs does
+        if self._interrupted:  # do not wait for a long step: the next call of the envs does
             self._request_stop()
             return
         self._core.take_back(self._lease, stopped=self._end())
@@ -233,13 +234,13 @@ class Sampler(Uncopyable, Interruptible):
         """Give the vector env back without closing it."""
         if self._closed or not self._in_own_process:
             return
-        self._lease.over = True  # first: where the rest is interrupted, the vector env does it
+        self._lease.over = True  # first: if the rest is interrupted, the vector env completes it
         self._closed = True
         with contextlib.suppress(LostError, EnvError):
             self._give_back()
 
     def close(self) -> None:
-        """End the work under way; give the vector env back, or close it if it was made here."""
+        """End the current work; close the vector env if the sampler made it, else give it back."""
         if not hasattr(self, "envs"):
             return
         self.let_go()
@@ -247,7 +248,8 @@ class Sampler(Uncopyable, Interruptible):
             self.envs.close(terminate=self._interrupted)
 
     def __del__(self) -> None:
-        # Finalizers may run anywhere: the vector env takes itself back in its next call.
+        # Finalizers may run anywhere, so nothing is taken back here: the vector env takes itself
+        # back in its next call.
         lease = getattr(self, "_lease", None)
         if lease is None or not self._in_own_process:
             return
@@ -265,7 +267,7 @@ class Leasable:
     Attributes:
         envs: The vector env.
         owned: Whether it was made for the sampler, and is closed with it.
-        transforms: Those of the wrappers around it, if it is wrapped.
+        transforms: The transforms of the wrappers around it, if any.
         given: The vector env with its wrappers.
     """
 
@@ -275,7 +277,7 @@ class Leasable:
     given: GymVectorEnv[Any, Any, Any]
 
     def expect_no_wrappers(self, purpose: str, why: str) -> None:
-        """Raise ValueError if the vector env is wrapped; ``why`` says what that would break."""
+        """Raise ValueError if the vector env is wrapped; ``why`` is the reason for the error."""
         if self.transforms is not None:
             raise ValueError(
                 f"cannot {purpose}: the vector env is wrapped in {self.transforms.names}, and "
@@ -287,10 +289,10 @@ def visible_spec(purpose: str, envs: VectorEnv, leave_out: Sequence[str]) -> Spe
     """Return the spaces of an env as a policy sees them.
 
     Args:
-        purpose: What the sampler does, for errors: "sample rollouts".
+        purpose: The sampler's purpose, for errors: "sample rollouts".
         envs: The vector env.
-        leave_out: The names of the parts of observations that the policy does not see: all that
-            have no fixed shape, and no others.
+        leave_out: The names of the parts of observations to hide from the policy: exactly those
+            without a fixed shape.
     """
     if isinstance(leave_out, str) or not isinstance(leave_out, Collection):
         raise ValueError(
@@ -301,7 +303,7 @@ def visible_spec(purpose: str, envs: VectorEnv, leave_out: Sequence[str]) -> Spe
     if spec.unshaped_actions or (unshaped and not spec.observations):
         raise ValueError(
             f"cannot {purpose}: {envs.single_observation_space} and {envs.single_action_space} "
-            "have parts without a fixed shape, which lie in no array"
+            "have parts without a fixed shape, which do not fit into arrays"
         )
     for name in leave_out:
         if name not in unshaped:
@@ -319,12 +321,12 @@ def visible_spec(purpose: str, envs: VectorEnv, leave_out: Sequence[str]) -> Spe
 
 
 def makes_envs(envs: Any) -> bool:
-    """Return whether ``envs`` makes any number of envs: an id, a spec or a function."""
+    """Return whether ``envs`` can make any number of envs: an id, a spec or a function."""
     return not isinstance(envs, (GymVectorEnv, list, tuple))
 
 
 def _expect_workers_alone(envs: VectorEnv, purpose: str) -> None:
-    """Raise ValueError if this process steps some of the envs beside workers."""
+    """Raise ValueError if this process steps some of the envs and workers the others."""
     if envs.num_workers > 0 and (own := envs.division.main_envs) > 0:
         raise ValueError(
             f"cannot {purpose} with a policy in the workers: {own} of the envs live in this "
@@ -345,14 +347,14 @@ def vector_env_of(
 ) -> Iterator[Leasable]:
     """Yield the vector env that a user gave to a sampler, or make one.
 
-    A vector env that was made here is closed if an exception ends the block.
+    If an exception ends the block, a vector env that was made here is closed.
 
     Args:
         envs: A vector env, a list of functions that each make an env, or an id, a spec or a
             function that makes any number.
         num_envs: How many envs to make.
         vector_kwargs: Options of the vector env to make.
-        purpose: What the sampler does, for errors: "sample rollouts".
+        purpose: The sampler's purpose, for errors: "sample rollouts".
         policy_in_workers: The policy, if it acts in the workers.
         wrappers: Wrappers of each env that is made.
         **kwargs: Arguments of each env that is made.
@@ -367,11 +369,11 @@ def vector_env_of(
         transforms = Transforms(around, core_of(inner).spec) if around else None
         yield Leasable(inner, owned=False, transforms=transforms, given=envs)
         return
-    # Admits spaces that gymnasium does not know: a sampler leaves them out, or refuses them itself.
+    # Admits spaces unknown to gymnasium: a sampler leaves them out, or raises itself.
     options = {"shared_memory": False, **vector_options(purpose, vector_kwargs)}
     clean = options.get("context") in (None, "forkserver") and options.get("num_workers") != 0
     if needs_torch(policy_in_workers) and clean and options.get("preload") is None:
-        fork_server.preload(["torch"])  # once, and not in every worker
+        fork_server.preload(["torch"])  # once, rather than in every worker
     if makes_envs(envs):
         if num_envs is None:
             raise ValueError(

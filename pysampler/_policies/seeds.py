@@ -22,7 +22,7 @@ __all__ = ["entropy_from", "restart_entropy", "seed_from", "seed_policy"]
 
 
 def entropy_from(seed: int | Sequence[int | None] | None) -> int | list[int]:
-    """Return entropy for random numbers: of a seed, or of the seeds of envs; fresh without one."""
+    """Return entropy from a seed or from the seeds of envs; fresh entropy if there are none."""
     seeds = [seed] if seed is None or isinstance(seed, (int, np.integer)) else list(seed)
     if all(one is None for one in seeds):
         return int(np.random.SeedSequence().generate_state(4, np.uint64)[0])
@@ -31,7 +31,7 @@ def entropy_from(seed: int | Sequence[int | None] | None) -> int | list[int]:
 
 
 def restart_entropy(entropy: int | list[int], restarts: int) -> int | list[int]:
-    """Return the entropy of a sampler after some restarts: another one for each of them."""
+    """Return the entropy of a sampler after this many restarts, different each time."""
     own = entropy if isinstance(entropy, list) else [entropy]
     return [*own, restarts] if restarts else entropy
 
@@ -44,7 +44,8 @@ def seed_from(entropy: int | list[int]) -> int:
 def seed_policy(policy: Any, seeds: np.random.SeedSequence, *, own_process: bool) -> None:
     """Seed the generators of a copy of a policy: by its method ``seed``, or each that is found.
 
-    In a process of its own the generators of modules are seeded too; elsewhere the user has them.
+    With ``own_process`` the generators of modules are seeded too; otherwise the user's code shares
+    them.
     """
     owner = policy.__self__ if isinstance(policy, MethodType) else policy
     if callable(own := getattr(owner, "seed", None)):
@@ -61,13 +62,13 @@ def seed_policy(policy: Any, seeds: np.random.SeedSequence, *, own_process: bool
             generator.manual_seed(number)
 
 
-# Modules whose classes and functions have no generators of a policy.
+# Modules whose classes and functions do not hold a policy's generators.
 _FOREIGN = sys.stdlib_module_names | {"gymnasium", "numpy", "pysampler", "torch"}
 _CONTAINERS = dict, list, tuple, set, frozenset
 
 
 def _generators_of(policy: Any, *, own_process: bool) -> list[Any]:
-    """Return all generators in the attributes of a policy and in what its functions use."""
+    """Return all generators that a policy or its functions refer to."""
     kinds: tuple[type, ...] = np.random.Generator, np.random.RandomState, random.Random
     if (torch := loaded_torch()) is not None:
         kinds = *kinds, torch.Generator
@@ -87,7 +88,7 @@ def _generators_of(policy: Any, *, own_process: bool) -> list[Any]:
 
 
 def _held_by(one: Any, *, own_process: bool) -> list[Any]:
-    """Return what an object refers to and generators of a policy may lie in."""
+    """Return the objects that an object refers to and that may hold generators of a policy."""
     if isinstance(one, Mapping):
         return list(one.values())
     if isinstance(one, _CONTAINERS):
@@ -118,12 +119,12 @@ def _held_by(one: Any, *, own_process: bool) -> list[Any]:
 
 
 def _is_home(function: FunctionType) -> bool:
-    """Return whether a function uses the globals of its module, and not copies of them."""
+    """Return whether a function uses the globals of its module, rather than copies of them."""
     home = sys.modules.get(function.__module__)
     return home is not None and function.__globals__ is vars(home)
 
 
 def _names(code: CodeType) -> list[str]:
-    """Return the global names that code uses, with the functions inside of it."""
+    """Return the global names that code uses, including the functions inside it."""
     inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
     return [*code.co_names, *inner]

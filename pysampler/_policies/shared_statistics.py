@@ -1,7 +1,7 @@
 """Statistics of a normalizer that workers share while they act without further commands.
 
-Each worker has a board, where it publishes the moments of all that it has seen. The parent merges
-these, and publishes the result on a board that all workers read.
+Each worker publishes the moments of its data on its own board. The parent merges these, and
+publishes the result on a board that all workers read.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedStatistics", "StatisticsPlace", "WorkerStatistics"]
 
-_BOARD_OVERHEAD = 1024  # bytes that a board takes beside its arrays, with what aligns it
+_BOARD_OVERHEAD = 1024  # bytes that a board takes in addition to its arrays, with alignment
 
 
 class SharedStatistics:
     """The parent's side.
 
     Args:
-        normalization: What the parent normalises with, whose moments are those of all workers.
-        update: Whether workers count what they normalise.
+        normalization: The parent's normalization, whose moments are merged from all workers.
+        update: Whether workers update the statistics.
         first_envs: The first env of each worker.
-        segment: Where the boards lie.
+        segment: The memory for the boards.
     """
 
     def __init__(
@@ -44,25 +44,25 @@ class SharedStatistics:
         like = arrays_of_moments(normalization.statistics.moments)
         self._normalization = normalization
         self._update = update
-        self._before = dict(normalization.statistics.moments)  # the workers began
+        self._before = dict(normalization.statistics.moments)  # when the workers began
         self._common = Board(like, segment)
         self._common.publish(like)
         self._of_workers = {env: Board(like, segment) for env in first_envs}
 
     @staticmethod
     def size_of(normalization: Normalization, workers: int) -> int:
-        """Return how many bytes of a segment the boards take."""
+        """Return the number of bytes of a segment that the boards need."""
         like = arrays_of_moments(normalization.statistics.moments).values()
         return (sum(array.nbytes + 8 for array in like) * 3 + _BOARD_OVERHEAD) * (workers + 1)
 
     def place(self) -> StatisticsPlace:
-        """Return what a worker needs."""
+        """Return the description from which a worker attaches to the statistics."""
         own = self._normalization.copy(update=self._update, keep_seen=True)
         places = {env: board.place() for env, board in self._of_workers.items()}
         return StatisticsPlace(own, self._common.place(), places)
 
     def merge(self) -> None:
-        """Merge what all workers have handed over."""
+        """Merge the moments that all workers have published."""
         if not self._update:
             return
         moments = self._before
@@ -73,7 +73,7 @@ class SharedStatistics:
         self._normalization.statistics.moments = moments
 
     def publish(self) -> None:
-        """Give the workers the statistics as they are now."""
+        """Publish the merged statistics to the workers."""
         self._common.publish(arrays_of_moments(self._normalization.statistics.moments))
 
 
@@ -82,8 +82,8 @@ class StatisticsPlace:
     """Where a worker finds the statistics.
 
     Attributes:
-        normalization: What it begins with.
-        common: The place of the board that it reads.
+        normalization: The initial normalization.
+        common: The place of the board that the worker reads.
         of_workers: By first env of a worker, the place of the board that this worker writes.
     """
 
@@ -93,15 +93,15 @@ class StatisticsPlace:
 
 
 class WorkerStatistics:
-    """A worker's side; a replacement goes on with what the lost worker had handed over.
+    """A worker's side; a replacement continues from the moments that the lost worker published.
 
     Args:
-        place: Where the statistics are.
+        place: The places of the boards.
         segment: The memory.
         first_env: The first env of the worker.
 
     Attributes:
-        normalization: What the worker normalises with.
+        normalization: The worker's normalization.
     """
 
     def __init__(self, place: StatisticsPlace, segment: Segment, first_env: int) -> None:
@@ -118,14 +118,14 @@ class WorkerStatistics:
         """Take over the newest statistics of all workers."""
         if self._common.version != self._version:
             version, arrays = self._common.read()
-            if version > 0:  # or else it was overwritten in each of many tries
+            if version > 0:  # 0: the board was overwritten during each of many tries to read it
                 self._version, self.normalization.statistics.moments = (
                     version,
                     moments_of_arrays(arrays),
                 )
 
     def hand_over(self) -> None:
-        """Publish what was seen."""
+        """Publish the moments of the rows counted here."""
         assert self.normalization.seen is not None
         if self.normalization.statistics.update:
             self._own.publish(arrays_of_moments(self.normalization.seen))

@@ -1,4 +1,4 @@
-"""What a policy is called with, found out from its signature."""
+"""The arguments of a policy, read from its signature."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _VARIABLE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 @dataclass(frozen=True)
 class PolicySignature:
-    """What a policy is called with beside observations and settings."""
+    """The arguments of a policy in addition to observations and settings."""
 
     state: Literal["by name", "by position"] | None
     generators: bool
@@ -43,16 +43,16 @@ class PolicySignature:
 
 
 def takes_by_name(policy: Any, name: str, place: int) -> bool:
-    """Return whether a policy has a parameter of a name, but not at a place among the first."""
+    """Return whether a policy has a parameter ``name`` that is not the one at ``place``."""
     parameters = _parameters_of(policy) or {}
     positional = [one for one, kind in parameters.items() if kind.kind in _POSITIONAL]
     return name in parameters and positional[place : place + 1] != [name]
 
 
 def _parameters_of(policy: Any) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of a policy; None if nothing tells them."""
+    """Return the parameters of a policy; None if they are unknown."""
     try:
-        # Of a compiled module, the signature of the original.
+        # A compiled module has the signature of its original.
         function = getattr(policy, "_orig_mod", policy).forward if is_module(policy) else policy
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # compiled, or written in C
@@ -62,16 +62,16 @@ def _parameters_of(policy: Any) -> Mapping[str, inspect.Parameter] | None:
 def signature_of(
     policy: Any, positional: Sequence[str], settings: Iterable[str]
 ) -> PolicySignature:
-    """Return what to call a policy with, or raise TypeError if it requires anything else.
+    """Return the arguments to call a policy with; TypeError if it requires any others.
 
-    It is always called with ``positional`` by position and ``settings`` by name.
+    ``positional`` are always passed by position, and ``settings`` by name.
     """
     if not callable(policy):
         raise TypeError(
             f"cannot act: the policy is a {type(policy).__name__}, expected a function of "
             "observations, or a torch module"
         )
-    recurrent = getattr(policy, "recurrent", None)  # a module may have a layer of that name
+    recurrent = getattr(policy, "recurrent", None)  # a module may have a layer named so
     recurrent = bool(recurrent) if isinstance(recurrent, (bool, np.bool_)) else None
     by_position: Literal["by position"] | None = "by position" if recurrent else None
     parameters = _parameters_of(policy)

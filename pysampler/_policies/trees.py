@@ -1,7 +1,7 @@
-"""Trees of arrays, walked in one place: dicts, tuples and lists of whatever depth.
+"""Trees of arrays: dicts, tuples and lists of any depth.
 
-The structure of a space is known beforehand (``_frames/spec.py``); that of a policy's state is
-found out here.
+The structure of a space is known in advance (``_frames/spec.py``); that of a policy's state is
+determined here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["batch_from", "leaves_in", "mapped", "structure_of", "tree_from"]
 
 
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Return a tree of what a function returns for the leaves at each place of one or more trees.
+    """Return the tree of a function's results for the leaves at each place of one or more trees.
 
-    Lists become tuples. The first tree gives the structure and its order.
+    Lists become tuples. The first tree determines the structure and its order.
     """
     if isinstance(tree, Mapping):
         return {key: mapped(function, tree[key], *(one[key] for one in others)) for key in tree}
@@ -32,7 +32,7 @@ def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def structure_of(tree: Any) -> Any:
-    """Return a tree with "array" in the place of each leaf: equal for trees of one structure."""
+    """Return a tree with "array" for each leaf. Trees of the same structure compare equal."""
     return mapped(lambda _: "array", tree)
 
 
@@ -44,13 +44,13 @@ def leaves_in(structure: Any, tree: Any) -> list[Any]:
 
 
 def tree_from(structure: Any, leaves: Iterable[Any]) -> Any:
-    """Return a tree of a structure with these leaves, in its order."""
+    """Return a tree of a structure, with these leaves in its order."""
     rest = iter(leaves)
     return mapped(lambda _: next(rest), structure)
 
 
 def batch_from(tree: Tree, leaf: Callable[[int], Any]) -> Any:
-    """Return a batch of a space whose parts all have a fixed shape: ``leaf(i)`` at each leaf."""
+    """Return a batch of a space whose parts all have a fixed shape: ``leaf(i)`` at leaf i."""
     return build(tree, leaf, _unshaped)
 
 

@@ -1,4 +1,4 @@
-"""Random steps before the first rollout, so that envs do not all end their episodes together."""
+"""Random steps before the first rollout, so that envs do not end their episodes in lockstep."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["EpisodesSoFar", "warm_up"]
 
 
 class EpisodesSoFar(NamedTuple):
-    """What the episode under way in each env has come to."""
+    """The return and length so far of the episode under way in each env."""
 
     returns: npt.NDArray[np.float64]
     lengths: npt.NDArray[np.int64]
 
 
 def warm_up(envs: VectorEnv, most: int, entropy: Any) -> EpisodesSoFar:
-    """Make up to ``most`` random steps of each env, which must have been reset.
+    """Make up to ``most`` random steps of each env. The envs must have been reset.
 
-    All envs step together; each is reset before a step that is drawn for it.
+    All envs step together; each is reset again before a step drawn at random.
 
     Args:
         envs: The envs.
-        most: The number of steps. 0 makes none.
-        entropy: Entropy of the actions and of how many steps each env makes.
+        most: The maximum number of steps; 0 makes none.
+        entropy: Entropy of the actions and of each env's number of steps.
     """
     so_far = EpisodesSoFar(np.zeros(envs.num_envs), np.zeros(envs.num_envs, np.int64))
     if most == 0:
         return so_far
     random = np.random.default_rng(entropy)
     begins = random.integers(0, most, envs.num_envs, endpoint=True)
-    actions = copy.deepcopy(envs.action_space)  # that of the user is not seeded
+    actions = copy.deepcopy(envs.action_space)  # a copy, to leave the user's space unseeded
     actions.seed(int(random.integers(1 << 31)))
     resets_itself = envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
     ended = np.zeros(envs.num_envs, np.bool_)

@@ -29,7 +29,7 @@ _METHODS = "state_dict() and load_state_dict()"
 
 
 def has_weights(policy: Any) -> bool:
-    """Return whether a policy has the two methods that let its weights be sent without it."""
+    """Return whether a policy has the two methods needed to send its weights alone."""
     return all(callable(getattr(policy, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -39,7 +39,7 @@ def arrays_of(state: Mapping[str, Any]) -> Weights:
 
 
 def weights_of(policy: Any) -> Weights:
-    """Return the parameters and buffers of a policy; TypeError if NumPy has no such numbers."""
+    """Return the parameters and buffers of a policy; TypeError if NumPy lacks their dtype."""
     state = policy.state_dict()
     if is_module(policy):
         for name, value in state.items():
@@ -57,14 +57,14 @@ def _array_of(name: str, value: Any) -> npt.NDArray[Any]:
 
 def _refusal(name: str, value: Any) -> TypeError:
     got = getattr(value, "dtype", type(value).__name__)
-    return TypeError(f"cannot send weights: {name} is {got}, expected tensors of what NumPy has")
+    return TypeError(f"cannot send weights: {name} is {got}, expected a dtype that NumPy has")
 
 
 def chosen_weights(weights: Any, policy: Any) -> Mapping[str, Any]:
     """Return the weights that a user publishes: a dict of arrays.
 
     Args:
-        weights: A dict of arrays, or what has a ``state_dict()``; None for those of the policy.
+        weights: A dict of arrays, or an object with ``state_dict()``; None for the policy's own.
         policy: The policy.
     """
     chosen = policy if weights is None else weights
@@ -73,13 +73,13 @@ def chosen_weights(weights: Any, policy: Any) -> Mapping[str, Any]:
     if not hasattr(chosen, "state_dict"):
         raise TypeError(
             f"cannot publish weights: {type(chosen).__name__}, expected a dict of arrays, or "
-            "what has a state_dict()"
+            "an object with state_dict()"
         )
     return weights_of(chosen)
 
 
 def without_weights(policy: Any) -> TypeError:
-    """Return the error of publishing the weights of a policy that has none."""
+    """Return the error for publishing weights of a policy that has none."""
     lacks = "any in its state_dict()" if has_weights(policy) else _METHODS
     return TypeError(
         f"cannot publish weights: the policy is a {type(policy).__name__} without {lacks}"
@@ -87,7 +87,7 @@ def without_weights(policy: Any) -> TypeError:
 
 
 def load_weights(policy: Any, weights: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Give a policy these weights. A module uses the memory of the arrays from then on."""
+    """Load weights into a policy. A module uses the memory of the arrays from then on."""
     if is_module(policy):
         tensors = {name: tensor_from(array) for name, array in weights.items()}
         policy.load_state_dict(tensors, assign=True)
@@ -104,5 +104,5 @@ def copy_weights(module: Any, other: Any) -> None:
 
 
 def portable(policy: Any) -> Any:
-    """Return a policy that other processes can use: of a module, a copy on the CPU."""
+    """Return a policy that other processes can use: for a module, a copy on the CPU."""
     return copy.deepcopy(policy).cpu() if is_module(policy) else policy

@@ -1,4 +1,4 @@
-"""A policy where the envs are: a worker acts for its own, one command for a whole rollout."""
+"""A policy in a worker: it acts for the worker's envs, with one command per rollout."""
 
 from __future__ import annotations
 
@@ -42,37 +42,37 @@ __all__ = [
 ]
 
 
-# How many keys and types of infos are reported as soon as they are seen.
+# The maximum number of keys and types of infos that are reported as soon as they are seen.
 _MAX_REPORTED = 512
 
 
 @dataclass(frozen=True)
 class PolicySetup:
-    """What a worker must know to act for its envs."""
+    """The data that a worker needs to act for its envs."""
 
     policy: bytes  # pickled
     outputs: PolicyOutputs
-    board: Any  # the place of its weights; None where they come with the policy
+    board: Any  # the place of its weights; None if they come with the policy
     progress: int  # offset of WorkerProgress in the segment
     groups: int
     entropy: int | list[int]  # of random numbers
-    policies_before: int  # how many the worker has been sent
-    own_process: bool  # whose global generators are not the user's
+    policies_before: int  # the number of policies that the worker has been sent
+    own_process: bool  # whether its global generators are not the user's
     statistics: StatisticsPlace | None = None  # of a normalizer; rollouts send them with each job
-    # By name, where in the segment the values for all envs lie, and their dtype.
+    # By name, the offset in the segment of the values for all envs, and their dtype.
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)
     first_env: int = 0  # of the worker
 
 
 @dataclass
 class RolloutReport:
-    """What a worker reports of a rollout beside what lies in its frames."""
+    """A worker's report on a rollout, in addition to the frames."""
 
-    # (frame, kind, env, infos or failure): what has no place in a frame.
+    # (frame, kind, env, infos or failure): results that do not fit into a frame.
     overflow: list[tuple[int, int, int, Any]] = field(default_factory=list)
-    restored: bool = False  # the envs took the place of lost ones in one of the steps
-    # The rollout goes on once this is read: infos had keys whose columns are yet to be made. Frames
-    # outlive this worker, and what it has yet to report does not.
+    restored: bool = False  # the envs replaced lost ones in one of the steps
+    # Infos had keys without columns: the rollout continues once the parent has read this and made
+    # the columns. Reporting now saves the infos: frames outlive this worker, its reports do not.
     unfinished: bool = False
     policy_ns: int = 0
     seen: dict[str, Moments] | None = None  # of the normalization
@@ -98,7 +98,7 @@ def _keys_and_types(infos: dict[Any, Any], path: tuple[Any, ...] = ()) -> Iterat
 
 
 def copied_infos(infos: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of infos, if possible: the next step may write to the same arrays."""
+    """Return a copy of infos, if possible: the next step may overwrite their arrays."""
     try:
         return copy.deepcopy(infos)
     except Exception:
@@ -109,13 +109,13 @@ class WorkerPolicy:
     """The policy of a worker, for the envs of its blocks.
 
     Args:
-        setup: What the parent sent.
+        setup: The setup from the parent.
         frames: The frames that the envs work on.
-        segment: The memory they lie in, and all that ``setup`` has the offset of.
-        before: What acted until now; None for a worker's first policy.
-        gauges: What it notes the version of its weights in.
+        segment: The memory of the frames and of all offsets in ``setup``.
+        before: The policy so far; None for a worker's first one.
+        gauges: Where to report the version of the weights.
         replacement_seeds: Seeds of the envs, if they replace lost ones.
-        track: What the policy's calls are traced to; None if they are not.
+        track: The track to trace the policy's calls to; None for no tracing.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class WorkerPolicy:
             self._policy.normalization = self._statistics.normalization
         self._weights: Any = None
         self._version = 0
-        # Infos without columns that were reported: their keys and types. None: nothing can be lost.
+        # Keys and types of the infos without columns reported so far. None: reports cannot be lost.
         self._reported: set[Any] | None = set() if setup.own_process else None
         if before is not None:
             self._reported = before._reported
@@ -167,27 +167,27 @@ class WorkerPolicy:
         gauges.version(0)
 
     def carry(self, last: int, frame: int, envs: slice) -> None:
-        """Copy what goes on from one frame to another, where the envs go on."""
+        """Copy observations and other carried fields from one frame to another."""
         for leaf in self._policy.carried if last != frame else ():
             leaf[frame, envs] = leaf[last, envs]
 
     def refresh(self) -> None:
-        """Take over the newest weights."""
+        """Load the newest weights."""
         if self._board is None or self._board.version == self._version:
             return
         policy, first = self._policy.caller.policy, self._weights is None
         self._version, self._weights = self._board.read(self._weights)
         self._gauges.version(self._version)
-        if first or not is_module(policy):  # a module works with these arrays
+        if first or not is_module(policy):  # later reads write to arrays that a module already uses
             load_weights(policy, self._weights)
 
     def refresh_statistics(self) -> None:
-        """Take over the newest statistics of the normalizer."""
+        """Load the newest statistics of the normalizer."""
         if self._statistics is not None:
             self._statistics.refresh()
 
     def hand_statistics_over(self) -> None:
-        """Hand over what the normalizer has seen."""
+        """Publish this worker's statistics of the normalizer."""
         if self._statistics is not None:
             self._statistics.hand_over()
 
@@ -207,16 +207,16 @@ class WorkerPolicy:
     ) -> RolloutReport:
         """Act for the envs of a block for some steps, from a frame on.
 
-        ``last`` is the frame that they had come to before. ``resumes``: the last report of this
-        rollout was unfinished. ``replacements``: they replace lost envs. Both go on from where the
-        envs had come to.
+        ``last`` is the envs' frame before the rollout. ``resumes``: the last report of this rollout
+        was unfinished. ``replacements``: the envs replace lost ones. Both continue from the envs'
+        last step.
         """
         self.refresh()
         policy, progress = self._policy, self._progress
         if not resumes or policy.normalization is None:
             policy.normalization = normalization
         report = RolloutReport()
-        if progress.steps[group] < 0:  # or what lies in the last one may be of this rollout already
+        if progress.steps[group] < 0:  # else this rollout may have written to the last frame
             self.carry(last, frame, envs)
             progress.steps[group] = 0
         at = frame + (int(progress.steps[group]) if replacements or resumes else 0)
@@ -234,7 +234,7 @@ class WorkerPolicy:
             progress.steps[group] = at - frame
 
         def add_overflow(at: int) -> bool:
-            """Return whether to end here: an env raised, or there are infos to be reported."""
+            """Return whether to end here: an env raised, or there are infos to report."""
             overflow = take_overflow()
             if report.add_overflow(at, overflow):
                 return True
@@ -257,7 +257,7 @@ class WorkerPolicy:
         return report
 
     def _are_new(self, overflow: list[tuple[int, int, Any]]) -> bool:
-        """Return whether infos have keys and types that were not reported before."""
+        """Return whether infos have keys or types that were not reported before."""
         reported = self._reported
         if reported is None or len(reported) >= _MAX_REPORTED:
             return False
@@ -268,7 +268,7 @@ class WorkerPolicy:
         return len(reported) > before
 
     def _timed(self, act: Callable[..., None], *arguments: Any) -> int:
-        """Let the policy act by this call, and return how many ns that took."""
+        """Call ``act``, and return the ns that it took."""
         began = now()
         act(*arguments)
         if self._track is not None:
@@ -302,7 +302,7 @@ class RolloutJob(Repeated):
 
     steps: int
     group: int
-    last: int  # the frame that the envs have come to before
+    last: int  # the envs' frame before the rollout
     normalization: Normalization | None
     resumes: bool = False  # the report of this job was unfinished
     doing = "acting and stepping"
@@ -326,6 +326,6 @@ class RolloutJob(Repeated):
             replacements=block in server.replaced,
             normalization=self.normalization,
         )
-        if report.restored:  # or else in the next rollout: this one was complete
+        if report.restored:  # else this rollout was complete: the next one restores them
             server.replaced.discard(block)
         return report

@@ -302,7 +302,7 @@ def test_stopped_actors_must_be_closed_before_others_update_statistics():
     actors = pysampler.Actors([make] * 2, still, normalize=normalizer)
     all_of(actors, 10)
     counted = normalizer.count
-    with pytest.raises(ValueError, match="another open sampler counts with the normalizer"):
+    with pytest.raises(ValueError, match="another open sampler updates the normalizer"):
         pysampler.Rollouts([make] * 2, still, 4, normalize=normalizer)
     actors.close()
     with pysampler.Rollouts([make] * 2, still, 4, normalize=normalizer) as rollouts:

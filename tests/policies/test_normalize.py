@@ -188,7 +188,7 @@ class Images(gym.Env):
 
 
 def test_a_normalizer_without_float_parts_or_rewards_is_refused():
-    with pytest.raises(ValueError, match="there is nothing to normalize"):
+    with pytest.raises(ValueError, match="nothing to normalize"):
         pysampler.Rollouts(
             Images, still, 5, num_envs=2, normalize=pysampler.Normalizer(rewards=False)
         )
@@ -244,7 +244,7 @@ def test_statistics_are_matched_by_name_not_by_position():
 def test_only_one_open_sampler_updates_a_normalizer():
     normalizer = pysampler.Normalizer()
     with rollouts_of(["far"], normalizer) as rollouts:
-        with pytest.raises(ValueError, match="another open sampler counts with the normalizer"):
+        with pytest.raises(ValueError, match="another open sampler updates the normalizer"):
             rollouts_of(["far"], normalizer)
         next(rollouts)
     with rollouts_of(["far"], normalizer) as rollouts:

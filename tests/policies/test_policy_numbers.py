@@ -141,7 +141,9 @@ class Forgetful(torch.nn.Module):
 def test_returning_a_state_without_taking_one_is_refused(envs):
     with (
         pysampler.Rollouts(envs, Forgetful(), 5) as rollouts,
-        pytest.raises(TypeError, match="returns a state and takes none, expected a parameter"),
+        pytest.raises(
+            TypeError, match="returns a state but does not take one, expected a parameter"
+        ),
     ):
         next(rollouts)
 
@@ -373,7 +375,7 @@ def test_a_policy_that_takes_a_state_must_return_one(envs, way):
 
     with (
         pysampler.Rollouts(envs, policy, 5, **way) as rollouts,
-        pytest.raises(TypeError, match="takes a state and returns none"),
+        pytest.raises(TypeError, match="takes a state but does not return one"),
     ):
         next(rollouts)
 

@@ -153,7 +153,7 @@ def test_bad_first_results_of_a_policy_are_refused(envs, where, returned, error,
         (NAN, "nan for 2 of 4 envs"),
         (
             (GOOD, {"value": np.zeros(4)}),
-            r"returned \['value'\] beside its actions, before it was \[\]",
+            r"returned extras \['value'\], expected those of its first call, \[\]",
         ),
     ],
     ids=["shape", "nan", "extras"],
@@ -174,7 +174,7 @@ def test_extras_that_change_their_shape_are_refused():
     with (
         pysampler.Rollouts(envs, policy, 5) as rollouts,
         pytest.raises(
-            ValueError, match=r"has changed: a of float64 \(3,\) a row, before float64 \(2,\)"
+            ValueError, match=r"have changed: a of float64 \(3,\) a row, before float64 \(2,\)"
         ),
     ):
         next(rollouts)
@@ -207,7 +207,7 @@ def test_actions_that_are_tuples_need_extras_beside_them():
     zeros = np.zeros(2, np.int64)
     with (
         pysampler.Rollouts(envs, lambda _: (zeros, zeros), 5) as rollouts,
-        pytest.raises(TypeError, match=r"actions are tuples here.*\(actions, extras\)"),
+        pytest.raises(TypeError, match=r"actions are tuples.*\(actions, extras\)"),
     ):
         next(rollouts)
     envs.close()

@@ -279,7 +279,7 @@ def test_rollouts_refuse_a_worker_function():
         [lambda: gym.make("CartPole-v1")],
         worker=gym.vector.async_vector_env._async_worker,
     )
-    with pytest.raises(ValueError, match="what a `worker` function runs resets its env by itself"):
+    with pytest.raises(ValueError, match="a `worker` function resets its env itself"):
         pysampler.Rollouts(envs, still, 5)
     envs.close()
 
