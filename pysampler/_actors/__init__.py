@@ -1,5 +1,5 @@
-"""Actors: workers that act by themselves, and hand records to a learner through a ring.
+"""Actors: workers that act without commands, and hand records to a learner through a ring.
 
-Records, phases, and the watcher that shows how a policy does. This package knows when a worker
-acts, blocks and takes over weights. It does not know what a learner makes of records.
+Also records, phases, and the watcher that evaluates a policy during training. This package decides
+when a worker acts, blocks and loads weights. It does not know how a learner uses records.
 """

@@ -1,4 +1,4 @@
-"""The policy of an actor: it acts on and on, and pushes records to the learner's ring."""
+"""The policy of an actor: it acts until it is stopped, and pushes records to the learner's ring."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ if TYPE_CHECKING:
 
 __all__ = ["ActorSetup", "TakeActorPolicy"]
 
-# Records wait for others to be pushed with them, but not for more ns than this.
+# The longest time in ns that a record waits for others to be pushed together with it.
 _MAX_DELAY = 5_000_000
 
 
 @dataclass(frozen=True)
 class ActorSetup:
-    """What an actor must know beside its policy.
+    """The data that an actor needs in addition to its policy.
 
     Attributes:
         ring: The place of the ring that records are pushed to.
         layout: The layout of a record.
-        record_counts: Offset in the segment of how many records each env has begun.
-        max_steps: Steps after which the job ends; None to go on until told to stop.
-        refresh_share: The largest share of its time in which the actor loads weights.
-        so_far: What the episode under way in each env has come to at first.
-        max_lag: It loads weights at once, whatever that costs, if it is more versions behind.
+        record_counts: Offset in the segment of the number of records that each env has begun.
+        max_steps: Steps after which the job ends; None to continue until it is stopped.
+        refresh_share: The largest share of its time that the actor spends loading weights.
+        so_far: Initial return and length of the episode under way in each env.
+        max_lag: If the actor is more versions than this behind, it loads weights at once, whatever
+            that costs.
     """
 
     ring: Any
@@ -51,12 +52,12 @@ class ActorSetup:
 
 
 class ActorPolicy(FreeRunningPolicy):
-    """Acts for all envs of a worker, and hands over records of what they do."""
+    """Acts for all envs of a worker, and hands over records of their steps."""
 
-    _refresh_at = 0  # in ns, not before that
+    _refresh_at = 0  # in ns: no refresh before this time
     _ring: Any = None
     _packer: Packer | None = None
-    _at = 0  # the frame that the envs have come to
+    _at = 0  # the envs' current frame
     _packed = 0  # the frame up to which records have been handed over
 
     def _prepared_packer(self, setup: ActorSetup, envs: slice) -> Packer:
@@ -71,7 +72,7 @@ class ActorPolicy(FreeRunningPolicy):
     def run(
         self, server: EnvServer, group: int, setup: ActorSetup, *, is_replacement: bool
     ) -> RolloutReport:
-        """Act and hand over records until told to stop, or for ``max_steps``."""
+        """Act and hand over records until it is stopped, or for ``max_steps``."""
         envs = envs_of(server)
         packer, progress = self._prepared_packer(setup, envs), self._progress
         single_steps = setup.layout.steps is None
@@ -104,7 +105,7 @@ class ActorPolicy(FreeRunningPolicy):
             packer.count(at)
             if at == end or (single_steps and now() - pushed_at > _MAX_DELAY):
                 first, self._packed = self._packed, at
-                self.hand_statistics_over()  # first: they are of all records that are taken
+                self.hand_statistics_over()  # first: the statistics then cover all records taken
                 if not self._push(packer.pack(first, at), group):
                     return report
                 pushed_at = now()
@@ -117,24 +118,24 @@ class ActorPolicy(FreeRunningPolicy):
         return report
 
     def _begin_first_frame(self, at: int, envs: slice) -> None:
-        """Go on in the first frame, from frame ``at``."""
+        """Continue in the first frame, with the data of frame ``at``."""
         self.carry(at, 0, envs)
         self._at = self._packed = 0
 
     def _wait_for_room(self, setup: ActorSetup, group: int) -> bool:
-        """Wait until a record may begin, and load new weights; return False if told to stop.
+        """Wait until a record may begin, and load new weights; return False if it is stopped.
 
-        A record that began while the ring is full would be old before it is read.
+        A record begun while the ring is full would be old by the time it is read.
         """
         progress, ring = self._progress, self._ring
-        # In a loop: a quicker actor may have filled the ring again, or all are paused.
+        # In a loop: a faster actor may have filled the ring again, or all may be paused.
         while setup.max_steps is None and not progress.stopped:
             if not progress.paused and len(ring) < ring.high:
                 break
             began = now()
             progress.blocked[group] = True
             if ring.wait_drained(timeout=CHECK_SECONDS) and progress.paused:
-                sleep_until(now() + _MAX_DELAY)  # the learner works on copies
+                sleep_until(now() + _MAX_DELAY)  # drained, but paused: the learner works on copies
             self._count_block(began, group)
             progress.blocked[group] = False
             self._refresh_at = 0  # the learner has learned meanwhile
@@ -143,7 +144,7 @@ class ActorPolicy(FreeRunningPolicy):
         return not progress.stopped
 
     def _count_block(self, began: int, group: int) -> int:
-        """Count the time since a block began; return when it was counted."""
+        """Count the time since a block began; return the current time."""
         blocked_ns, until = self._progress.blocked_ns, now()
         blocked_ns[group] += until - began
         if self._track is not None:
@@ -153,7 +154,7 @@ class ActorPolicy(FreeRunningPolicy):
         return until
 
     def _refresh_if_due(self, setup: ActorSetup, group: int) -> None:
-        """Load new weights, unless that would take more than its share of the time."""
+        """Load new weights, unless that would exceed its share of the time."""
         if self._board is None or (behind := self._board.version - self._version) == 0:
             return
         began = now()
@@ -165,7 +166,7 @@ class ActorPolicy(FreeRunningPolicy):
         self._progress.refreshing_ns[group] += took
 
     def _push(self, records: npt.NDArray[Any], group: int) -> bool:
-        """Push records, however long that takes; return False if they are to be dropped."""
+        """Push records, however long that takes; return False if they must be dropped."""
         began = now()
         pushed = self._ring.push_many(records, timeout=0)
         self._gauges.records(len(self._ring))
@@ -183,6 +184,6 @@ class ActorPolicy(FreeRunningPolicy):
 
 
 class TakeActorPolicy(TakePolicy):
-    """The policy of an actor from now on."""
+    """Sets the policy of an actor."""
 
     policy_class = ActorPolicy

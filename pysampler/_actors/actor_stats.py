@@ -1,4 +1,4 @@
-"""What actors and their learner report."""
+"""Statistics of actors and their learner."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["ActorStats"]
 
 @dataclass(frozen=True)
 class ActorStats:
-    """What actors and their learner have done so far.
+    """Counts and times of actors and their learner so far.
 
     Attributes:
         taken: Records that were taken.
         dropped: Records that were dropped because they were too old.
         ready: Records that wait to be taken.
         version: The version of the newest weights.
-        lag: How many versions old the records of the last batch were, on average.
-        waiting: Seconds that the learner waited for records.
-        taking: Seconds that the learner took records, without waiting.
-        publishing: Seconds that the learner published weights.
+        lag: The age of the records of the last batch in versions, on average.
+        waiting: Seconds that the learner spent waiting for records.
+        taking: Seconds that the learner spent taking records, without waiting.
+        publishing: Seconds that the learner spent publishing weights.
         acting: By worker, seconds in the policy.
         blocked: By worker, seconds of waiting for room in the ring.
         refreshing: By worker, seconds of loading weights.

@@ -1,8 +1,8 @@
-"""Actors: workers act by themselves, and a learner takes what they did, in batches.
+"""Actors: workers act without commands, and a learner takes their records in batches.
 
 Each worker acts for its envs with the newest weights from a board, and pushes its records to one
-ring that the learner reads. They wait for one another only where the ring is full (the actors) or
-empty (the learner).
+ring that the learner reads. Actors wait only while the ring is full, the learner only while it is
+empty.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Actors"]
 
-# The most steps of an env that are handed over together.
+# The maximum number of steps of an env that are handed over together.
 _CHUNK = 16
 
 
 class Actors(FreeRunningSampler):
-    """Workers that act by themselves, from the first ``take`` to ``stop``.
+    """Workers that act without commands, from the first ``take`` to ``stop``.
 
     Each worker acts for its envs with the newest weights, and pushes its records to one ring. Envs
-    are reset in the step that ends their episode. The records that a lost worker had pushed stay;
-    if it is replaced (``on_worker_loss="restart"``), the new envs begin new episodes, with
-    ``lengths`` 1 in their first records. An env or a policy that raises is an ``EnvError`` in
-    ``take``, which ends all actors. One that raises :class:`pysampler.errors.StopActors` stops all
-    actors, as ``stop()`` does.
+    are reset in the step that ends their episode. If a worker is lost, you still get the records
+    that it had pushed; if it is replaced (``on_worker_loss="restart"``), the new envs begin new
+    episodes, with ``lengths`` 1 in their first records. If an env or a policy raises, ``take``
+    raises an ``EnvError`` and all actors end. If one raises :class:`pysampler.errors.StopActors`,
+    all actors stop, as after ``stop()``.
 
     With ``num_workers=0`` the envs step in ``take``, for debugging.
 
@@ -61,30 +61,28 @@ class Actors(FreeRunningSampler):
             env, or a list of such functions: then a vector env is made, and closed with the actors.
         policy: A function of observations, or a torch module: see :class:`pysampler.Rollouts`. Each
             worker has a copy. ``publish`` sends it the weights of a torch module, or of any object
-            with ``state_dict()`` and ``load_state_dict()``; other policies stay as they are.
+            with ``state_dict()`` and ``load_state_dict()``; other policies never change.
         num_envs: How many envs to make.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
         steps: The number of steps of a record, for trajectories; None for single transitions.
         high: Actors block while this many records wait in the ring.
-        low: Blocked actors go on when only this many records are left, or 50 ms later if there is
+        low: Blocked actors resume when only this many records are left, or 50 ms later if there is
             room.
-        max_lag: Records of weights more than this many versions old are dropped by ``take``, and
-            counted.
-        settings: What the policy is called with by name, a number for each env: ``{"epsilon":
-            [0.4, 0.1, 0.02]}``, or one for all; float64. ``actors.settings["epsilon"] = ...``
+        max_lag: ``take`` drops and counts records of weights more than this many versions old.
+        settings: Keyword arguments of the policy, with a number for each env: ``{"epsilon": [0.4,
+            0.1, 0.02]}``, or one number for all; float64. ``actors.settings["epsilon"] = ...``
             changes it at once.
         leave_out: The parts of observations that have no fixed shape (``Text``, ``Sequence``,
             ``Graph``), by name: see :class:`pysampler.Rollouts`. Neither the policy nor the records
             get them.
-        refresh_share: The largest share of its time in which an actor loads weights: large weights
-            then reach it less often than they are published. After it was blocked it always loads
-            them.
-        normalize: A :class:`pysampler.Normalizer` of observations and rewards. Its statistics are
-            merged, and the workers begin to use them, whenever you ``publish``; once more when the
-            actors are closed. ``records.returns`` are sums of the envs' own rewards.
-        warm_up: The most random steps that each env makes at first, a number of its own, so that
+        refresh_share: The largest share of its time that an actor spends loading weights; it skips
+            some versions of large weights. After it was blocked it always loads them.
+        normalize: A :class:`pysampler.Normalizer` of observations and rewards. Whenever you
+            ``publish``, its statistics are merged and sent to the workers; they are merged once
+            more when the actors are closed. ``records.returns`` are sums of the envs' own rewards.
+        warm_up: Each env begins with a random number of random steps, up to this many, so that
             envs with the same time limit do not end together: see :class:`pysampler.Rollouts`.
-        seed: Seed of the first reset, and in workers of the policies' random numbers.
+        seed: Seed of the first reset, and of the policies' random numbers in the workers.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
             ``make_vec``, for the envs to make.
 
@@ -92,7 +90,7 @@ class Actors(FreeRunningSampler):
         envs: The vector env.
         policy: The policy.
         settings: The settings.
-        normalizer: What was given as ``normalize``.
+        normalizer: The ``normalize`` argument.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -133,7 +131,7 @@ class Actors(FreeRunningSampler):
         self._max_lag = None if max_lag is None else whole_number("act", "max_lag", max_lag, 0)
         self._refresh_share = share_of_time(refresh_share)
         self._followers: list[Callable[[Any, int], None]] = []
-        self._check_at = 0  # in ns, when to check the workers again
+        self._check_at = 0  # in ns: when to check the workers again
         self._publishing_ns = 0
         with vector_env_of(
             envs, num_envs, vector_kwargs, "act", policy_in_workers=policy
@@ -157,12 +155,12 @@ class Actors(FreeRunningSampler):
         """Take records that the actors have made. The first call starts the actors.
 
         The records are views of the ring, and those of the last batch are given back. They are
-        copies where ``min_records`` do not lie one behind the other in the ring, are more than
-        ``low`` + 1, or where some were too old.
+        copies if ``min_records`` are not contiguous in the ring or exceed ``low`` + 1, or if some
+        records were too old.
 
         Args:
             count: The largest number of records to take.
-            timeout: Seconds to wait; then the records that there are, perhaps none, are returned.
+            timeout: Seconds to wait; you then get the records that exist, perhaps none.
             min_records: Wait until there are this many.
 
         Returns:
@@ -175,44 +173,45 @@ class Actors(FreeRunningSampler):
             records = self._reader.take(count, min_records, deadline, self._have_ended)
             if records is None:
                 self._merge_statistics()
-        self._reader.returning = None  # from here to the caller no signal handler runs
+        self._reader.returning = None  # no signal handler runs between here and the caller
         return records
 
     def batches(self, count: int, *, min_records: int | None = None) -> Iterator[Records]:
-        """Yield what ``take`` returns, until all actors have stopped.
+        """Yield batches of records until all actors have stopped.
 
         Args:
             count: The largest number of records of a batch.
-            min_records: The smallest; by default ``count``. Only the last batch may be smaller.
+            min_records: The smallest number; by default ``count``. Only the last batch may be
+                smaller.
         """
         min_records = count if min_records is None else min_records
         while (records := self.take(count, min_records=min_records)) is not None:
             yield records
 
     def publish(self, weights: Any = None) -> int:
-        """Give the actors new weights, which each loads as a whole before it begins a record.
+        """Publish new weights, which each actor loads as a whole before it begins a record.
 
-        Statistics of a normalizer are merged and published too, also if the policy has no weights.
+        Statistics of a normalizer are merged and published too, even if the policy has no weights.
 
         Args:
             weights: A module or another object with ``state_dict()``, or a dict of arrays; by
-                default the weights of the policy as they are now.
+                default the current weights of the policy.
 
         Returns:
             The version of the weights.
 
         Raises:
-            TypeError: The policy has no weights, or ``weights`` are none.
+            TypeError: The policy has no weights, or ``weights`` has another type.
         """
         began = now()
         version = super().publish(weights)
-        for follow in list(self._followers):  # one of them may leave
+        for follow in list(self._followers):  # a copy: one of them may leave
             follow(weights, self._reader.taken)
         self._publishing_ns += now() - began
         return version
 
     def followed_by(self, follow: Callable[[Any, int], None]) -> None:
-        """Call a function with all weights that are published, and the number of records taken."""
+        """Call a function at each ``publish``, with the weights and the number of records taken."""
         self._followers.append(follow)
 
     def unfollowed_by(self, follow: Callable[[Any, int], None]) -> None:
@@ -226,24 +225,24 @@ class Actors(FreeRunningSampler):
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
-        """What :class:`pysampler.ReplayBuffer` needs to keep these records, or their steps."""
+        """The ``like`` argument of a :class:`pysampler.ReplayBuffer` for these records or steps."""
         return self.layout.like
 
     @property
     def layout(self) -> RecordLayout:
-        """The layout of records, which is known once the actors have begun."""
+        """The layout of records. Starts the actors, because it depends on the policy's outputs."""
         self.begin()
         return self._layout
 
     def stop(self) -> None:
-        """Ask the actors to stop and hand over what they have; ``take`` returns it, then None.
+        """Ask the actors to stop and hand over their records; ``take`` returns these, then None.
 
         Any thread may call it, and a signal handler.
         """
         super().stop()
 
     def stats(self) -> ActorStats:
-        """Return what the actors and the learner have done so far."""
+        """Return counts and times of the actors and the learner so far."""
         if not self._has_begun:
             self.begin()
         reader, progress, groups = self._reader, self._progress, self._first_groups
@@ -260,20 +259,20 @@ class Actors(FreeRunningSampler):
         """Return an iterator over phases, in which actors and learner take turns.
 
         The actors, which must not have begun, record until there are ``high`` records. Then they
-        block, and the learner takes records until only ``low`` are left. The actors go on with the
-        weights that it published meanwhile. So the records of a phase come from nearly one policy:
-        an actor that finds the ring full begins no record, and what it has under way then, up to a
-        trajectory of each of its envs or a few steps, belongs to the next phase. ``high`` should be
-        several times that.
+        block, and the learner takes records until only ``low`` are left. The actors resume with the
+        weights that it published meanwhile. So nearly all records of a phase come from one policy:
+        an actor that finds the ring full does not begin a record, and its unfinished records, up to
+        a trajectory of each of its envs or a few steps, belong to the next phase. ``high`` should
+        be several times that.
 
         The iterator ends when the actors have stopped, after a last phase with the rest, or as soon
-        as the learner takes nothing of a phase that began after that. An exception that comes while
-        it waits for a phase, as Ctrl-C, ends nothing: the next ``next()`` goes on.
+        as the learner takes nothing from a phase that began after that. If an exception, such as
+        Ctrl-C, interrupts the wait for a phase, nothing is lost: ``next()`` continues.
 
         Args:
-            high: How many records the actors make in a phase.
-            low: How many records may be left when the actors go on.
-            drop: Drop, and count, the records of a phase that the learner leaves. Otherwise it
+            high: The number of records that the actors make in a phase.
+            low: The number of records that may be left when the actors resume.
+            drop: Drop and count the records of a phase that the learner leaves. Otherwise it
                 finds them in the next phase, and the actors stay blocked.
 
         Returns:
@@ -296,8 +295,8 @@ class Actors(FreeRunningSampler):
             raise ValueError("cannot act in phases: the actors have begun already")
         if self._max_lag is not None:
             raise ValueError(
-                "cannot act in phases: with max_lag, what is dropped would end a phase before its "
-                "time"
+                "cannot act in phases: max_lag drops records, which would end a phase early; "
+                "expected max_lag=None"
             )
         drop = true_or_false("act in phases", "drop", drop)
         self._high, self._low = watermarks(high, low)
@@ -306,8 +305,8 @@ class Actors(FreeRunningSampler):
     def wait_full(self) -> int:
         """Wait until there are ``high`` records; return how many the learner may take.
 
-        These are fewer once all actors have stopped, and 0 at the end. The actors begin no record
-        until the learner has taken that many, or ``give_back`` has dropped them.
+        Once all actors have stopped it returns fewer, and 0 at the end. Actors do not begin a
+        record until the learner has taken that many, or ``give_back`` has dropped them.
         """
         with self._enter("wait for records"):
             self.begin()
@@ -326,14 +325,14 @@ class Actors(FreeRunningSampler):
     # -- the workers -----------------------------------------------------------------------------
 
     def _have_ended(self, min_records: int) -> bool:
-        """Return whether all actors have ended; in this process, let them act at first."""
+        """Return whether all actors have ended; without workers, let the actors act first."""
         if self._has_workers or self.stopped:
             if (at := now()) < self._check_at and not self.stopped:
                 return False
             self._check_at = at + CHECK_NS
             return self._check_workers()
         if not self.closed and len(self._ring) < min_records:
-            if self._core.pool.pending == 0:  # or else the last call was interrupted: resume it
+            if self._core.pool.pending == 0:  # else the last call was interrupted: resume it
                 self._start_workers()
             self._check_workers()
         return self.closed or self.stopped
@@ -345,9 +344,9 @@ class Actors(FreeRunningSampler):
 
     @property
     def _ring_shape(self) -> tuple[int, int, int, int]:
-        """The number of slots and of producers, and what blocks and frees these: high and low."""
+        """The numbers of slots and of producers, and the watermarks ``high`` and ``low``."""
         high = self._high
-        if not self._has_workers:  # records cannot be taken meanwhile: a whole chunk must fit in
+        if not self._has_workers:  # records cannot be taken meanwhile: a whole chunk must fit
             high += _CHUNK * self.envs.num_envs
         return 1 << (high - 1).bit_length(), self.envs.num_workers + 1, high, self._low
 

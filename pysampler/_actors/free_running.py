@@ -48,32 +48,32 @@ if TYPE_CHECKING:
 
 __all__ = ["FreeRunningSampler"]
 
-# How long to sleep between two looks whether another thread has left, in seconds.
+# Seconds to sleep between two checks of whether another thread has left.
 _LOOK = 0.001
 
 
 class FreeRunningSampler(Sampler):
-    """Base class for samplers whose workers act, with weights from a board, until told to stop.
+    """Base class for samplers whose workers act, with weights from a board, until they are stopped.
 
     Args:
         envs: The vector env.
         policy: The policy.
-        settings: What the policy is called with by name: a number, or one for each env.
+        settings: Keyword arguments of the policy: a number, or one for each env.
         seed: Seed of the first reset and of the policy's random numbers.
         owned: Whether the vector env is closed with the sampler.
         normalize: A normalizer.
-        leave_out: Names of the parts of observations that the policy does not see.
+        leave_out: Names of the parts of observations to hide from the policy.
 
     Attributes:
         policy: The policy.
-        settings: The settings, which may be changed while the workers act.
+        settings: The settings. You can change them while the workers act.
         normalizer: The normalizer.
     """
 
     _note: ClassVar[type[TakePolicy]]  # sends the policy to the workers
     _frame_count = 2
-    _warm_up = 0  # the most random steps of each env before the first
-    _counts = True  # whether workers count what they normalise, as the normalizer says
+    _warm_up = 0  # the maximum number of random steps of each env before the first
+    _counts = True  # whether workers update the statistics, if the normalizer does
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class FreeRunningSampler(Sampler):
         self.settings = Settings(self._given_settings, count)
         self.leave_out = leave_out
         self._spec = visible_spec(self._purpose, envs, leave_out)
-        PolicyCaller(policy, self._spec, self._given_settings)  # raises what is wrong
+        PolicyCaller(policy, self._spec, self._given_settings)  # raises if it is not a policy
         self.normalizer = normalize
         self._normalization = normalization_of(
             normalize, self._spec, self._purpose, counts=self._counts
@@ -125,16 +125,16 @@ class FreeRunningSampler(Sampler):
             try:
                 self._begin()
             except BaseException:
-                self._drop()  # the work under way, a reset perhaps
+                self._drop()  # the current work, perhaps a reset
                 raise
             self._has_begun = True
 
     def _begin(self) -> None:
-        if self._core.at_work:  # an earlier beginning was interrupted
+        if self._core.at_work:  # an earlier call was interrupted
             self._drop()
         num_envs, groups = self.envs.num_envs, len(self._core.groups)
         workers = np.array(self._core.pool.worker_of)
-        # The first group of each worker, which gets its job.
+        # The first group of each worker, which gets the worker's job.
         self._first_groups = [
             int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)
         ]
@@ -199,7 +199,7 @@ class FreeRunningSampler(Sampler):
             self._start_workers()
 
     def _ring_bytes(self, outputs: PolicyOutputs) -> int:
-        """Return how many bytes of the segment ``_make_ring`` needs, for what a policy returns."""
+        """Return the number of bytes that ``_make_ring`` needs, given the policy's outputs."""
         raise NotImplementedError
 
     def _make_ring(self, prepared: PreparedFrames) -> tuple[SharedRing, Any]:
@@ -207,7 +207,7 @@ class FreeRunningSampler(Sampler):
         raise NotImplementedError
 
     def _start_workers(self) -> None:
-        self._expect_open()  # a signal handler may have closed the sampler while it began
+        self._expect_open()  # a signal handler may have closed the sampler meanwhile
         jobs = {group: FreeRunningJob(group, self._job_setup) for group in self._first_groups}
         with self._core.enter(self._name):
             self._core.pool.request([(group, 0) for group in jobs], jobs)
@@ -215,17 +215,17 @@ class FreeRunningSampler(Sampler):
     # -- while the workers act -------------------------------------------------------------------
 
     def publish(self, weights: Any = None) -> int:
-        """Give the workers new weights, which each loads as a whole, and merged statistics.
+        """Publish new weights, which each worker loads as a whole, and merged statistics.
 
         Args:
             weights: A module or another object with ``state_dict()``, or a dict of arrays; by
-                default the weights of the policy as they are now.
+                default the current weights of the policy.
 
         Returns:
             The version of the weights.
 
         Raises:
-            TypeError: The policy has no weights, or ``weights`` are none.
+            TypeError: The policy has no weights, or ``weights`` has another type.
         """
         self.begin()
         if self._board is None and (self._statistics is None or weights is not None):
@@ -241,7 +241,7 @@ class FreeRunningSampler(Sampler):
             return version
 
     def _merge_statistics(self) -> None:
-        """Merge what the workers have seen since the last ``publish``."""
+        """Merge the workers' statistics since the last ``publish``."""
         if self._statistics is not None:
             self._statistics.merge()
 
@@ -252,7 +252,7 @@ class FreeRunningSampler(Sampler):
 
     def stop(self) -> None:
         """Ask the workers to stop. Any thread may call it, and a signal handler."""
-        if not self._in_own_process:  # a fork has the handlers of its parent, but not its workers
+        if not self._in_own_process:  # a fork inherits its parent's handlers, but not its workers
             return
         self._stop_requested = True  # if the workers have not begun yet
         if hasattr(self, "_progress"):
@@ -260,13 +260,13 @@ class FreeRunningSampler(Sampler):
 
     @property
     def stopped(self) -> bool:
-        """Whether the workers were told to stop."""
+        """Whether the workers have been asked to stop."""
         return self._progress.stopped if self._has_begun else self._stop_requested
 
     def _check_workers(self) -> bool:
-        """Return whether all workers have ended, or raise what they raised; replace lost ones.
+        """Return whether all workers have ended; raise their errors; replace lost workers.
 
-        Only one thread checks at a time; another one returns False meanwhile.
+        Only one thread checks at a time; any other returns False meanwhile.
         """
         if self.closed:  # by another thread
             return True
@@ -297,7 +297,7 @@ class FreeRunningSampler(Sampler):
         except Exception as error:
             if self._closed:  # meanwhile, by another thread or a signal handler
                 return True
-            if isinstance(error, PysamplerError):  # or else it is a signal handler's
+            if isinstance(error, PysamplerError):  # else it came from a signal handler
                 self.let_go()
             raise
         return pool.pending == 0
@@ -309,7 +309,7 @@ class FreeRunningSampler(Sampler):
         if self._closed or not self._in_own_process:
             return
         self._lease.over = True
-        if self._in_call():  # a signal handler: the call that it interrupted ends by this
+        if self._in_call():  # in a signal handler: this makes the interrupted call end
             self._stop_requested = self._closed = True
             self._request_stop()
         else:
@@ -326,7 +326,7 @@ class FreeRunningSampler(Sampler):
 
     def _end(self) -> bool:
         self._request_stop()
-        # Once another thread has left begin().
+        # Wait until another thread has left begin().
         if self._begin_lock.acquire(timeout=SHUTDOWN_TIMEOUT_S):
             self._begin_lock.release()
         return self._wait_until_left(self._check_guard)
@@ -340,11 +340,11 @@ class FreeRunningSampler(Sampler):
             time.sleep(_LOOK)
         return not guard.busy
 
-    def _refusal(self, what: str, got: Any, expected: str) -> ValueError:
-        return ValueError(f"cannot {self._purpose}: {what} {got!r}, expected {expected}")
+    def _refusal(self, name: str, got: Any, expected: str) -> ValueError:
+        return ValueError(f"cannot {self._purpose}: {name} {got!r}, expected {expected}")
 
 
 def _end(progress: WorkerProgress) -> bool:
-    """End the workers: for the lease, which must not refer to the sampler."""
+    """End the workers. The lease calls this; it must not refer to the sampler."""
     progress.stop(drop=True)
     return True

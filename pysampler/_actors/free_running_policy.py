@@ -1,4 +1,4 @@
-"""The policy of a worker that acts on and on, without further commands."""
+"""The policy of a worker that acts without further commands."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECK_SECONDS", "FreeRunningJob", "FreeRunningPolicy", "envs_of"]
 
-# How often a worker that waits checks whether it is to stop.
+# Seconds between a waiting worker's checks of whether to stop.
 CHECK_SECONDS = 0.05
 
 
 class FreeRunningPolicy(WorkerPolicy):
-    """Base class for policies that act for all envs of a worker until they are told to stop."""
+    """Base class for policies that act for all envs of a worker until they are stopped."""
 
     def run(
         self, server: EnvServer, group: int, setup: Any, *, is_replacement: bool
     ) -> RolloutReport:
-        """Act until told to stop.
+        """Act until stopped.
 
         Args:
             server: The envs.
-            group: The first group of the worker, whose counters report what it does.
-            setup: What the parent sent with the job.
+            group: The first group of the worker, whose counters report the worker's progress.
+            setup: The setup that the parent sent with the job.
             is_replacement: Whether the envs replace lost ones and have not acted yet.
         """
         raise NotImplementedError
@@ -58,7 +58,7 @@ class FreeRunningPolicy(WorkerPolicy):
         return not failed
 
     def _stop_if_requested(self, report: RolloutReport) -> None:
-        """Stop all workers if an env raised StopActors, which is no error."""
+        """Stop all workers if an env raised StopActors, which does not count as an error."""
         errors = [
             left for left in report.overflow if not isinstance(left[3].report.error, StopActors)
         ]
@@ -69,7 +69,7 @@ class FreeRunningPolicy(WorkerPolicy):
 
 @dataclass(frozen=True)
 class FreeRunningJob(Repeated):
-    """The job of a whole worker, given to its first group: its policy acts until told to stop."""
+    """The job of a whole worker, sent to its first group: its policy acts until stopped."""
 
     group: int
     setup: Any

@@ -10,7 +10,7 @@ __all__ = ["counts_to_take", "default_high", "share_of_time", "watermarks"]
 
 
 def counts_to_take(count: Any, min_records: Any) -> tuple[int, int]:
-    """Return the largest and the smallest number of records of a batch, or raise ValueError."""
+    """Return ``count`` and ``min_records`` as ints, or raise ValueError."""
     count = whole_number("take records", "count", count, 1)
     min_records = whole_number("take records", "min_records", min_records, 1)
     if min_records > count:
@@ -21,12 +21,12 @@ def counts_to_take(count: Any, min_records: Any) -> tuple[int, int]:
 
 
 def default_high(num_envs: int, steps: int | None) -> int:
-    """Return how many records may wait: 64 of each env, or 4 if they are trajectories."""
+    """Return the default of ``high``: 64 records per env, or 4 if they are trajectories."""
     return max((64 if steps is None else 4) * num_envs, 16)
 
 
 def watermarks(high: Any, low: Any) -> tuple[int, int]:
-    """Return how many records block the actors, and how few let them go on; or ValueError."""
+    """Return ``high`` and ``low`` as ints, or raise ValueError."""
     high = whole_number("act", "high", high, 1)
     least = high // 2 if low is None else whole_number("act", "low", low, 0)
     if least >= high:
@@ -35,7 +35,9 @@ def watermarks(high: Any, low: Any) -> tuple[int, int]:
 
 
 def share_of_time(refresh_share: Any) -> float:
-    """Return the largest share of their time in which actors load weights, or ValueError."""
+    """Return ``refresh_share`` as a float, or raise ValueError."""
     if not is_real(refresh_share, 0) or not 0 < refresh_share <= 1:
-        raise ValueError(f"cannot act: refresh_share {refresh_share!r}, expected a part of 1")
+        raise ValueError(
+            f"cannot act: refresh_share {refresh_share!r}, expected more than 0 and at most 1"
+        )
     return float(refresh_share)

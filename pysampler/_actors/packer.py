@@ -1,4 +1,4 @@
-"""Packs what the envs of a worker did into records."""
+"""Packs the steps of a worker's envs into records."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ __all__ = ["Packer"]
 
 
 class Packer:
-    """Packs steps of some envs, which lie in frames, into records.
+    """Packs steps of some envs from frames into records.
 
     Args:
         layout: The layout of a record.
         policy: The policy on the frames.
         frames: The frames.
         envs: The envs.
-        counts: How many records each env has begun, in shared memory: a replacement goes on there.
-        so_far: What the episode under way in each env has come to at first.
+        counts: The number of records that each env has begun, in shared memory: a replacement
+            continues from there.
+        so_far: Initial return and length of the episode under way in each env.
 
     Attributes:
         versions: The version of the weights that acted at each frame.
@@ -66,7 +67,7 @@ class Packer:
         after += _named("actions", layout.spec.action_tree, policy.actions)
         after += [("rewards", policy.rewards)]
         after += [(name, getattr(frames, name)) for name in ("terminated", "truncated")]
-        # The fields of each step, and whether they lie in the frame before it (0) or after it (1).
+        # The fields of each step, and whether they are in the frame before it (0) or after it (1).
         self._fields = [(name, leaf, 0) for name, leaf in before]
         self._fields += [(name, leaf, 1) for name, leaf in after]
         self._final = _named("next_observations", tree, frames.final_observations)
@@ -75,7 +76,7 @@ class Packer:
         self._states = [(f"{STATE}{i}", leaf) for i, leaf in enumerate(states)]
 
     def begin_episodes(self) -> None:
-        """Begin an episode in every env: all are new."""
+        """Begin an episode in every env, because all envs are new."""
         self._return[:] = 0
         self._length[:] = 0
 
@@ -112,7 +113,7 @@ class Packer:
         rows["version"] = self.versions[begins, None]
         for name, leaf in self._states:
             rows[name] = leaf[begins, envs]
-        # Before they are handed over: a number never comes twice.
+        # Before the records are handed over: a number is never used twice.
         self._counts += len(rows)
         return rows.reshape(-1)
 

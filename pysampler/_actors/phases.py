@@ -1,4 +1,4 @@
-"""Phases: actors fill the ring while the learner waits; then the learner works while they wait."""
+"""Phases: actors fill the ring while the learner waits; then the actors wait for the learner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Phase", "Phases"]
 
 
 class _Actors(Protocol):
-    """What phases need of actors."""
+    """The part of actors that phases use."""
 
     @property
     def passed(self) -> int: ...
@@ -59,7 +59,7 @@ class Phase:
         return self._actors.take(min(count, self.left)) if self.left > 0 else None
 
     def all(self) -> Records | None:
-        """Return all records in one batch: a copy if they do not lie one behind the other."""
+        """Return all records in one batch: a copy if they are not contiguous in the ring."""
         if (first := self.take(max(1, self.left))) is None or self.left == 0:
             return first
         return first.copy().joined(self.batches(self.left))
@@ -71,7 +71,7 @@ class Phase:
 
 
 class Phases(Iterator[Phase]):
-    """An iterator over phases. If an exception interrupts a call, the next one goes on from there.
+    """An iterator over phases. If an exception interrupts a call, the next one continues it.
 
     Args:
         actors: The actors.
@@ -83,7 +83,7 @@ class Phases(Iterator[Phase]):
         self._drop = drop
         self._filling: int | None = now()  # since when, in ns; None during a phase
         self._phase: Phase | None = None  # the last one
-        self._was_stopped = False  # the last one began when the actors had stopped
+        self._was_stopped = False  # whether the last one began after the actors had stopped
 
     def __next__(self) -> Phase:
         """Wait until the ring is full, and return the next phase."""
@@ -98,6 +98,7 @@ class Phases(Iterator[Phase]):
             raise StopIteration
         phase = Phase(self._actors, 1 if last is None else last.number + 1, count, filling)
         stopped = self._actors.stopped
-        # One statement, then the return: a call that is interrupted before makes it once more.
+        # One statement, then the return: if a call is interrupted earlier, the next one makes the
+        # phase again.
         self._phase, self._was_stopped, self._filling = phase, stopped, None
         return phase

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from pysampler.sync import Board, SharedRing
 
     Rows = npt.NDArray[Any]
-    # Returns whether all actors have ended, given how many records are waited for.
+    # Returns whether all actors have ended, given the number of records to wait for.
     HaveEnded = Callable[[int], bool]
 
 __all__ = ["CHECK_NS", "RecordReader"]
 
-# How often the learner, while it waits, checks whether the actors are well, in ns.
+# How often the waiting learner checks the actors, in ns.
 CHECK_NS = 20_000_000
-# How many batches' memory is kept to be used again.
+# The number of batches whose memory is kept for reuse.
 _BATCHES = 2
 
 
 class RecordReader:
     """Takes records out of the ring that actors push to, and drops those that are too old.
 
-    Records that were taken stay in the ring until the next call: an exception of a signal handler
-    may come after any call, and the next one finds them there. So what belongs together is assigned
-    in one statement. The caller gets copies, in memory that is used again once nothing refers to
-    it.
+    Records that were taken stay in the ring until the next call: a signal handler may raise after
+    any call, and the next call then finds them there. For the same reason, values that belong
+    together are assigned in one statement. The caller gets copies, in memory that is reused once
+    nothing refers to it.
 
     Args:
         ring: The ring.
@@ -47,14 +47,14 @@ class RecordReader:
         board: The board of weights, if the policy has any.
         progress: Flags that pause and stop the actors.
         core: The envs, whose pool notices lost workers.
-        low: Blocked actors go on when only this many records are left.
+        low: Blocked actors resume when only this many records are left.
         max_lag: Records of weights more than this many versions old are dropped.
 
     Attributes:
         returning: Records on their way to the caller, which sets it to None.
-        taken: How many records have been taken.
-        dropped: How many records have been dropped.
-        lag: How many versions old the records of the last batch were, on average.
+        taken: The number of records taken.
+        dropped: The number of records dropped.
+        lag: The age of the records of the last batch in versions, on average.
         waiting_ns: Time spent waiting for records.
         taking_ns: Time spent taking records, without waiting.
     """
@@ -81,10 +81,10 @@ class RecordReader:
         self.taken = self.dropped = 0
         self.lag = 0.0
         self.waiting_ns = self.taking_ns = 0
-        self._held = 0  # records of the last batch, which are in the ring still
+        self._held = 0  # records of the last batch that are still in the ring
         self._lent: list[tuple[Rows, _core.Lent]] = []  # memory of batches
-        self._kept: list[Rows] = []  # copies for a batch that is not complete
-        self._phase_end: int | None = None  # what ``passed`` will be at the end of the phase
+        self._kept: list[Rows] = []  # copies for an incomplete batch
+        self._phase_end: int | None = None  # ``passed`` at the end of the phase
 
     def __len__(self) -> int:
         """Return the number of records that wait to be taken."""
@@ -113,8 +113,8 @@ class RecordReader:
             self.lag = self._version - int(np.add.reduce(rows["version"])) / len(rows)
         self.taking_ns += now() - began - (self.waiting_ns - waited)
         taken = self.taken + len(rows)
-        # One statement without a call: an interrupted call finds the records once more, before it
-        # in the ring, after it in ``returning``.
+        # One statement without a call: if an interrupt comes before it, the next call finds the
+        # records in the ring; if it comes after, in ``returning``.
         self._held, self._kept, self.taken, self.returning = held, kept, taken, records
         return records
 
@@ -123,16 +123,16 @@ class RecordReader:
         return 0 if self._board is None else self._board.version
 
     def _take_back(self) -> None:
-        """Keep the records of a call that was interrupted: the next one returns them."""
+        """Keep the records of an interrupted call, so that the next one returns them."""
         if (records := self.returning) is not None:
             rows = records.rows.copy()
             kept, taken = [rows, *self._kept], self.taken - len(rows)
             self._kept, self.taken, self.returning = kept, taken, None
 
     def _release(self) -> None:
-        """Give back the ring slots of the last batch; at the end of a phase let actors go on."""
+        """Give back the ring slots of the last batch; at the end of a phase resume the actors."""
         if self._phase_end is not None and self.passed >= self._phase_end:
-            self._resume()  # before those that wait are woken
+            self._resume()  # before the release wakes waiting actors
         if self._held > 0:
             held, self._held = self._held, 0
             self._ring.release(held)
@@ -141,17 +141,17 @@ class RecordReader:
     def _choose(
         self, count: int, min_records: int, deadline: int | None, have_ended: HaveEnded
     ) -> tuple[Rows | None, int, list[Rows]]:
-        """Return records that are not too old, how many in the ring they are, and what to keep."""
+        """Return records that are not too old, their number in the ring, and copies to keep."""
         while True:
             have = sum(map(len, self._kept))
             rows = None
             if have < min_records:
-                # Blocked actors bring no more before only ``low`` are left.
+                # Blocked actors push no more until only ``low`` are left.
                 needed = min(min_records - have, self._low + 1)
                 rows = self._peek(max(1, count - have), needed, deadline, have_ended)
                 if rows is None and have == 0:
                     return None, 0, []
-            if rows is None or len(rows) == 0:  # enough, or all there is
+            if rows is None or len(rows) == 0:  # there are enough, or no more come
                 if have == 0:
                     return rows, 0, []
                 joined = np.concatenate(self._kept)
@@ -166,12 +166,12 @@ class RecordReader:
                 self.dropped += stale
                 return own, len(rows), []
             copies = [*self._kept, chosen.copy()] if len(chosen) > 0 else self._kept
-            # One statement: an interrupted call goes on from here.
+            # One statement: the call after an interrupted one continues from here.
             self._kept, self._held, self.dropped = copies, len(rows), self.dropped + stale
             self._release()
 
     def _own(self, rows: Rows) -> Rows:
-        """Return a copy of rows of the ring, in memory that nothing refers to any more."""
+        """Return a copy of rows of the ring, in memory that nothing else refers to."""
         for memory, lent in self._lent:
             if len(memory) >= len(rows) and not lent.held:
                 break
@@ -187,9 +187,9 @@ class RecordReader:
     def _peek(
         self, count: int, min_records: int, deadline: int | None, have_ended: HaveEnded
     ) -> Rows | None:
-        """Return records where they lie in the ring, or None if nothing more comes.
+        """Return a view of records in the ring, or None if no more come.
 
-        These are fewer than ``min_records`` at the deadline, or where the ring wraps around.
+        There may be fewer than ``min_records`` at the deadline, or where the ring wraps around.
         """
         began = now()
         try:
@@ -204,11 +204,12 @@ class RecordReader:
                 try:
                     return np.asarray(self._ring.peek(count, least, deadline=until))
                 except WaitTimeoutError:
-                    # Who waits does not learn: lost workers may have left the phase incomplete.
+                    # The learner waits, so it is not learning: lost workers may have left the phase
+                    # incomplete.
                     self._resume()
                     if late and not ended:
                         return np.empty(0, self._layout.dtype)
-                except LostError:  # of all actors; the pool knows more, or soon will
+                except LostError:  # all actors are lost; the pool knows more, or soon will
                     if not ended:
                         self._core.pool.wait_some(1, self._core.num_envs, now() + CHECK_NS)
                 if ended:
@@ -223,7 +224,7 @@ class RecordReader:
     def wait_full(self, high: int, have_ended: HaveEnded) -> int:
         """Wait until there are ``high`` records, pause the actors; return how many to take.
 
-        These are fewer once all actors have stopped, and 0 at the end.
+        Once all actors have stopped it returns fewer, and 0 at the end.
         """
         self._take_back()
         self._release()
@@ -251,7 +252,7 @@ class RecordReader:
             self._release()
 
     def _resume(self) -> None:
-        """Let actors go on that wait for the end of a phase."""
+        """Resume actors that wait for the end of a phase."""
         if self._phase_end is not None:
             self._progress.paused = False
             self._phase_end = None

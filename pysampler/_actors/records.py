@@ -1,21 +1,21 @@
-"""What actors hand over: a record for each step of an env, or for T steps of it.
+"""Records, which actors hand over: one for each step of an env, or for T of its steps.
 
 ================================ ==============================================================
 ``env``                          the index of the env
 ``version``                      of the weights that acted; at the beginning of a record of T steps
-``number``                       how many records that env had begun before; a gap is a lost record
+``number``                       records that the env had begun before; a gap is a lost record
 ``observations``                 the observation that was acted on
-``next_observations``            the one after the step; the last of the episode where it ended
+``next_observations``            the one after the step; when an episode ends, its last one
 ``actions``                      the action
 ``rewards``                      float64
 ``terminated`` ``truncated``     bool
 ``returns`` ``lengths``          of the episode so far, this step included
-(names of the policy's extras)   what the policy returned beside its actions
+(names of the policy's extras)   further outputs of the policy
 ``state``                        the recurrent state at the beginning of the record
 ================================ ==============================================================
 
-With T steps all but the first three and the last have an axis of time. Where a space is a tree,
-each leaf is a field: ``observations['camera']``.
+With T steps all but the first three and the last have a time axis. If a space is a tree, each leaf
+is a field: ``observations['camera']``.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordLayout", "Records"]
 
-# Fields that a record has once, however many steps it has; that every record has; that the policy's
-# extras cannot be called.
+# Fields that a record has once, regardless of its number of steps; fields that every record has;
+# and names that the policy's extras cannot have.
 _ONCE = "env", "version", "number"
 _ALWAYS = *_ONCE, "rewards", "terminated", "truncated", "returns", "lengths"
 _RESERVED = *_ALWAYS, "observations", "next_observations", "actions", STATE
@@ -58,9 +58,9 @@ class RecordLayout:
 
     Attributes:
         spec: The spaces of the envs.
-        outputs: What the policy returns.
+        outputs: The policy's outputs.
         steps: The number of steps of a record; None for single transitions.
-        further: Names of further whole numbers that a record has once.
+        further: Names of further integers that a record has once.
     """
 
     spec: Spec
@@ -77,13 +77,13 @@ class RecordLayout:
             )
             if taken or not str(name).isidentifier():
                 raise ValueError(
-                    f"cannot act: the policy's {name!r} is the name of something else in a record, "
-                    "or none; call it otherwise"
+                    f"cannot act: the policy's extra {name!r} has the name of another field of a "
+                    "record, or is not an identifier; rename it"
                 )
 
     @property
     def once(self) -> tuple[str, ...]:
-        """The names of the numbers that a record has once, however many steps it has."""
+        """The names of the numbers that a record has once, regardless of its number of steps."""
         return *_ONCE, *self.further
 
     @property
@@ -114,9 +114,9 @@ class RecordLayout:
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
-        """A value of each field of a step that depends on the spaces and the policy.
+        """An example of each field of a step that depends on the spaces and the policy.
 
-        The recurrent state is left out if records have T steps: that of later steps is not known.
+        The recurrent state is left out if records have T steps: only the first step's is recorded.
         """
         if self.steps is not None:
             of_steps = replace(self, steps=None).like
@@ -130,17 +130,17 @@ class RecordLayout:
 class Records:
     """A batch of n records: arrays ``[n, ...]``, or ``[n, T, ...]`` of records of T steps.
 
-    Each field is an attribute, as a dict or tuple of arrays where the space is one:
+    Each field is an attribute: an array, or a dict or tuple of arrays if the space is one:
 
     - ``env``, ``version``, ``number`` (``[n]``): the env, the version of the weights at the
-      beginning of the record, and how many records that env had begun before.
+      beginning of the record, and the number of records that the env had begun before.
     - ``observations``, ``next_observations``, ``actions``, ``rewards``, ``terminated``,
-      ``truncated``: the steps. Where an episode ended, ``next_observations`` has its last one.
+      ``truncated``: the steps. At the end of an episode, ``next_observations`` has its last one.
     - ``returns``, ``lengths``: of the episode so far, this step included.
-    - ``state`` and the names of the policy's extras: what the policy returned beside its actions.
-      ``state`` is the recurrent state at the beginning of the record.
+    - ``state`` and the names of the policy's extras: further outputs of the policy. ``state`` is
+      the recurrent state at the beginning of the record.
 
-    The arrays are your own: later calls of ``take`` do not write to them while you hold any.
+    The arrays are yours: later calls of ``take`` do not write to them while you hold any.
     ``records[a:b]`` and ``records[mask]`` are batches of some records.
 
     Attributes:
@@ -169,7 +169,7 @@ class Records:
         return Records(self.rows[which], self._layout, self._convert)
 
     def by_step(self, name: str) -> npt.NDArray[Any]:
-        """Return a field as ``[n * T, ...]``; what a record has once is repeated for each step."""
+        """Return a field as ``[n * T, ...]``; numbers that a record has once are repeated."""
         array = self.rows[name]
         steps = self._layout.steps
         if steps is None:
@@ -179,11 +179,11 @@ class Records:
         return np.asarray(array.reshape(-1, *array.shape[2:]))
 
     def copy(self) -> Records:
-        """Return the records with memory of their own, which stays as it is."""
+        """Return a copy of the records, which later calls of ``take`` never overwrite."""
         return Records(self.rows.copy(), self._layout, self._convert)
 
     def joined(self, others: Iterable[Records]) -> Records:
-        """Return these and other records as one batch, with memory of its own."""
+        """Return a copy of these and other records as one batch."""
         rows = np.concatenate([self.rows, *(other.rows.copy() for other in others)])
         return Records(rows, self._layout, self._convert)
 
@@ -194,8 +194,8 @@ class Records:
 
         Args:
             values: ``[n, T]``, of ``observations``.
-            next_values: ``[n, T]``, of ``next_observations``, by the same network: the values that
-                the actors returned are those of older weights.
+            next_values: ``[n, T]``, of ``next_observations``, by the same network. Do not use the
+                actors' recorded values: they come from older weights.
             gamma: The discount factor.
             gae_lambda: The weight of longer estimates: 0 is the one-step error, 1 the whole return.
 
@@ -205,7 +205,7 @@ class Records:
         rows = self.rows
         if self._layout.steps is None:
             raise ValueError(
-                "cannot estimate advantages: of records of single steps, expected records of T "
+                "cannot estimate advantages: records of single steps, expected records of T "
                 "steps: Actors(..., steps=T)"
             )
         doing = "estimate advantages"
@@ -227,7 +227,7 @@ class Records:
         return advantages.T, returns.T
 
     def torch(self, device: Any = None) -> Records:
-        """Return the records with tensors instead of arrays: of the same memory, or on a device.
+        """Return the records with tensors instead of arrays, sharing their memory or on a device.
 
         Args:
             device: A torch device; by default the tensors share the memory of the arrays.
@@ -262,13 +262,14 @@ class Records:
             return tree_from(structure, (self._leaf(f"{STATE}{i}") for i in range(len(fields))))
         if name in (self.rows.dtype.names or ()):
             return self._leaf(name)
-        raise AttributeError(f"records have no {name!r}, but {sorted(self.rows.dtype.names or ())}")
+        names = sorted(self.rows.dtype.names or ())
+        raise AttributeError(f"records have no {name!r}, expected one of {names}")
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield each episode, or the part of it that lies in these records, env by env.
+        """Yield each episode, or the part of it in these records, env by env.
 
-        ``steps`` of an episode are those that it has had so far: ``slice(0, 9)`` of a whole one.
-        Where records between two others were dropped, there are two parts.
+        ``steps`` are positions in the episode: ``slice(0, 9)`` for a whole episode of 9 steps. If
+        records in the middle of an episode were dropped, you get two parts.
         """
         ordered = Records(
             self.rows[np.lexsort((self.rows["number"], self.rows["env"]))], self._layout
@@ -281,7 +282,7 @@ class Records:
             if name not in self._layout.once
         }
         goes_on = (env[1:] == env[:-1]) & (lengths[1:] == lengths[:-1] + 1)
-        goes_on &= np.diff(ordered.by_step("number")) <= 1  # those of T steps have one number
+        goes_on &= np.diff(ordered.by_step("number")) <= 1  # 0 within a record of T steps
         goes_on &= ~(terminated | truncated)[:-1]
         edges = [0, *(np.flatnonzero(~goes_on) + 1).tolist(), len(env)]
         spec = self._layout.spec

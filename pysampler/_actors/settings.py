@@ -1,4 +1,4 @@
-"""Settings: numbers that a policy is called with by name, shared with the workers."""
+"""Settings: numeric keyword arguments of a policy, shared with the workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Settings", "setting_arrays"]
 
 
 def setting_arrays(doing: str, settings: Any, num_envs: int) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the settings that a user gave, a number for each env, or raise ValueError."""
+    """Return the user's settings as arrays, or raise ValueError."""
     if settings is None:
         return {}
     if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
@@ -27,7 +27,7 @@ def setting_arrays(doing: str, settings: Any, num_envs: int) -> dict[str, npt.ND
         )
     if reserved := [name for name in settings if name in (STATE, GENERATORS)]:
         raise ValueError(
-            f"cannot {doing}: settings {settings!r}, expected other names than {reserved[0]!r}"
+            f"cannot {doing}: settings {settings!r}, expected names other than {reserved[0]!r}"
         )
     return {name: setting_array(doing, name, value, num_envs) for name, value in settings.items()}
 
@@ -62,7 +62,7 @@ class Settings(Mapping[str, "npt.NDArray[Any]"]):
 
     def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
         if name not in self._arrays:
-            raise KeyError(f"no setting {name!r}, expected one of {sorted(self._arrays)}")
+            raise KeyError(f"unknown setting {name!r}, expected one of {sorted(self._arrays)}")
         self._change(name, setting_array("change setting", name, value, self._num_envs))
 
     def _change(self, name: str, array: npt.NDArray[np.float64]) -> None:

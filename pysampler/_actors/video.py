@@ -20,20 +20,20 @@ __all__ = ["NoVideo", "Video", "naming_file"]
 
 
 class NoVideo(Closing):
-    """Does nothing, in the place of a ``Video``: for an episode that is not filmed."""
+    """Does nothing: stands in for a ``Video`` in an episode that is not filmed."""
 
     def shoot(self) -> None:
-        """Add a picture of the env as it is now."""
+        """Add a picture of the env."""
 
     def keep(self) -> None:
-        """Give the file its name: the video is complete."""
+        """Give the complete file its final name."""
 
     def close(self) -> None:
         """Remove the file if it has not been kept."""
 
 
 class Video(NoVideo):
-    """Writes pictures of an env to a file, which gets its name when the video is complete.
+    """Writes pictures of an env to a file, which gets its final name when it is complete.
 
     Args:
         env: The env.
@@ -51,7 +51,7 @@ class Video(NoVideo):
             self._writer: Any = imageio.get_writer(self._part, fps=fps, macro_block_size=1)
 
     def shoot(self) -> None:
-        """Add a picture of the env as it is now."""
+        """Add a picture of the env."""
         try:
             picture = self._env.render()
             if not isinstance(picture, np.ndarray):
@@ -62,7 +62,7 @@ class Video(NoVideo):
             self._writer.append_data(picture)
 
     def keep(self) -> None:
-        """Give the file its name: the video is complete."""
+        """Give the complete file its final name."""
         with naming_file(self._path):
             self._writer.close()
             self._check()
@@ -70,7 +70,7 @@ class Video(NoVideo):
         self._writer = None
 
     def _check(self) -> None:
-        """Raise OSError unless the video can be played: its writer hides that the disk is full."""
+        """Raise OSError unless the video can be read: the writer does not report a full disk."""
         import imageio  # noqa: PLC0415 - only where videos are requested
 
         try:
@@ -88,7 +88,7 @@ class Video(NoVideo):
 
 @contextlib.contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Report an exception as one of writing this file, instead of one of the policy."""
+    """Blame an exception on writing this file, instead of on the policy."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Watchers: another process runs episodes of the newest weights while you train."""
+"""Watchers: another process runs episodes with the newest weights while you train."""
 
 from __future__ import annotations
 
@@ -45,43 +45,44 @@ if TYPE_CHECKING:
 
 __all__ = ["Watcher"]
 
-# The most episodes that wait in the ring; further ones are only written to the file.
+# The maximum number of episodes in the ring; further ones are only written to the file.
 _SLOTS = 1024
-# A watcher takes weights over from actors if the last time took less than one part in this many of
-# the time since.
+# A watcher copies weights from actors only if the time since the last copy is at least this many
+# times as long as that copy took.
 _MIN_PAUSES = 20
 # How often a call that waits for episodes checks whether some have ended, in ns.
 _CHECK_NS = 2_000_000
 
 
 class Watcher(FreeRunningSampler):
-    """Watches a policy in an env of its own, beside a training, which it never holds up.
+    """Runs episodes of a policy in a separate process during training, which never waits for it.
 
     One worker runs episode after episode until the watcher is closed; if it is lost, it is
-    replaced. An env or a policy that raises, or a file that cannot be written, ends the watcher
-    with a warning, and not the training: from then on ``publish`` and ``film`` do nothing.
-    ``curve`` has the episodes, also after ``close()``. All methods but ``publish`` may be called in
-    any thread while another one publishes.
+    replaced. If the env or the policy raises, or a file cannot be written, the watcher ends with a
+    warning and the training continues: from then on ``publish`` and ``film`` do nothing. ``curve``
+    has the episodes, also after ``close()``. You may call all methods except ``publish`` in any
+    thread while another one publishes.
 
     Args:
         policy: A policy, to which you ``publish`` new weights now and then. Or
-            :class:`pysampler.Actors`: then the watcher follows what they ``publish``, and skips
-            large weights that come in quick succession.
+            :class:`pysampler.Actors`: then the watcher gets the weights that you ``publish`` to
+            them, and skips large weights that come in quick succession.
         env: An env id, an ``EnvSpec`` or a function that makes an env.
-        render_mode: Of the env: "human" opens a window, "rgb_array" lets videos be made.
+        render_mode: The env's render mode: "human" opens a window; videos need "rgb_array".
         vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`.
         folder: Where to write ``returns.csv``, a line for each episode, and videos.
-        video_every: Film the first of each this many episodes. ``film()`` requests one more.
-        settings: What the policy is called with by name (see :class:`pysampler.Actors`).
-        leave_out: The parts of observations that have no fixed shape, as of
-            :class:`pysampler.Rollouts`; those of the actors by default.
-        repeat: Go on without new weights. Otherwise each episode waits for newer weights than those
-            of the last, if the policy has weights at all.
+        video_every: Film one episode in this many, beginning with the first. ``film()`` requests
+            another.
+        settings: Keyword arguments of the policy (see :class:`pysampler.Actors`).
+        leave_out: The parts of observations that have no fixed shape, as in
+            :class:`pysampler.Rollouts`; by default those of the actors.
+        repeat: Run episodes without waiting for new weights. Otherwise each episode waits for
+            weights newer than the last episode's, if the policy has weights at all.
         nice: The nice value of the worker, up to 19: how far it yields to other processes.
-        fps: Frames a second of videos; by default what the env says.
-        normalize: Normalise observations by the statistics of this :class:`pysampler.Normalizer`
-            when you ``publish``; by default by those of the actors, if they have any. Returns are
-            sums of the env's own rewards.
+        fps: Frames per second of videos; by default the env's.
+        normalize: Normalise observations with the statistics that this
+            :class:`pysampler.Normalizer` has when you ``publish``; by default the actors'
+            normalizer, if any. Returns are sums of the env's own rewards.
         seed: Seed of the first reset.
 
     Attributes:
@@ -142,9 +143,9 @@ class Watcher(FreeRunningSampler):
         self._video_every, self._nice, self._repeat = video_every, nice, repeat
         self._collect_lock = threading.RLock()
         self._episodes = np.empty(0, EPISODE)
-        self._held = 0  # the last of them, which are in the ring still
-        self._waited_for = 0  # episodes that wait() has returned, or that are of older weights
-        self._follow_at = 0  # in ns, not before that
+        self._held = 0  # the last of them that are still in the ring
+        self._waited_for = 0  # episodes that wait() has returned, or that had older weights
+        self._follow_at = 0  # in ns: do not follow before this time
         self._failure: Exception | None = None
         self._followed: weakref.ref[Actors] | None = None
         actors = policy if isinstance(policy, Actors) else None
@@ -152,7 +153,7 @@ class Watcher(FreeRunningSampler):
             policy = actors.policy
             normalize = actors.normalizer if normalize is None else normalize
             leave_out = leave_out or actors.leave_out
-        # An ordinary env: its videos show what gymnasium's do.
+        # native=False: an ordinary env renders the same pictures as in gymnasium.
         own = {"num_workers": 1, "on_worker_loss": "restart", "native": False}
         options = {**own, **vector_options("watch", vector_kwargs)}
         kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
@@ -160,7 +161,7 @@ class Watcher(FreeRunningSampler):
             if made.envs.num_envs != 1:
                 raise self._refusal("num_envs", made.envs.num_envs, "1")
             if made.envs.num_workers != 1:
-                expected = "1: it has a process of its own"
+                expected = "1: a watcher has one worker process"
                 raise self._refusal("num_workers", made.envs.num_workers, expected)
             if video_every is not None:
                 self._expect_videos()
@@ -174,7 +175,7 @@ class Watcher(FreeRunningSampler):
                 leave_out=leave_out,
             )
             self.begin()
-        self._version = self.version  # of the last weights that were published here
+        self._version = self.version  # of the last weights published here
         if actors is not None:
             self._followed = weakref.ref(actors)
             actors.followed_by(self.follow)
@@ -203,14 +204,14 @@ class Watcher(FreeRunningSampler):
         return self._episodes
 
     def wait(self, count: int, timeout: float | None = None) -> npt.NDArray[Any]:
-        """Wait for the next ``count`` episodes: after the last call, and the last ``publish``.
+        """Wait for the next ``count`` episodes after the last call and the last ``publish``.
 
         Args:
             count: The number of episodes.
             timeout: Seconds to wait.
 
         Returns:
-            The episodes, as ``curve`` has them.
+            The episodes, in the format of ``curve``.
 
         Raises:
             WaitTimeoutError: Too few episodes ended in time.
@@ -224,18 +225,18 @@ class Watcher(FreeRunningSampler):
             over = self._update()
             if len(self._episodes) >= have + count:
                 break
-            ended = f"{max(0, len(self._episodes) - have)} of {count} episodes ended"
+            got = f"{max(0, len(self._episodes) - have)} of {count} episodes"
             if over or self._has_nothing_to_show():
-                raise ClosedError(f"cannot watch: it is over, and {ended}") from self._failure
+                raise ClosedError(f"cannot watch: the watcher ended after {got}") from self._failure
             if deadline is not None and now() >= deadline:
-                raise WaitTimeoutError(f"cannot watch: {ended} in time")
+                raise WaitTimeoutError(f"cannot watch: {got} ended in time")
             check_at = now() + _CHECK_NS
             sleep_until(check_at if deadline is None else min(check_at, deadline))
         self._waited_for = max(self._waited_for, have + count)
         return self._episodes[have : have + count]
 
     def film(self) -> None:
-        """Request a video of the next episode, which does not wait for new weights."""
+        """Request a video of the next episode, which then does not wait for new weights."""
         if self._failure is not None:
             return
         self._expect_open()
@@ -243,18 +244,18 @@ class Watcher(FreeRunningSampler):
         self._state.videos_requested += 1
 
     def publish(self, weights: Any = None, at: int | None = None) -> int:
-        """Give the worker new weights, which it loads before the next episode.
+        """Publish new weights, which the worker loads before the next episode.
 
         Args:
             weights: A module or another object with ``state_dict()``, or a dict of arrays; by
-                default the weights of the policy as they are now.
-            at: The learner's own count, of steps for example, for the curve.
+                default the current weights of the policy.
+            at: A count of the learner, such as its steps, for the curve.
 
         Returns:
             The version of the weights.
 
         Raises:
-            TypeError: The policy has no weights, or ``weights`` are none.
+            TypeError: The policy has no weights, or ``weights`` has another type.
         """
         if at is not None:
             at = whole_number("watch", "at", at, 0)
@@ -270,7 +271,7 @@ class Watcher(FreeRunningSampler):
         return self._version
 
     def follow(self, weights: Any, at: int) -> None:
-        """Publish what actors have published, unless that was just now; never raise."""
+        """Publish the actors' weights, unless the last time was very recent; never raise."""
         began = now()
         if self.closed or began < self._follow_at:
             return
@@ -285,12 +286,12 @@ class Watcher(FreeRunningSampler):
     def _update(self) -> bool:
         """Collect the episodes that have ended; return whether no more come.
 
-        A failure of the worker is a warning.
+        If the worker has failed, warn.
         """
         self._collect()
         try:
             over = not self._in_own_process or self._check_workers()
-        except ClosedError:  # by another thread
+        except ClosedError:  # another thread closed it
             over = True
         except PysamplerError as error:
             self._fail(error)
@@ -300,7 +301,7 @@ class Watcher(FreeRunningSampler):
         return over
 
     def _has_nothing_to_show(self) -> bool:
-        """Whether all weights have been shown, and the actors that published them are closed."""
+        """Whether all weights have been evaluated, and the actors that are followed are closed."""
         if self._followed is None or self._repeat or self._board is None:
             return False
         actors = self._followed()
@@ -315,12 +316,13 @@ class Watcher(FreeRunningSampler):
         if not (self._has_begun and self._in_own_process):
             return
         if self._collect_lock._is_owned():  # type: ignore[attr-defined]
-            return  # a signal handler: the call that it interrupted collects them
+            return  # in a signal handler: the interrupted call collects them
         with self._collect_lock, contextlib.suppress(ClosedError, LostError, WaitTimeoutError):
             self._release()
             while True:
                 new = self._ring.peek(_SLOTS, timeout=0)
-                # One statement after all calls: an interrupted call goes on from here.
+                # One statement after all calls: the call after an interrupted one continues from
+                # here.
                 self._episodes, self._held = np.concatenate([self._episodes, new]), len(new)
                 self._release()
 

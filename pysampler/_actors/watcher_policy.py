@@ -31,16 +31,16 @@ EPISODE = np.dtype(
 
 @dataclass(frozen=True)
 class WatcherSetup:
-    """What a watcher's worker must know beside its policy.
+    """The data that a watcher's worker needs in addition to its policy.
 
     Attributes:
         ring: The place of the ring that episodes are pushed to.
         state: Offset of ``WatcherState`` in the segment.
         folder: Where files are written.
-        video_every: The first of each this many episodes is filmed.
-        fps: Frames a second of videos.
+        video_every: One episode in this many is filmed, beginning with the first.
+        fps: Frames per second of videos.
         nice: The nice value of the worker.
-        repeat: Whether to go on without newer weights.
+        repeat: Whether to run episodes without waiting for newer weights.
     """
 
     ring: Any
@@ -66,10 +66,10 @@ class WatcherState:
     """Four numbers in a segment, shared by a watcher and its worker.
 
     Attributes:
-        at: The learner's own count; written by the parent, as the next one.
-        videos_requested: Videos requested by ``film()``.
-        videos_made: How many of those have been made; written by the worker, as the next one.
-        episodes: The number of episodes that have ended.
+        at: The learner's count; written by the parent.
+        videos_requested: Videos requested by ``film()``; written by the parent.
+        videos_made: How many of those have been made; written by the worker.
+        episodes: The number of episodes that have ended; written by the worker.
     """
 
     def __init__(self, segment: Segment, offset: int | None = None) -> None:
@@ -92,7 +92,7 @@ class WatcherPolicy(FreeRunningPolicy):
         *,
         is_replacement: bool,
     ) -> RolloutReport:
-        """Run one episode after the other until told to stop."""
+        """Run one episode after the other until stopped."""
         os.setpriority(os.PRIO_PROCESS, 0, setup.nice)
         ring = setup.ring.attach(self._segment)
         state = WatcherState(self._segment, setup.state)
@@ -122,7 +122,7 @@ class WatcherPolicy(FreeRunningPolicy):
             state.episodes += 1
             state.videos_made += requested
             try:
-                if setup.folder is not None:  # First: an episode that is told is in the table.
+                if setup.folder is not None:  # first: an episode that is reported is in the table
                     _append(setup.folder / "returns.csv", episode[0])
             finally:
                 ring.push_many(episode, timeout=0)
@@ -154,19 +154,19 @@ class WatcherPolicy(FreeRunningPolicy):
 
 
 class TakeWatcherPolicy(TakePolicy):
-    """The policy of a watcher's worker from now on."""
+    """Sets the policy of a watcher's worker."""
 
     policy_class = WatcherPolicy
 
 
 def _append(path: Path, episode: npt.NDArray[Any]) -> None:
-    """Append an episode to a table, which begins with the names of the columns."""
+    """Append an episode to a CSV table with a header line."""
     row = ",".join(repr(value.item()) for value in episode) + "\n"
     with naming_file(path), path.open("ab", buffering=0) as file:
         size = file.tell()
         rest = (("" if size else ",".join(EPISODE.names or ()) + "\n") + row).encode()
         try:
-            while rest:  # a disk that is almost full takes some of it
+            while rest:  # a disk that is almost full takes a part of it
                 rest = rest[file.write(rest) :]
         except OSError:
             file.truncate(size)

@@ -278,7 +278,7 @@ class WorkerPolicy:
 
 @dataclass(frozen=True)
 class TakePolicy(Note):
-    """The policy that acts for a worker's envs from now on."""
+    """Sets the policy that acts for a worker's envs."""
 
     setup: PolicySetup
     doing = "taking over a policy"

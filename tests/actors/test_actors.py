@@ -252,7 +252,7 @@ def test_settings_are_per_env_and_can_be_changed(workers):
         actors.settings["noise"] = np.arange(6)
         while not ((records.e == 0.25) & (records.n == records.env)).all():
             records = actors.take(64)
-        with pytest.raises(KeyError, match="no setting 'epsilom'"):
+        with pytest.raises(KeyError, match="unknown setting 'epsilom'"):
             actors.settings["epsilom"] = 1
         with pytest.raises(ValueError, match="setting 'noise' .*expected a number, or one for"):
             actors.settings["noise"] = [1, 2]

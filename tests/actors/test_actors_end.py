@@ -526,7 +526,7 @@ def test_policy_outputs_named_like_record_fields_are_refused(name):
 
     with (
         envs_of(num_workers=0) as envs,
-        pytest.raises(ValueError, match=f"'{name}' is the name of something else"),
+        pytest.raises(ValueError, match=f"extra '{name}' has the name of another"),
     ):
         pysampler.Actors(envs, clashing).take(1)
 

@@ -114,7 +114,7 @@ def test_gae_refuses_bad_values():
         with pytest.raises(ValueError, match=f"{name} is masked"):
             records.gae(**given)
     single, _ = taken(SCRIPTS[:1], count=5)
-    with pytest.raises(ValueError, match="of records of single steps, expected"):
+    with pytest.raises(ValueError, match="records of single steps, expected"):
         single.gae(np.ones(len(single)), np.ones(len(single)))
 
 

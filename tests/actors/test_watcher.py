@@ -123,7 +123,7 @@ def test_full_disk_leaves_only_playable_videos(tmp_path):
         options = {"folder": disk, "repeat": True, "video_every": 1}
         with (
             pysampler.Watcher(ConstantPolicy(), Noisy, "rgb_array", **options) as watcher,
-            pytest.raises(ClosedError, match="it is over") as caught,
+            pytest.raises(ClosedError, match="the watcher ended") as caught,
         ):
             watcher.wait(100)
         told = str(caught.value.__cause__)
@@ -195,7 +195,7 @@ def test_a_failing_watcher_warns_and_training_continues():
         with pytest.warns(UserWarning, match="the watcher has ended: env 0 .* raised ValueError"):
             read_curve_until_closed(watcher)
         assert len(watcher.curve) == 0  # its only episode never ended
-        with pytest.raises(ClosedError, match="it is over, and 0 of 1 episodes ended"):
+        with pytest.raises(ClosedError, match="the watcher ended after 0 of 1"):
             watcher.wait(1)
         actors.publish()  # the actors continue
         assert len(actors.take(8)) > 0
@@ -236,7 +236,7 @@ def test_episodes_of_a_failed_watcher_stay_readable():
         assert len(watcher.wait(2)) == 2
         assert watcher.publish({"weight": 5}) == 1
         watcher.film()
-        with pytest.raises(ClosedError, match="it is over, and 0 of 1") as caught:
+        with pytest.raises(ClosedError, match="the watcher ended after 0 of 1") as caught:
             watcher.wait(1)
         assert isinstance(caught.value.__cause__, ValueError)
     assert len(watcher.curve) == 2
@@ -264,12 +264,12 @@ def test_wait_raises_once_no_episode_can_follow():
     with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
         watcher.wait(1)
         watcher.stop()
-        with pytest.raises(ClosedError, match="it is over, and 0 of 3 episodes ended"):
+        with pytest.raises(ClosedError, match="the watcher ended after 0 of 3"):
             watcher.wait(3)
     with pysampler.Watcher(Quits(), RewardsAction) as watcher:
         watcher.wait(1)
         watcher.publish({"weight": 1})
-        with pytest.raises(ClosedError, match="it is over, and 0 of 1 episodes ended"):
+        with pytest.raises(ClosedError, match="the watcher ended after 0 of 1"):
             watcher.wait(1)
         assert len(watcher.curve) == 1
 
@@ -281,7 +281,7 @@ def test_wait_raises_once_the_publishing_actors_are_closed():
         actors.publish({"weight": 3})
         actors.close()
         assert watcher.wait(1)["version"].tolist() == [2]
-        with pytest.raises(ClosedError, match="it is over, and 0 of 1 episodes ended"):
+        with pytest.raises(ClosedError, match="the watcher ended after 0 of 1"):
             watcher.wait(1)
 
 

@@ -277,7 +277,7 @@ def test_settings_are_per_env_across_all_hosts(simulated):
         assert dict(some.settings).keys() == {"epsilon"}
         some.settings["epsilon"][0] = 3  # a copy
         assert some.settings["epsilon"].tolist() == [7, 7, 7, 7]
-        with pytest.raises(KeyError, match="no setting 'gamma', expected one of"):
+        with pytest.raises(KeyError, match="unknown setting 'gamma', expected one of"):
             some.settings["gamma"] = 1
         for bad in ([1, 2], "x", [[1, 2], [3]]):
             with pytest.raises(ValueError, match="cannot change setting: setting 'epsilon'"):

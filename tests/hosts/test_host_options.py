@@ -52,11 +52,11 @@ OF_ACTORS = [
     ({"low": -1}, "low -1, expected"),
     ({"high": 4, "low": 5}, "low 5, expected less than high, 4"),
     ({"send_every": -1}, "send_every -1, expected seconds >= 0"),
-    ({"refresh_share": 7}, "refresh_share 7, expected a part of 1"),
+    ({"refresh_share": 7}, "refresh_share 7, expected more than 0 and at most 1"),
     ({"settings": {"epsilon": [1, 2, 3]}}, "setting 'epsilon'.*one for each of 4 envs"),
     ({"settings": {"epsilon": "much"}}, "setting 'epsilon' 'much', expected a number"),
     ({"settings": [1]}, r"settings \[1\], expected a dict of numbers by name"),
-    ({"settings": {"state": 1}}, "expected other names than 'state'"),
+    ({"settings": {"state": 1}}, "expected names other than 'state'"),
 ]
 
 

@@ -291,5 +291,5 @@ def test_gae_accepts_lists_and_integers_as_flags(convert):
 
 @pytest.mark.parametrize("name", ["state", "generators"])
 def test_settings_with_reserved_names_are_refused(envs, name):
-    with pytest.raises(ValueError, match=f"settings .*expected other names than '{name}'"):
+    with pytest.raises(ValueError, match=f"settings .*expected names other than '{name}'"):
         pysampler.Actors(envs, lambda observations, **_: 0, settings={name: 1})
