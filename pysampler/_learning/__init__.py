@@ -1,4 +1,4 @@
-"""What a learner keeps: a replay buffer, checkpoints, and the average of several learners' weights.
+"""Replay buffers, checkpoints, and averaging of several learners' weights.
 
 This package uses the others as a user would. Nothing below depends on it.
 """

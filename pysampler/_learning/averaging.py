@@ -1,9 +1,9 @@
-"""Averaging: workers train on their own, and after every round all take the mean of their weights.
+"""Averaging: workers train independently, and after every round all load their mean weights.
 
                  board                              boards, one each
     average ──────────────▶ each trainer: train(steps) ──────────────▶ mean ──▶ the next average
 
-The boards lie in a segment of their own. A trainer reads the average when it gets a command, and
+The boards are in a segment of their own. A trainer reads the average when it gets a command, and
 the parent reads a trainer's board after its completion: no board is read while it is written.
 """
 
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 __all__ = ["Averaging", "AveragingRound"]
 
 _BUFFERS = 2  # of a board: the newest version, and room for the next
-_BOARD_OVERHEAD = 1024  # bytes that a board takes beside its arrays, with what aligns it
+_BOARD_OVERHEAD = 1024  # bytes that a board takes in addition to its arrays, with alignment
 
 
 @dataclass(frozen=True)
 class AveragingRound:
-    """What became of a round of averaging.
+    """The result of a round of averaging.
 
     Attributes:
-        number: Which round it was: 1 for the first.
-        reports: What each trainer's ``train()`` returned; {} of one that was lost.
+        number: The number of the round, from 1 on.
+        reports: The result of each trainer's ``train()``; {} for a trainer that was lost.
         lost: Workers that were lost and replaced. Their weights are not in the average.
-        seconds: For each worker, how long it spent "training", and "waiting" for the others and
+        seconds: For each worker, the seconds spent "training", and "waiting" for the others and
             the average.
     """
 
@@ -67,32 +67,32 @@ class AveragingRound:
 class Averaging(Uncopyable, Closing):
     """Trainers, one in each worker, whose weights are averaged after every round.
 
-    All begin with the weights of the first. The average of floating-point arrays is their mean,
-    taken in float64; of other arrays it is the first worker's.
+    All begin with the weights of the first. Floating-point arrays are averaged in float64; of other
+    arrays, the first worker's are used.
 
-    A trainer that raises is an ``EnvError``, which is also an instance of what it raised, and the
-    others are ended. A round that Ctrl-C or its timeout interrupts goes on in the workers: the
-    next round waits for it and drops it, ``close()`` ends it. Weights that are NaN, or inf in some
-    trainers only, are a ValueError, and the last average stays.
+    If a trainer raises, you get an ``EnvError``, which is also an instance of the trainer's
+    exception, and the other trainers end. A round that Ctrl-C or its timeout interrupts continues
+    in the workers: the next round waits for it and drops its results; ``close()`` ends it. If
+    weights are NaN, or inf in some trainers only, you get a ValueError, and the last average
+    remains.
 
     Args:
         make: ``make(index, seed)`` is called in each worker and returns its trainer: an object with
             ``train(steps)``, which acts and learns for that many steps and returns a dict of
-            numbers to report, or None; with ``state_dict()`` and ``load_state_dict(weights)``,
-            which have NumPy arrays or tensors by name; and with ``close()``, if it needs that. What
-            is not among the weights (a replay buffer, the moments of an optimizer) stays the
-            trainer's own.
+            numbers to report, or None; with ``state_dict()`` and ``load_state_dict(weights)``, for
+            NumPy arrays or tensors by name; and with an optional ``close()``. State outside of the
+            weights (a replay buffer, the moments of an optimizer) stays private to the trainer.
         workers: The number of processes. 0 trains one trainer in this process, for debugging.
         context: How processes are started, as in :class:`pysampler.VectorEnv`.
         on_worker_loss: "raise" ``WorkerLostError``, or "restart": a new trainer, made with another
-            seed, takes the place of a lost one and begins with the last average.
-        max_restarts: More restarts of one worker within ``restart_window`` raise all the same.
+            seed, replaces a lost one and begins with the last average.
+        max_restarts: Raise anyway if one worker is restarted more often within ``restart_window``.
         restart_window: In seconds.
-        seed: What the trainers' seeds are drawn from.
+        seed: Seed of the trainers' seeds.
 
     Raises:
         ValueError: An argument is out of range, or trainers have different weights.
-        TypeError: ``make`` cannot be called, or not be sent to workers.
+        TypeError: ``make`` cannot be called, or cannot be sent to workers.
         EnvError: A trainer raised while it was created.
 
     >>> class Trainer:
@@ -137,7 +137,7 @@ class Averaging(Uncopyable, Closing):
             "this averaging", "cannot train: this averaging is closed", ClosedError
         )
         self._rounds = 0
-        self._boards: list[Board] = []  # of each worker, and last this process's own
+        self._boards: list[Board] = []  # one for each worker, then the average's
         self._everyone = range(max(self.workers, 1))
         entropy = np.random.SeedSequence(seed).entropy
 
@@ -153,7 +153,7 @@ class Averaging(Uncopyable, Closing):
             descriptions: list[Any] = self._pool.descriptions
             self._lay_out([one.fields for one in descriptions])
             while not self._request(HandIn(), [0]):
-                pass  # it was lost: request it from the one in its place
+                pass  # the worker was lost: ask its replacement
             self._weights = self._handed_in(0)
         except BaseException:
             self._end()
@@ -163,7 +163,7 @@ class Averaging(Uncopyable, Closing):
         fields = self._fields = of_each[0]
         for index, some in enumerate(of_each):
             if differ := difference(some, fields):
-                raise ValueError(f"cannot average weights: of trainer {index}, {differ}")
+                raise ValueError(f"cannot average weights: trainer {index}: {differ}")
         count = len(of_each)
         like = {name: np.empty(field.shape, field.dtype) for name, field in fields.items()}
         size = sum(array.nbytes + 8 for array in like.values())
@@ -177,12 +177,12 @@ class Averaging(Uncopyable, Closing):
 
     @property
     def weights(self) -> Weights:
-        """The last average. Assign other weights to go on from those."""
+        """The last average. Assign other weights to continue from those."""
         return self._weights
 
     @weights.setter
     def weights(self, weights: Mapping[str, Any]) -> None:
-        # Copies: tensors would change with the module that they belong to.
+        # Copies, because tensors would change with the module that they belong to.
         arrays = {name: array.copy() for name, array in arrays_of(weights).items()}
         if differ := difference(fields_of(arrays), self._fields):
             raise ValueError(f"cannot set weights: {differ}")
@@ -191,18 +191,18 @@ class Averaging(Uncopyable, Closing):
         self._weights = arrays
 
     def round(self, steps: int, timeout: float | None = None) -> AveragingRound:
-        """Let every trainer take the average and train; average their weights.
+        """Make every trainer load the average and train; average their weights.
 
         Args:
-            steps: What ``train`` is called with.
-            timeout: Seconds that the round may take. Without workers it waits for its trainer all
-                the same.
+            steps: Passed on to ``train``.
+            timeout: Seconds that the round may take. Without workers, the trainer is not
+                interrupted.
 
         Returns:
-            What the trainers reported, and how long they took.
+            The trainers' reports, and how long they took.
 
         Raises:
-            WaitTimeoutError: It took longer than ``timeout``.
+            WaitTimeoutError: The round took longer than ``timeout``.
             EnvError: A trainer raised.
             WorkerLostError: A worker was lost, and is not replaced.
             ValueError: The weights have no finite mean.
@@ -222,7 +222,7 @@ class Averaging(Uncopyable, Closing):
                     self._end()
 
     def _round(self, steps: int, deadline: int | None) -> AveragingRound:
-        self._pool.cancel_inline()  # of a round that was interrupted, whose answers are dropped
+        self._pool.cancel_inline()  # jobs of an interrupted round, whose answers are dropped
         list(self._answers(deadline))
         began = now()
         self._boards[-1].publish(self._weights)
@@ -246,12 +246,12 @@ class Averaging(Uncopyable, Closing):
         """Iterate over rounds.
 
         Args:
-            steps: What ``train`` is called with in each round.
-            count: How many rounds; None: without end.
+            steps: Passed on to ``train`` in each round.
+            count: How many rounds; None: endless.
             timeout: Seconds that each round may take.
 
         Yields:
-            What ``round`` returns.
+            The result of each ``round``.
         """
         if count is not None:
             count = whole_number("average", "count", count, 0)
@@ -261,7 +261,7 @@ class Averaging(Uncopyable, Closing):
     def _request(
         self, job: Job, workers: Sequence[int], deadline: int | None = None
     ) -> dict[int, Any]:
-        """Request a job of workers; return the answers of those that were not lost, by worker."""
+        """Send a job to workers; return, by worker, the answers of those that were not lost."""
         self._pool.request([(index, 0) for index in workers], dict.fromkeys(workers, job))
         answers = {index: answer for index, answer, _ in self._answers(deadline)}
         return {index: answer for index, answer in answers.items() if answer is not None}
@@ -280,7 +280,7 @@ class Averaging(Uncopyable, Closing):
             yield from answers
 
     def _handed_in(self, index: int) -> Weights:
-        """Return the weights that a trainer has put on its board; ValueError if they have NaN."""
+        """Return the weights on a trainer's board; ValueError if they have NaN."""
         _, weights = self._boards[index].read()
         if (name := name_with_nan(weights)) is not None:
             raise ValueError(
@@ -292,7 +292,7 @@ class Averaging(Uncopyable, Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or ended by an error."""
+        """Whether this averaging was closed, or ended by an error."""
         pool = getattr(self, "_pool", None)
         return pool is None or pool.closed
 
@@ -307,7 +307,7 @@ class Averaging(Uncopyable, Closing):
             return
         entry = self._turn.closing("close")
         with entry:
-            if entry.nested:  # a signal handler, in the middle of a round, which ends by it
+            if entry.nested:  # in a signal handler during a round: make the round end
                 self._pool.interrupt_wait()
             try:
                 self._pool.close()
@@ -334,6 +334,6 @@ def _expect_sendable(make: Callable[..., Any]) -> None:
         dumps_by_value(make)
     except Exception as error:
         raise TypeError(
-            f"cannot send make to workers: {type(error).__name__}: {error}; make what it needs "
-            'inside of it, or pass context="fork"'
+            f"cannot send make to workers: {type(error).__name__}: {error}; create what it needs "
+            'inside make, or pass context="fork"'
         ) from error

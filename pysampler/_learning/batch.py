@@ -1,4 +1,4 @@
-"""What a replay buffer hands to a learner."""
+"""Batches of transitions, drawn from a replay buffer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["Batch"]
 
 @dataclass(frozen=True, repr=False)
 class Batch:
-    """Transitions of up to n steps, a row for each: what :meth:`ReplayBuffer.sample` returns.
+    """Transitions of up to n steps, a row for each, from :meth:`ReplayBuffer.sample`.
 
     Attributes:
         fields: The fields of the first step of each transition, by name.
-        next_fields: The fields of its last step: those whose names begin with ``next_``.
+        next_fields: The fields of its last step whose names begin with ``next_``.
         rewards: Discounted sums of the rewards of the steps.
-        discounts: What the value of the last observation counts for: gamma to the power of the
-            number of steps, or 0 where the episode terminated. Truncated episodes go on from their
+        discounts: Factors for the values of the last observations: gamma to the power of the number
+            of steps, or 0 if the episode terminated. Truncated episodes are bootstrapped from their
             last observation.
-        weights: Importance weights: 1 where all records are as likely.
+        weights: Importance weights: 1 if all records are equally likely.
         indices: Numbers of the records, for :meth:`ReplayBuffer.update`. They are never reused.
     """
 
@@ -41,13 +41,13 @@ class Batch:
         return f"<pysampler.Batch of {len(self.indices)} transitions: {names}>"
 
     def torch(self, device: Any = None) -> Batch:
-        """Return the batch with tensors in the place of arrays.
+        """Return the batch with tensors instead of arrays.
 
         Args:
             device: Where to copy them. None: tensors on the CPU that share memory with the arrays.
 
         Returns:
-            The batch; its ``indices`` are an array still.
+            The batch; its ``indices`` remain an array.
         """
         tensor = functools.partial(tensor_from, device=device, non_blocking=True)
         return Batch(

@@ -1,9 +1,9 @@
-"""A training on disk, to go on from: modules, optimizers, replay buffers, generators and numbers.
+"""Checkpoints of a training: modules, optimizers, replay buffers, generators and numbers.
 
-A checkpoint is one file, ``checkpoint-000000012345.npz``: a zip archive of arrays as NumPy writes
-them, and a JSON text of the trees that they are leaves of. The archive has a checksum for each
-part. It is written under another name and renamed when all of it is on the disk: whatever has the
-name of a checkpoint is whole.
+A checkpoint is one file, ``checkpoint-000000012345.npz``: a zip archive of arrays in NumPy's
+format, and a JSON text with the trees that hold them. The archive has a checksum for each part. It
+is written under a temporary name and renamed when all of it is on the disk: a file with the name of
+a checkpoint is complete.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _NAME = re.compile(r"checkpoint-([0-9]{12}|[1-9][0-9]{12,})\.npz")
 class Checkpoints:
     """The newest checkpoints of a training, in a directory of their own.
 
-    A checkpoint is whole or not there at all, whatever ends the process that saves. Only one
-    process may save at a time. Nothing is pickled.
+    A checkpoint is complete or absent, however the saving process ends. Only one process may save
+    at a time. Nothing is pickled.
 
     Args:
-        directory: Where they are; made by the first ``save``.
-        keep: How many of the newest to keep.
+        directory: The directory; the first ``save`` creates it.
+        keep: How many of the newest checkpoints to keep.
 
     >>> import tempfile
     >>> directory = tempfile.TemporaryDirectory()
     >>> checkpoints = Checkpoints(directory.name, keep=2)
     >>> random = np.random.default_rng(1)
-    >>> checkpoints.restore(random=random) is None  # nothing to go on from
+    >>> checkpoints.restore(random=random) is None  # there is no checkpoint yet
     True
     >>> checkpoints.save(500, random=random, best={"return": 12.5}).name
     'checkpoint-000000000500.npz'
@@ -80,9 +80,9 @@ class Checkpoints:
         """Save a checkpoint, and remove those that are too old.
 
         Args:
-            step: How far the training is: more than the step of any checkpoint that exists.
-            **parts: By name, what to save: what has a ``state_dict`` (a torch module, an optimizer,
-                anything that has ``load_state_dict`` too), a ``ReplayBuffer``, a
+            step: The progress of the training: greater than the step of any existing checkpoint.
+            **parts: The parts to save, by name: objects with ``state_dict`` and
+                ``load_state_dict`` (a torch module, an optimizer), a ``ReplayBuffer``, a
                 ``numpy.random.Generator``, or a tree: dicts (by str or int), lists and tuples of
                 arrays, tensors, numbers, bools, str and None.
 
@@ -90,8 +90,8 @@ class Checkpoints:
             The file.
 
         Raises:
-            ValueError: The step is not new, or the name of a part is no identifier.
-            TypeError: A part is none of these.
+            ValueError: The step is not new, or the name of a part is not an identifier.
+            TypeError: A part is not one of these.
         """
         newest = self.latest
         if not is_whole(step, 0) or (newest is not None and step <= newest):
@@ -131,19 +131,19 @@ class Checkpoints:
         """Restore the newest checkpoint.
 
         Args:
-            step: That of another checkpoint.
-            **parts: By name, what to give its saved state: by its ``load_state_dict``, or as a
-                generator.
+            step: The step of another checkpoint to restore.
+            **parts: By name, the objects to load saved states into: generators, or objects with
+                ``load_state_dict``.
 
         Returns:
             All other saved parts by name: replay buffers, trees (tensors on the CPU); and "step".
             None if there is no checkpoint at all.
 
         Raises:
-            LayoutError: The checkpoint is damaged, in whatever part.
-            ValueError: There is no such step or part, or a part does not take its state: then all
-                parts are as they were.
-            TypeError: A part has no way to take a state.
+            LayoutError: The checkpoint is damaged, in any part.
+            ValueError: There is no such step or part, or loading a state failed: all parts are then
+                unchanged.
+            TypeError: A part cannot load a state.
         """
         existing = self.steps()
         if not existing:
@@ -174,7 +174,7 @@ class Checkpoints:
             if not isinstance(error, Exception):
                 raise
             raise ValueError(
-                f"cannot restore {name}: {type(error).__name__}: {error}; everything is as it was"
+                f"cannot restore {name}: {type(error).__name__}: {error}; all parts are unchanged"
             ) from error
         return {**saved, "step": int(step)}
 
@@ -196,9 +196,9 @@ class Checkpoints:
                 keys = [key for key in arrays if key.startswith(f"{name}/")]
                 own = {key.removeprefix(f"{name}/"): arrays.pop(key) for key in keys}
                 saved[name] = ReplayBuffer.from_arrays(own)
-        except (ImportError, PermissionError, MemoryError):  # no torch for the tensors: no damage
+        except (ImportError, PermissionError, MemoryError):  # not damage: torch may be missing
             raise
-        except Exception as error:  # whatever garbage leads to
+        except Exception as error:  # damaged data may raise anything
             raise LayoutError(
                 f"cannot restore checkpoint: {os.fspath(path)!r} is missing, damaged, or of "
                 f"another version: {type(error).__name__}: {error}"
@@ -210,7 +210,7 @@ class Checkpoints:
 
 
 def _state(part: Any) -> Any:
-    """Return what is saved of a part."""
+    """Return the state of a part that a checkpoint holds."""
     if isinstance(part, np.random.Generator):
         return part.bit_generator.state
     return part.state_dict() if hasattr(part, "state_dict") else part
@@ -224,7 +224,7 @@ def _load_state(part: Any, state: Any) -> None:
 
 
 def _expect_restorable(name: str, part: Any, state: Any) -> None:
-    """Raise TypeError or ValueError if a part cannot take a state, as far as its types tell."""
+    """Raise TypeError or ValueError if a part cannot load a state, judging by their types."""
     if isinstance(part, np.random.Generator):
         expected = part.bit_generator.state["bit_generator"]
         got = state.get("bit_generator") if isinstance(state, dict) else type(state).__name__
@@ -233,5 +233,5 @@ def _expect_restorable(name: str, part: Any, state: Any) -> None:
     elif isinstance(state, ReplayBuffer) or not hasattr(part, "load_state_dict"):
         raise TypeError(
             f"cannot restore {name}: a {type(state).__name__} into a {type(part).__name__}, "
-            "expected a load_state_dict or a Generator; what is not given is returned"
+            "expected a load_state_dict or a Generator; parts not passed are returned"
         )

@@ -1,4 +1,4 @@
-"""Statistics of whole episodes by functions of the user, however many batches an episode is in."""
+"""Statistics of whole episodes by a user's function, across batches."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _PARTS = "observations", "actions", "rewards", "extras", "infos"
 
 
 class EpisodeStatistics:
-    """Calls a function with each whole episode, and keeps what it returns of the newest.
+    """Calls a function with each whole episode, and keeps the results for the newest.
 
-    Pass it all rollouts, or all records, in the order in which you got them. Episodes of which a
-    part is missing are left out: those that had begun before the first batch, that a worker was
-    lost in, or of which records were dropped.
+    Pass it all rollouts, or all records, in the order in which you got them. Incomplete episodes
+    are left out: those that began before the first batch, in which a worker was lost, or whose
+    records were dropped.
 
     Args:
         function: A function of an :class:`pysampler.Episode`, whose ``steps`` count from 0. It
             returns a dict of numbers, with the same names for each episode.
         keep: The parts of an episode that ``function`` reads: of "observations", "actions",
             "rewards", "extras" and "infos". Others are None, and take no memory.
-        window: ``means`` are those of this many of the newest episodes.
+        window: ``means`` cover this many of the newest episodes.
 
     >>> import pysampler
     >>> def policy(observations):
@@ -72,11 +72,11 @@ class EpisodeStatistics:
             maxlen=whole_number("count episodes", "window", window, 1)
         )
         self._open: dict[int, list[Episode]] = {}  # by env, the parts of the episode under way
-        self._numbers: dict[int, int] = {}  # by env, that of the newest record
+        self._numbers: dict[int, int] = {}  # by env, the number of its newest record
         self.count = 0
 
     def add(self, batch: Rollout | Records) -> dict[str, npt.NDArray[Any]]:
-        """Take in a batch; return the statistics of the whole episodes that ended in it.
+        """Add a batch; return the statistics of the whole episodes that ended in it.
 
         Args:
             batch: A rollout, or records.
@@ -85,7 +85,7 @@ class EpisodeStatistics:
             By name, an array with a value for each of these episodes, env by env.
 
         Raises:
-            TypeError: The function returned something else than a dict of numbers.
+            TypeError: The function did not return a dict of numbers.
         """
         if not isinstance(batch, (Rollout, Records)):
             raise TypeError(
@@ -101,7 +101,7 @@ class EpisodeStatistics:
 
     def _add(self, batch: Rollout | Records, found: list[dict[str, float]]) -> None:
         """Append the statistics of the episodes that ended in a batch to ``found``."""
-        # Runs of records have no gaps: what began and ended there is whole.
+        # Runs of records have no gaps: an episode that began and ended there is complete.
         lengths = None if isinstance(batch, Records) else _lengths_of(batch)
         for part in batch.episodes():
             before = self._open.pop(part.env, [])
@@ -124,7 +124,7 @@ class EpisodeStatistics:
         return {name: float(np.mean([one[name] for one in self._newest])) for name in names}
 
     def _kept(self, part: Episode) -> Episode:
-        """Return a part of an episode with copies of what is kept, and None for the rest."""
+        """Return a part of an episode with copies of the kept fields, and None for the others."""
         kept: dict[str, Any] = {
             name: _copied(getattr(part, name)) if name in self._keep else None for name in _PARTS
         }
@@ -154,7 +154,7 @@ class EpisodeStatistics:
             yield records[rows]
 
     def _described(self, episode: Episode, like: list[dict[str, float]]) -> dict[str, float]:
-        """Return what the function returns of an episode, with the names of ``like``, if any."""
+        """Return the function's result for an episode, which must have the names of ``like``."""
         described = self._function(episode)
         names = like[0].keys() if like else None
         try:
@@ -166,8 +166,8 @@ class EpisodeStatistics:
             ) from error
         if names is not None and found.keys() != names:
             raise TypeError(
-                f"cannot count episodes: the function returned {sorted(found)}, before it was "
-                f"{sorted(names)}"
+                f"cannot count episodes: the function returned {sorted(found)}, expected "
+                f"{sorted(names)} as before"
             )
         return found
 

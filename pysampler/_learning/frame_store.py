@@ -1,4 +1,4 @@
-"""Stacks of frames whose frames are stored once, though each is in many stacks."""
+"""Stacks of frames, with each frame stored once although it is in many stacks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class StackAddition:
     """Stacks that are being added.
 
     Attributes:
-        stacks: What was observed, in the order in which each env made it.
-        next_stacks: What came of the steps.
+        stacks: The observations, in the order in which each env made them.
+        next_stacks: The observations after the steps.
         envs: The envs.
         numbers: The numbers of their frames, ``[records, 2 * depth]``.
-        oldest: For each, no frame of it or of a later record has a smaller number.
+        oldest: For each record, a lower bound of the numbers of its frames and of later records'.
         done: How many records have been stored.
     """
 
@@ -48,16 +48,16 @@ class StackAddition:
 class FrameStore:
     """The newest frames of some envs: frame n lies in slot ``n % capacity``.
 
-    Two stacks belong to a record: what was observed, and what came of the step. A frame of a stack
-    that is known from the one before, of the same env, is not stored again while it is young: each
-    record keeps all of its frames until ``capacity - reach`` newer ones have been stored. If old
-    frames were taken too, as of an env whose picture stands still, new records would lose them
-    soon.
+    A record has two stacks: the observation, and the observation after the step. A frame that the
+    env's last stack also has is reused rather than stored again, but only while it is young, so
+    that each record keeps all of its frames until ``capacity - reach`` newer ones have been stored.
+    If old frames were reused too, as for an env whose picture never changes, new records would soon
+    lose them.
 
     Args:
-        capacity: How many frames there is room for.
-        reach: How many frames may have been stored since one that is taken again.
-        depth: How many frames a stack has.
+        capacity: The number of frames that there is room for.
+        reach: The maximum number of frames stored since a frame that is reused.
+        depth: The number of frames in a stack.
         shape: The shape of a frame.
         dtype: Its dtype.
     """
@@ -65,7 +65,7 @@ class FrameStore:
     def __init__(
         self, capacity: int, reach: int, depth: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
-        # The frames of a record must not replace one that it takes again.
+        # The frames of a record must not overwrite one that it reuses.
         assert reach <= capacity - 2 * depth
         self.capacity, self.reach, self.depth = capacity, reach, depth
         self.frames: Array = own_array((capacity, *shape), dtype)
@@ -80,7 +80,7 @@ class FrameStore:
     def add(self, one: StackAddition) -> None:
         """Store stacks and fill in the numbers of their frames.
 
-        A call that was interrupted is repeated: it goes on with the record that it had come to.
+        After an interrupted call, call it again: it continues with the first record not yet done.
         """
         while one.done < len(one.envs):
             row, env = one.done, int(one.envs[one.done])
@@ -92,15 +92,15 @@ class FrameStore:
             one.done = row + 1
 
     def _numbers_of(self, stack: Array, guesses: Sequence[int] | Numbers | None) -> list[int]:
-        """Store the frames of a stack; return their numbers, of which ``guesses`` may be some."""
+        """Store the frames of a stack; return their numbers. Tries ``guesses`` before storing."""
         numbers: list[int] = []
         for place, frame in enumerate(stack):
             tried = [] if guesses is None else [int(guesses[place])]
-            tried += numbers[-1:]  # as where an episode begins: the first frame, repeated
+            tried += numbers[-1:]  # at the beginning of an episode the first frame is repeated
             found = next((n for n in tried if self._is(n, frame)), None)
             if found is None:
                 found = self.added
-                self.added = found + 1  # first: what lay there is counted as lost
+                self.added = found + 1  # first: the frame there before now counts as lost
                 self.frames[found % self.capacity] = frame
             numbers.append(found)
         return numbers
@@ -111,7 +111,7 @@ class FrameStore:
         )
 
     def stacks(self, numbers: Numbers) -> tuple[Array, Array]:
-        """Return what was observed, and what came of the steps, of records with these numbers."""
+        """Return the observations before and after the steps of records with these frames."""
         slots = numbers % self.capacity
         return (
             self.frames[slots[..., : self.depth]],
@@ -125,7 +125,7 @@ class FrameStore:
         return oldest
 
     def to_arrays(self) -> dict[str, Array]:
-        """Return the frames and what is known of them as arrays."""
+        """Return the frames, their count and each env's newest stack as arrays."""
         envs = np.array([*self.last], np.int64)
         last = np.array([*self.last.values()], np.int64).reshape(len(envs), self.depth)
         return {
@@ -135,10 +135,10 @@ class FrameStore:
         }
 
     def restore(self, arrays: Mapping[str, Array], numbers: Numbers) -> None:
-        """Take over what ``to_arrays`` returned; ValueError if it makes no sense.
+        """Restore the arrays from ``to_arrays``; ValueError if they are inconsistent.
 
         Args:
-            arrays: What it returned.
+            arrays: The arrays.
             numbers: The numbers of the frames of all records.
         """
         frames, of, added = arrays["frames"], arrays["frames_of"], int(arrays["frames_added"])
@@ -149,7 +149,7 @@ class FrameStore:
         for known in (numbers, of[:, 1:] if sane else numbers):
             sane = sane and bool((known >= 0).all() and (known < added).all())
         if not sane:
-            raise ValueError("frames that are none of these records")
+            raise ValueError("frames that do not belong to these records")
         self.frames[:count] = frames
         self.added = added
         self.last = {int(row[0]): row[1:].copy() for row in of}

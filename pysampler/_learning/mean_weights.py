@@ -1,4 +1,4 @@
-"""Weights of trainers: whether they can be averaged, and their mean."""
+"""Weights of trainers: checks before averaging, and their mean."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["difference", "fields_of", "mean_of", "name_with_nan"]
 
 
 def fields_of(weights: Weights) -> Fields:
-    """Return dtypes and shapes of weights, or raise an error if they cannot be averaged."""
+    """Return dtypes and shapes of weights, or raise if they cannot be averaged."""
     if not weights:
-        raise ValueError("there are no weights")
+        raise ValueError("no weights, expected arrays by name")
     for name, array in weights.items():
         if array.dtype.kind not in "biufc":
             raise TypeError(f"{name} is of dtype {array.dtype}, expected numbers")
@@ -31,7 +31,7 @@ def fields_of(weights: Weights) -> Fields:
 
 
 def difference(got: Fields, expected: Fields) -> str:
-    """Return the first difference between fields in words; empty if there is none."""
+    """Describe the first difference between fields; empty if there is none."""
     if got.keys() != expected.keys():
         return f"names {list(got)}, expected {list(expected)}"
     for name, to_be in expected.items():
@@ -49,7 +49,7 @@ def name_with_nan(weights: Weights) -> str | None:
 
 
 def mean_of(by_trainer: Mapping[int, Weights]) -> Weights:
-    """Return the mean of each array; of arrays that are not of floating point, the first."""
+    """Return the mean of each floating-point array, and the first trainer's other arrays."""
     first = next(iter(by_trainer.values()))
     return {
         name: _mean(name, {index: weights[name] for index, weights in by_trainer.items()})
@@ -65,7 +65,7 @@ def _mean(name: str, by_trainer: Mapping[int, npt.NDArray[Any]]) -> npt.NDArray[
     wide = np.result_type(first, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         mean = np.asarray(np.mean(arrays, axis=0, dtype=wide), first.dtype)
-    # A mask may be inf, in all of them.
+    # inf in all of them is allowed: it may be a mask.
     if (np.isfinite(mean) | np.all([array == first for array in arrays], axis=0)).all():
         return np.where(np.isfinite(mean), mean, first)
     infinite = [index for index, array in by_trainer.items() if not np.isfinite(array).all()]

@@ -1,4 +1,4 @@
-"""Memory for what a buffer keeps: private, so that a fork of the process has a copy of its own."""
+"""Memory of a buffer: private, so that a fork of the process gets its own copy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["own_array"]
 
 _MADV_POPULATE_WRITE = 23  # of Linux 5.14
-_PIECE = 1 << 26  # Ctrl-C comes through between two pieces
+_PIECE = 1 << 26  # Ctrl-C takes effect between two pieces
 
 
 def own_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return an array of zeros whose pages are taken now, and not hours later.
+    """Return an array of zeros whose pages are allocated now, rather than hours later.
 
     Raises:
         MemoryError: The machine or a limit has too little memory left.
@@ -39,6 +39,8 @@ def own_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"cannot make replay: {size} bytes: {error}") from error
     for begin in range(0, len(memory), _PIECE):
-        with contextlib.suppress(OSError):  # an older kernel: pages are taken when they are written
+        with contextlib.suppress(
+            OSError
+        ):  # an older kernel: pages are allocated on the first write
             memory.madvise(_MADV_POPULATE_WRITE, begin, min(_PIECE, len(memory) - begin))
     return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)

@@ -1,6 +1,6 @@
-"""Trees of arrays, tensors and numbers as JSON, with the arrays beside it: nothing is pickled.
+"""Trees of arrays, tensors and numbers as JSON, with the arrays kept apart: nothing is pickled.
 
-What JSON has no word for is a list that begins with its kind: ``["tuple", 1, ["array", "0"]]``.
+Types that JSON lacks become a list that begins with their kind: ``["tuple", 1, ["array", "0"]]``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 __all__ = ["packed", "unpacked"]
 
 _DICTS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
-_METADATA = "_metadata"  # what torch hangs onto the state of a module: versions of its parts
-_MAX_DEPTH = 100  # far below what Python and its JSON can do
+_METADATA = "_metadata"  # an attribute that torch adds to a module's state: versions of its parts
+_MAX_DEPTH = 100  # far below the limits of Python and its JSON
 
 
 def packed(value: Any, arrays: Arrays, where: tuple[Any, ...]) -> Any:
-    """Return what JSON can hold of a tree, and put its arrays among the others, by a number.
+    """Return a tree as JSON values, and add its arrays to ``arrays`` under numbers.
 
-    ``where`` says for errors where the tree lies: the keys that lead there.
+    ``where`` is the tree's path, for errors: the keys that lead there.
     """
 
     def put(array: npt.NDArray[Any]) -> str:
@@ -41,11 +41,11 @@ def packed(value: Any, arrays: Arrays, where: tuple[Any, ...]) -> Any:
 
     kind = type(value)
     if len(where) > _MAX_DEPTH:
-        raise _refusal(where[:4], "nested without end", f"at most {_MAX_DEPTH} levels")
+        raise _refusal(where[:4], "nested too deeply", f"at most {_MAX_DEPTH} levels")
     if value is None or kind in (bool, float, str):
         return value
     if kind is int:
-        return ["int", hex(value)]  # which has no limit, where decimals have one
+        return ["int", hex(value)]  # Python limits the length of decimal integers only
     if kind is complex:
         return ["complex", value.real, value.imag]
     if kind in (list, tuple):
@@ -67,7 +67,7 @@ def packed(value: Any, arrays: Arrays, where: tuple[Any, ...]) -> Any:
         value = value.detach().cpu().resolve_conj().resolve_neg()
         with contextlib.suppress(TypeError):
             return ["tensor", put(value.numpy())]
-        # NumPy has no such numbers, bfloat16 for one: their bits, and what they are called.
+        # NumPy lacks the dtype, such as bfloat16: store the bits, and the name of the dtype.
         bits = value.view(getattr(torch, f"int{8 * value.element_size()}"))
         return ["tensor", put(bits.numpy()), str(value.dtype).removeprefix("torch.")]
     raise _refusal(
@@ -78,7 +78,7 @@ def packed(value: Any, arrays: Arrays, where: tuple[Any, ...]) -> Any:
 
 
 def unpacked(tree: Any, arrays: Arrays) -> Any:
-    """Return what was packed, or raise some Exception if it makes no sense. Uses up the arrays."""
+    """Return the tree that was packed; any Exception means damage. Uses up the arrays."""
     match tree:
         case ["int", digits]:
             return int(digits, 16)

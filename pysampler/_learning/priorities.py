@@ -1,4 +1,4 @@
-"""Priorities of records, to draw in proportion to them."""
+"""Priorities of records, to draw records in proportion to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_PRIORITY", "MIN_PRIORITY", "SumTree"]
 
-# Between these, to the power of alpha, neither sums of priorities nor weights become 0 or infinite.
+# Within these bounds, to the power of alpha, sums of priorities and weights stay positive and
+# finite.
 MIN_PRIORITY, MAX_PRIORITY = 1e-100, 1e100
 
 
@@ -21,8 +22,8 @@ class SumTree:
     def __init__(self, capacity: int) -> None:
         self._first_leaf = 1 << max(0, (capacity - 1).bit_length())
         self._sums = np.zeros(2 * self._first_leaf)
-        self.highest = 1.0  # there ever was
-        # What an interrupted call of set() has not brought into all sums.
+        self.highest = 1.0  # so far
+        # The arguments of an interrupted call of set(), not yet in all sums.
         self._unfinished: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None = None
 
     @property
@@ -32,13 +33,13 @@ class SumTree:
         return self._sums[self._first_leaf :]
 
     def set(self, slots: npt.NDArray[np.int64], priorities: npt.NDArray[np.float64]) -> None:
-        """Set the priorities of slots; the last one counts where a slot comes more than once."""
+        """Set the priorities of slots; if a slot comes more than once, the last one counts."""
         self._finish()
         self._unfinished = slots, priorities
         self._finish()
 
     def _finish(self) -> None:
-        """Do what ``set`` has begun, from its start."""
+        """Repeat an interrupted ``set`` from its start."""
         if self._unfinished is None:
             return
         slots, priorities = self._unfinished
@@ -51,12 +52,12 @@ class SumTree:
         self._unfinished = None
 
     def restore(self, priorities: npt.NDArray[Any], count: int, highest: float) -> None:
-        """Take over the priorities of the first ``count`` slots, or raise ValueError."""
+        """Restore the priorities of the first ``count`` slots, or raise ValueError."""
         found = np.append(priorities, highest)
         expected = priorities.shape == (count,) and priorities.dtype == np.float64
         in_range = (found >= MIN_PRIORITY) & (found <= MAX_PRIORITY) & (found <= highest)
         if not expected or not in_range.all():
-            raise ValueError("no priorities of its records")
+            raise ValueError("priorities that do not match the records")
         self.set(np.arange(count), priorities)
         self.highest = float(highest)
 
@@ -65,7 +66,7 @@ class SumTree:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Draw a slot from each of ``count`` equal parts of the sum; return their shares too.
 
-        They come in random order: parts of a batch are as random as all of it.
+        They come in random order, so that parts of a batch are as random as all of it.
         """
         self._finish()
         total = self._sums[1]
@@ -74,7 +75,7 @@ class SumTree:
         while nodes[0] < self._first_leaf:
             nodes *= 2
             below = self._sums[nodes]
-            # Rounding may leave more than there is on the right: not to where nothing is.
+            # Rounding may leave more than the right sum: never go right where it is 0.
             right = (left >= below) & (self._sums[nodes + 1] > 0)
             left -= np.where(right, below, 0.0)
             nodes += right

@@ -1,4 +1,4 @@
-"""A ring of the newest records and which record follows which."""
+"""A ring of the newest records, with links between consecutive ones."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 __all__ = ["FOLLOWING", "PRECEDING", "Addition", "RecordRing"]
 
-# The fields of a record that have the numbers of the next one of its env and of the one before it,
-# also of another episode; or -1.
+# Fields with the numbers of the next and the previous record of the same env, even of another
+# episode; -1 if there is none.
 FOLLOWING, PRECEDING = "following", "preceding"
 
 
 @dataclass(frozen=True)
 class Addition:
-    """Records that are being added, all of them checked."""
+    """Records that are being added, already checked."""
 
     count: int
     arrays: Mapping[str, npt.NDArray[Any]]
     numbers: npt.NDArray[np.int64]  # in the life of their env
     begins: npt.NDArray[np.bool_]  # whether an episode begins with them
-    numbers_known: bool  # or else they are zeros
+    numbers_known: bool  # else ``numbers`` are zeros
 
 
 class RecordRing:
     """Arrays ``[capacity, ...]``: record n lies in slot ``n % capacity``.
 
     Args:
-        capacity: How many records there is room for.
+        capacity: The number of records that there is room for.
         fields: Dtype and shape of each field.
-        links: The fields of links to store: none, ``FOLLOWING``, or both.
+        links: The link fields to store: none, ``FOLLOWING``, or both.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class RecordRing:
 
     @property
     def added(self) -> int:
-        """How many records have ever been added, with those that are being added."""
+        """The total number of records added so far, including those being added."""
         added, one = self._added, self.adding
         return added + (one.count if one is not None else 0)
 
     def finish_adding(self, on_new: Callable[[npt.NDArray[np.int64]], None]) -> None:
-        """Write the records that are being added, from the first; call ``on_new`` with their slots.
+        """Write the records that are being added; call ``on_new`` with their slots.
 
-        A call that was interrupted is repeated: nothing is done that cannot be done twice.
+        After an interrupted call, call it again: everything it does is safe to repeat.
         """
         if (one := self.adding) is None:
             return
@@ -100,7 +100,7 @@ class RecordRing:
         arrays: Mapping[str, Any],
         one: Addition,
     ) -> npt.NDArray[np.int64]:
-        """Store which record follows each new one and each of ``newest``; return the new newest."""
+        """Store the links of new records, also to those of ``newest``; return the new newest."""
         for name in (FOLLOWING, PRECEDING):
             if name in self.fields:
                 self.fields[name][numbers % self.capacity] = -1
@@ -130,31 +130,31 @@ class RecordRing:
         return newest
 
     def _join(self, earlier: npt.NDArray[np.int64], later: npt.NDArray[np.int64]) -> None:
-        """Note that records follow others."""
+        """Store links between earlier and later records."""
         self.fields[FOLLOWING][earlier % self.capacity] = later
         if PRECEDING in self.fields:
             self.fields[PRECEDING][later % self.capacity] = earlier
 
     def following(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the slots of the records after those in some slots, -1 where there is none."""
+        """Return the slots of the records after those in some slots; -1 for none."""
         numbers = self.fields[FOLLOWING][slots]
         return np.where(numbers >= 0, numbers % self.capacity, -1)
 
     def preceding(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the slots of the records before those in some slots, -1 where there is none."""
-        numbers = self.fields[PRECEDING][slots]  # which newer records may have replaced
+        """Return the slots of the records before those in some slots; -1 for none."""
+        numbers = self.fields[PRECEDING][slots]  # newer records may have replaced them
         kept = (numbers >= 0) & (numbers >= self._added - len(self))
         return np.where(kept, numbers % self.capacity, -1)
 
     def numbers_in(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the numbers of the records in ``slots``: how many had been added before them."""
+        """Return the numbers of the records in ``slots``: the counts of records before them."""
         last = self._added - 1
         return last - (last - slots) % self.capacity
 
     def restore(
         self, added: int, arrays: Sequence[npt.NDArray[Any]], newest: npt.NDArray[Any]
     ) -> None:
-        """Take over what a file has, an array for each field; ValueError if it makes no sense."""
+        """Restore an array for each field; ValueError if they are inconsistent."""
         self._added = added
         count = len(self)
         for (name, to), array in zip(self.fields.items(), arrays, strict=True):
@@ -164,23 +164,23 @@ class RecordRing:
         envs, last, _ = newest
         expected = newest.dtype == np.int64 and (np.diff(envs) > 0).all()
         if not expected or (last < -1).any() or (last >= added).any():
-            raise ValueError("no newest records of envs")
+            raise ValueError("invalid numbers of the envs' newest records")
         own = self.numbers_in(np.arange(count))
         for name in (FOLLOWING, PRECEDING):
             if name in self.fields:
                 linked = self.fields[name][:count]
                 onward = (linked > own) if name == FOLLOWING else (linked < own) & (linked >= 0)
                 if not ((onward & (linked < added)) | (linked == -1)).all():
-                    raise ValueError("records that follow none")
+                    raise ValueError("invalid links between records")
         self.newest = newest
 
 
 def _with_envs(
     newest: npt.NDArray[np.int64], envs: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-    """Return a copy with a column for each of these envs, and where those are.
+    """Return a copy with a column for each of these envs, and the indices of those columns.
 
-    ``envs`` has each one once, ascending.
+    ``envs`` must be ascending, without duplicates.
     """
     known = newest[0]
     at = np.searchsorted(known, envs)

@@ -1,4 +1,10 @@
-"""A replay buffer: experience to learn from many times, sampled in batches."""
+"""A replay buffer: experience to learn from many times, sampled in batches.
+
+A fixed ring of records (record_ring.py), allocated in advance; frames of stacked observations are
+stored once (frame_store.py), priorities are in a tree of sums (priorities.py). An exception of a
+signal handler at any point loses nothing: an addition is noted before it is written, and a call
+that finds one unfinished repeats it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer"]
 
 _FORMAT = "pysampler replay 2"
-# What every record has beside the user's fields.
+# The fields that every record has in addition to the user's.
 _OWN = {
     "rewards": np.dtype(np.float64),
     "terminated": np.dtype(np.bool_),
@@ -40,42 +46,42 @@ _OWN = {
 }
 
 _RESERVED = {*_OWN, FOLLOWING, PRECEDING}
-# Before the name of a field: the numbers of its frames, and ``StackAddition.oldest``. No name of a
-# user's has a blank there.
+# Prefixes of a field's name, for the numbers of its frames and for ``StackAddition.oldest``. The
+# blanks keep them apart from names of the user.
 _FRAMES, _OLDEST = "frames of ", "oldest frame of "
-# One frame more for each this many records: episodes that are shorter than this need more.
+# One spare frame per this many records: enough unless episodes are shorter than this.
 _SPARE = 16
-# Frames of this many stacks more: a record's stack begins some steps of all envs earlier.
+# Spare frames for this many stacks: a record's stack begins some steps of all envs earlier.
 _STACKS = 16
-# How often records that have lost frames are drawn again, before the others are looked for.
+# How often to redraw records that have lost frames, before searching for the others.
 _REDRAWS = 16
 
 
 class ReplayBuffer(Uncopyable):
     """The newest ``capacity`` transitions of some envs.
 
-    A fork of the process has a copy of its own, as of any Python object: it may sample or save what
-    there was at the fork, while this process goes on.
+    A fork of the process gets a copy, as of any Python object: it may sample or save the records at
+    the time of the fork, while this process continues.
 
     Args:
         capacity: How many records to keep.
-        like: The fields of a record: an array of one record for each name, whose dtype and shape
-            are taken, and not its values. Fields whose names begin with ``next_`` are of what came
-            of the step. ``actors.like`` has all fields that actors record.
-        n_step: Rewards are summed up over this many steps of the same env, but not beyond the end
-            of an episode, nor the newest record of the env.
+        like: The fields of a record: for each name an example array, of which only dtype and shape
+            matter. Fields whose names begin with ``next_`` are results of the step. ``actors.like``
+            has all fields that actors record.
+        n_step: Rewards are summed over this many steps of the same env, but not beyond the end of
+            an episode or the newest record of the env.
         gamma: The discount factor.
-        sequences: Whether ``sample_sequences`` is to be called: each record then says which ones
-            lie before and after it.
+        sequences: Whether you will call ``sample_sequences``: each record then stores links to the
+            ones before and after it.
         stacks: Fields that are stacks of frames along their first axis, such as ``observations`` of
-            images, each with a field ``next_...`` beside it: their frames are stored once, though
+            images, each with a matching field ``next_...``: their frames are stored once, although
             each is in many stacks. The buffer has room for a frame of each of ``capacity`` records
-            and for 1 / 32 more, and holds fewer records, as ``len()`` says, if they need more: an
+            and for 1 / 32 more. If the records need more, it holds fewer of them, see ``len()``: an
             episode takes one or two frames more than it has steps, and a step of an env whose last
-            steps lie more than ``capacity / 32`` frames back takes all of its stack again.
+            steps are more than ``capacity / 32`` frames back stores all of its stack again.
         alpha: 0 draws all records with the same probability. Above 0, a record's probability is
             proportional to its priority to the power of ``alpha``. ``update`` sets priorities; new
-            records have the highest there ever was.
+            records get the highest priority so far.
         seed: Seed of the draws.
 
     Raises:
@@ -109,8 +115,8 @@ class ReplayBuffer(Uncopyable):
         numbers = is_real(gamma, 0) and is_real(alpha, 0)
         if not (numbers and gamma <= 1 and alpha < np.inf):
             raise ValueError(
-                f"cannot make replay: gamma {gamma!r} and alpha {alpha!r}, expected 0 to 1, and a "
-                "number of at least 0"
+                f"cannot make replay: gamma {gamma!r} and alpha {alpha!r}, expected gamma in 0 to "
+                "1 and alpha >= 0"
             )
         if not isinstance(like, Mapping) or not like or like.keys() & _RESERVED:
             raise ValueError(
@@ -118,7 +124,7 @@ class ReplayBuffer(Uncopyable):
                 f"{sorted(_RESERVED)}"
             )
         if unnamed := [name for name in like if not isinstance(name, str)]:
-            raise ValueError(f"cannot make replay: field {unnamed[0]!r}, expected a name: a str")
+            raise ValueError(f"cannot make replay: field {unnamed[0]!r}, expected a str")
         examples = {name: plain_array("make replay", name, one) for name, one in like.items()}
         for name, one in examples.items():
             if one.dtype.hasobject or one.dtype.itemsize == 0:
@@ -159,18 +165,19 @@ class ReplayBuffer(Uncopyable):
                     f"cannot make replay: stacks {name!r}, expected a field of an array of frames, "
                     f"and the same with the name 'next_{name}'"
                 )
-            # Half of what is spare for frames that are taken again, half for where episodes begin.
+            # Half of the spare frames are for frames that are reused late, half for episodes'
+            # beginnings.
             spare = self.capacity // _SPARE + _STACKS * shape[0]
             room = self.capacity + spare
             stores[name] = FrameStore(room, spare // 2, shape[0], shape[1:], dtype)
         return stores
 
     def __len__(self) -> int:
-        added = self._ring.added  # once: another thread may add
+        added = self._ring.added  # read once: another thread may add
         return added - self._first(added)
 
     def _first(self, added: int) -> int:
-        """Return the number of the oldest record that has all of its frames."""
+        """Return the number of the oldest record that still has all of its frames."""
         first = max(0, added - self.capacity)
         for name, store in self._stores.items():
             key = partial(_number_in, self._ring.fields[_OLDEST + name])
@@ -179,12 +186,12 @@ class ReplayBuffer(Uncopyable):
 
     @property
     def added(self) -> int:
-        """The number of records that have ever been added."""
+        """The total number of records added so far."""
         return self._ring.added
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that the records take."""
+        """The number of bytes that the records take up."""
         records = sum(array.nbytes for array in self._ring.fields.values())
         return records + sum(store.nbytes for store in self._stores.values())
 
@@ -203,7 +210,7 @@ class ReplayBuffer(Uncopyable):
     ) -> None:
         """Add records: those of each env in the order that it made them.
 
-        Either all are added or none, also where Ctrl-C comes meanwhile.
+        Either all are added or none, even if Ctrl-C interrupts the call.
 
         Args:
             fields: An array for each field of ``like``, with a row for each record.
@@ -211,13 +218,12 @@ class ReplayBuffer(Uncopyable):
             terminated: Whether the step ended its episode in a terminal state.
             truncated: Whether the step ended its episode in another way.
             env: The index of the env.
-            numbers: The number of the step in the life of its env: steps between which some are
-                missing are not joined. By default none is missing.
-            begins: Whether an episode begins with the record, though the last one had no end.
+            numbers: The number of the step in the life of its env: steps on both sides of a gap are
+                not joined. By default there are no gaps.
+            begins: Whether an episode begins with the record, although the last one did not end.
 
         Raises:
-            ValueError: Fields or shapes are others than expected, or a value does not fit the dtype
-                of its field.
+            ValueError: Fields or shapes are wrong, or a value does not fit the dtype of its field.
         """
         if not isinstance(fields, Mapping) or fields.keys() != set(self._names):
             got = [*fields] if isinstance(fields, Mapping) else fields
@@ -256,7 +262,7 @@ class ReplayBuffer(Uncopyable):
         self._storing, self._ring.adding = storing, adding  # together
         try:
             self._finish_adding()
-        except BaseException:  # of a signal handler: what was given is still as it was
+        except BaseException:  # of a signal handler: the arguments have not changed yet
             self._finish_adding()
             raise
 
@@ -266,19 +272,19 @@ class ReplayBuffer(Uncopyable):
         self._ring.finish_adding(self._rate_new)
 
     def _rate_new(self, slots: npt.NDArray[np.int64]) -> None:
-        """Give new records the highest priority there ever was."""
+        """Give new records the highest priority so far."""
         if self._tree is not None:
             self._tree.set(slots, np.full(len(slots), self._tree.highest))
 
     def extend(self, records: Any) -> None:
-        """Add records that actors made; trajectories as their steps.
+        """Add records that actors made; trajectories are added step by step.
 
         Args:
-            records: What :meth:`pysampler.Actors.take` returned. Of its fields, those are kept that
-                the buffer was made for.
+            records: Records from :meth:`pysampler.Actors.take`. Only the fields that the buffer was
+                made for are kept.
 
         Raises:
-            TypeError: They are no such records.
+            TypeError: They are not records of actors.
             ValueError: They lack a field.
         """
         if not hasattr(records, "by_step"):
@@ -288,7 +294,7 @@ class ReplayBuffer(Uncopyable):
             )
         found = records.rows.dtype.names
         if missing := [name for name in self._names if name not in found]:
-            raise ValueError(f"cannot add to replay: records have no {missing}, but {[*found]}")
+            raise ValueError(f"cannot add to replay: records have no {missing}, got {[*found]}")
         column = records.by_step
         numbers = column("number")
         if records.rows["rewards"].ndim == 2:
@@ -308,7 +314,7 @@ class ReplayBuffer(Uncopyable):
 
         Args:
             count: How many.
-            beta: How far importance weights make up for unequal priorities: 0 to 1.
+            beta: How far importance weights compensate for unequal priorities: 0 to 1.
 
         Returns:
             A batch, whose arrays are copies.
@@ -335,9 +341,9 @@ class ReplayBuffer(Uncopyable):
         Args:
             count: How many sequences.
             length: How many steps to learn from each has.
-            burn_in: How many steps before these each has.
-            beyond_ends: Whether sequences go on where an episode ends.
-            beta: As of ``sample``.
+            burn_in: How many further steps before these each has.
+            beyond_ends: Whether sequences continue after the end of an episode.
+            beta: As in ``sample``.
 
         Returns:
             The sequences, whose arrays are copies.
@@ -362,13 +368,13 @@ class ReplayBuffer(Uncopyable):
         return Sequences(fields, mask, mask.argmax(axis=1), burn_in, weights, numbers)
 
     def _drawn(self, count: int, beta: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Return the slots of records that are drawn, and their importance weights."""
+        """Draw records; return their slots and importance weights."""
         self._finish_adding()
         count = whole_number("sample from replay", "count", count, 1)
         if not (is_real(beta, 0) and beta <= 1):
             raise ValueError(f"cannot sample from replay: beta {beta!r}, expected 0 to 1")
         if len(self) == 0:
-            raise ValueError("cannot sample from replay: it is empty")
+            raise ValueError("cannot sample from replay: the buffer is empty")
         slots, shares = self._draw(count)
         for _ in range(_REDRAWS):
             lost = np.flatnonzero(~self._kept(slots))
@@ -393,7 +399,7 @@ class ReplayBuffer(Uncopyable):
         return self._random.integers(0, there, count), np.full(count, 1 / there)
 
     def _draw_kept(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Draw slots of records that have all of their frames, where many have not."""
+        """Draw slots of records that have all of their frames, if many do not."""
         kept = np.flatnonzero(self._kept(np.arange(len(self._ring))))
         shares = np.ones(len(kept)) if self._tree is None else self._tree.leaves[kept]
         drawn = self._random.choice(len(kept), count, p=shares / shares.sum())
@@ -418,7 +424,7 @@ class ReplayBuffer(Uncopyable):
         total = rewards[slots]
         discounts = np.full(len(slots), self.gamma)
         at = slots.copy()
-        going = np.arange(len(slots))  # whose episodes go on
+        going = np.arange(len(slots))  # whose episodes continue
         for _ in range(self.n_step - 1):
             over = fields["terminated"][at[going]] | fields["truncated"][at[going]]
             following = np.where(over, -1, self._ring.following(at[going]))
@@ -446,14 +452,14 @@ class ReplayBuffer(Uncopyable):
             priorities: A positive number for each of them.
 
         Raises:
-            ValueError: ``alpha`` is 0, or a priority is none.
-            TypeError: Indices are no whole numbers.
+            ValueError: ``alpha`` is 0, or a priority is not a positive number.
+            TypeError: Indices are not whole numbers.
             IndexError: There never was such a record.
         """
         doing = "set priorities"
         self._finish_adding()
         if self._tree is None:
-            raise ValueError(f"cannot {doing}: alpha is 0, all records are as likely")
+            raise ValueError(f"cannot {doing}: alpha is 0, so all records are equally likely")
         numbers = plain_array(doing, "indices", indices)
         if numbers.size and numbers.dtype.kind not in "iu":
             raise TypeError(f"cannot {doing}: indices of {numbers.dtype}, expected whole numbers")
@@ -481,14 +487,13 @@ class ReplayBuffer(Uncopyable):
     # -- on disk ---------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of the buffer to a file, which is replaced as a whole or not at all.
+        """Write the whole buffer to a file, which is replaced as a whole or not at all.
 
         Args:
             path: The file; ``numpy.load`` can read it too.
 
         Raises:
-            ValueError: Something else than a regular file lies there, or a field holds what a file
-                cannot.
+            ValueError: The path exists and is not a regular file, or a field cannot be saved.
         """
         path = Path(path)
         arrays = self.to_arrays()
@@ -505,10 +510,10 @@ class ReplayBuffer(Uncopyable):
             path: The file.
 
         Returns:
-            A buffer whose next batches are those of the saved one.
+            A buffer that draws the same next batches as the saved one.
 
         Raises:
-            LayoutError: The file is damaged, or no file of a replay buffer.
+            LayoutError: The file is damaged, or not a replay buffer file.
         """
         path = Path(path)
         with open_regular(
@@ -516,16 +521,16 @@ class ReplayBuffer(Uncopyable):
         ) as file:
             try:
                 return cls.from_arrays(read_arrays(file))
-            except MemoryError:  # there is too little for it
+            except MemoryError:  # too little memory is not damage
                 raise
-            except Exception as error:  # whatever garbage leads to
+            except Exception as error:  # damaged data may raise anything
                 raise LayoutError(
-                    f"cannot load replay: {str(path)!r} is damaged, or no file of a replay: "
+                    f"cannot load replay: {str(path)!r} is damaged, or not a replay buffer file: "
                     f"{type(error).__name__}: {error}"
                 ) from error
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the buffer as arrays, for checkpoints: views where they may be large."""
+        """Return the buffer as arrays, for checkpoints: large ones are views."""
         self._finish_adding()
         for name in self._names:
             dtype, _ = self._like[name]
@@ -561,18 +566,18 @@ class ReplayBuffer(Uncopyable):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ReplayBuffer:
-        """Return the buffer that ``to_arrays`` returned as these arrays.
+        """Return the buffer that ``to_arrays`` turned into these arrays.
 
         Any exception means that they are damaged.
 
         Args:
-            arrays: What ``to_arrays`` returned.
+            arrays: The arrays from ``to_arrays``.
         """
         about = json.loads(arrays["about"].tobytes())
         if about["format"] != _FORMAT:
             raise ValueError(f"format {about['format']!r}, expected {_FORMAT!r}")
         names, added = about["names"], about["added"]
-        stacks = about.get("stacks", {})  # which files of earlier versions have not
+        stacks = about.get("stacks", {})  # missing in files of earlier versions
         stacked = [*stacks, *(f"next_{name}" for name in stacks)]
         plain = (name for name in names if name not in stacked)
         likes = {
@@ -596,7 +601,7 @@ class ReplayBuffer(Uncopyable):
         replay._random.bit_generator.state = about["random"]
         oldest = {_OLDEST + name: f"oldest {i}" for i, name in enumerate(stacks)}
         count = min(added, replay.capacity)
-        unknown = np.zeros(count, np.int64)  # in files of earlier versions
+        unknown = np.zeros(count, np.int64)  # for files of earlier versions
         numbers = map(str, itertools.count())
         fields = [
             arrays.get(oldest[name], unknown) if name in oldest else arrays[next(numbers)]
@@ -622,5 +627,5 @@ class ReplayBuffer(Uncopyable):
 
 
 def _number_in(slots: npt.NDArray[np.int64], number: int) -> int:
-    """Return what a field holds of the record with a number."""
+    """Return the value of a field in the record with this number."""
     return int(slots[number % len(slots)])

@@ -1,4 +1,4 @@
-"""Sequences of consecutive records, for recurrent policies: what a replay buffer draws."""
+"""Sequences of consecutive records from a replay buffer, for recurrent policies."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ __all__ = ["Sequences", "steps_around"]
 
 @dataclass(frozen=True, repr=False)
 class Sequences:
-    """Consecutive steps, a row for each sequence: ``ReplayBuffer.sample_sequences`` returns them.
+    """Consecutive steps, a row for each sequence, from ``ReplayBuffer.sample_sequences``.
 
-    The first ``burn_in`` columns are steps to bring a recurrent state up to date with; the others
-    are those to learn from. Where an env's record of the steps begins or ends, columns are missing:
-    their ``mask`` is False and they hold zeros, on the left of burn-in and the right of the rest.
+    The first ``burn_in`` columns are steps to update a recurrent state with; the others are those
+    to learn from. Where the stored steps of an env begin or end, columns are missing: their
+    ``mask`` is False and they hold zeros, on the left of burn-in and the right of the rest.
 
     Attributes:
         fields: ``[sequences, burn_in + length, ...]`` of each field, ``rewards``, ``terminated``
             and ``truncated``.
-        mask: Which steps there are.
-        first: The column of each sequence's first step. A stored recurrent state is that of
+        mask: Which steps exist.
+        first: The column of each sequence's first step. The stored recurrent state of a sequence is
             ``fields[name][row, first[row]]``.
         burn_in: The number of columns of burn-in.
-        weights: Importance weights: 1 where all records are as likely.
+        weights: Importance weights: 1 if all records are equally likely.
         indices: Numbers of the records of the first step to learn from, for
             :meth:`ReplayBuffer.update`.
     """
@@ -55,18 +55,18 @@ class Sequences:
         )
 
     def state(self, name: str) -> Any:
-        """Return a field of the first step of each sequence: a recurrent state that was stored."""
+        """Return a field of the first step of each sequence, such as a stored recurrent state."""
         array = self.fields[name]
         return array[range(len(array)), self.first]
 
     def torch(self, device: Any = None) -> Sequences:
-        """Return the sequences with tensors in the place of arrays.
+        """Return the sequences with tensors instead of arrays.
 
         Args:
             device: Where to copy them. None: tensors on the CPU that share memory with the arrays.
 
         Returns:
-            The sequences; ``indices`` are an array still.
+            The sequences; ``indices`` remain an array.
         """
         tensor = functools.partial(tensor_from, device=device, non_blocking=True)
         return replace(
@@ -81,14 +81,14 @@ class Sequences:
 def steps_around(
     ring: RecordRing, slots: Slots, burn_in: int, length: int, *, beyond_ends: bool
 ) -> tuple[Slots, npt.NDArray[np.bool_]]:
-    """Return the slots of the steps before and after some records, and which of them there are.
+    """Return the slots of the steps before and after some records, and which of them exist.
 
     Args:
         ring: The records.
         slots: The records of the first steps to learn from.
         burn_in: The number of steps before them.
         length: The number of steps from them on.
-        beyond_ends: Whether to go on with the next episode where one has ended.
+        beyond_ends: Whether to continue with the next episode when one has ended.
     """
     terminated, truncated = ring.fields["terminated"], ring.fields["truncated"]
     shape = len(slots), burn_in + length
@@ -104,7 +104,7 @@ def steps_around(
             to = link(at[going])
             there = to >= 0
             to[~there] = 0
-            if not beyond_ends:  # the earlier of two steps ends no episode
+            if not beyond_ends:  # stop where the earlier of two steps ends an episode
                 earlier = of_link(at[going], to)
                 there &= ~(terminated[earlier] | truncated[earlier])
             going, to = going[there], to[there]

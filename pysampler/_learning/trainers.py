@@ -1,4 +1,4 @@
-"""What a worker serves where weights are averaged: a trainer, and its jobs."""
+"""The env server of a worker in averaging, which holds a trainer, and its jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["AttachBoards", "HandIn", "Train", "TrainerServer", "UseBoards"]
 
 @dataclass(frozen=True)
 class TrainerDescription:
-    """What the parent must know of a trainer before it can lay out boards."""
+    """The data about a trainer that the parent needs to lay out boards."""
 
     name: str
     fields: Fields
@@ -45,7 +45,7 @@ class TrainerServer:
     def __init__(self, make: Callable[[int, int], Any], index: int, entropy: Any) -> None:
         self._index = index
         self.blocks: list[Any] = [None]
-        # With the same numbers, a replacement might be lost at the same point again.
+        # With the same random numbers, a replacement might be lost at the same point again.
         seeds = np.random.SeedSequence(
             None if worker.is_replacement else entropy, spawn_key=(index,)
         )
@@ -61,7 +61,7 @@ class TrainerServer:
         return TrainerDescription(type(self.trainer).__name__, self._fields)
 
     def count_with(self, meter: Any, gauges: WorkerGauges) -> None:
-        """Do nothing: a round says how long it took."""
+        """Do nothing: a round measures its own time."""
 
     def take_overflow(self, block: int) -> None:
         """Return nothing: there are no steps."""
@@ -72,17 +72,17 @@ class TrainerServer:
         """Do nothing: the trainer was created as a replacement."""
 
     def attach(self, segment: Segment) -> None:
-        """Look for boards in this segment."""
+        """Use this segment for boards."""
         self._segment = segment
 
     def use(self, fields: Fields, average: Any, own: Any) -> None:
-        """Take the average from one board, and put the weights on the other."""
+        """Attach the boards of the average and of this trainer's weights."""
         self._fields = fields
         self._average: Board = average.attach(self._segment)
         self._own: Board = own.attach(self._segment)
 
     def train(self, steps: int) -> tuple[dict[str, Any], float]:
-        """Train from the average on, and hand in; return the trainer's report, and the seconds."""
+        """Load the average, train and hand in; return the trainer's report, and the seconds."""
         _, weights = self._average.read()
         with self._blaming("load_state_dict()"):
             self.trainer.load_state_dict(
@@ -98,7 +98,7 @@ class TrainerServer:
         return dict(report or {}), seconds
 
     def hand_in(self) -> int:
-        """Put the weights on the board; return their version."""
+        """Publish the weights on the trainer's board; return their version."""
         with self._blaming("state_dict()"):
             arrays = arrays_of(self.trainer.state_dict())
             if differ := difference(fields_of(arrays), self._fields):
@@ -106,7 +106,7 @@ class TrainerServer:
         return self._own.publish(arrays)
 
     def close(self) -> None:
-        """Close the trainer, if it can be."""
+        """Close the trainer, if it has a ``close``."""
         if hasattr(self.trainer, "close"):
             with self._blaming("close()"):
                 self.trainer.close()
@@ -116,7 +116,7 @@ class TrainerServer:
 
     @contextlib.contextmanager
     def _blaming(self, doing: str) -> Iterator[None]:
-        """Report an exception in this context as one of the trainer."""
+        """Blame an exception in this context on the trainer."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -128,7 +128,7 @@ class TrainerServer:
 
 @dataclass(frozen=True)
 class AttachBoards:
-    """Give trainers the segment that boards lie in."""
+    """Gives trainers the segment of the boards."""
 
     def attach(self, server: TrainerServer, segment: Segment) -> None:
         """Give the segment to an env server."""
@@ -137,7 +137,7 @@ class AttachBoards:
 
 @dataclass(frozen=True)
 class UseBoards(Note):
-    """Where the boards lie: for the average, and for the trainer's own weights, ``fields``."""
+    """The places of the average's board and of the trainer's own, and their ``fields``."""
 
     fields: Fields
     average: Any
@@ -150,7 +150,7 @@ class UseBoards(Note):
 
 
 class _TrainerJob(Job):
-    """A job that is answered with None if the trainer was lost."""
+    """A job whose answer is None if the trainer was lost."""
 
     def after_loss(self, lost: str) -> Job:  # noqa: ARG002
         """Return a job that does nothing."""
@@ -167,7 +167,7 @@ class _NoAnswer(Repeated):
 
 @dataclass(frozen=True)
 class Train(_TrainerJob):
-    """Train for some steps from the average on, and hand the weights in."""
+    """Loads the average, trains for some steps, and hands the weights in."""
 
     steps: int
     doing = "training"
@@ -179,7 +179,7 @@ class Train(_TrainerJob):
 
 @dataclass(frozen=True)
 class HandIn(_TrainerJob):
-    """Hand the weights in."""
+    """Hands the weights in."""
 
     doing = "handing in weights of"
 

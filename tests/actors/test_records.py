@@ -188,7 +188,7 @@ def test_like_describes_single_steps(steps):
         expected |= {"state0": ((), np.int64), "state1": ((2,), np.float64)}
     assert shapes == expected
     replay = ReplayBuffer(10, {**like, "more": np.zeros(())})
-    with pytest.raises(ValueError, match=r"records have no \['more'\], but \['env', 'version'"):
+    with pytest.raises(ValueError, match=r"records have no \['more'\], got \['env', 'version'"):
         replay.extend(records)
 
 

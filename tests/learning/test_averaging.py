@@ -354,7 +354,7 @@ def test_nan_in_initial_weights_is_refused(workers, nothing_left):
         ({"w": np.zeros(3)}, r"w is float64 \(3,\), expected float64 \(2,\)"),
         ({"w": np.zeros(2, "f4")}, r"w is float32 \(2,\), expected float64 \(2,\)"),
         ({"v": np.zeros(2)}, r"names \['v'\], expected \['w'\]"),
-        ({}, "there are no weights"),
+        ({}, "no weights, expected arrays"),
         ({"w": np.array(["a", "b"])}, "w is of dtype <U1, expected numbers"),
     ],
 )

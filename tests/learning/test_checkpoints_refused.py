@@ -60,7 +60,7 @@ def test_unsupported_values_are_refused_before_writing(part, place, what, tmp_pa
 def test_a_recursive_or_too_deep_tree_is_refused(tmp_path):
     tree = {"x": [1]}
     tree["x"].append(tree)
-    with pytest.raises(TypeError, match=r"part\['x'\]\[1\]\['x'\] is nested without end"):
+    with pytest.raises(TypeError, match=r"part\['x'\]\[1\]\['x'\] is nested too deeply"):
         Checkpoints(tmp_path).save(1, part=tree)
     deep = 0
     for _ in range(99):

@@ -217,7 +217,7 @@ def test_changed_names_are_refused_also_in_the_first_batch():
     with pysampler.Rollouts("CartPole-v1", lambda o: (o[:, 2] > 0) * 1, 99, num_envs=4) as rollouts:
         rollout = next(rollouts)
         assert len(rollout.ended) >= 3
-        with pytest.raises(TypeError, match="before it was"):
+        with pytest.raises(TypeError, match="as before"):
             statistics.add(rollout)
     assert statistics.means == {}
     assert "of 0 episodes" in repr(statistics)

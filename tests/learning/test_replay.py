@@ -133,7 +133,7 @@ def test_a_damaged_file_is_refused(tmp_path):
         try:
             ReplayBuffer.load(path)
         except LayoutError as error:
-            assert "is damaged, or no file of a replay" in str(error)
+            assert "is damaged, or not a replay buffer file" in str(error)
             refused += 1
     assert refused > 20
     path.write_bytes(whole[: len(whole) // 2])
@@ -176,7 +176,7 @@ def test_a_failed_save_keeps_the_old_file(module, name, tmp_path, monkeypatch):
         ({"like": {}}, "fields {}"),
         ({"like": {"rewards": np.zeros(1)}}, "none of them"),
         ({"like": {"x": np.array(None)}}, "x holds object, expected numbers"),
-        ({"like": {3: np.zeros(1)}}, "field 3, expected a name"),
+        ({"like": {3: np.zeros(1)}}, "field 3, expected a str"),
         ({"like": {"x": np.ma.zeros(1)}}, "x is masked"),
         ({"alpha": float("inf")}, "alpha inf"),
         ({"alpha": float("nan")}, "alpha nan"),
@@ -191,7 +191,7 @@ def test_bad_arguments_are_refused(options, text):
 def test_bad_records_are_refused():
     replay = ReplayBuffer(5, {"x": np.zeros(2)})
     rest = {"rewards": [1.0], "terminated": [False], "truncated": [False], "env": [0]}
-    with pytest.raises(ValueError, match="it is empty"):
+    with pytest.raises(ValueError, match="the buffer is empty"):
         replay.sample(3)
     with pytest.raises(ValueError, match=r"fields \['y'\], expected \['x'\]"):
         replay.add({"y": np.zeros((1, 2))}, **rest)

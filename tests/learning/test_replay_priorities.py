@@ -252,7 +252,7 @@ def test_an_inconsistent_file_is_refused(changes, tmp_path):
     rewritten(path)
     assert len(ReplayBuffer.load(path)) == 5
     rewritten(path, **changes)
-    with pytest.raises(LayoutError, match="is damaged, or no file of a replay"):
+    with pytest.raises(LayoutError, match="is damaged, or not a replay buffer file"):
         ReplayBuffer.load(path)
 
 

@@ -151,7 +151,7 @@ def test_state_returns_the_stored_state_of_the_first_step():
         (lambda replay: replay.sample_sequences(0, 2), "count"),
         (lambda replay: replay.sample_sequences(3, 2, beta=2), "beta 2"),
         (lambda replay: make(4).sample_sequences(3, 2), "make the buffer with sequences=True"),
-        (lambda replay: make(4, sequences=True).sample_sequences(3, 2), "it is empty"),
+        (lambda replay: make(4, sequences=True).sample_sequences(3, 2), "is empty"),
     ],
 )
 def test_bad_sequence_arguments_are_refused(call, message):
