@@ -241,7 +241,6 @@ class FreeRunningSampler(Sampler):
             return version
 
     def _merge_statistics(self) -> None:
-        """Merge the workers' statistics since the last ``publish``."""
         if self._statistics is not None:
             self._statistics.merge()
 

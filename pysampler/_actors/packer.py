@@ -125,5 +125,4 @@ class Packer:
 def _named(
     name: str, tree: Tree, leaves: Sequence[npt.NDArray[Any]]
 ) -> list[tuple[str, npt.NDArray[Any]]]:
-    """Return the leaves of a tree with the names of their fields."""
     return [(name + place, leaf) for place, leaf in zip(leaf_paths(tree), leaves, strict=True)]

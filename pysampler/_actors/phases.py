@@ -50,7 +50,6 @@ class Phase:
 
     @property
     def _is_untouched(self) -> bool:
-        """Whether no record has been taken."""
         return self._actors.passed == self._begin
 
     def take(self, count: int) -> Records | None:

@@ -327,7 +327,6 @@ class Watcher(FreeRunningSampler):
                 self._release()
 
     def _release(self) -> None:
-        """Give back the ring slots of the episodes that have been collected."""
         if self._held > 0:
             held, self._held = self._held, 0
             self._ring.release(held)

@@ -3,8 +3,8 @@
                  board                              boards, one each
     average ──────────────▶ each trainer: train(steps) ──────────────▶ mean ──▶ the next average
 
-The boards are in a segment of their own. A trainer reads the average when it gets a command, and
-the parent reads a trainer's board after its completion: no board is read while it is written.
+The boards are in a separate segment. A trainer reads the average when it gets a command, and the
+parent reads a trainer's board after its completion: no board is read while it is written.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _NAME = re.compile(r"checkpoint-([0-9]{12}|[1-9][0-9]{12,})\.npz")
 
 
 class Checkpoints:
-    """The newest checkpoints of a training, in a directory of their own.
+    """The newest checkpoints of a training, in a separate directory.
 
     A checkpoint is complete or absent, however the saving process ends. Only one process may save
     at a time. Nothing is pickled.
@@ -210,7 +210,6 @@ class Checkpoints:
 
 
 def _state(part: Any) -> Any:
-    """Return the state of a part that a checkpoint holds."""
     if isinstance(part, np.random.Generator):
         return part.bit_generator.state
     return part.state_dict() if hasattr(part, "state_dict") else part

@@ -187,7 +187,6 @@ def _copied(tree: Any) -> Any:
 
 
 def _joined(parts: list[Episode]) -> Episode:
-    """Return the parts of an episode as one."""
     last = parts[-1]
     joined: dict[str, Any] = {
         name: None

@@ -46,7 +46,7 @@ class StackAddition:
 
 
 class FrameStore:
-    """The newest frames of some envs: frame n lies in slot ``n % capacity``.
+    """The newest frames of some envs: frame n is in slot ``n % capacity``.
 
     A record has two stacks: the observation, and the observation after the step. A frame that the
     env's last stack also has is reused rather than stored again, but only while it is young, so

@@ -33,7 +33,7 @@ class Addition:
 
 
 class RecordRing:
-    """Arrays ``[capacity, ...]``: record n lies in slot ``n % capacity``.
+    """Arrays ``[capacity, ...]``: record n is in slot ``n % capacity``.
 
     Args:
         capacity: The number of records that there is room for.
@@ -130,7 +130,6 @@ class RecordRing:
         return newest
 
     def _join(self, earlier: npt.NDArray[np.int64], later: npt.NDArray[np.int64]) -> None:
-        """Store links between earlier and later records."""
         self.fields[FOLLOWING][earlier % self.capacity] = later
         if PRECEDING in self.fields:
             self.fields[PRECEDING][later % self.capacity] = earlier

@@ -151,7 +151,6 @@ class ReplayBuffer(Uncopyable):
         self._random = np.random.default_rng(seed)
 
     def _stores_of(self, stacks: Sequence[str]) -> dict[str, FrameStore]:
-        """Return a store of frames for each field that is a stack of them."""
         stores = {}
         for name in [stacks] if isinstance(stacks, str) else stacks:
             dtype, shape = self._like.get(name, (None, ()))
@@ -410,7 +409,6 @@ class ReplayBuffer(Uncopyable):
         return self._ring.numbers_in(slots) >= self._first(self.added)
 
     def _rows(self, name: str, slots: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return a copy of a field of some records."""
         for of, store in self._stores.items():
             if name in (of, f"next_{of}"):
                 return store.stacks(self._ring.fields[_FRAMES + of][slots])[name != of]

@@ -89,7 +89,6 @@ class RolloutReport:
 
 
 def _keys_and_types(infos: dict[Any, Any], path: tuple[Any, ...] = ()) -> Iterator[Any]:
-    """Yield the path and the type of each value in a dict of dicts."""
     for key, value in infos.items():
         if isinstance(value, dict):
             yield from _keys_and_types(value, (*path, key))
@@ -268,7 +267,6 @@ class WorkerPolicy:
         return len(reported) > before
 
     def _timed(self, act: Callable[..., None], *arguments: Any) -> int:
-        """Call ``act``, and return the ns that it took."""
         began = now()
         act(*arguments)
         if self._track is not None:

@@ -131,7 +131,6 @@ class RolloutBuilder:
         )
 
     def _seconds(self, runner: RolloutRunner) -> dict[str, float]:
-        """Return how the time since the last rollout was spent."""
         busy_before, self._busy = self._busy, self._core.pool.busy_seconds()
         per_worker = (self._busy - busy_before) / max(1, self._num_workers)
         seconds, runner.seconds = runner.seconds, dict.fromkeys(runner.seconds, 0.0)

@@ -104,7 +104,6 @@ def _of_step(info: dict[str, Any], over: np.bool_) -> Any:
 
 
 def _leaves(tree: Mapping[Any, Any], path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the value of each leaf of a dict of dicts."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, (*path, key))
@@ -147,7 +146,6 @@ def _without_final(path: Path) -> Path:
 
 
 def _get(tree: Any, path: Path) -> Any:
-    """Return the value at a path of a dict of dicts, or None."""
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree

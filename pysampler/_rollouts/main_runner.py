@@ -114,7 +114,6 @@ class MainRunner(RolloutRunner):
             raise closed_error()
 
     def _timed(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Call ``act``, and add the time to the policy's."""
         began = now()
         act(*arguments)
         self.seconds["policy"] += (now() - began) / 1e9
@@ -191,12 +190,10 @@ class TurnRunner(MainRunner):
             self._timed(self.policy.write, at, part.envs, *outputs)
 
     def _round(self, part: _Part, at: int) -> None:
-        """Step all envs, with frame ``at`` for the results."""
         began = now()
         self._stepped(part, at, self._pool.round(at), began)
 
     def _receive(self, part: _Part, at: int) -> None:
-        """Wait until a part has written its results to frame ``at``."""
         began = now()
         answers = self._pool.wait_for(part.groups)
         self._pool.take(part.groups)

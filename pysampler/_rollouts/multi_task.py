@@ -245,7 +245,7 @@ class MultiTaskSampler(Uncopyable, Closing):
             tasks = self.tasks
         if tasks is not None:
             self._expect_tasks(tasks)
-        self._rollout = None  # even if this sample fails, the last one is no longer to be collected
+        self._rollout = None  # first: after a failed sample there is nothing to collect
         if tasks is not None:
             self._set_tasks(tasks)
         rollouts = self._rollouts

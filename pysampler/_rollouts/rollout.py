@@ -121,7 +121,7 @@ class Rollout:
         version: The version of the policy: how many rollouts had begun, this one included.
         lag: How many rollouts were returned between copying the policy and this rollout.
         seconds: Where the time went: "policy", "envs", "waiting" and "learner".
-        memory: The memory that all these arrays lie in.
+        memory: The memory that holds all these arrays.
     """
 
     observations: Any

@@ -228,7 +228,7 @@ class Rollouts(Sampler):
                 why = "the policy does not act for all envs together"
                 leasable.expect_no_wrappers(self._purpose, why)
             if normalize is not None:
-                why = "`normalize` takes what the envs themselves return"
+                why = "`normalize` applies to the results of the envs themselves"
                 leasable.expect_no_wrappers(self._purpose, why)
             self.normalizer = normalize
             self.given_envs = leasable.given
@@ -237,7 +237,7 @@ class Rollouts(Sampler):
             self._spec = visible_spec(self._purpose, leasable.envs, leave_out)
             self._normalization = normalization_of(normalize, self._spec, self._purpose)
             if leave_out:
-                leasable.expect_no_wrappers(self._purpose, "they would see what is left out")
+                leasable.expect_no_wrappers(self._purpose, "they would see the parts in leave_out")
             if leasable.transforms is not None:
                 self._spec = leasable.transforms.spec
             self._caller = self._make_caller(policy)
@@ -299,7 +299,6 @@ class Rollouts(Sampler):
     # -- a rollout -------------------------------------------------------------------------------
 
     def _start(self, runner: RolloutRunner, lag: int) -> None:
-        """Begin to fill a free slot, with the policy as it is now."""
         self._slot = self._free_slot(runner)
         self._core.announce_columns()
         self._lag = lag

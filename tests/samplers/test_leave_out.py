@@ -244,5 +244,5 @@ def test_spaces_with_no_remaining_part_are_refused(given):
 def test_wrapped_vector_envs_are_refused():
     with pysampler.VectorEnv([Speaking], num_workers=0) as envs:
         wrapped = gym.wrappers.vector.TransformReward(envs, lambda reward: reward)
-        with pytest.raises(ValueError, match="they would see what is left out"):
+        with pytest.raises(ValueError, match="they would see the parts in leave_out"):
             pysampler.Rollouts(wrapped, policy, 4, leave_out=NAMES)
