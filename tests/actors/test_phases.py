@@ -265,5 +265,5 @@ def test_bad_high_and_low_marks_are_refused():
             actors.phases(8)
         actors.close()
         actors = pysampler.Actors(envs, act, max_lag=1)
-        with pytest.raises(ValueError, match="cannot act in phases: with max_lag"):
+        with pytest.raises(ValueError, match="cannot act in phases: max_lag drops"):
             actors.phases(8)

@@ -201,6 +201,6 @@ def test_extras_named_previous_rewards_are_refused():
         pysampler.Rollouts(
             Walk, policy, 6, num_envs=2, vector_kwargs={"num_workers": 0}
         ) as rollouts,
-        pytest.raises(ValueError, match="'previous_rewards' is the name of what it is called with"),
+        pytest.raises(ValueError, match="'previous_rewards' has the name of one of its"),
     ):
         next(rollouts)
