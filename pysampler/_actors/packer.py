@@ -1,4 +1,8 @@
-"""Packs the steps of a worker's envs into records."""
+"""Packs the steps of a worker's envs into records.
+
+The steps stay in the frames until some are packed together: one copy per field instead of one per
+field and step. Only returns, lengths and versions are counted step by step.
+"""
 
 from __future__ import annotations
 

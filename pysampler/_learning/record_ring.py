@@ -1,4 +1,8 @@
-"""A ring of the newest records, with links between consecutive ones."""
+"""A ring of the newest records, with links between consecutive ones.
+
+Records of several envs interleave, so the next record of an env is found by a link rather than by
+its position. Links are stored only for buffers that need them (``n_step``, ``sequences``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A policy in a worker: it acts for the worker's envs, with one command per rollout."""
+"""A policy in a worker: it acts for the worker's envs, with one command per rollout.
+
+This saves a round trip to the parent per step. In return the policy must travel to the workers, and
+a rollout pauses when infos have new keys, until the parent has made columns for them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Infos that users request by key, as arrays over a rollout's steps."""
+"""Infos that users request by key, as arrays over a rollout's steps.
+
+The keys and types of infos are unknown until an env gives them. Numbers and arrays then get columns
+in the frames; infos from before, or that no column holds, were mailed and are merged in here.
+"""
 
 from __future__ import annotations
 

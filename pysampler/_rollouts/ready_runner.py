@@ -1,4 +1,8 @@
-"""A runner whose policy acts for the envs that are ready, without waiting for all of them."""
+"""A runner whose policy acts for the envs that are ready, without waiting for all of them.
+
+Each group has its own frame and step count, so that slow envs do not hold up fast ones. In return
+the policy is called more often, for fewer envs, and a step that spans two rollouts is copied.
+"""
 
 from __future__ import annotations
 
