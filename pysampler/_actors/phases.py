@@ -80,8 +80,8 @@ class Phases(Iterator[Phase]):
     def __init__(self, actors: _Actors, *, drop: bool) -> None:
         self._actors = actors
         self._drop = drop
-        self._filling: int | None = now()  # since when, in ns; None during a phase
-        self._phase: Phase | None = None  # the last one
+        self._filling: int | None = now()  # when filling began, in ns; None during a phase
+        self._phase: Phase | None = None  # the last phase
         self._was_stopped = False  # whether the last one began after the actors had stopped
 
     def __next__(self) -> Phase:

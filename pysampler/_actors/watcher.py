@@ -50,7 +50,7 @@ _SLOTS = 1024
 # A watcher copies weights from actors only if the time since the last copy is at least this many
 # times as long as that copy took.
 _MIN_PAUSES = 20
-# How often a call that waits for episodes checks whether some have ended, in ns.
+# How often a waiting call checks for ended episodes, in ns.
 _CHECK_NS = 2_000_000
 
 

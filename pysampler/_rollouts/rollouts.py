@@ -204,17 +204,17 @@ class Rollouts(Sampler):
         self.horizon = chosen.horizon
         self._policy = policy
         self._seed = seed
-        self._entropy: int | list[int] | None = None  # of random numbers
+        self._entropy: int | list[int] | None = None  # of the policy's random numbers
         self._restarts = 0  # how often frames have been prepared
         self._slots = 0  # rollouts that the frames have memory for
         self._most_slots = 0  # rollouts that they may have memory for
-        self._slot = 0  # of the rollout that was begun last
+        self._slot = 0  # the slot of the newest rollout
         self._runner: RolloutRunner | None = None
         self._ending_runner: RolloutRunner | None = None
-        self._started = False  # a rollout has been started and not been finished
-        self._interrupted = False  # the last call returned no rollout
+        self._started = False  # whether a rollout is under way
+        self._interrupted = False  # whether the last call returned no rollout
         self._version = 0
-        self._returned_at: int | None = None  # the last rollout, in ns
+        self._returned_at: int | None = None  # when the last rollout was returned, in ns
         self._learner_seconds = 0.0
         self._start_error: Exception | None = None  # why the next rollout could not be started
         with vector_env_of(
@@ -282,7 +282,7 @@ class Rollouts(Sampler):
             if self._options.overlap:
                 try:
                     self._start(runner, 1)
-                except BusyError:  # no slot is free yet: perhaps one is when it is needed
+                except BusyError:  # no slot is free yet: one may be by the next call
                     pass
                 except Exception as error:  # the next call raises it: this rollout is complete
                     self._start_error = error
@@ -431,7 +431,7 @@ class Rollouts(Sampler):
         entry = self._guard.closing("close rollouts")
         with entry:
             self._lease.over = True
-            if entry.nested:  # a signal handler in the middle of next(), which then ends
+            if entry.nested:  # in a signal handler during next(): make it end
                 self._request_stop()
                 self._closed = True
             else:
