@@ -6,6 +6,8 @@ VENV := .venv$(if $(filter-out file,$(origin PYTHON)),-$(shell $(PYTHON) -c 'imp
 # What the tests are run with, a group of pyproject.toml: test-light is without torch. And which, by default all.
 TEST_GROUP ?= test
 TESTS ?=
+# Which cases of them test-all runs: --pairs, or --rest, those that test has not run.
+TEST_SET ?= --pairs
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
@@ -50,7 +52,7 @@ test: build-native $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp  ## the qui
 test-all: test-native test-python  ## every test, native and Python, with each pair of parameters
 
 test-python: $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp
-	$(PYTEST) --pairs $(TESTS)
+	$(PYTEST) $(TEST_SET) $(TESTS)
 
 test-native: build-native
 	$(CTEST)

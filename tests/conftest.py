@@ -1,8 +1,8 @@
 """Settings and fixtures for all tests, and the sets of tests that the Makefile runs.
 
-``pytest`` runs every case. ``--pairs`` (``make test-all``) covers each pair of values of two
-parameters, and each value in slow tests. ``--quick`` (``make test``) covers each value, and skips
-slow tests.
+``pytest`` runs every case (``make test-faults``). ``--pairs`` (``make test-all``) covers each pair
+of values of two parameters, and each value in slow tests, and skips long tests. ``--quick`` (``make
+test``) covers each value, and skips slow tests. ``--rest`` runs what ``--pairs`` has beyond it.
 """
 
 import os
@@ -33,8 +33,9 @@ def pytest_addoption(parser):
     group.addoption(
         "--pairs",
         action="store_true",
-        help="each pair of values of two parameters once, and of slow tests each value",
+        help="each pair of values of two parameters once, of slow tests each value, no long tests",
     )
+    group.addoption("--rest", action="store_true", help="--pairs without the cases of --quick")
 
 
 def pytest_configure():
@@ -54,20 +55,29 @@ def _values(item):
     return values | {(name,): id(value) for name, value in params.items()}  # parametrized fixtures
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    quick = config.getoption("quick")
-    if not quick and not config.getoption("pairs"):
-        return
+def _chosen(items, size, *, slow):
+    """Return the cases that cover combinations of ``size`` values in tests that are slow or not."""
     cases = defaultdict(list)
     for item in items:
-        slow = item.get_closest_marker("slow") is not None
-        if not (quick and slow):
-            cases[item.nodeid.partition("[")[0], slow].append(item)
-    kept = set()
-    for (_, slow), same in cases.items():
-        size = 1 if quick or slow else 2
-        kept.update(same[at] for at in covering([_values(item) for item in same], size))
+        marks = {mark.name for mark in item.iter_markers()}
+        if "long" not in marks and ("slow" in marks) == slow:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    return {
+        same[at]
+        for same in cases.values()
+        for at in covering([_values(item) for item in same], size)
+    }
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    quick, pairs, rest = map(config.getoption, ("quick", "pairs", "rest"))
+    if not (quick or pairs or rest):
+        return
+    kept = _chosen(items, 1, slow=False) if quick or rest else set()
+    if pairs or rest:
+        of_pairs = _chosen(items, 2, slow=False) | _chosen(items, 1, slow=True)
+        kept = of_pairs - kept
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

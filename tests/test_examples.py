@@ -227,7 +227,7 @@ def test_ppo_estimates_advantages_with_one_networks_values(ppo, overlap):
         [],
         ["--vec", "gymnasium"],
         ["--policy-in", "workers", "--overlap"],
-        ["--env", "HalfCheetah-v5", "--envs", "4"],
+        pytest.param(["--env", "HalfCheetah-v5", "--envs", "4"], marks=pytest.mark.long),
     ],
     ids=" ".join,
 )
@@ -311,7 +311,7 @@ def test_maml_learns_through_its_adaptation(maml):
     torch.testing.assert_close(slope, (up - down) / 2e-5, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_maml_writes_its_curves_and_resumes(tmp_path):
     pytest.importorskip("matplotlib")
     import torch
@@ -370,7 +370,7 @@ def test_benchmarks_run(arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_dqn_average_trains(workers, tmp_path):
     plot = ["--plot", str(tmp_path / "returns.png")] if find_spec("matplotlib") else []
     arguments = ["--between", "750", "--every", "3", "--episodes", "4", "--steps", "4500", *plot]
@@ -386,8 +386,10 @@ def test_dqn_average_trains(workers, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        *([], ["--actors", "0"], ["--actors", "2", "--envs-per-actor", "1"], ["--one-process"]),
-        ["--prioritised"],
+        *([], pytest.param(["--one-process"], marks=pytest.mark.long)),
+        pytest.param(["--actors", "0"], marks=pytest.mark.long),
+        pytest.param(["--actors", "2", "--envs-per-actor", "1"], marks=pytest.mark.long),
+        pytest.param(["--prioritised"], marks=pytest.mark.long),
     ],
     ids=" ".join,
 )
@@ -405,7 +407,9 @@ def test_dqn_trains(arguments, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["--one-process"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [pytest.param([], marks=pytest.mark.long), ["--one-process"]], ids=" ".join
+)
 def test_killed_dqn_resumes(arguments, tmp_path):
     arguments = ["--checkpoints", str(tmp_path), "--until", "501", *arguments]
     arguments += ["--checkpoint-seconds", "0"]
@@ -515,7 +519,9 @@ def cluster():
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "arguments", [["--ray", "2"], ["--ray", "auto", "--overlap"]], ids=" ".join
+    "arguments",
+    [["--ray", "2"], pytest.param(["--ray", "auto", "--overlap"], marks=pytest.mark.long)],
+    ids=" ".join,
 )
 def test_ppo_learns_from_hosts(arguments, cluster):
     result = run("ppo.py", "--address", cluster, "--steps", "5000", *arguments)
@@ -524,7 +530,7 @@ def test_ppo_learns_from_hosts(arguments, cluster):
     assert result["seconds_in"]["waiting"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_impala_learns_from_hosts(cluster):
     result = run("impala.py", "--ray", "2", "--address", cluster, "--steps", "16000")
@@ -647,7 +653,7 @@ def test_vtrace_clips_importance_ratios(impala):
     np.testing.assert_allclose(advantages, rhos * gains)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_dppo_watches_saves_and_resumes(tmp_path):
     pytest.importorskip("imageio")
     arguments = ["--watch", "video", "--videos", str(tmp_path / "videos")]

@@ -8,7 +8,7 @@ import recipes
 from packaging.requirements import Requirement
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(recipes.LIMIT + 60)
 @pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.stem)
 def test_recipes_run_and_print_a_result(recipe):

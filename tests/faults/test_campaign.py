@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from programs import completed
 
-SECONDS = os.environ.get("PYSAMPLER_FAULT_SECONDS", "20")
+SECONDS = os.environ.get("PYSAMPLER_FAULT_SECONDS", "5")
 SEED = os.environ.get("PYSAMPLER_FAULT_SEED", "1")
 
 

@@ -230,7 +230,9 @@ def stored():
 
 # Results of 2 MB arrive with the host's answer and bypass the store; those of 5.4 MB pass through
 # it and add up to six times the capacity of the three nodes' stores.
-@pytest.mark.parametrize(("horizon", "takes", "size"), [(9, 20, 0), (27, 60, 6)])
+@pytest.mark.parametrize(
+    ("horizon", "takes", "size"), [(9, 20, 0), pytest.param(27, 60, 6, marks=pytest.mark.long)]
+)
 def test_the_object_store_never_spills_and_is_emptied(cluster, horizon, takes, size):
     before, spilled = stored()
     kept = []

@@ -154,7 +154,9 @@ def updates_of(count, folder, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(
+    "env_id", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.long)]
+)
 def test_two_learners_equal_one(env_id, tmp_path):
     """Discrete and continuous actions, and shares of 2 and 3 envs."""
     arguments = ["--env", env_id, "--envs", "5", "--steps", "3200", "--workers", "1"]
@@ -253,7 +255,7 @@ def result_of(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["itself", "torchrun"])
+@pytest.mark.parametrize("by", [pytest.param("itself", marks=pytest.mark.long), "torchrun"])
 def test_two_learners_report_the_samples_of_both(by):
     arguments = ["--quiet", "--json", "--steps", "4096", "--workers", "1"]
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
@@ -265,7 +267,7 @@ def test_two_learners_report_the_samples_of_both(by):
     assert result["seconds_in"]["exchange"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_learners_resume_from_a_checkpoint(tmp_path):
     arguments = ["--quiet", "--json", "--workers", "0", "--checkpoints", str(tmp_path)]
     with started(*arguments, "--steps", "2048") as process:
@@ -355,7 +357,7 @@ def bad_envs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_killed_learner_ends_the_others_with_a_message(rank):
     with started(*ENDLESS) as process:
         wait_until_it_shows(process, "return=")
@@ -369,7 +371,7 @@ def test_a_killed_learner_ends_the_others_with_a_message(rank):
     assert not out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_env_error_ends_all_learners(bad_envs):
     with started(*ENDLESS, "--env", "Raises-v0", **bad_envs) as process:
         _, errors = process.communicate(timeout=WATCHDOG)
@@ -380,7 +382,7 @@ def test_an_env_error_ends_all_learners(bad_envs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["they start", "they learn"])
+@pytest.mark.parametrize("when", [pytest.param("they start", marks=pytest.mark.long), "they learn"])
 def test_ctrl_c_leaves_no_traceback(when):
     with started(*ENDLESS) as process:
         if when == "they learn":
@@ -397,7 +399,7 @@ def test_ctrl_c_leaves_no_traceback(when):
         assert "return" in out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_ctrl_c_does_not_wait_for_an_env(bad_envs):
     with started(*ENDLESS, "--env", "Hangs-v0", **bad_envs) as process:
         wait_until_it_shows(process, "it hangs")

@@ -75,10 +75,14 @@ def filled(learner, count=200, seed=1):
 @pytest.mark.parametrize(
     ("arguments", "updates_per_step"),
     [
-        ([], 1),
-        (["--td3"], 1),
+        pytest.param([], 1, marks=pytest.mark.long),
+        pytest.param(["--td3"], 1, marks=pytest.mark.long),
         (["--workers", "0", "--updates-per-step", "0.25"], 0.25),
-        (["--workers", "2", "--envs", "2", "--updates-per-step", "1.5"], 1.5),
+        pytest.param(
+            ["--workers", "2", "--envs", "2", "--updates-per-step", "1.5"],
+            1.5,
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["SAC", "TD3", "in this process", "two workers"],
 )
@@ -94,7 +98,9 @@ def test_training_makes_updates_in_proportion_to_steps(arguments, updates_per_st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [[], ["--td3"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param([], marks=pytest.mark.long), ["--td3"]], ids=" ".join
+)
 @pytest.mark.usefixtures("torch")
 def test_killed_training_resumes(algorithm, tmp_path):
     arguments = ["--checkpoints", str(tmp_path), "--checkpoint-seconds", "0", *algorithm]
