@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import size
 
 # The goal is 5,500. The test fails if a vector env imports far more than it uses.
@@ -30,6 +31,7 @@ def test_comments_docstrings_and_blank_lines_are_not_counted():
     assert size.lines_of_cpp("// a comment\n\nint a;  // b\n") == 1
 
 
+@pytest.mark.slow
 def test_a_vector_env_imports_only_part_of_the_package():
     done = subprocess.run([sys.executable, "-c", STEPS], stdout=subprocess.PIPE, check=True)
     files = json.loads(done.stdout)

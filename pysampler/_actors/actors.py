@@ -68,7 +68,7 @@ class Actors(FreeRunningSampler):
         high: Actors block while this many records wait in the ring.
         low: Blocked actors resume when only this many records are left, or 50 ms later if there is
             room.
-        max_lag: ``take`` drops and counts records of weights more than this many versions old.
+        max_lag: Records of weights more than this many versions old are dropped, and counted.
         settings: Keyword arguments of the policy, with a number for each env: ``{"epsilon": [0.4,
             0.1, 0.02]}``, or one number for all; float64. ``actors.settings["epsilon"] = ...``
             changes it at once.

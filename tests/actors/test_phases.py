@@ -66,6 +66,7 @@ def test_phases_lose_no_record(workers, low, size):
         assert [len(rows[env]) for env in range(4)] == steps.tolist()
 
 
+@pytest.mark.slow
 def test_actors_make_no_step_while_the_learner_drains_a_phase():
     """No step falls between the moment all actors are blocked and the end of the phase."""
     with envs_of(num_workers=2) as envs:

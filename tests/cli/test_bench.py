@@ -142,6 +142,7 @@ def test_an_unusable_env_is_reported_in_one_line(folder, capsys, env, why):
     assert line.startswith(f"pysampler: cannot measure {env}: {why}")
 
 
+@pytest.mark.slow
 def test_a_hanging_env_is_reported(folder, capsys):
     assert main(["bench", "levels:hanging", "--limit", "1"]) == 2
     line = capsys.readouterr().err

@@ -307,7 +307,7 @@ def test_a_deeply_nested_manifest_is_ignored():
 def test_an_unsealed_memfd_is_not_mapped():
     fd = os.memfd_create("pysampler", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 1 << 16)
-    with pytest.raises(AttachError, match="being made"):
+    with pytest.raises(AttachError, match="being created"):
         programs._mapped(Path(f"/proc/self/fd/{fd}"))
     os.close(fd)
 

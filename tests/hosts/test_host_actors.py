@@ -47,6 +47,7 @@ def by_env(batches):
     return {(int(row["env"]), int(row["number"])): row for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [None, 3])
 @pytest.mark.parametrize("kind", ["life", "scripted", "cartpole"])
 def test_records_equal_local_actors(simulated, kind, steps):

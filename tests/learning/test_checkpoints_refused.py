@@ -112,7 +112,7 @@ def test_restore_changes_no_part_unless_all_parts_fit(tmp_path):
         (ValueError, "state of 'int', expected 'PCG64'", {"number": np.random.default_rng()}),
         (
             TypeError,
-            "a ReplayBuffer into a ReplayBuffer, .* is returned",
+            "a ReplayBuffer into a ReplayBuffer, .* are returned",
             {"replay": make_replay()},
         ),
         (TypeError, "a ReplayBuffer into a Holder", {"replay": held}),

@@ -306,11 +306,11 @@ def test_states_of_other_envs_are_refused():
         for envs in (native, ordinary, cheetahs):
             envs.reset(seed=1)
         states = native.get_state()
-        with pytest.raises(ValueError, match=r"of other envs \(memory_goals, xpos\)"):
+        with pytest.raises(ValueError, match=r"to other envs \(memory_goals, xpos\)"):
             cheetahs.set_state(states)
-        with pytest.raises(ValueError, match="of other envs"):
+        with pytest.raises(ValueError, match="to other envs"):
             ordinary.set_state(states)
-        with pytest.raises(ValueError, match="of other envs"):
+        with pytest.raises(ValueError, match="to other envs"):
             native.set_state(ordinary.get_state())
 
 

@@ -222,7 +222,7 @@ def test_seeds_beyond_255_bits_have_no_state():
 
 
 WRONG = {
-    "two axes": (lambda envs, states: envs.set_state(states[None]), "an array of 2 axes"),
+    "two axes": (lambda envs, states: envs.set_state(states[None]), "an array of 2 dimensions"),
     "too few": (lambda envs, states: envs.set_state(states[:2]), "2 states, expected 5"),
     "too many": (lambda envs, states: envs.set_state(states, [0]), "5 states, expected 1"),
     "plain numbers": (

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -40,6 +41,7 @@ class SlowTally:
         return starts, valid, lost, ended
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(data=st.data(), steps=st.integers(1, 6), envs=st.integers(1, 4), rollouts=st.integers(1, 3))
 def test_tally_equals_its_definition(data, steps, envs, rollouts):

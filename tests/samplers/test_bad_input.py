@@ -33,7 +33,7 @@ def envs(request):
         ({"policy_in": "workers", "min_envs": 2}, "are for a policy in .main."),
         ({"policy_in": "workers", "allow_partial": True}, "are for a policy in .main."),
         ({"policy_in": "workers", "reset_each": True}, "are for a policy in .main."),
-        ({"reset_each": True, "allow_partial": True}, "with reset_each"),
+        ({"reset_each": True, "allow_partial": True}, "reset_each would lose"),
         ({"num_envs": 3}, "num_envs is for envs to make, not for"),
     ],
 )

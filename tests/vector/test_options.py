@@ -221,7 +221,7 @@ def test_recording_of_other_envs_raises(tmp_path):
         replay(num_workers=2)
     whole = path.read_bytes()
     path.write_bytes(b"{}" + whole)
-    with pytest.raises(RecordingError, match="not a recording"):
+    with pytest.raises(RecordingError, match="not a pysampler recording"):
         replay(num_workers=2, groups=3)
     head = whole.partition(b"\n")[0]
     assert json.loads(head)["groups"] == [1] * 6
@@ -323,12 +323,12 @@ def test_impossible_batch_is_rejected_despite_a_valid_checksum(groups, tmp_path)
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (b"", "not a recording"),
-        (b"\0" * 100, "not a recording"),
-        (b"[" * 100_000, "not a recording"),
-        (b"[]", "not a recording"),
-        (b"{}", "not a recording"),
-        (b'{"format": 2}', "not a recording"),
+        (b"", "not a pysampler recording"),
+        (b"\0" * 100, "not a pysampler recording"),
+        (b"[" * 100_000, "not a pysampler recording"),
+        (b"[]", "not a pysampler recording"),
+        (b"{}", "not a pysampler recording"),
+        (b'{"format": 2}', "not a pysampler recording"),
         (
             b'{"format": "pysampler recording 1", "groups": [1]}',
             "'pysampler recording 1', expected",
