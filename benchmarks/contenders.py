@@ -144,7 +144,7 @@ def where_time_goes(envs: Any, rounds: int) -> dict[str, float]:
         del pool.wait
         read = now()
         spent = counters.envs["steps"]["total_ns"] + counters.envs["resets"]["total_ns"] - before
-        busy = [int(spent[list(one.members)].sum()) for one in pool.assignments]
+        busy = [int(spent[list(one.envs)].sum()) for one in pool.assignments]
         ended = counters.at_work()[1]  # since when each worker has had nothing to do
         began = [int(end) - ns for end, ns in zip(ended, busy, strict=True)]
         rows.append(

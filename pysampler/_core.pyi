@@ -1055,7 +1055,7 @@ class Pool:
         """
     def round(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Let every group step, wait until all are back, and take them. False if something else is to be done: to look for late members, or to read a message.
+        Let every group step, wait until all are back, and take them. False if something else is to be done: to look for late envs, or to read a message.
         """
     def run_inline(self) -> bool:
         """
@@ -1122,7 +1122,7 @@ class Pool:
     @property
     def look_at(self) -> int:
         """
-        When to look for late members next, in ns.
+        When to look for late envs next, in ns.
         """
     @look_at.setter
     def look_at(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None:

@@ -166,7 +166,7 @@ void register_pool(py::module_& m) {
              "Let every group step. False if some of it has yet to be flushed.")
         .def("round", &PyPool::round, py::arg("frame"),
              "Let every group step, wait until all are back, and take them. False if something "
-             "else is to be done: to look for late members, or to read a message.")
+             "else is to be done: to look for late envs, or to read a message.")
         .def(
             "step_some", &PyPool::step_some, py::arg("group_frames"),
             "Let some groups step: (group, frame) each. False if some of it has yet to be flushed.")
@@ -231,7 +231,7 @@ void register_pool(py::module_& m) {
              "Groups have come back, or nothing more is expected of them.")
         .def("take_all", &PyPool::take_all, "All that is in flight has come back.")
         .def_property("look_at", &PyPool::look_at, &PyPool::set_look_at,
-                      "When to look for late members next, in ns.")
+                      "When to look for late envs next, in ns.")
         .def_property_readonly("look_due", &PyPool::look_due, "Whether it is time for that.")
         .def("until", &PyPool::until, py::arg("deadline"),
              "Return how long a wait may last: to its deadline, or until one is to look.")

@@ -239,9 +239,9 @@ class PyPool : public Handle {
         for (std::uint32_t group = 0; group < pool_.groups(); ++group) taken(group);
     }
 
-    // -- late members ---------------------------------------------------------------------------
+    // -- late envs ------------------------------------------------------------------------------
 
-    // When Python looks for late members next, in ns; never, by default.
+    // When Python looks for late envs next, in ns; never, by default.
     void set_look_at(std::int64_t at) { look_at_ = at; }
     std::int64_t look_at() const { return look_at_; }
     bool look_due() const { return now_ns() >= look_at_; }

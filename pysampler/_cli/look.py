@@ -136,7 +136,7 @@ class PoolLooks:
         program = 1 - min(1.0, (self._waited_ns - waited_before) / 1e9 / seconds)
         before, self._ran = self._ran, _schedules_of(pool)
         workers = []
-        for index, (first, end) in enumerate(pool.about.members):
+        for index, (first, end) in enumerate(pool.about.envs):
             own = slice(first, end)
             pid = pool.workers.get(index)
             on_cpu, starved = _shares(before.get(pid), self._ran.get(pid), seconds)

@@ -54,7 +54,7 @@ class Pool:
         memory: All bytes of its segment, mapped read-only.
         descriptor: The path of one worker's descriptor of the segment.
         workers: The pid of each worker, by its index; workers that have ended are missing. The
-            program itself is the last, if it serves members too.
+            program itself is the last, if it serves envs too.
     """
 
     number: int
@@ -101,7 +101,7 @@ def programs() -> list[Program]:
         pool = found.setdefault(creator, {}).setdefault(pool.number, pool)
         pool.workers[int(known[1])] = pid
         if pool.about.main:
-            pool.workers[len(pool.about.members) - 1] = creator
+            pool.workers[len(pool.about.envs) - 1] = creator
     return [
         Program(pid, _command(pid), list(pools.values()), _nspid(pid))
         for pid, pools in sorted(found.items())
@@ -236,7 +236,7 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
         about = SegmentManifest.read(memory)
         if about is None:
             continue
-        counts = about.members[-1][1], len(about.members)
+        counts = about.envs[-1][1], len(about.envs)
         counters_end = about.counters + Counters.size_of(*counts)
         gauges_end = about.gauges + Gauges.size_of(counts[1])
         workers = counts[1] - about.main

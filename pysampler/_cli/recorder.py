@@ -40,7 +40,7 @@ class Recorder:
 
     def __init__(self, pool: Pool) -> None:
         at = self._at = pool.about.trace
-        memory = TraceMemory(len(pool.about.members) - pool.about.main)
+        memory = TraceMemory(len(pool.about.envs) - pool.about.main)
         self._until = self._read_at = 0
         self.holes: list[tuple[int, int]] = []
         self._fd = -1

@@ -140,9 +140,9 @@ def _lines(program: Program, looks: Sequence[Look], width: int) -> list[str]:
     inner = f" ({program.nspid[-1]} in its container)" * (len(program.nspid) > 1)
     lines = textwrap.wrap(f"program {program.pid}{inner}: {program.command}", width)[:2]
     for pool, look in zip(program.pools, looks, strict=True):
-        members, workers = pool.about.members[-1][1], len(look.workers) - pool.about.main
+        envs, workers = pool.about.envs[-1][1], len(look.workers) - pool.about.main
         summary = (
-            f"{pool.name}, {members} {pool.about.noun}s in {workers} worker{'s' * (workers > 1)}"
+            f"{pool.name}, {envs} {pool.about.noun}s in {workers} worker{'s' * (workers > 1)}"
             f"{' and the program' * pool.about.main}: "
             f"{look.steps:,.0f} steps/s, workers {look.busy:.0%} busy"
         )

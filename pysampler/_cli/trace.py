@@ -301,7 +301,7 @@ class _PoolTrace:
         self.number = pool.number
         self.recorder = Recorder(pool)
         self._name = pool.name
-        self._workers = len(pool.about.members) - pool.about.main
+        self._workers = len(pool.about.envs) - pool.about.main
         self._groups = sum(map(len, pool.about.groups[: self._workers]))
         self._sizes = [*itertools.chain(*pool.about.groups)]
         self._tracks: list[int] = []

@@ -104,7 +104,7 @@ class VectorCore:
         self.pool = pool
         self.guard = _core.Guard("this vector env", closed_message, VectorClosedError)
         self.spec = spec
-        self.groups = pool.members
+        self.groups = pool.group_envs
         self.num_envs = self.groups[-1].stop
         self.all_groups = range(len(self.groups))
         self.everyone = np.arange(self.num_envs)

@@ -337,7 +337,7 @@ class Results:
         for one in sorted(failures, key=_env_of):
             if one is not chosen:
                 report = one[1].report
-                error.add_note(f"env {one[1].member} also raised {report.kind}: {report.text}")
+                error.add_note(f"env {one[1].env} also raised {report.kind}: {report.text}")
         return error
 
 
@@ -368,4 +368,4 @@ def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:
 
 
 def _env_of(one: tuple[int, Failure]) -> int:
-    return -1 if one[1].member is None else one[1].member
+    return -1 if one[1].env is None else one[1].env

@@ -235,7 +235,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     assignment.sizes,
                     *prepared,
                 )
-            chosen = functions[assignment.first : assignment.members.stop]
+            chosen = functions[assignment.first : assignment.envs.stop]
             return make_server, (chosen, assignment.first, assignment.sizes, *prepared)
 
         self._pool = Pool(

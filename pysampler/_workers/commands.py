@@ -26,8 +26,8 @@ class Commands:
     Args:
         assignments: What each worker has.
         links: The links to the workers.
-        restore: What members that replace lost ones do instead of a step.
-        replacement_notes: Returns the notes that such members get before anything else.
+        restore: What envs that replace lost ones do instead of a step.
+        replacement_notes: Returns the notes that such envs get before anything else.
         groups: How many there are. Those beyond the workers' are inline: their jobs stay here.
     """
 
@@ -93,7 +93,7 @@ class Commands:
         return self._native.send(commands, settled)
 
     def send_last(self, jobs: Mapping[int, Job]) -> None:
-        """Give groups jobs after which nothing is sent, whether members are new or not."""
+        """Give groups jobs after which nothing is sent, whether envs are new or not."""
         self._jobs.update(jobs)
         self._native.send([self._command(group, job, 0) for group, job in jobs.items()])
 
@@ -102,7 +102,7 @@ class Commands:
 
         Each group gets the same command again, or a job in its place. ``lost`` is the error.
         """
-        notes = self._replacement_notes(self._assignments[index].members)
+        notes = self._replacement_notes(self._assignments[index].envs)
         standing = [by[index] for by in list(self._standing.values()) if index in by]
         self._native.note([(index, note) for note in (*map(dumps_by_value, notes), *standing)])
         settled: list[int] = []
@@ -122,7 +122,7 @@ class Commands:
         notes = {
             index: note
             for index, assignment in enumerate(self._assignments)
-            if (note := note_for(assignment.members)) is not None
+            if (note := note_for(assignment.envs)) is not None
         }
         messages = {index: dumps_by_value(note) for index, note in notes.items()}
         for kind in {type(note) for note in notes.values()} if standing else ():
@@ -145,7 +145,7 @@ class Commands:
         return group >= len(self._worker_of)
 
     def _for_new(self, group: int, job: Job | None, settled: list[int]) -> Job | None:
-        """Return the job of a group whose members may have replaced lost ones.
+        """Return the job of a group whose envs may have replaced lost ones.
 
         Groups that need not hear of that again are added to ``settled``.
         """

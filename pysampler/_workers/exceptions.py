@@ -28,14 +28,14 @@ __all__ = ["Raised", "Report", "error_from", "report"]
 
 
 class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
-    """Carries an exception as its cause, and says which member of a group (an env) raised it.
+    """Carries an exception as its cause, and says which env raised it.
 
-    ``member`` is None if something else did. ``doing`` is what was being done.
+    ``env`` is None if something else did. ``doing`` is what was being done.
     """
 
-    def __init__(self, member: int | None, doing: str) -> None:
-        super().__init__(member, doing)
-        self.member = member
+    def __init__(self, env: int | None, doing: str) -> None:
+        super().__init__(env, doing)
+        self.env = env
         self.doing = doing
 
 

@@ -41,7 +41,7 @@ Replaced = Literal["step", "reset"]
 
 
 class Server(Protocol):
-    """What a worker serves: envs, or a trainer. Its members form groups, with a block for each."""
+    """What a worker serves: envs, or a trainer. Its envs form groups, with a block for each."""
 
     blocks: list[Any]  # blocks of envs are stepped by the loop in C++
     here: bool  # whether it lives in the user's process, whose signal handlers raise exceptions
@@ -50,10 +50,10 @@ class Server(Protocol):
         """Return what the parent must know before it lays out frames; ps shows its ``name``."""
 
     def count_with(self, meter: Any, gauges: WorkerGauges) -> None:
-        """Count steps and resets of the members with this meter; note the rest in ``gauges``."""
+        """Count steps and resets of the envs with this meter; note the rest in ``gauges``."""
 
     def replace(self, seeds: Sequence[int]) -> None:
-        """Remember that the members replace lost ones; ``seeds`` are for their next resets."""
+        """Remember that the envs replace lost ones; ``seeds`` are for their next resets."""
 
     def take_overflow(self, block: int) -> Any:
         """Return the results of a step of a block that have no place in the frame."""
@@ -62,14 +62,14 @@ class Server(Protocol):
         """Return the same, and keep them until the next step."""
 
     def close(self) -> None:
-        """Close the members."""
+        """Close the envs."""
 
 
 class _Message:
     """Base class of jobs and notes."""
 
     doing: str = ""  # what errors call it, such as "resetting"
-    # What errors blame for an exception that no member raised, and while doing what.
+    # What errors blame for an exception that no env raised, and while doing what.
     culprit: ClassVar[tuple[str, str] | None] = None
 
 
@@ -91,11 +91,11 @@ class Note(_Message):
 class Job(_Message):
     """A task for a group, which answers it."""
 
-    # Whether the first member begins at once: nothing large is unpickled or imported before.
+    # Whether the first env begins at once: nothing large is unpickled or imported before.
     of_members: ClassVar[bool] = False
-    # Set if this is done in the place of a step or a reset, by members that replace lost ones.
+    # Set if this is done in the place of a step or a reset, by envs that replace lost ones.
     replaces: Replaced | None = None
-    # Which groups have dealt with replaced members after this: none, its group, all of its worker.
+    # Which groups have dealt with replaced envs after this: none, its group, all of its worker.
     settles: ClassVar[Literal["none", "group", "worker"]] = "none"
 
     def run(self, server: Any, block: int, frame: int) -> Any:
@@ -103,7 +103,7 @@ class Job(_Message):
         raise NotImplementedError
 
     def for_replaced(self) -> Job:
-        """Return the job to give instead to a group whose members replace lost ones."""
+        """Return the job to give instead to a group whose envs replace lost ones."""
         return self
 
     def after_loss(self, lost: str) -> Job:
@@ -158,24 +158,24 @@ class ReportLoss(Job):
 
 @dataclass(frozen=True)
 class Replace(Note):
-    """Tells an env server that its members replace lost ones."""
+    """Tells an env server that its envs replace lost ones."""
 
     seeds: Sequence[int]
     doing = "replacing lost envs"
 
     def apply(self, server: Any) -> None:
-        """Give the env server the seeds for the next resets of its members."""
+        """Give the env server the seeds for the next resets of its envs."""
         server.replace(self.seeds)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that a member of a group raised, or something else in a worker."""
+    """An exception that an env of a group raised, or something else in a worker."""
 
-    member: int | None  # None: something else
+    env: int | None  # None: something else
     doing: str  # empty if the command of the group says it
     report: Report
-    culprit: str = ""  # what raised it, if that was no member and has a name
+    culprit: str = ""  # what raised it, if that was no env and has a name
 
 
 class Answer(NamedTuple):
@@ -187,7 +187,7 @@ class Answer(NamedTuple):
 
 
 def is_users(error: BaseException, *, here: bool) -> bool:
-    """Return whether an exception is the user's, such as of Ctrl-C, and none that members raise.
+    """Return whether an exception is the user's, such as of Ctrl-C, and none that envs raise.
 
     Args:
         error: The exception.
@@ -202,7 +202,7 @@ def failure_of(error: BaseException, message: _Message | str) -> Failure:
     """Return the failure for an exception raised by a job or a note, or while doing something."""
     if isinstance(error, Raised):
         cause = error.__cause__
-        return Failure(error.member, error.doing, report(cause or error))
+        return Failure(error.env, error.doing, report(cause or error))
     if isinstance(message, str):
         return Failure(None, message, report(error))
     culprit, doing = message.culprit or ("", message.doing)

@@ -56,7 +56,7 @@ class Lane(Protocol):
         """Free the answer of a group, which was taken."""
 
     def error_of(self, failure: Failure, doing: str) -> EnvError:
-        """Return the exception that a member raised, or the env server of the lane."""
+        """Return the exception that an env raised, or the env server of the lane."""
 
 
 class ProcessLane:
@@ -92,14 +92,14 @@ class ProcessLane:
 
 
 class InlineLane:
-    """The lane of this process: members that the caller's own thread serves.
+    """The lane of this process: envs that the caller's own thread serves.
 
     Any exception of a signal handler may come while it runs a command. That command stays in
     flight, and the next wait resumes it: a step with the env that was at work, a job from its
     beginning.
 
     Args:
-        assignment: Its members.
+        assignment: Its envs.
         make: Returns the function that makes the env server, and its arguments.
     """
 
@@ -107,7 +107,7 @@ class InlineLane:
         self, assignment: WorkerAssignment, make: Callable[[WorkerAssignment], MakeServer]
     ) -> None:
         self._assignment = assignment
-        self.members = assignment.members
+        self.envs = assignment.envs
         # By group, the number of the command and its answer, beside what is in the frame.
         self._answers: dict[int, tuple[int, Any]] = {}
         self._failed_note: Failure | None = None
@@ -195,11 +195,11 @@ class InlineLane:
     def error_of(self, failure: Failure, doing: str) -> EnvError:
         """Return the exception, which names no worker."""
         error = error_from(failure.report, self._assignment.describe(failure, "", doing))
-        error.env = failure.member
+        error.env = failure.env
         return error
 
     def close(self) -> None:
-        """Close the members unless that was done, or raise EnvError."""
+        """Close the envs unless that was done, or raise EnvError."""
         server, self._server = self._server, None
         if server is None:
             return

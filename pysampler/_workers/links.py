@@ -55,7 +55,7 @@ class Links:
     ) -> None:
         workers = len(assignments)
         counted = [*assignments] if own is None else [*assignments, own]
-        counts = counted[-1].members.stop, len(counted)
+        counts = counted[-1].envs.stop, len(counted)
         groups = [len(assignment.sizes) for assignment in assignments]
         own_groups = 0 if own is None else len(own.sizes)
         first = list(itertools.accumulate(groups, initial=0))
@@ -76,7 +76,7 @@ class Links:
         )
         SegmentManifest.made_here(
             noun=counted[0].noun,
-            members=[(assignment.members.start, assignment.members.stop) for assignment in counted],
+            envs=[(assignment.envs.start, assignment.envs.stop) for assignment in counted],
             groups=[list(assignment.sizes) for assignment in counted],
             main=own is not None,
             counters=counters_at,

@@ -26,7 +26,7 @@ _FORM = 1  # of the JSON: another number where a reader would misunderstand it
 _SLACK = 512  # bytes for what is not a worker's
 _LENGTH = np.dtype("<u4")
 _LONGEST = 1 << 20
-_MOST = 1 << 20  # members
+_MOST = 1 << 20  # envs
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class SegmentManifest:
 
     Attributes:
         version: The version of pysampler that made it.
-        noun: What members are called: "env".
-        members: The members of each worker, as (first, end).
+        noun: What envs are called: "env".
+        envs: The envs of each worker, as (first, end).
         groups: The sizes of each worker's groups.
         main: Whether the last of these is no worker, but the parent itself.
         counters: Where the counters lie.
@@ -46,7 +46,7 @@ class SegmentManifest:
 
     version: str
     noun: str
-    members: list[tuple[int, int]]
+    envs: list[tuple[int, int]]
     groups: list[list[int]]
     main: bool
     counters: int
@@ -94,16 +94,16 @@ class SegmentManifest:
     def _fits(self, size: int) -> bool:
         """Return whether a segment of this size can be so; may raise what comparisons raise."""
         places = self.counters, self.gauges, self.trace
-        numbers = [*places, *itertools.chain(*self.members, *self.groups)]
-        ends = [0, *(end for _, end in self.members)]
+        numbers = [*places, *itertools.chain(*self.envs, *self.groups)]
+        ends = [0, *(end for _, end in self.envs)]
         return (
             all(type(number) is int for number in numbers)
             and all(LINE <= at < size for at in places)
-            and ends[:-1] == [first for first, _ in self.members]
+            and ends[:-1] == [first for first, _ in self.envs]
             and all(first < end <= _MOST for first, end in itertools.pairwise(ends))
-            and [sum(sizes) for sizes in self.groups] == [b - a for a, b in self.members]
+            and [sum(sizes) for sizes in self.groups] == [b - a for a, b in self.envs]
             and all(size > 0 for size in itertools.chain(*self.groups))
             and isinstance(self.noun, str)
             and isinstance(self.main, bool)
-            and len(self.members) > self.main
+            and len(self.envs) > self.main
         )

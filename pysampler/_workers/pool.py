@@ -49,12 +49,14 @@ _STOPPED = 1.0
 _LOOK = 0.05
 
 
-def _no_notes(members: range) -> list[Note]:
-    return [Replace([0] * len(members))]
+def _no_notes(envs: range) -> list[Note]:
+    return [Replace([0] * len(envs))]
 
 
 class Pool:
-    """Groups of members in worker processes, in this process, or in both.
+    """Groups of envs in worker processes, in this process, or in both.
+
+    The envs of an averaging are its trainers: the pool knows envs by their server only.
 
     Any exception of a signal handler may come after any call: what was interrupted is finished by
     the next call, and what has come back is returned again until it is taken.
@@ -66,9 +68,9 @@ class Pool:
         context: How processes are started: "forkserver", "fork" or "spawn".
         preload: Modules that the fork server imports; None: those that the first workers had to.
         policy: How to wait, as ``wait_policy`` takes it.
-        faults: What to do about lost workers and late members.
-        restore: What members that replace lost ones do instead of a step.
-        for_replaced: Returns the notes that such members get before anything else.
+        faults: What to do about lost workers and late envs.
+        restore: What envs that replace lost ones do instead of a step.
+        for_replaced: Returns the notes that such envs get before anything else.
     """
 
     def __init__(
@@ -90,9 +92,9 @@ class Pool:
         everywhere = [*assignments, *([] if inline is None else [inline])]
         self._sizes = [one.sizes for one in everywhere]  # of the groups of each worker
         self.groups = [len(sizes) for sizes in self._sizes]
-        self.members = [part for one in everywhere for part in one.parts]  # of each group
+        self.group_envs = [envs for one in everywhere for envs in one.group_envs]  # of each group
         self.worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
-        self._everyone = everywhere[-1].members.stop
+        self._everyone = everywhere[-1].envs.stop
         self._faults = faults or Faults()
         self._learn_modules = preload is None and context == "forkserver" and len(assignments) > 0
         self._layouts = 0
@@ -132,7 +134,9 @@ class Pool:
         """Make what this process shares with its workers."""
         links = self._links = Links(self.assignments, policy, self._processes, inline)
         self._native = links.native
-        self._commands = Commands(self.assignments, links, restore, for_replaced, len(self.members))
+        self._commands = Commands(
+            self.assignments, links, restore, for_replaced, len(self.group_envs)
+        )
         self._recovery = Recovery(
             self.assignments,
             self._processes,
@@ -191,7 +195,7 @@ class Pool:
         if self._inline is not None:
             meter = links.counters.meter(len(self.assignments))
             meter.trace_to(links.track)
-            first = len(self.members) - self.groups[-1]
+            first = len(self.group_envs) - self.groups[-1]
             gauges = links.gauges.of(len(self.assignments))
             self._inline.attach(self._native, first, meter, gauges)
 
@@ -218,7 +222,7 @@ class Pool:
 
     @property
     def counters(self) -> Counters:
-        """What all members and workers count."""
+        """What all envs and workers count."""
         return self._links.counters
 
     @property
@@ -238,7 +242,7 @@ class Pool:
 
     @property
     def pending(self) -> int:
-        """The number of members that are at work, or done and not taken yet."""
+        """The number of envs that are at work, or done and not taken yet."""
         return self._native.pending_weight
 
     @property
@@ -251,22 +255,22 @@ class Pool:
         return self._native.in_flight(group)
 
     def busy_seconds(self) -> float:
-        """Return how long all members together have been at work."""
+        """Return how long all envs together have been at work."""
         return self._links.counters.busy_seconds()
 
     def stats(self) -> Stats:
-        """Return what members and workers have done. Groups of this process are the last's."""
+        """Return what envs and workers have done. Groups of this process are the last's."""
         losses = [len(of_worker) for of_worker in self._recovery.losses]
         if self._inline is not None:
             losses.append(0)
         return Stats.of(self._links.counters, self._sizes, losses)
 
     def overdue(self, timeout_ns: int) -> list[tuple[int, int, int]]:
-        """Return (worker, env, since) of members that have been at work for ``timeout_ns``."""
+        """Return (worker, env, since) of envs that have been at work for ``timeout_ns``."""
         return self._recovery.overdue(timeout_ns)
 
     def look_for_late(self) -> None:
-        """Do what is to be done about members that are late."""
+        """Do what is to be done about envs that are late."""
         self._recovery.look_for_late()
 
     def paused_ns(self, since: int) -> int:
@@ -278,7 +282,7 @@ class Pool:
         return any(child.stopped() for child in self._processes.children)
 
     def error_of(self, group: int, failure: Failure) -> EnvError:
-        """Return the exception that a member of a group raised, or the env server of its lane."""
+        """Return the exception that an env of a group raised, or the env server of its lane."""
         return self._lanes[self.worker_of[group]].error_of(failure, self._commands.doing(group))
 
     # -- commands --------------------------------------------------------------------------------
@@ -324,13 +328,13 @@ class Pool:
         self._run_inline()
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
-        """Send each lane the note for its members, if it has one, before its next command.
+        """Send each lane the note for its envs, if it has one, before its next command.
 
         A standing note also goes to workers that replace lost ones, until there is another of the
         same class or ``drop_standing``. Any thread may call this while another samples.
         """
         self._commands.note(note_for, standing=standing)
-        if self._inline is not None and (note := note_for(self._inline.members)) is not None:
+        if self._inline is not None and (note := note_for(self._inline.envs)) is not None:
             self._inline.note(note)
 
     def cancel_inline(self) -> None:
@@ -345,7 +349,7 @@ class Pool:
         """Wait until all that was sent has gone. What is interrupted goes with the next wait."""
         try:
             began = now()
-            # A worker reads between the steps of its members, however long these are.
+            # A worker reads between the steps of its envs, however long these are.
             while not self._native.flush(SEND_TIMEOUT_S):
                 self.look_for_late()
                 if not self._recovery.at_work() and not self.paused_ns(began):
@@ -392,8 +396,8 @@ class Pool:
     ) -> tuple[list[int], list[Answer]]:
         """Return groups that came back, longest ready first, and what they answered.
 
-        As soon as they have ``least`` members or are all, or at the deadline in ns; groups of up to
-        ``most`` members. They stay in flight until they are taken.
+        As soon as they have ``least`` envs or are all, or at the deadline in ns; groups of up to
+        ``most`` envs. They stay in flight until they are taken.
         """
         groups: list[int] = []
 
@@ -427,7 +431,7 @@ class Pool:
             self._run_inline()
             # In this order: one that comes back in between is not waited for twice.
             ready = self.ready
-            missing = sum(len(self.members[g]) for g in groups if not self._native.is_ready(g))
+            missing = sum(len(self.group_envs[g]) for g in groups if not self._native.is_ready(g))
             deadline = None if missing else 0
             back, answers = self.wait_some(ready + missing, self._everyone, deadline)
             if set(groups) <= set(back):
@@ -454,7 +458,7 @@ class Pool:
             self._inline.run(self._commands.job_of)
 
     def _answers(self, deadline: int | None) -> list[Answer] | None:
-        """Return the answers that have come by the deadline; None if late members were looked for.
+        """Return the answers that have come by the deadline; None if late envs were looked for.
 
         A worker that hangs in an env sends no more of what its other envs have to say.
         """
@@ -489,10 +493,10 @@ class Pool:
         self._native.interrupt_wait()
 
     def close(self, grace: float = SHUTDOWN_TIMEOUT_S) -> None:
-        """Let all lanes close their members, and end.
+        """Let all lanes close their envs, and end.
 
         Raises:
-            EnvError: If a member raised in ``close()``.
+            EnvError: If an env raised in ``close()``.
         """
         try:
             self._close_all_workers(grace)
@@ -559,13 +563,13 @@ class Pool:
             return False
 
     def abandon(self) -> None:
-        """End the workers, and close the members that live in this process, whatever they raise."""
+        """End the workers, and close the envs that live in this process, whatever they raise."""
         self.kill()
         with contextlib.suppress(EnvError):
             self.close_inline()
 
     def close_inline(self) -> None:
-        """Close the members that live in this process, unless that was done."""
+        """Close the envs that live in this process, unless that was done."""
         if self._inline is not None:
             self._inline.close()
 

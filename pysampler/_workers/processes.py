@@ -37,28 +37,28 @@ _FIRST = 5.0
 
 @dataclass(frozen=True)
 class WorkerAssignment:
-    """The share of one worker: which members of the pool it serves, in which groups."""
+    """The share of one worker: which envs of the pool it serves, in which groups."""
 
-    first: int  # member
+    first: int  # env
     sizes: tuple[int, ...]  # of its groups
-    noun: str = "env"  # what errors call a member
+    noun: str = "env"  # what errors call an env
 
     @property
-    def members(self) -> range:
-        """The indices of all members."""
+    def envs(self) -> range:
+        """The indices of all envs."""
         return range(self.first, self.first + sum(self.sizes))
 
     @property
-    def parts(self) -> list[range]:
-        """The indices of the members of each group."""
+    def group_envs(self) -> list[range]:
+        """The indices of the envs of each group."""
         ends = list(itertools.accumulate(self.sizes, initial=self.first))
         return [range(first, end) for first, end in itertools.pairwise(ends)]
 
     def __str__(self) -> str:
-        """Return the members as errors name them."""
-        if len(self.members) == 1:
+        """Return the envs as errors name them."""
+        if len(self.envs) == 1:
             return f"{self.noun} {self.first}"
-        return f"{self.noun}s {self.first}-{self.members.stop - 1}"
+        return f"{self.noun}s {self.first}-{self.envs.stop - 1}"
 
     def describe(self, failure: Failure, where: str, doing: str) -> str:
         """Return what raised, where and while doing what, as errors say it."""
@@ -68,7 +68,7 @@ class WorkerAssignment:
         if failure.culprit:
             return f"{failure.culprit}{where} raised {kind} {failure.doing}"
         server = f"the {self.noun} server"
-        raiser = server if failure.member is None else f"{self.noun} {failure.member}"
+        raiser = server if failure.env is None else f"{self.noun} {failure.env}"
         doing = f"in {failure.doing}" if "(" in failure.doing else failure.doing or doing
         return f"{raiser}{where} raised {kind} {doing}"
 
@@ -286,7 +286,7 @@ class Processes:
             index,
             child.pid,
             status,
-            assignment.members,
+            assignment.envs,
         )
         return error
 
@@ -304,7 +304,7 @@ class Processes:
         """Return the error for an exception that an env raised, or something else in its worker."""
         where = f" in worker {index} (pid {self.children[index].pid})"
         error = error_from(failure.report, self._assignments[index].describe(failure, where, doing))
-        error.env, error.worker = failure.member, index
+        error.env, error.worker = failure.env, index
         return error
 
     def preload(self) -> None:

@@ -31,7 +31,7 @@ __all__ = ["MAX_RESTARTS", "RESTART_WINDOW", "Faults", "Recovery"]
 # What users get if they say nothing about how often a worker may be replaced.
 MAX_RESTARTS = 3
 RESTART_WINDOW = 10.0
-# How often this process notices that it runs, within the time that it gives to members.
+# How often this process notices that it runs, within the time that it gives to envs.
 _BEATS = 16
 
 _log = logging.getLogger("pysampler")
@@ -39,7 +39,7 @@ _log = logging.getLogger("pysampler")
 
 @dataclass(frozen=True)
 class Faults:
-    """What to do about workers that are lost, and members that do not answer."""
+    """What to do about workers that are lost, and envs that do not answer."""
 
     on_worker_loss: Literal["raise", "restart"] = "raise"
     # More restarts of one worker than this within that many seconds end the pool all the same.
@@ -86,7 +86,7 @@ class Recovery:
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in assignments]
         # Lost workers, by index, until others are in their place.
         self.replacing: dict[int, WorkerLostError] = {}
-        # Workers that have a step to make and are at no member: when they last moved, and when
+        # Workers that have a step to make and are at no env: when they last moved, and when
         # that was seen first.
         self._unbegun: dict[int, tuple[int, int]] = {}
         self._reported_late: set[tuple[int, int]] = set()
@@ -99,10 +99,10 @@ class Recovery:
         if faults.step_timeout is not None:
             links.native.look_at = 0
 
-    # -- members that do not answer --------------------------------------------------------------
+    # -- envs that do not answer --------------------------------------------------------------
 
     def overdue(self, timeout_ns: int) -> list[tuple[int, int, int]]:
-        """Return (worker, env, since) of members that have not answered for ``timeout_ns``.
+        """Return (worker, env, since) of envs that have not answered for ``timeout_ns``.
 
         Time in which this process did not run does not count: the workers may have been suspended
         with it.
@@ -114,29 +114,29 @@ class Recovery:
         ]
 
     def _unanswered(self) -> list[tuple[int, int, int]]:
-        """Return (worker, env, since) of members at work, and of those that are not begun with.
+        """Return (worker, env, since) of envs at work, and of those that are not begun with.
 
-        A worker that has a step to make, and is at no member, moves on at once. If it has not moved
+        A worker that has a step to make, and is at no env, moves on at once. If it has not moved
         since this was looked at before, it is stopped, or hangs outside of its envs.
         """
-        envs, moved = self._links.at_work()
+        at, moved = self._links.at_work()
         found = []
         unbegun: dict[int, tuple[int, int]] = {}
-        for index, (env, since) in enumerate(zip(envs.tolist(), moved.tolist(), strict=True)):
-            members = self._assignments[index].members
-            if env in members:
+        for index, (env, since) in enumerate(zip(at.tolist(), moved.tolist(), strict=True)):
+            envs = self._assignments[index].envs
+            if env in envs:
                 found.append((index, env, since))
             elif self._has_to_begin(index):
                 before = self._unbegun.get(index)
                 if before is None or before[0] != since:  # it has moved, or is seen first
                     before = since, now()
                 unbegun[index] = before
-                found.append((index, members.start, before[1]))
+                found.append((index, envs.start, before[1]))
         self._unbegun = unbegun
         return found
 
     def _has_to_begin(self, index: int) -> bool:
-        """Return whether a worker was sent what its members do at once, and has not answered."""
+        """Return whether a worker was sent what its envs do at once, and has not answered."""
         native, job_of = self._links.native, self._commands.job_of
         return any(
             native.in_flight(group)
@@ -146,7 +146,7 @@ class Recovery:
         )
 
     def _worked(self, since: int, patience: int) -> int:
-        """Return for how long a member has been at work, exactly from ``patience`` on, in ns."""
+        """Return for how long an env has been at work, exactly from ``patience`` on, in ns."""
         worked = now() - since
         return worked if worked < patience else worked - self.paused_ns(since)
 
@@ -155,14 +155,14 @@ class Recovery:
         return self._links.watch._paused_ns(since) if self._assignments else 0
 
     def at_work(self) -> bool:
-        """Return whether any member is at work."""
+        """Return whether any env is at work."""
         envs, _ = self._links.at_work()
         return bool((envs >= 0).any())
 
     def wait(self, wait: Callable[..., bool], deadline: int | None) -> bool:
-        """Return whether ``wait`` was over by the deadline, looking for late members meanwhile.
+        """Return whether ``wait`` was over by the deadline, looking for late envs meanwhile.
 
-        Also where each wait is short: who receives some members must hear of the others.
+        Also where each wait is short: who receives some envs must hear of the others.
         """
         native = self._links.native
         while True:
@@ -174,7 +174,7 @@ class Recovery:
                 return False
 
     def look_for_late(self) -> None:
-        """Do what is to be done about late members, and note when the next could be late."""
+        """Do what is to be done about late envs, and note when the next could be late."""
         if self.faults.step_timeout is None:
             return
         native = self._links.native
@@ -257,7 +257,7 @@ class Recovery:
         self._links.renew(index, child.pid)
         # Making envs counts as work of the first, which may take longer than a step.
         start = now() + int(SHUTDOWN_TIMEOUT_S * 1e9)
-        self._links.counters.begin(index, self._assignments[index].members.start, start)
+        self._links.counters.begin(index, self._assignments[index].envs.start, start)
         attachment, segment = self._links.attachments[index], self._links.segment
         try:
             self._processes.replace(index, attachment, segment.fd, self._placed())
@@ -273,7 +273,7 @@ class Recovery:
         at = self._links.counters.workers["env"][index]
         doing = self._commands.doing(self._links.groups_of[index].start)
         error = self._processes.lost(index, doing, why)
-        if at in self._assignments[index].members and len(error.envs) > 1:
+        if at in self._assignments[index].envs and len(error.envs) > 1:
             error.args = (f"{error.args[0]}, at env {at}",)
         return error
 

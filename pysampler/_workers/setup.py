@@ -124,7 +124,7 @@ class Attachment:
     trace: int
     groups: list[int]  # how many each worker has
     own_groups: int  # how many the parent runs itself
-    counted: tuple[int, int]  # how many members and workers are, the parent perhaps as the last
+    counted: tuple[int, int]  # how many envs and workers are, the parent perhaps as the last
     capacity: int  # of the inbox, and of the outbox
     policy: tuple[int, int] | None  # see wait_policy()
 

@@ -245,9 +245,9 @@ GOOD = dataclasses.asdict(
 )
 GOOD["form"] = 1
 BAD = [
-    *({"members": []}, {"members": 7}, {"members": None}, {"members": [[0, 2, 3]]}),
-    *({"members": [[0, -2]]}, {"members": [[1, 2]]}, {"members": [[0, 2], [3, 4]]}),
-    *({"members": [[0, 1e9]]}, {"members": [["0", "2"]]}, {"members": [[0, 1 << 40]]}),
+    *({"envs": []}, {"envs": 7}, {"envs": None}, {"envs": [[0, 2, 3]]}),
+    *({"envs": [[0, -2]]}, {"envs": [[1, 2]]}, {"envs": [[0, 2], [3, 4]]}),
+    *({"envs": [[0, 1e9]]}, {"envs": [["0", "2"]]}, {"envs": [[0, 1 << 40]]}),
     *(
         {"counters": -1},
         {"counters": 1 << 60},
@@ -256,7 +256,7 @@ BAD = [
         {"gauges": True},
     ),
     *({"groups": []}, {"groups": [[1]]}, {"groups": [[3, -1]]}, {"groups": [["2"]]}),
-    *({"noun": 3}, {"form": 2}, {"more": 1}, {"main": 0}, {"main": True, "members": [[0, 2]]}),
+    *({"noun": 3}, {"form": 2}, {"more": 1}, {"main": 0}, {"main": True, "envs": [[0, 2]]}),
 ]
 
 
@@ -278,7 +278,7 @@ def written(memory, text):
 def test_a_valid_manifest_is_read(pool_segment):
     memory, worker, _ = pool_segment
     written(memory, {})
-    assert find(worker).pools[0].about.members == [[0, 2]]
+    assert find(worker).pools[0].about.envs == [[0, 2]]
 
 
 @pytest.mark.parametrize("text", [*BAD, b"[" * 400, b"[]", b"\xff", b"", b'{"form": 1}'], ids=repr)
@@ -292,8 +292,8 @@ def test_an_invalid_manifest_is_reported_in_one_line(pool_segment, text, capsys)
 
 def test_counters_outside_the_segment_are_reported_in_one_line(pool_segment, capsys):
     memory, worker, size = pool_segment
-    for name, value in (("members", [[0, 1 << 20]]), ("counters", size - 8), ("gauges", size - 8)):
-        written(memory, {name: value, **({"groups": [[1 << 20]]} if name == "members" else {})})
+    for name, value in (("envs", [[0, 1 << 20]]), ("counters", size - 8), ("gauges", size - 8)):
+        written(memory, {name: value, **({"groups": [[1 << 20]]} if name == "envs" else {})})
         assert main(["dump", str(worker)]) == 2
         assert capsys.readouterr().err.endswith("its counters lie outside of its segment\n")
 

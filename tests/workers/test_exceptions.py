@@ -322,6 +322,6 @@ def test_parent_adds_missing_source_lines_to_the_traceback(monkeypatch):
 
 def test_raised_records_the_member_and_its_action():
     raised = Raised(4, "stepping")
-    assert (raised.member, raised.doing) == (4, "stepping")
+    assert (raised.env, raised.doing) == (4, "stepping")
     again = pickle.loads(dumps(raised))
-    assert (again.member, again.doing) == (4, "stepping")
+    assert (again.env, again.doing) == (4, "stepping")

@@ -117,14 +117,14 @@ def test_failure_of_a_member_reports_the_cause():
     cause = KeyError("x")
     for message in (Once(), "closing"):
         failure = failure_of(raised_from(cause), message)
-        assert (failure.member, failure.doing, failure.culprit) == (4, "stepping", "")
+        assert (failure.env, failure.doing, failure.culprit) == (4, "stepping", "")
         assert failure.report.error is cause
         assert (failure.report.kind, failure.report.text) == ("KeyError", "'x'")
 
 
 def test_failure_of_a_member_without_a_cause_reports_itself():
     failure = failure_of(raised_from(None), "closing")
-    assert (failure.member, failure.report.error.args) == (4, (4, "stepping"))
+    assert (failure.env, failure.report.error.args) == (4, (4, "stepping"))
     assert failure.report.kind == "Raised"
 
 
@@ -148,7 +148,7 @@ class Blaming(Note):
 def test_other_failures_name_the_action_and_the_culprit(message, doing, culprit):
     error = ValueError("bad")
     failure = failure_of(error, message)
-    assert (failure.member, failure.doing, failure.culprit) == (None, doing, culprit)
+    assert (failure.env, failure.doing, failure.culprit) == (None, doing, culprit)
     assert failure.report.error is error
     assert failure.report.text == "bad"
 
@@ -158,6 +158,6 @@ def test_failure_is_sent_with_its_report_but_without_the_exception():
     answer = pickle.loads(dumps(Answer(3, failure, "step")))
     assert (answer.group, answer.replaced) == (3, "step")
     got = answer.result
-    assert (got.member, got.doing, got.culprit) == (None, "acting", "the policy")
+    assert (got.env, got.doing, got.culprit) == (None, "acting", "the policy")
     assert got.report.error is None
     assert got.report.text == "bad"
