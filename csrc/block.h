@@ -10,12 +10,12 @@ class Block {
  public:
     virtual ~Block() = default;
 
-    // Steps every env of the block: reads actions from this frame, and writes results to it.
-    // Returns whether there are results that have no place in the frame.
+    // Steps every env of the block: reads actions from this frame and writes results to it.
+    // Returns whether some results do not fit into the frame.
     virtual bool step(std::uint32_t frame) = 0;
 
-    // The same in the user's process, whose signal handlers may raise an exception in the middle.
-    // Called again with the number of that command, it resumes with the env that was at work.
+    // The same in the user's process, where a signal handler may raise an exception half-way.
+    // Called again with the number of that command, it resumes with the env that was interrupted.
     virtual bool step_once(std::uint32_t frame, std::uint32_t /*number*/) { return step(frame); }
 };
 

@@ -5,8 +5,8 @@
 //
 // Version v goes to buffer v % n; the stamp is 2v - 1 while it is written and 2v when it is whole.
 // A reader copies the newest version and then reads the stamp again: if the writer has published
-// n - 1 versions meanwhile, the copy is discarded and made again. A writer that dies half-way
-// leaves an odd stamp in a buffer that no published version names.
+// n - 1 versions meanwhile, the reader discards the copy and tries again. A writer that dies
+// half-way leaves an odd stamp in a buffer that no published version names.
 //
 // The words are copied as atomics, since a memcpy would be a data race. Each is stored with release
 // and loaded with acquire, so a reader that got one word of a newer version sees, when it reads the
@@ -47,7 +47,8 @@ class BasicBoard {
     std::uint64_t words_each() const noexcept { return words_each_; }
     std::uint32_t buffers() const noexcept { return buffers_; }
 
-    // The writer: begin(), any number of write(), then publish(). Returns the version to come.
+    // The writer calls begin(), write() any number of times, then publish(). begin() returns the
+    // number that the version will have.
     std::uint64_t begin() noexcept {
         const std::uint64_t next = cell_->version.own() + 1;
         // Relaxed: each word written after it releases it.
@@ -69,8 +70,8 @@ class BasicBoard {
         return next;
     }
 
-    // A reader: copies the newest version and returns its number, or 0 if there is none yet, or if
-    // the writer overwrote it during each of `tries`.
+    // A reader: copies the newest version and returns its number, or 0 if none was published yet or
+    // the writer overwrote it during each of `tries` attempts.
     std::uint64_t read(std::uint64_t at, std::span<std::uint64_t> words,
                        int tries = kTries) const noexcept {
         for (int i = 0; i < tries; ++i) {
@@ -90,7 +91,7 @@ class BasicBoard {
         return 0;
     }
 
-    // A reader: until the version is at least `wanted`. Any number of readers may wait.
+    // Readers, any number: waits until the version is at least `wanted`.
     template <class Policy>
     Outcome wait_version(std::uint64_t wanted, std::int64_t deadline, Policy& policy) noexcept {
         return cell_->version.wait_until(wanted, deadline, policy);

@@ -4,11 +4,11 @@
 //
 // The bytes are mapped twice in a row (segment.h, map_twice), so a record never breaks at the end
 // of the array. A message that does not fit is sent in parts, each a record; the reader drains them
-// inside its own wait, so neither side can wait for the other with the ring full. Advancing the
-// tail is the commit. A message whose writer died or gave up half-way is dropped when the next one
-// begins: `kind` says where a message begins and ends.
+// inside its own wait, so the two sides never wait for each other while the ring is full. Advancing
+// the tail is the commit. A message whose writer died or gave up half-way is dropped when the next
+// one begins: `kind` says where a message begins and ends.
 //
-// The reader trusts nothing: it copies the header once, and checks it against what was published.
+// The reader trusts nothing: it copies the header once and checks it against the published bytes.
 #pragma once
 
 #include <algorithm>
@@ -53,13 +53,13 @@ class BasicByteRing {
 
     // -- the producer --
 
-    // Sends the message, whole or in parts. On kTimedOut, kLost or kInterrupted `written` is how
-    // much of it was sent: nothing if it fits the ring; else call again with the same `written` to
-    // continue, or begin another message, and the reader drops the incomplete one.
+    // Sends the message, whole or in parts. On kTimedOut, kLost or kInterrupted `written` says how
+    // much of it was sent: 0 if it fits the ring. Otherwise call again with the same `written` to
+    // continue, or begin another message: the reader then drops the incomplete one.
     template <class Policy>
     Outcome write(Bytes message, std::uint64_t& written, std::int64_t deadline, Policy& policy) {
         const bool whole = message.size() <= largest_whole();
-        // A part takes half the ring: the reader empties one while the next is written.
+        // A part takes half the ring, so the reader can empty one while the next is written.
         const std::uint64_t most = whole ? message.size() : capacity_ / 2 - sizeof(Header);
         do {
             const std::uint64_t length = std::min(message.size() - written, most);
@@ -82,9 +82,9 @@ class BasicByteRing {
 
     // -- the consumer --
 
-    // Waits for a whole message, draining parts as they come. message() is then a view of it, in
-    // the ring or, if it came in parts, in memory of the reader; valid until release(). Throws
-    // CorruptRing, and std::length_error if the message is larger than `limit`.
+    // Waits for a whole message, draining parts as they come. message() is then a view of it: in
+    // the ring, or in the reader's own memory if it came in parts. It is valid until release().
+    // Throws CorruptRing, and std::length_error if the message is larger than `limit`.
     template <class Policy>
     Outcome read(std::uint64_t limit, std::int64_t deadline, Policy& policy) {
         for (;;) {
@@ -99,8 +99,8 @@ class BasicByteRing {
             const std::uint64_t record = record_bytes(header.length);
             if (there > capacity_ || there < sizeof header || record > there || header.kind > 3) {
                 throw CorruptRing(
-                    "cannot read byte ring: it is corrupt, a record does not fit what was "
-                    "published");
+                    "cannot read byte ring: it is corrupt, a record does not match the published "
+                    "bytes");
             }
             if (header.kind & kBegins) parts_.clear();
             const bool stray = parts_.empty() && !(header.kind & kBegins);
@@ -155,7 +155,7 @@ class BasicByteRing {
     std::byte* bytes_;
     std::uint64_t capacity_;  // a power of two, and whole pages
     Bytes whole_;             // what message() returns
-    std::uint64_t held_ = 0;  // bytes of its record, if it lies in the ring
+    std::uint64_t held_ = 0;  // bytes of its record, if it is in the ring
     std::vector<std::byte> parts_;
 };
 

@@ -1,4 +1,4 @@
-// The nanosecond clock, and how a core pauses or yields between two checks.
+// The nanosecond clock, and pausing or yielding a core between two checks.
 #pragma once
 
 #include <sched.h>

@@ -1,12 +1,10 @@
-// What lies in the segment between a pool's parent and its workers (pool.h is how they use it).
+// The shared memory between a pool's parent and its workers (pool.h says how they use it).
 //
 //   per worker:  ring of Commands                  parent -> worker: step group g with frame f
 //   per group:   Completion, doorbell's member     worker -> parent: done; a message follows or not
 //
-// The last groups may be the parent's own (pool.h, inline): they have no ring.
-//
-// What has no fixed shape goes through two byte rings beside this for each worker: its inbox and
-// its outbox.
+// The last groups may be inline, run by the parent itself (pool.h): they have no ring. Messages,
+// which have no fixed shape, go through two byte rings per worker: its inbox and its outbox.
 #pragma once
 
 #include <cstddef>
@@ -22,15 +20,15 @@ namespace pysampler {
 
 struct Command {
     enum Kind : std::uint32_t {
-        kStep = 0,     // actions lie in the frame
-        kRequest = 1,  // what to do is in a message in the inbox
-        kNote = 2,     // likewise, without an answer: no completion
+        kStep = 0,     // the actions are in the frame
+        kRequest = 1,  // a message in the inbox says what to do
+        kNote = 2,     // likewise, but there is no answer and no completion
     };
 
     std::uint32_t kind;
     std::uint32_t group;
     std::uint32_t frame;
-    std::uint32_t number;  // of the group's commands: a message that answers it repeats it
+    std::uint32_t number;  // counts the group's commands; the message that answers one repeats it
 };
 
 // Written by the worker before it posts, read by the parent before it takes.
@@ -38,7 +36,7 @@ struct alignas(kLine) Completion {
     std::uint32_t message;  // 1: one follows in the outbox
 };
 
-// Where the shared parts lie. Slots and completions are plain memory.
+// Pointers to the shared parts. Slots and completions are plain memory.
 template <class Os>
 struct BasicPoolParts {
     struct Commands {
@@ -54,10 +52,10 @@ struct BasicPoolParts {
     std::uint32_t groups;
 };
 
-// Offsets from where the pool's part of the segment begins.
+// Offsets from the beginning of the pool's part of the segment.
 class PoolLayout {
  public:
-    // A worker has one command a group in flight, and a few notes before it.
+    // A worker has one command per group in flight, and a few notes before it.
     static constexpr std::uint32_t kGroups = 1024;
     static constexpr std::uint64_t kCommands = std::uint64_t{4} * kGroups;
 

@@ -1,8 +1,8 @@
-// Commands on their way from a pool's parent to one worker, each with its message if it has one.
+// Sends commands from a pool's parent to one worker, each with its message if it has one.
 //
-// A command goes into the worker's ring, its message into the byte ring beside that, its inbox. The
-// command goes first: the worker then reads the message while the rest of it is written, so that
-// one larger than the inbox gets through. What finds no room is kept, in order.
+// A command goes into the worker's command ring, its message into the worker's inbox, a byte ring.
+// The command goes first: the worker then reads the message while the rest of it is written, so a
+// message may be larger than the inbox. Commands that find no room are kept, in order.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@
 
 namespace pysampler {
 
-// A wait that only looks.
+// A wait policy that checks once and never waits.
 struct NoWait {
     template <class Ready, class Park>
     Outcome wait(std::int64_t, Ready&& ready, Park&&, Others = {}) {
@@ -46,14 +46,15 @@ class BasicCommandSender {
     using Commands = typename BasicPoolParts<Os>::Commands;
     using Inbox = BasicInbox<Os>;
 
-    // Makes what is shared.
+    // Constructs the shared rings.
     BasicCommandSender(const Commands& commands, const Inbox& inbox, const RingGeometry& geometry)
         : commands_at_(commands),
           inbox_at_(inbox),
           commands_(new (commands.cell) Cell, geometry),
           inbox_(new (inbox.cell) Cell, inbox.bytes, inbox.capacity) {}
 
-    // Makes what is shared anew, for another process; drops what has not gone. The old one is dead.
+    // Constructs the shared rings anew for a new process and drops what was not sent. The old
+    // process must be dead.
     void renew() {
         unsent_.clear();
         notes_.clear();
@@ -61,7 +62,7 @@ class BasicCommandSender {
         inbox_ = BasicByteRing<Os>(new (inbox_at_.cell) Cell, inbox_at_.bytes, inbox_at_.capacity);
     }
 
-    // As BasicPool's.
+    // See BasicPool::on_death().
     auto on_death() const {
         return [commands = commands_at_.cell, inbox = inbox_at_.cell] {
             commands->head.mark_lost();
@@ -69,10 +70,10 @@ class BasicCommandSender {
         };
     }
 
-    // Goes before the next command. May be called while another thread is inside deliver().
+    // Queues a note before the next command. May be called while another thread is in deliver().
     void note(std::string message) { notes_.push_back(std::move(message)); }
 
-    // Sends the command or keeps it, and does not wait. Throws CorruptRing.
+    // Sends the command or keeps it; never waits. Throws CorruptRing.
     void send(const Command& command, const std::optional<std::string>& message) {
         for (std::string& note : notes_) {
             unsent_.push_back({{Command::kNote, command.group, 0, 0}, true, std::move(note)});
@@ -84,8 +85,8 @@ class BasicCommandSender {
         deliver(0, look);
     }
 
-    // Until all that was kept has gone. kLost if the worker is. Throws CorruptRing. One that is
-    // interrupted has touched nothing since.
+    // Waits until every kept command was sent. kLost if the worker is lost. Throws CorruptRing.
+    // After kInterrupted nothing was touched since the interrupt.
     template <class Policy>
     Outcome deliver(std::int64_t deadline, Policy& policy) {
         while (!unsent_.empty()) {
@@ -95,8 +96,8 @@ class BasicCommandSender {
                 if (outcome != Outcome::kReady) return outcome;
                 if (!publish(parcel.command)) {
                     throw CorruptRing(
-                        "cannot send to pool: a worker's commands lie in a ring "
-                        "whose positions are garbage");
+                        "cannot send to pool: the positions of a worker's command ring "
+                        "are garbage");
                 }
                 parcel.published = true;
             }
@@ -110,7 +111,7 @@ class BasicCommandSender {
         return Outcome::kReady;
     }
 
-    // How many commands were kept, wholly or in part.
+    // How many commands are kept, wholly or in part.
     std::size_t unsent() const noexcept { return unsent_.size(); }
 
  private:
@@ -125,7 +126,7 @@ class BasicCommandSender {
     bool publish(const Command& command) {
         const Run run = commands_.claim(1);
         if (run.count == 0) return false;
-        // SYNC: publish() releases it to next() in pool_worker.h.
+        // SYNC: publish() releases the slot to next() in pool_worker.h.
         commands_at_.slots[run.first] = command;
         commands_.publish(1);
         return true;

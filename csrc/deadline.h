@@ -1,13 +1,13 @@
-// What is learned about keeping deadlines: how early a sleep ends, and how early a wait. wait.h and
-// bindings/wait.cpp use it; wait.h says when no margin is kept, since others want the CPU.
+// Learned margins for keeping deadlines: how early a sleep must end, and how early a wait. Used by
+// wait.h and bindings/wait.cpp; wait.h says when no margin is kept because others want the CPU.
 //
 //      asleep            | awake, looking       | on the way back        |
 //   ---------------------+----------------------+------------------------+-----> time
 //             the sleep's end          the wait's end            the caller's deadline
 //                        <----- WakeMargin -----><---- ReturnMargin ----->
 //
-// A sleep ends late, by what the machine takes to wake a thread; a caller that was asleep is back
-// from its wait late, by code and data that went cold meanwhile. Both are learned.
+// A sleep ends late by the time that the machine takes to wake a thread; a caller that slept gets
+// back from its wait late, since code and data went cold meanwhile. Both delays are learned.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 
 namespace pysampler {
 
-// How long before the end of a wait its sleep ends. To be awake early costs a CPU for a moment, to
-// be late misses the deadline: so this is close to the largest overshoot of the last thousand.
+// How long before the end of a wait its sleep ends. Waking early costs a CPU for a moment, waking
+// late misses the deadline: so this stays close to the largest overshoot of the last thousand.
 class WakeMargin {
  public:
     std::int64_t ns() const { return ns_; }
@@ -35,16 +35,16 @@ class WakeMargin {
     std::int64_t ns_ = kMax;
 };
 
-// How long before a caller's deadline its wait ends. What becomes ready after that is left for the
-// next call, so this is no longer than it takes to be back in time nine times in ten or so: it
-// grows by a quarter where that was too short, and shrinks by 1/64 where not.
+// How long before a caller's deadline its wait ends. Results that become ready after that are left
+// to the next call, so the margin is just long enough to be back in time about nine times in ten:
+// it grows by a quarter when it was too short and shrinks by 1/64 otherwise.
 class ReturnMargin {
  public:
     static constexpr std::int64_t kMax = 100 * kMicrosecond;
 
     std::int64_t ns() const { return ns_; }
 
-    // `took`: from when the wait was to end until the caller was back.
+    // `took`: from the planned end of the wait until the caller was back.
     void learn(std::int64_t took) {
         ns_ = std::clamp(took > ns_ ? ns_ + ns_ / 4 : ns_ - ns_ / 64, kMin, kMax);
     }

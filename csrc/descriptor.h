@@ -17,8 +17,8 @@ class Descriptor {
 
     int fileno() const noexcept { return fd_; }
     int take() { return std::exchange(fd_, -1); }
-    // Where the program has closed it, as os.closerange(3, ...) does, and the number is that of a
-    // file of the program now, that stays open.
+    // The program may have closed our descriptor, as os.closerange(3, ...) does, and opened another
+    // file under its number: that file stays open.
     void close() {
         dev_t device{};
         ino_t inode{};

@@ -1,13 +1,13 @@
-// N members post; one waiter waits for k of them, or for a deadline. The members' states say which
-// are ready; the count of posts only wakes, and only the post that reaches the wanted number makes
-// the system call.
+// N members post; one waiter waits for k of them or for a deadline. The members' states say which
+// are ready. The count of posts only serves to wake the waiter, and only the post that reaches the
+// wanted number makes the system call.
 //
 //   posts:   Position (position.h)
-//   member:  reported:1 | lost:1 | ready:1,  posted_at        on lines of its own
+//   member:  reported:1 | lost:1 | ready:1,  posted_at        on cache lines that nothing shares
 //
 // Order, and why a wake may be early, never late:
 //   post:  member ready, then the count advances.   wait: reads the count, then scans the members.
-// A member not seen in the scan advances the count after that reading, so the target counts it.
+// A member that the scan missed advances the count after that reading, so the target counts it.
 // The thread that learns of a death (watch.h) marks the member lost and always wakes: the member
 // may have died between its state and the count, or between the count and the wake. A result
 // survives the death of its member: ready and lost are separate bits. tests/models/doorbell.pml is
@@ -32,7 +32,7 @@ struct BasicMember {
     typename Os::template Atomic<std::int64_t> posted_at{0};
 };
 
-// What lies in the segment: BasicDoorbellCell, then a BasicMember for each member.
+// The segment holds a BasicDoorbellCell, then a BasicMember for each member.
 template <class Os>
 struct BasicDoorbellCell {
     BasicPosition<Os, Waiters::kOne> posts;
@@ -67,10 +67,10 @@ class BasicDoorbell {
 
     std::uint32_t members() const noexcept { return count_; }
 
-    // Member i. False if its last post has not been taken, or it was marked lost.
+    // Member i posts. False if its last post has not been taken or it was marked lost.
     bool post(std::uint32_t i, std::int64_t now) noexcept {
         Member& member = members_[i];
-        // Relaxed: spares the store and the CAS, which decides.
+        // Relaxed: only spares the store and the CAS; the CAS decides.
         if (member.state.load(std::memory_order_relaxed) != 0) return false;
         // Relaxed: the CAS releases it.
         member.posted_at.store(now, std::memory_order_relaxed);
@@ -85,10 +85,10 @@ class BasicDoorbell {
         return true;
     }
 
-    // The waiter: until `want` members are ready. `at_work` is how many processes run meanwhile
-    // (for the policy, see wait.h). kLost, at once, if a member was lost and no wait has reported
-    // it yet, or if fewer than `want` are left. ready() and lost() then hold what was found, unless
-    // the outcome is kBusy or kInterrupted.
+    // The waiter: waits until `want` members are ready. `at_work` is how many processes run
+    // meanwhile (for the policy, see wait.h). Returns kLost at once if a member was lost and no
+    // wait has reported it yet, or if fewer than `want` are left. Unless the outcome is kBusy or
+    // kInterrupted, ready() and lost() hold the members that were found.
     template <class Policy>
     Outcome wait_until(std::uint32_t want, std::int64_t deadline, Policy& policy,
                        std::uint64_t at_work = 0) {
@@ -98,8 +98,8 @@ class BasicDoorbell {
         return outcome;
     }
 
-    // The waiter: the members that were ready at the last wait, longest ready first; those newly
-    // lost or, if too few are left, all that are lost.
+    // The waiter: the members that were ready at the last wait, longest ready first; and the newly
+    // lost ones or, if too few are left, all lost ones.
     std::span<const std::uint32_t> ready() const noexcept { return ready_; }
     std::span<const std::uint32_t> lost() const noexcept { return lost_; }
 
@@ -114,17 +114,17 @@ class BasicDoorbell {
         return ids;
     }
 
-    // The waiter, when it has read what member i posted: the member may now post again. False if it
-    // had not posted.
+    // The waiter, after it has read the result of member i: the member may now post again. False
+    // if it had not posted.
     bool take(std::uint32_t i) noexcept {
-        // SYNC: pairs with the CAS in post(): acquire, what it posted may be read without a wait
-        // before; release, what was read may be overwritten.
+        // SYNC: pairs with the CAS in post(): acquire, so that the result may be read without a
+        // wait before; release, so that the member may overwrite what was read.
         return members_[i].state.fetch_and(~kReady, std::memory_order_acq_rel) & kReady;
     }
 
     bool is_ready(std::uint32_t i) const noexcept { return state(i) & kReady; }
     bool is_lost(std::uint32_t i) const noexcept { return state(i) & kLost; }
-    // Relaxed: state() was acquired before.
+    // Relaxed: the caller has acquired it in state().
     std::int64_t posted_at(std::uint32_t i) const noexcept {
         return members_[i].posted_at.load(std::memory_order_relaxed);
     }
@@ -137,11 +137,11 @@ class BasicDoorbell {
     }
 
     // The waiter: another process is member i from now on. The old one must be known to be dead,
-    // not only stopped, and what it had posted taken. SYNC: pairs with the CAS in post().
+    // not only stopped, and its post taken. SYNC: pairs with the CAS in post().
     void revive(std::uint32_t i) noexcept { members_[i].state.store(0, std::memory_order_release); }
 
-    // The waiting thread, from a signal handler that runs inside its wait: gives that wait up, so
-    // that another may begin. The first one's policy must end it before it checks again.
+    // The waiting thread, in a signal handler that runs inside its wait: gives that wait up, so
+    // that another may begin. The first wait's policy must end it before it checks again.
     void interrupt_wait() noexcept { cell_->posts.leave(); }
 
     // How many posts the waiter sleeps for. A member passes this to the policy of its own waits:
@@ -180,7 +180,7 @@ class BasicDoorbell {
             const Outcome outcome =
                 cell_->posts.wait_inside(seen + missing, deadline, policy, {missing, at_work});
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
-            // Without another scan: the caller raises, and what is ready stays for its next wait.
+            // No further scan: the caller raises, and ready members stay for its next wait.
             if (outcome == Outcome::kInterrupted) return outcome;
             collect();
             if (!lost_.empty()) return Outcome::kLost;

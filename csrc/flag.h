@@ -1,10 +1,10 @@
 // A flag from one poster to one waiter: "there is something for you".
 //
-//   posts:  Position (position.h)        cleared: how many of them the waiter is done with
+//   posts:  Position (position.h)        cleared: how many posts the waiter has finished with
 //
-// It is set while the two differ. Each is written by one side only, so a round trip moves two cache
-// lines each way, the fewest possible, and clear() does not wait. All that matters for waking
-// happens in the position, whose proof holds here too: a system call if and only if the waiter
+// The flag is set while the two differ. Each is written by one side only, so a round trip moves two
+// cache lines each way, the fewest possible, and clear() does not wait. Waking concerns only the
+// position, whose proof holds here too: a post makes a system call if and only if the waiter
 // sleeps; a post at the deadline is not missed, since the waiter checks once more after it; a post
 // survives the death of its poster, and the loss is reported after it.
 // tests/models/flag.pml is a model of this, checked exhaustively. All zero is a new flag.
@@ -24,9 +24,9 @@ class BasicFlag {
  public:
     explicit BasicFlag(std::uint64_t start = 0) noexcept : posts_(start), cleared_(start) {}
 
-    // The poster. False if it was set already: one post, one clear.
+    // The poster. False if the flag was set already: each post needs its clear().
     bool set() noexcept {
-        // SYNC: pairs with the store in clear(): what the waiter was reading may be overwritten.
+        // SYNC: pairs with the store in clear(): the poster may overwrite what the waiter has read.
         const std::uint64_t cleared = cleared_.load(std::memory_order_acquire);
         if (posts_.own() != cleared) return false;
         posts_.post(1);
@@ -39,7 +39,7 @@ class BasicFlag {
         return posts_.reached(cleared_.load(std::memory_order_acquire) + 1);
     }
 
-    // The waiter, when it is done with what the post was about. False if it was not set.
+    // The waiter, when it has handled the post. False if the flag was not set.
     bool clear() noexcept {
         if (!is_set()) return false;
         // SYNC: pairs with the load in set() and in is_set().
@@ -47,7 +47,7 @@ class BasicFlag {
         return true;
     }
 
-    // The waiter: until it is set. kLost only if it is not.
+    // The waiter: waits until the flag is set. kLost only if it is not.
     template <class Policy>
     Outcome wait_until(std::int64_t deadline, Policy& policy) noexcept {
         // Relaxed: only the waiter writes it.

@@ -1,9 +1,9 @@
 // The futex system calls, and the `Linux` platform built on them.
 //
 // Every primitive is a template over a platform: `Linux` in production, a simulated one with
-// stale reads and a deterministic scheduler in tests/native/sim.h. A platform has Atomic,
-// futex_wait, futex_wake, the id of this thread, whether another thread's process lives, and when
-// to check that.
+// stale reads and a deterministic scheduler in tests/native/sim.h. A platform provides Atomic,
+// futex_wait, futex_wake, this thread's id (self_id), whether another thread's process lives
+// (alive), and when to check that next (next_look).
 #pragma once
 
 #include <algorithm>
@@ -28,12 +28,12 @@ enum class FutexResult {
 enum class FutexCall { kWaitv, kWait2, kBitset, kNap };
 
 // The call that this process uses. Starts at kWaitv; a call that the kernel (or a container's
-// seccomp profile) refuses is not tried again. kNap, short sleeps between checks, is used where
-// even FUTEX_WAIT is refused: slow, but nothing hangs.
+// seccomp profile) refuses is not tried again. kNap, short sleeps between checks, is the fallback
+// where even FUTEX_WAIT is refused: slow, but nothing hangs.
 FutexCall futex_call() noexcept;
 
-// Any thread. Sleeps while *word == expected, until a wake or the deadline. Shared, never private:
-// the word lies in memory that several processes map.
+// Any thread. Sleeps while *word == expected, until a wake or the deadline. The futex is shared,
+// never private: several processes map the word.
 FutexResult futex_wait_on(const std::uint32_t* word, std::uint32_t expected,
                           std::int64_t deadline) noexcept;
 
@@ -46,7 +46,7 @@ std::uint64_t futex_wake_count() noexcept;
 struct Linux {
     template <class T>
     using Atomic = std::atomic<T>;
-    // Memory that only the atomics beside it protect: a test's platform sees who touches it when.
+    // Memory that only the atomics beside it protect: a test's platform checks each access to it.
     template <class T>
     using Plain = T;
 

@@ -1,6 +1,6 @@
-// What every process that maps a segment must agree on: line size, header, versions.
-// Changing anything here, or the size of any cell asserted in tests/native/test_layout.cpp,
-// means a new kLayoutVersion: a process built otherwise then refuses to attach.
+// The layout that every process that maps a segment must agree on: line size, header, versions.
+// If you change anything here, or the size of a cell asserted in tests/native/test_layout.cpp,
+// increase kLayoutVersion: processes with another build then refuse to attach.
 #pragma once
 
 #include <bit>
@@ -21,7 +21,7 @@ inline constexpr std::uint32_t kLayoutVersion = 1;
 inline constexpr std::uint64_t kMagic = 0x72'6c'70'6d'61'73'79'70;  // "pysamplr" in memory
 
 //   0        8         12        16     24    32            128
-//   | magic  | version | creator | size | id  | (reserved)   | cells, each on lines of its own ...
+//   | magic  | version | creator | size | id  | (reserved)   | cells, which share no cache line ...
 struct SegmentHeader {
     std::uint64_t magic;
     std::uint32_t version;

@@ -18,14 +18,14 @@
 namespace pysampler {
 namespace {
 
-// How long fork() waits for the child's copies: one that was stopped must not stop its parent.
+// How long fork() waits for the child's copies: a stopped child must not block its parent forever.
 constexpr std::int64_t kPatienceNs = 10'000'000'000;
 
 std::mutex mutex;  // of the list, and of one fork at a time
 Loan* first = nullptr;
 
-// Replaces shared pages with the process's own that hold the same bytes. What else lies in these
-// pages is cut off as well: a fork cannot use what its parent shares with workers.
+// Replaces shared pages with private ones that hold the same bytes. The other bytes of these pages
+// become private as well: a fork cannot use what its parent shares with workers anyway.
 bool make_own(std::byte* at, std::size_t bytes) noexcept {
     const std::size_t page = Segment::page();
     const std::size_t before = reinterpret_cast<std::uintptr_t>(at) % page;  // in its first page
@@ -78,7 +78,7 @@ struct Fork {
             for (Loan* loan = first; loan != nullptr; loan = loan->next_) {
                 if (loan->copied_ && !make_own(loan->at_, loan->bytes_)) done = 0;
             }
-            // The parent cannot have gone for good: this process reads from the pipe as well.
+            // No SIGPIPE even if the parent is gone: this process holds the reading end as well.
             while (answer[1] >= 0 && write(answer[1], &done, 1) < 0 && errno == EINTR) {
             }
             close_answer();
@@ -95,7 +95,8 @@ struct Fork {
         mutex.unlock();
     }
 
-    // Whether no child shares what is on loan: it has copies, or there is none (any more).
+    // Whether no child shares memory on loan: it has made its copies, or it is not (or no longer)
+    // there.
     static bool answered() noexcept {
         if (answer[0] < 0) return false;  // no descriptors left for the pipe
         close(std::exchange(answer[1], -1));

@@ -1,10 +1,9 @@
 // Shared memory on loan: arrays outside of the library refer to it, so it must not change any more,
-// in this process and in its forks.
+// neither in this process nor in its forks.
 //
-// A fork maps shared memory as its parent does: the child would see what comes to lie there later,
-// and the parent what the child writes. So a fork gives the child pages of its own for what is on
-// loan, with what lay there at the fork. The parent's fork() returns once the child has them, since
-// it may write there next.
+// A forked child maps the same shared memory: it would see what the parent writes there later, and
+// the parent what the child writes. So the child replaces the pages on loan by private copies, made
+// at the fork. The parent's fork() returns once the child has them, since it may write there next.
 #pragma once
 
 #include <atomic>
@@ -14,14 +13,14 @@ namespace pysampler {
 
 class Loan {
  public:
-    // `held` says whether anything outside of the library refers to the bytes. It is called when
-    // this process forks, by the thread that does, and must not allocate.
+    // `held` says whether anything outside of the library refers to the bytes. The thread that
+    // forks calls it, during the fork; it must not allocate.
     Loan(std::byte* at, std::size_t bytes, bool (*held)(const Loan&)) noexcept;
     Loan(const Loan&) = delete;
     Loan& operator=(const Loan&) = delete;
     ~Loan();
 
-    // Whether a child may still share these bytes: it found no memory for its own, or did not
+    // Whether a child may still share these bytes, since it had no memory for its copy or did not
     // answer in time. They must not be written again.
     bool shared() const noexcept { return shared_.load(std::memory_order_relaxed); }
 

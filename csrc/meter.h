@@ -1,6 +1,6 @@
-// What a worker reports while it works: which env is stepping, since when, how long steps and
-// resets took, where waiting time went. That worker alone writes it, and anyone reads it at any
-// time: each number is right, a few together may be of different moments.
+// A worker's live counters: which env is stepping, since when, how long steps and resets took,
+// where waiting time went. Only the worker writes them, and any process reads them at any time:
+// each number is right, but several read together may be from different moments.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 
 namespace pysampler {
 
-// A histogram of durations: two buckets to a doubling, the first ends at 768 ns, the last has all
-// from 0.4 s on.
+// A histogram of durations: two buckets per doubling; the first ends at 768 ns, the last holds
+// everything from 0.4 s on.
 struct Durations {
     static constexpr std::uint32_t kBuckets = 40;
     static constexpr std::uint32_t kFirst = 18;  // 2 * log2 of 512 ns
@@ -51,7 +51,7 @@ static_assert(sizeof(EnvMeter) == 3 * kLine);
 struct alignas(kLine) WorkerMeter {
     static constexpr std::int64_t kNone = -1;
 
-    std::atomic<std::int64_t> since;  // now_ns() when that env began, or the last one ended
+    std::atomic<std::int64_t> since;  // now_ns() when `env` began, or the last one ended
     std::atomic<std::int64_t> env;
     WaitStats waits;
 };
@@ -60,7 +60,7 @@ static_assert(sizeof(WorkerMeter) == kLine);
 // Writes the meters of one worker and its envs.
 class Meter {
  public:
-    // `envs` of the whole pool, by index.
+    // `envs`: the meters of all envs of the pool, by index.
     Meter(EnvMeter* envs, WorkerMeter* worker) : envs_(envs), worker_(worker) {}
 
     void at(std::int64_t env, std::int64_t now) {
@@ -70,11 +70,11 @@ class Meter {
         worker_->env.store(env, std::memory_order_release);
     }
     void idle(std::int64_t now) { at(WorkerMeter::kNone, now); }
-    // Fetches what stepped() will write, while the env steps: with many envs it is in no cache.
+    // Prefetches what stepped() will write while the env steps: with many envs it is not cached.
     void expect_step(std::size_t env) const { __builtin_prefetch(&envs_[env].steps, 1); }
     void stepped(std::size_t env, std::int64_t ns) { envs_[env].steps.add(ns); }
     void was_reset(std::size_t env, std::int64_t ns) { envs_[env].resets.add(ns); }
-    // The same of a call that has a beginning and an end, which are traced.
+    // The same for a call with a beginning and an end, which is traced too.
     void stepped(std::size_t env, std::int64_t began, std::int64_t ended) {
         stepped(env, ended - began);
         trace(TraceKind::kStep, env, began, ended);
@@ -85,7 +85,7 @@ class Meter {
     }
     void waited(const WaitStats& stats) { worker_->waits = stats; }
 
-    // Traces what comes to this track, or nothing if it is null.
+    // Traces to this track from now on; null turns tracing off.
     void trace_to(std::shared_ptr<Track> track) { track_ = std::move(track); }
     const std::shared_ptr<Track>& track() const { return track_; }
 

@@ -1,4 +1,4 @@
-// The commands that a pool's parent gives its workers, and the completions that come back.
+// Commands from a pool's parent to its workers, and the completions that come back.
 //
 //   parent                                                worker (pool_worker.h)
 //   send()      --- command ring ---------------------->  next()
@@ -6,19 +6,19 @@
 //   wait(), wait_some()  <-- Completion, then doorbell -- complete()
 //   take()      the group may be sent a command again
 //
-// A group has at most one command in flight. So nothing of a completion is ever overwritten: the
-// parent reads it before it sends the next command, and the worker writes the next one after it has
-// read that. Ring and doorbell order all that is written beside them; the pool adds no word of its
-// own.
+// A group has at most one command in flight. So a completion is never overwritten unread: the
+// parent reads it before it sends the next command, and the worker writes the next one only after
+// it has read that command. Ring and doorbell order everything written beside them; the pool needs
+// no synchronization beyond theirs.
 //
-// The last groups may be *inline*: the parent runs their commands itself, in its own thread, before
-// it would wait. They are in flight and ready like others, and posted on the same doorbell.
+// The last groups may be *inline*: the parent runs their commands itself, in the thread that would
+// otherwise wait. They are in flight and ready like others, and post on the same doorbell.
 //
 //   send()  --- due(), in the order of sending --->  complete_inline()
 //
-// A worker that dies leaves each of its commands done or not: the doorbell says which. Its loss is
-// reported by every wait until renew() or forget_losses(). renew() makes all that it shared anew,
-// so that nothing of it reaches the process that replaces it.
+// When a worker dies, the doorbell says which of its commands were done. Every wait reports the
+// loss until renew() or forget_losses(). renew() constructs everything shared with that worker
+// anew, so that nothing the dead process wrote reaches its replacement.
 //
 // tests/native/test_simulated_pool.cpp runs this one access at a time.
 #pragma once
@@ -40,11 +40,11 @@
 
 namespace pysampler {
 
-// The parent's end, which makes what is shared.
+// The parent's end, which constructs the shared memory.
 //
-// One thread at a time, but for note() and what only asks for a state: those may also be called
-// while another thread is inside a wait. A wait that returns kInterrupted has touched nothing since
-// it was interrupted, so that a signal handler that gives it up may use the pool meanwhile.
+// One thread at a time, except for note() and functions that only read a state: those may also be
+// called while another thread is inside a wait. A wait that returns kInterrupted has touched
+// nothing since the interrupt, so a signal handler that gives the wait up may use the pool.
 template <class Os>
 class BasicPool {
  public:
@@ -59,7 +59,7 @@ class BasicPool {
         std::optional<std::string> message{};
     };
 
-    // `counts`: how many groups each worker has. `weights`: of each group, at least 1. Groups
+    // `counts`: how many groups each worker has. `weights`: one for each group, at least 1. Groups
     // beyond those of the workers are inline.
     BasicPool(const Parts& parts, const std::vector<Inbox>& inboxes,
               const std::vector<std::uint32_t>& counts, const std::vector<std::uint64_t>& weights)
@@ -93,8 +93,8 @@ class BasicPool {
         return !groups_[group].in_flight || groups_[group].owed;
     }
 
-    // The group must accept a command, and from here on has one in flight, also where it finds no
-    // room yet: then it goes with flush() or the next wait. Throws CorruptRing.
+    // The group must accept a command. It has one in flight from now on, even if the ring is full:
+    // flush() or the next wait then sends it. Throws CorruptRing.
     void send(const Request& request) {
         Group& group = groups_[request.group];
         if (!group.in_flight) {
@@ -113,34 +113,34 @@ class BasicPool {
         }
     }
 
-    // A message to a worker, which comes before its next command and has no answer.
+    // Sends a worker a message that arrives before its next command and has no answer.
     void note(std::uint32_t worker, std::string message) {
         workers_[worker].sender.note(std::move(message));
     }
 
     // -- inline groups --------------------------------------------------------------------------
 
-    // What the parent has to do next itself; nullptr if that is nothing. It keeps the content of
-    // notes and jobs, and the pool their order.
+    // The parent's next inline command, or nullptr. The pool keeps the order of notes and jobs, the
+    // parent their content.
     const Command* due() const { return due_.empty() ? nullptr : &due_.front(); }
 
-    // A note to the parent itself, in the order of its commands.
+    // Adds a note to the parent itself, in order with its commands.
     void note_inline() { due_.push_back({Command::kNote, 0, 0, 0}); }
 
-    // What was due first is done. A command's answer has more than what is in the frame, or not.
+    // The parent has done due(). `message`: the answer is more than the results in the frame.
     void complete_inline(bool message, std::int64_t now) {
         const Command done = due_.front();
         due_.pop_front();
         if (done.kind == Command::kNote) return;
-        // SYNC: this thread reads it itself.
+        // SYNC: none needed, the same thread reads it.
         parts_.completions[done.group] = Completion{message ? 1U : 0U};
         bell_.post(done.group, now);
     }
 
-    // Forgets all that is due, when the pool is closed. Touches no shared memory.
+    // Drops everything due, when the pool is closed. Touches no shared memory.
     void release_inline() { due_.clear(); }
 
-    // Forgets the commands that are due: they are not in flight any more. Notes stay.
+    // Drops the commands that are due: they are no longer in flight. Notes stay.
     void cancel_inline() {
         const std::deque<Command> before = std::exchange(due_, {});
         for (const Command& command : before) {
@@ -152,8 +152,8 @@ class BasicPool {
         }
     }
 
-    // Until all that was sent has gone. kLost: lost() has the groups of a worker that is. Throws
-    // CorruptRing.
+    // Waits until every command is in its worker's ring. kLost if a worker is lost: lost() has its
+    // groups. Throws CorruptRing.
     template <class Policy>
     Outcome flush(std::int64_t deadline, Policy& policy) {
         for (Worker& worker : workers_) {
@@ -168,7 +168,7 @@ class BasicPool {
         return Outcome::kReady;
     }
 
-    // How many commands have yet to go.
+    // How many commands are not yet in their worker's ring.
     std::size_t unsent() const {
         std::size_t count = 0;
         for (const Worker& worker : workers_) count += worker.sender.unsent();
@@ -177,8 +177,8 @@ class BasicPool {
 
     // -- completions ----------------------------------------------------------------------------
 
-    // Until all that is in flight is back. kLost, at once, if a worker is: lost() has its groups.
-    // Sends first what is unsent, and throws CorruptRing.
+    // Waits until every group in flight is back. Returns kLost at once if a worker is lost: lost()
+    // has its groups. Flushes first, so it may throw CorruptRing.
     template <class Policy>
     Outcome wait(std::int64_t deadline, Policy& policy) {
         if (pending_ == 0) return Outcome::kReady;
@@ -186,13 +186,13 @@ class BasicPool {
         return flushed == Outcome::kReady ? wait_for(pending_, deadline, policy) : flushed;
     }
 
-    // The same until groups of `min_weight` together, or all that are in flight, are back.
+    // The same, until groups that weigh `min_weight` together, or all in flight, are back.
     template <class Policy>
     Outcome wait_some(std::uint64_t min_weight, std::int64_t deadline, Policy& policy) {
         const Outcome flushed = flush(deadline, policy);
         if (flushed != Outcome::kReady && flushed != Outcome::kTimedOut) return flushed;
         min_weight = std::min(min_weight, pending_weight_);
-        // The fewest posts that can weigh enough; where groups differ it may take more.
+        // The fewest posts that can weigh enough; if groups differ in weight, it may take more.
         for (std::uint32_t want = min_posts(min_weight);;) {
             const Outcome outcome = wait_for(want, deadline, policy);
             if (outcome != Outcome::kReady && outcome != Outcome::kTimedOut) return outcome;
@@ -207,25 +207,25 @@ class BasicPool {
         }
     }
 
-    // What the last wait found to be back: groups, longest ready first, of up to `max_weight`
+    // The groups that the last wait found to be back, longest ready first, up to `max_weight`
     // together.
     std::vector<std::uint32_t> back(std::uint64_t max_weight) const {
         std::vector<std::uint32_t> groups;
         for_each_back(max_weight, [&](std::uint32_t group) { groups.push_back(group); });
         return groups;
     }
-    // Those of them whose completion is followed by a message.
+    // Those of them whose completion a message follows.
     std::vector<std::uint32_t> with_message(std::uint64_t max_weight) const {
         std::vector<std::uint32_t> groups;
         for_each_back(max_weight, [&](std::uint32_t group) {
-            // SYNC: the wait that found the group has acquired what complete() released.
+            // SYNC: the wait that found the group has acquired the completion from complete().
             const Completion completion = parts_.completions[group];
             if (completion.message != 0) groups.push_back(group);
         });
         return groups;
     }
 
-    // The group is back and its completion was read, or nothing more is expected of it.
+    // The group is back and its completion was read, or its answer is no longer wanted.
     void take(std::uint32_t group) {
         if (!groups_[group].in_flight) return;
         bell_.take(group);
@@ -237,7 +237,7 @@ class BasicPool {
 
     // -- losses ---------------------------------------------------------------------------------
 
-    // Groups whose loss a wait has found, and that were not renewed since.
+    // Groups that a wait found to be lost and that were not renewed since.
     std::vector<std::uint32_t> lost() const {
         return groups_where([](const Group& group) { return group.lost; });
     }
@@ -246,8 +246,8 @@ class BasicPool {
         any_lost_ = false;
     }
 
-    // What the reaper (watch.h) calls when this worker is dead, in any thread, as long as the
-    // memory stays. Ends every wait for the worker.
+    // Returns the action for a Watch (watch.h) to run when this worker dies: it ends every wait for
+    // the worker. It may run in any thread, as long as the memory stays mapped.
     auto on_death(std::uint32_t index) const {
         const Worker& worker = workers_[index];
         return [sender = worker.sender.on_death(), parts = parts_, first = worker.first,
@@ -258,9 +258,9 @@ class BasicPool {
         };
     }
 
-    // Another process is this worker from now on. The old one is known to be dead, and its loss has
-    // been marked everywhere. What it had posted, and what was on its way to it, is dropped. Groups
-    // that are in flight stay so, and are owed() a command. May be repeated.
+    // Another process is this worker from now on. The old one must be known to be dead, and its
+    // loss marked everywhere. Its posts, and commands on their way to it, are dropped. Groups in
+    // flight stay in flight and are owed() a command. May be repeated.
     void renew(std::uint32_t index) {
         Worker& worker = workers_[index];
         worker.sender.renew();
@@ -274,12 +274,12 @@ class BasicPool {
         any_lost_ = !lost().empty();
     }
 
-    // Whether a group in flight must be sent a command once more, as its worker was replaced.
+    // Whether a group in flight must be sent its command again, since its worker was replaced.
     bool owed(std::uint32_t group) const { return groups_[group].owed; }
-    // Whether a group's worker was replaced, and the group not settled since.
+    // Whether a group's worker was replaced and the group was not settled since.
     bool is_new(std::uint32_t group) const { return groups_[group].is_new; }
     bool any_new() const { return any_new_; }
-    // The groups have been sent what new ones must be sent.
+    // The groups have been sent the commands that set a new worker up.
     void settle(std::span<const std::uint32_t> groups) {
         for (const std::uint32_t group : groups) groups_[group].is_new = false;
         any_new_ =
@@ -290,8 +290,8 @@ class BasicPool {
 
     std::uint32_t pending() const { return pending_; }  // groups in flight
     std::uint64_t pending_weight() const { return pending_weight_; }
-    // Of groups that are back and not taken, whether a wait has found them or not. Inline groups
-    // count: a wait runs them, and waits for nothing.
+    // The weight of groups that are back and not taken, whether or not a wait has found them.
+    // Inline groups count: a wait would run them rather than block.
     std::uint64_t ready_weight() const {
         std::uint64_t weight = 0;
         for (std::uint32_t group = 0; group < groups(); ++group) {
@@ -304,11 +304,11 @@ class BasicPool {
     }
     bool in_flight(std::uint32_t group) const { return groups_[group].in_flight; }
     bool is_ready(std::uint32_t group) const { return bell_.is_ready(group); }
-    // Of the last command to the group.
+    // Frame and number of the group's last command.
     std::uint32_t frame_of(std::uint32_t group) const { return groups_[group].frame; }
     std::uint32_t number_of(std::uint32_t group) const { return groups_[group].number; }
 
-    // As a doorbell's.
+    // See BasicDoorbell::interrupt_wait().
     void interrupt_wait() noexcept { bell_.interrupt_wait(); }
     std::uint64_t waiter() const noexcept { return bell_.waiter(); }
 
@@ -341,7 +341,7 @@ class BasicPool {
     template <class Policy>
     Outcome wait_for(std::uint32_t posts, std::int64_t deadline, Policy& policy) {
         if (any_lost_) return Outcome::kLost;
-        // Where all are awaited, the doorbell knows how many are at work.
+        // If all are awaited, the doorbell already knows how many are at work.
         const std::uint64_t at_work = posts < pending_ ? workers_at_work() : 0;
         const Outcome outcome = bell_.wait_until(posts, deadline, policy, at_work);
         if (outcome == Outcome::kLost) {
@@ -393,7 +393,7 @@ class BasicPool {
     BasicDoorbell<Os> bell_;
     std::vector<Group> groups_;
     std::vector<Worker> workers_;
-    std::deque<Command> due_;  // what the parent has to do itself
+    std::deque<Command> due_;  // inline commands and notes, for the parent
     std::uint64_t heaviest_;
     std::uint32_t pending_ = 0;
     std::uint64_t pending_weight_ = 0;

@@ -1,5 +1,4 @@
-// A worker's end of its pool's commands and completions; pool.h is the other, and says how they
-// fit.
+// A worker's end of its pool's commands and completions; pool.h is the parent's, with the protocol.
 #pragma once
 
 #include <cstdint>
@@ -22,33 +21,33 @@ class BasicPoolWorker {
           completions_(parts.completions),
           bell_(parts.bell, parts.members, parts.groups) {}
 
-    // The next command, if there is one. Its message, if it has one, comes after it in the inbox.
+    // The next command, if any. Its message, if it has one, follows in the inbox.
     std::optional<Command> next() {
         const Run run = commands_.peek(1);
         if (run.count == 0) return std::nullopt;
-        // SYNC: peek() acquires what publish() in command_sender.h released; release() gives the
-        // slot back, which the claim() there acquires.
+        // SYNC: peek() acquires the slot from publish() in command_sender.h; release() gives it
+        // back to the claim() there.
         const Command command = commands_at_.slots[run.first];
         commands_.release(1);
         return command;
     }
 
-    // Until there is a command. kLost if the parent is, and there is none.
+    // Waits for a command. kLost if there is none and the parent is lost.
     template <class Policy>
     Outcome wait(std::int64_t deadline, Policy& policy) noexcept {
         return commands_.wait_ready(1, deadline, policy);
     }
 
-    // The group's command is done at `now`, in ns; a message follows in the outbox, or none. False
-    // if it had none in flight, or was marked lost.
+    // The group's command is done at `now`, in ns. `message`: one follows in the outbox. False if
+    // the group had no command in flight or was marked lost.
     bool complete(std::uint32_t group, bool message, std::int64_t now) {
-        // SYNC: post() releases it to the parent's wait, which acquires the member's state.
+        // SYNC: post() releases the completion to the parent's wait, which acquires the state.
         completions_[group] = Completion{message ? 1U : 0U};
         return bell_.post(group, now);
     }
 
     std::uint32_t groups() const noexcept { return bell_.members(); }
-    // How many completions the parent sleeps for.
+    // How many more completions the sleeping parent waits for.
     std::uint64_t wanted() const noexcept { return bell_.wanted(); }
     std::uint64_t waiter() const noexcept { return commands_at_.cell->tail.waiter(); }
 

@@ -1,14 +1,14 @@
-// A position that only advances, and that threads of any process can wait for. A ring's two ends, a
-// doorbell's count of posts and a board's version each are one.
+// A position that only advances, and that threads of any process can wait for. Each end of a ring,
+// a doorbell's count of posts and a board's version are positions.
 //
-//   word:  position:62 | lost:1 | armed:1        target: where the one waiter wants it to be
+//   word:  position:62 | lost:1 | armed:1        target: the position the one waiter waits for
 //
-// All that matters for waking happens at this one word, so its modification order is the proof
-// and no fence is needed. A waiter writes its target, then arms by a CAS from the very position it
-// looked at. A poster advances by a fetch_add, which returns the armed bit as it was.
-//   - The advance comes before the CAS: the CAS sees it and fails, or the waiter had looked after
-//     it.
-//   - The CAS comes before the advance: the poster sees armed, and then (acquire pairs with the
+// Waking depends on this one word alone, so its modification order is the proof and no fence is
+// needed. A waiter writes its target, then arms by a CAS from the very position it looked at. A
+// poster advances by a fetch_add, which returns the armed bit as it was.
+//   - If the advance comes before the CAS, the CAS sees it and fails, or the waiter had looked
+//     after it.
+//   - If the CAS comes before the advance, the poster sees armed, and then (acquire pairs with the
 //     CAS's release) this target or one the waiter has set since; in the latter case the waiter
 //     is awake and its next CAS sees the advance. If the target is reached the poster disarms, and
 //     the poster that clears the bit makes the one wake.
@@ -37,7 +37,8 @@ class BasicPosition {
     static constexpr Word kLost = 2;
     static constexpr Word kUnit = 4;
 
-    // After this many wake-ups in one sleep the word may be corrupt: the policy checks the clock.
+    // After this many wake-ups in one sleep the word may be corrupt: return, so that the policy
+    // checks the clock.
     static constexpr int kMaxMismatches = 1000;
 
  public:
@@ -46,15 +47,15 @@ class BasicPosition {
 
     explicit BasicPosition(std::uint64_t start = 0) noexcept : word_(start * kUnit) {}
 
-    // Any thread. What was written before the position moved is visible once it is seen moved.
+    // Any thread. Everything written before the position moved is visible once it is seen moved.
     // SYNC: pairs with the fetch_add in advance() and the fetch_or in mark_lost().
     std::uint64_t load() const noexcept { return word_.load(std::memory_order_acquire) / kUnit; }
 
-    // The only poster: the position that it has itself brought about, so relaxed is enough.
+    // The only poster: reads back its own last advance, so relaxed is enough.
     std::uint64_t own() const noexcept { return word_.load(std::memory_order_relaxed) / kUnit; }
 
-    // A poster. Moves the position; true if the waiter was armed: then call wake(), now or when
-    // what it waits for has come. With one waiter prefer post(), which knows the target.
+    // A poster. Moves the position; true if the waiter was armed: then call wake(), now or once the
+    // waiter's condition holds. With one waiter prefer post(), which knows the target.
     bool advance(std::uint64_t by) noexcept {
         // SYNC: release pairs with the load in load(); acquire pairs with the CAS in park(), so
         // that the target read after it is that waiter's, or newer.
@@ -77,11 +78,11 @@ class BasicPosition {
         if (advance(by) && reached(target_.load(std::memory_order_relaxed))) wake();
     }
 
-    // Any thread that knows that a poster is dead. What it had posted stays posted. Wakes whether
-    // armed or not: the dead poster may have disarmed, and died before its wake.
+    // Any thread that knows that a poster is dead. Its posts stay posted. Wakes whether armed or
+    // not: the dead poster may have disarmed and died before its wake.
     void mark_lost() noexcept {
-        // SYNC: pairs with the load in load() and in lost(): what the caller wrote about the loss
-        // is visible with it.
+        // SYNC: pairs with the load in load() and in lost(): everything the caller wrote about the
+        // loss is visible with it.
         word_.fetch_or(kLost, std::memory_order_release);
         Os::futex_wake(word_, INT_MAX);
     }
@@ -105,7 +106,7 @@ class BasicPosition {
         return static_cast<std::int64_t>((to - from) * kUnit) / static_cast<std::int64_t>(kUnit);
     }
 
-    // A waiter: until the position has reached `target`. kLost only if it is not reached.
+    // A waiter: waits until the position has reached `target`. kLost only if it has not.
     template <class Policy>
     Outcome wait_until(std::uint64_t target, std::int64_t deadline, Policy& policy,
                        Others others = {}) noexcept {
@@ -134,13 +135,13 @@ class BasicPosition {
     std::uint64_t waiter() const noexcept { return place_.id(); }
     // Relaxed: a hint, out of date at once.
     bool armed() const noexcept { return word_.load(std::memory_order_relaxed) & kArmed; }
-    // How many posts the sleeping waiter still wants; 0 if none sleeps. A hint for wait policies.
+    // How many posts the sleeping waiter still waits for, or 0. A hint for wait policies.
     std::uint64_t wanted() const noexcept
         requires(waiters == Waiters::kOne)
     {
         // SYNC: pairs with the CAS in park(): the target read next is that waiter's, or newer.
         const Word word = word_.load(std::memory_order_acquire);
-        // SYNC: pairs with no store; keeps the second look at the word behind this one.
+        // SYNC: pairs with no store; keeps the second load of the word behind this one.
         const std::uint64_t target = target_.load(std::memory_order_acquire);
         // If the word has changed, the target may belong to another wait.
         if (!(word & kArmed) || word_.load(std::memory_order_relaxed) != word) return 0;
@@ -174,8 +175,8 @@ class BasicPosition {
             // Posts that do not reach the target change the word without a wake: sleep on.
             if (result != FutexResult::kMismatch || !(word & kArmed) || over(target)) break;
         }
-        // With many waiters the others may still sleep on the bit: it stays, which costs one
-        // needless wake at most.
+        // With many waiters the others may still sleep on the bit: it stays, which costs at most
+        // one needless wake.
         if constexpr (waiters == Waiters::kOne) {
             word_.fetch_and(~kArmed, std::memory_order_relaxed);
         }

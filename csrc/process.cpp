@@ -18,8 +18,8 @@ namespace {
 
 thread_local std::uint64_t cached_id = 0;
 
-// What a terminal, a batch system or a service manager may send to a whole group of processes: the
-// parent decides what happens then.
+// Signals that a terminal, a batch system or a service manager may send to a whole process group:
+// the parent decides how to react.
 constexpr int kOutlived[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
 sigset_t outlived() {
@@ -86,7 +86,7 @@ bool adopt_orphans() { return prctl(PR_SET_CHILD_SUBREAPER, 1) == 0; }
 
 void set_process_title(const std::string& title) {
     prctl(PR_SET_NAME, title.c_str());
-    // Fields 48 and 49 are where the arguments lie; field 2, the name, may contain anything.
+    // Fields 48 and 49 are the addresses of the arguments; field 2, the name, may contain anything.
     std::ifstream file("/proc/self/stat");
     const std::string stat{std::istreambuf_iterator<char>(file), {}};
     std::istringstream fields(stat.substr(std::min(stat.rfind(')') + 1, stat.size())));

@@ -1,4 +1,4 @@
-// Processes: the id of this thread, whether another process lives, signals and titles.
+// Processes: this thread's id, whether another process lives, signals and titles.
 #pragma once
 
 #include <signal.h>
@@ -24,15 +24,15 @@ int open_pidfd(pid_t pid) noexcept;
 
 bool pidfd_ended(int pidfd) noexcept;
 
-// Sets the name that ps and top show: it overwrites the arguments that this process was started
-// with, as far as there is room, and its first 15 bytes are the name of the calling thread.
+// Sets the name that ps and top show: overwrites this process's command-line arguments with as much
+// of the title as fits, and names the calling thread after its first 15 bytes.
 void set_process_title(const std::string& title);
 
 // From now on SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 neither end nor stop this process. They
-// are caught, not ignored, so programs that it starts have the defaults. Unblocks them.
+// are caught, not ignored, so that programs it starts get the defaults. Unblocks them.
 void outlive_signals();
-// Blocks those signals, in the thread that made it, while it lives. In a child that is forked
-// meanwhile they stay blocked until outlive_signals().
+// Blocks those signals in the constructing thread during its lifetime. In a child forked meanwhile
+// they stay blocked until outlive_signals().
 class BlockedSignals {
  public:
     BlockedSignals();
@@ -47,8 +47,7 @@ class BlockedSignals {
 // Restores the defaults, in a process forked from one that called outlive_signals().
 void default_signals();
 
-// Makes this process the parent of its descendants whose own parent ends. False where that is
-// refused.
+// Makes this process the parent of its descendants whose own parent ends. False if refused.
 bool adopt_orphans();
 
 }  // namespace pysampler

@@ -3,8 +3,8 @@
 //   owner:  pid:32 | - | incarnation:16 | lost:1      a word for each place, pid 0 if it is free
 //   stamp:  incarnation:16 | index:14                 names one holder of one place
 //
-// Each change of hands gives a place a new incarnation, so a stamp tells a producer from those that
-// held its place before or after it. All zero: all places are free.
+// A place gets a new incarnation each time it changes hands, so a stamp tells a producer from
+// earlier and later holders of its place. All zero: all places are free.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class BasicProducers {
     static constexpr int kIndexBits = 14;
     static constexpr std::uint32_t kMax = 1U << kIndexBits;
 
-    // What join() returns.
+    // The result of join().
     struct Joined {
         std::uint32_t stamp;
         bool after_dead;  // the last holder had died, and nothing had reported it
@@ -36,7 +36,7 @@ class BasicProducers {
 
     std::uint32_t count() const noexcept { return count_; }
 
-    // A producer. Takes a place; nothing if all are held by living processes.
+    // A producer. Takes a place; nullopt if living processes hold all of them.
     std::optional<Joined> join() noexcept {
         const auto none = [](Word) { return false; };
         const auto ended = [](Word owner) { return !Os::alive(owner); };
@@ -45,15 +45,15 @@ class BasicProducers {
         return std::nullopt;
     }
 
-    // The producer of this stamp gives its place back. False if it no longer has it: it was
-    // declared dead, and another took the place.
+    // The producer of this stamp gives its place back. False if it no longer holds it, since it was
+    // declared dead and another took the place.
     bool leave(std::uint32_t stamp) noexcept {
         Atomic& owner = owners_[index(stamp)];
         // Relaxed: the CAS decides.
         Word seen = owner.load(std::memory_order_relaxed);
-        // SYNC: release pairs with the load in gone() and the CAS in take_place(): what was written
-        // to claimed slots comes before what the next producer writes there; acquire pairs with the
-        // CAS in mark_lost().
+        // SYNC: release pairs with the load in gone() and the CAS in take_place(): writes to
+        // claimed slots come before those of the next producer; acquire pairs with the CAS in
+        // mark_lost().
         return incarnation(seen) == stamp >> kIndexBits &&
                owner.compare_exchange_strong(seen, seen & kNoPid, std::memory_order_acq_rel,
                                              std::memory_order_relaxed);
@@ -73,15 +73,15 @@ class BasicProducers {
             // SYNC: pairs with the CAS in take_place().
             Word seen = owners_[i].load(std::memory_order_acquire);
             if (pid(seen) != dead_pid) continue;
-            // SYNC: release pairs with the load in all_lost() and gone(): with the loss, all that
-            // the process had published is visible; acquire pairs with the CAS in take_place().
+            // SYNC: release pairs with the load in all_lost() and gone(): everything the process
+            // had published is visible with the loss; acquire pairs with the CAS in take_place().
             owners_[i].compare_exchange_strong(seen, seen | kLost, std::memory_order_acq_rel,
                                                std::memory_order_relaxed);
         }
     }
 
-    // Any thread. Whether at least one place is held, and all that are belong to processes known to
-    // be dead.
+    // Any thread. Whether at least one place is held, and the holders of all held places are known
+    // to be dead.
     bool all_lost() const noexcept {
         bool any = false;
         for (std::uint32_t i = 0; i < count_; ++i) {
@@ -94,8 +94,7 @@ class BasicProducers {
         return any;
     }
 
-    // Any thread. Marks holders lost that are found to be dead; false if there are none. For
-    // processes without a Watch.
+    // Any thread. Marks dead holders lost; false if there are none. For processes without a Watch.
     bool reap() noexcept {
         bool any = false;
         for (std::uint32_t i = 0; i < count_; ++i) {
@@ -119,7 +118,7 @@ class BasicProducers {
         return static_cast<std::uint32_t>(owner >> 1 & 0xffff);
     }
 
-    // A free place, one whose holder is known to be lost, or one whose holder `ended(owner)`.
+    // Takes a place that is free, whose holder is known to be lost, or for which `ended(owner)`.
     template <class Ended>
     std::optional<std::uint32_t> take_place(Ended&& ended) noexcept {
         const Word self = static_cast<std::uint32_t>(pid_of(Os::self_id()));

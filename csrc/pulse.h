@@ -1,14 +1,14 @@
-// How long this process did not run: stopped by a signal, in a frozen cgroup, on a paused machine.
-// The clock goes on meanwhile. So it is no evidence against processes that may have been suspended
-// with this one, unless these times are taken off.
+// How long this process was suspended: stopped by a signal, in a frozen cgroup, on a paused
+// machine. The clock keeps running meanwhile, so before another process is called late, these
+// pauses must be subtracted: it may have been suspended together with this one.
 //
 //   beats   |    |    |    |                        |    |    |
 //           ----------------------------------------------------> time
 //                          due: <--- a pause ------->
 //
-// A thread beats at an interval. Where it comes later than that by more than half an interval, the
-// process did not run from when the beat was due. A thread that others keep from its CPU looks
-// the same: then the time that is left still grows by an interval with each beat.
+// A thread beats at an interval. If a beat is late by more than half an interval, the process
+// counts as suspended since the beat was due. A thread that was merely denied its CPU looks the
+// same: the time that is not a pause then still grows by an interval with each beat.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +32,7 @@ class Pulse {
 
     std::int64_t due() const { return last_ + interval_; }
 
-    // How much of the time from `since` until `now` were pauses, counting one that no beat has
-    // ended yet.
+    // The total of all pauses from `since` until `now`, including one that no beat has ended yet.
     std::int64_t paused(std::int64_t since, std::int64_t now) const {
         std::int64_t sum = missed(now) ? now - std::clamp(since, due(), now) : 0;
         for (const auto& [begin, end] : pauses_) sum += end - std::clamp(since, begin, end);
@@ -44,7 +43,7 @@ class Pulse {
     struct Pause {
         std::int64_t begin, end;
     };
-    // More than anything that is waited for will see.
+    // More pauses than there can be during any wait.
     static constexpr std::size_t kKept = 1000;
 
     bool missed(std::int64_t now) const { return now - due() > interval_ / 2; }

@@ -2,13 +2,12 @@
 //
 //   head (consumer's) ───▶ [ ready to read ] ◀─── tail (producer's)        slot = position & mask
 //
-// Positions are 62-bit and free-running; each side keeps the last value that it read of the other's
-// position, and reads it again only when that is not enough. Advancing the tail is the commit: a
-// producer that dies before it leaves nothing. A batch is one advance. Both ends can be waited for
-// (position.h).
+// Positions are 62-bit and free-running; each side caches the other's position and reads it again
+// only when the cached one is not enough. Advancing the tail is the commit: a producer that dies
+// before it leaves nothing. A batch is one advance. Both ends can be waited for (position.h).
 //
-// The geometry stays in the handle, outside the shared memory: whatever a peer writes there, an
-// index is masked, and a fill above the capacity is noticed (sound()).
+// The geometry stays in the handle, outside the shared memory, so corrupt shared memory is
+// harmless: indices are masked, and a fill above the capacity is noticed (sound()).
 #pragma once
 
 #include <algorithm>
@@ -20,7 +19,7 @@
 
 namespace pysampler {
 
-// What lies in the segment, before the slots.
+// The segment holds this cell, then the slots.
 template <class Os>
 struct BasicRingCell {
     explicit BasicRingCell(std::uint64_t start = 0) : tail(start), head(start) {}
@@ -29,7 +28,7 @@ struct BasicRingCell {
     BasicPosition<Os, Waiters::kOne> head;
 };
 
-// `slots` is a power of two. A producer that finds `high` slots full blocks until they are `low`.
+// `slots` is a power of two. A producer that finds `high` slots full blocks until only `low` are.
 struct RingGeometry {
     std::uint64_t slots;
     std::uint64_t slot_bytes;
@@ -60,7 +59,7 @@ class BasicRing {
 
     // -- the producer --
 
-    // Free slots behind the tail, up to `want` and to the end of the array: write them, then
+    // Free slots from the tail on, up to `want` or the end of the array: write them, then
     // publish().
     Run claim(std::uint64_t want) noexcept {
         const std::uint64_t tail = cell_->tail.own();
@@ -70,8 +69,8 @@ class BasicRing {
 
     void publish(std::uint64_t count) noexcept { cell_->tail.post(count); }
 
-    // Until at least `count` slots are free; and if the ring was full, until it has drained to
-    // `low`. kLost if the consumer is lost.
+    // Waits until at least `count` slots are free and, if the ring was full, until it has drained
+    // to `low`. kLost if the consumer is lost.
     template <class Policy>
     Outcome wait_room(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         const std::uint64_t tail = cell_->tail.own();
@@ -84,8 +83,8 @@ class BasicRing {
 
     // -- the consumer --
 
-    // Published slots in front of the head, up to `want` and to the end of the array: read them,
-    // then release().
+    // Published slots from the head on, up to `want` or the end of the array: read them, then
+    // release().
     Run peek(std::uint64_t want) noexcept {
         const std::uint64_t head = cell_->head.own();
         if (ready(head) < want) tail_seen_ = cell_->tail.load();
@@ -94,8 +93,8 @@ class BasicRing {
 
     void release(std::uint64_t count) noexcept { cell_->head.post(count); }
 
-    // Until at least `count` slots are published. kLost if the producer is lost before that. With
-    // a count above low + 1 both sides may wait: a blocked producer waits for the ring to drain.
+    // Waits until at least `count` slots are published. kLost if the producer is lost before that.
+    // A count above low + 1 can deadlock: a blocked producer waits for the ring to drain.
     template <class Policy>
     Outcome wait_ready(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         return cell_->tail.wait_until(cell_->head.own() + count, deadline, policy);
@@ -104,7 +103,7 @@ class BasicRing {
     // -- any thread --
 
     std::uint64_t size() const noexcept { return std::min(fill(), geometry_.slots); }
-    // One of the two sides: false if the positions are garbage.
+    // Called by one of the two sides: false if the positions are garbage.
     bool sound() const noexcept { return fill() <= geometry_.slots; }
 
     void mark_producer_lost() noexcept { cell_->tail.mark_lost(); }
@@ -126,9 +125,9 @@ class BasicRing {
         const std::uint64_t fill = Position::distance(head_seen_, tail);
         return fill < geometry_.high ? geometry_.high - fill : 0;
     }
-    // A fill of more than the slots: another consumer has moved the head since this handle read the
-    // tail (peek() reads it again), or the tail is garbage (then nothing is ever ready; see
-    // sound()).
+    // A fill above `slots` means that another consumer has moved the head since this handle read
+    // the tail (peek() reads it again), or that the tail is garbage (then nothing is ever ready;
+    // see sound()).
     std::uint64_t ready(std::uint64_t head) const noexcept {
         const std::uint64_t fill = Position::distance(head, tail_seen_);
         return fill <= geometry_.slots ? fill : 0;

@@ -31,8 +31,8 @@ namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 
-// What waiting costs on this machine, in the header's reserved bytes: a process that attaches need
-// not measure it.
+// The machine's WaitCosts, in the header's reserved bytes, so that a process that attaches need not
+// measure them.
 struct CostsInHeader {
     std::int64_t park_ns;
     std::int64_t yield_ns;
@@ -162,7 +162,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t payload, std::size_t room) 
     check_left(end);
     const WaitCosts& costs = WaitCosts::here();
     Descriptor fd(open_memfd());
-    // Takes the pages now: MemoryError here rather than SIGBUS hours later.
+    // Allocates the pages now: MemoryError here rather than SIGBUS hours later.
     take_pages(fd.fileno(), 0, end);
     if (ftruncate(fd.fileno(), static_cast<off_t>(size)) != 0)
         fail("cannot make segment: ftruncate");
@@ -256,7 +256,8 @@ std::byte* Segment::at(std::size_t offset, std::size_t bytes, std::size_t align)
     if (offset < sizeof(SegmentHeader) || offset % align != 0 || offset > size_ ||
         bytes > size_ - offset) {
         throw LayoutError("cannot use segment: " + std::to_string(bytes) + " bytes at " +
-                          std::to_string(offset) + " lie outside its " + std::to_string(size_));
+                          std::to_string(offset) + " are not aligned or outside its " +
+                          std::to_string(size_));
     }
     return base_ + offset;
 }

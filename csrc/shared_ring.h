@@ -1,5 +1,5 @@
 // A bounded ring of fixed-size slots from many producers to one consumer, in which a producer may
-// die at any point. One word for each slot says which lap it belongs to, and which producer has it:
+// die at any point. One word per slot says which lap it belongs to and which producer has it:
 //
 //   slot:   lap:32 | stamp:30 (producers.h) | state:2
 //
@@ -8,8 +8,8 @@
 //
 // The claim is a CAS on the slot's word that stores the producer's stamp in the same step: a
 // claimed slot always names its producer, so a producer that dies cannot leave a gap. The tail is
-// only a hint where to try, moved by a producer that finds its slot taken; a producer that dies
-// before moving it delays no other. Every position is consumed or aborted exactly once, since each
+// only a hint where to try: a producer that finds its slot taken moves it, so a producer that dies
+// before moving it delays nobody. Every position is consumed or aborted exactly once, since each
 // arrow above is a CAS or, from published and aborted on, done by the consumer alone.
 // tests/models/shared_ring.pml is a model of this, checked exhaustively. All zero is a new ring.
 #pragma once
@@ -26,7 +26,7 @@
 
 namespace pysampler {
 
-// What lies in the segment: this, the owner of each place, the word of each slot, then the slots.
+// The segment holds this cell, the owner of each place, the word of each slot, then the slots.
 template <class Os>
 struct BasicSharedRingCell {
     explicit BasicSharedRingCell(std::uint64_t start = 0)
@@ -63,36 +63,36 @@ class BasicSharedRing {
     const RingGeometry& geometry() const noexcept { return geometry_; }
     std::uint32_t producers() const noexcept { return producers_.count(); }
 
-    // The creator, for a ring that does not start at 0, before another process has it: relaxed.
+    // The creator, for a ring that does not start at 0. Relaxed: no other process has it yet.
     void start_at(std::uint64_t position) noexcept {
         for (std::uint64_t p = position; p < position + geometry_.slots; ++p) {
             word(p).store(make(lap(p), 0, kFree), std::memory_order_relaxed);
         }
     }
 
-    // -- a producer; each thread has a handle of its own --
+    // -- a producer; each thread needs its own handle --
 
-    // Takes a place for producers; false if all are held by living processes.
+    // Takes a place for producers; false if living processes hold all of them.
     bool join() noexcept {
         const auto joined = producers_.join();
         if (!joined) return false;
         stamp_ = joined->stamp;
         joined_ = true;
-        // The consumer may sleep on what the last holder had claimed.
+        // The consumer may sleep on a slot that the dead holder had claimed.
         if (joined->after_dead) parts_.cell->published.mark_lost();
         return true;
     }
     bool joined() const noexcept { return joined_; }
 
-    // Gives the place back. Slots that are claimed and not published are aborted by the consumer,
-    // which may sleep on one of them.
+    // Gives the place back. The consumer, which may sleep on a claimed and unpublished slot, aborts
+    // those.
     void leave() noexcept {
         if (!joined_) return;
         joined_ = false;
         if (producers_.leave(stamp_)) parts_.cell->published.mark_lost();
     }
 
-    // A slot for this producer, by position; nothing if the ring is full up to `high`.
+    // Claims a slot and returns its position; nullopt if the ring is full up to `high`.
     std::optional<std::uint64_t> claim() noexcept {
         for (;;) {
             const std::uint64_t tail = tail_hint();
@@ -104,7 +104,7 @@ class BasicSharedRing {
                     continue;
                 }
             }
-            // SYNC: pairs with the store in free(): the consumer has read what lay here.
+            // SYNC: pairs with the store in free(): the consumer has read the slot's last content.
             Word seen = word(tail).load(std::memory_order_acquire);
             const auto ahead = static_cast<std::int32_t>(lap_of(seen) - lap(tail));
             if (ahead < 0) return std::nullopt;  // the last lap is still unread
@@ -123,31 +123,31 @@ class BasicSharedRing {
         }
     }
 
-    // Hands the slot to the consumer. False if the slot was taken away: this producer had been
-    // declared dead. Does not wake: call post() after one or many.
+    // Hands the slot to the consumer. False if the slot was taken away, since this producer had
+    // been declared dead. Does not wake: call post() after one or many.
     bool publish(std::uint64_t position) noexcept { return finish(position, kPublished); }
 
-    // The slot is skipped by the consumer.
+    // Makes the consumer skip the slot.
     bool abandon(std::uint64_t position) noexcept { return finish(position, kAborted); }
 
-    // After `count` slots were published or abandoned.
+    // Wakes the consumer if needed, after `count` slots were published or abandoned.
     void post(std::uint64_t count) noexcept { parts_.cell->published.post(count); }
 
-    // Until a claim may succeed; and if the ring was full, until it has drained to `low`. Any
+    // Waits until a claim may succeed and, if the ring was full, until it has drained to `low`. Any
     // number of producers may wait here. kLost if the consumer is lost.
     template <class Policy>
     Outcome wait_room(std::int64_t deadline, Policy& policy) noexcept {
         const std::uint64_t tail = tail_hint();
         head_seen_ = parts_.cell->head.load();
-        // The tail is a hint and may lag behind: `high` slots in front of the head are certain.
+        // The tail is a hint and may lag behind; a tail `high` slots ahead of the head does not.
         return parts_.cell->head.wait_until(tail - std::min(geometry_.low, geometry_.high - 1),
                                             deadline, policy);
     }
 
     // -- the consumer --
 
-    // Published slots in front of the head, up to `want`, to the end of the array, and to the first
-    // that is not published. Skips slots that dead producers had claimed, at the head.
+    // Published slots from the head on, up to `want`, the end of the array or the first unpublished
+    // one. Skips slots at the head that dead producers had claimed.
     Run peek(std::uint64_t want) noexcept {
         skip_aborted();
         const std::uint64_t head = parts_.cell->head.own();
@@ -165,9 +165,9 @@ class BasicSharedRing {
         pass(count);
     }
 
-    // Until the head is published and each of the first `count` positions is published or aborted.
-    // kLost if that is not so and all producers have died or left, at least one by dying. With a
-    // count above low + 1 both sides may wait: blocked producers wait for the ring to drain.
+    // Waits until the head is published and each of the first `count` positions is published or
+    // aborted. kLost if that is not so and all producers have died or left, at least one by dying.
+    // A count above low + 1 can deadlock: blocked producers wait for the ring to drain.
     template <class Policy>
     Outcome wait_ready(std::uint64_t count, std::int64_t deadline, Policy& policy) noexcept {
         auto& published = parts_.cell->published;
@@ -179,7 +179,7 @@ class BasicSharedRing {
 
     // -- any thread --
 
-    // A process is known to be dead. What it had published stays; what it had claimed is aborted.
+    // This process is known to be dead. Its published slots stay; its claimed ones are aborted.
     void mark_producer_lost(pid_t pid) noexcept {
         producers_.mark_lost(static_cast<std::uint32_t>(pid));
         parts_.cell->published.mark_lost();
@@ -199,7 +199,7 @@ class BasicSharedRing {
     }
 
     std::uint64_t published() const noexcept { return parts_.cell->published.load(); }
-    // Slots claimed or published and not yet released, as far as the tail says.
+    // Slots claimed or published and not yet released, judged by the tail, a hint.
     std::uint64_t size() const noexcept {
         const std::uint64_t head = parts_.cell->head.load();
         const std::uint64_t fill = OpenPosition::distance(head, tail_hint());
@@ -230,7 +230,7 @@ class BasicSharedRing {
         return lap_of(seen) == lap(position) && state(seen) == wanted;
     }
 
-    // A tail behind the head, being a hint, does not make the ring full.
+    // The tail is a hint: one behind the head does not make the ring full.
     bool room(std::uint64_t tail) const noexcept {
         return OpenPosition::lead(head_seen_, tail) < static_cast<std::int64_t>(geometry_.high);
     }
@@ -261,9 +261,9 @@ class BasicSharedRing {
         if (parts_.cell->head.advance(count) && size() <= geometry_.low) parts_.cell->head.wake();
     }
 
-    // Whether the position is to be skipped: it is aborted, or a dead producer had claimed it and
-    // it is aborted now. A position already free for the next lap was released by a consumer that
-    // died before pass().
+    // Whether to skip the position: it is aborted, or a dead producer had claimed it and this call
+    // aborts it. A position already free for the next lap was released by a consumer that died
+    // before pass().
     bool aborted(std::uint64_t position) noexcept {
         // SYNC: pairs with the CAS in claim(): the producer's place is read after it.
         Word seen = word(position).load(std::memory_order_acquire);
@@ -306,7 +306,7 @@ class BasicSharedRing {
             const Outcome outcome = published.wait_inside(seen + missing, until, policy);
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
             if (outcome == Outcome::kInterrupted) return outcome;
-            // Nothing has come for long: check that the producers live, which a Watch does at once.
+            // Nothing came for long: check that the producers live. A Watch would say so at once.
             if (this->missing(count) == 0 || reap()) continue;
             if (outcome == Outcome::kTimedOut && until < deadline) continue;
             return outcome;
@@ -314,8 +314,8 @@ class BasicSharedRing {
     }
 
     // How many of the first `count` positions are neither published nor aborted: at least as many
-    // posts must come. An aborted position counts, and no later one in its place, since producers
-    // may need room to fill that.
+    // posts must come. An aborted position counts as done and no later one is awaited in its
+    // place, since producers may need room to fill that.
     std::uint64_t missing(std::uint64_t count) noexcept {
         skip_aborted();
         const std::uint64_t head = parts_.cell->head.own();

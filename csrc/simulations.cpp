@@ -12,7 +12,7 @@ struct Simulations::Library {
     explicit Library(const std::string& path)
         : handle(dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD)) {
         if (handle == nullptr) {
-            std::string message = "the library is not loaded: ";
+            std::string message = "library not loaded: ";
             throw std::runtime_error(message.append(path));
         }
         try {
@@ -81,7 +81,7 @@ struct Simulations::Library {
 Simulations::Simulations(const std::string& library, const void* model, int count, unsigned state)
     : library_(std::make_unique<Library>(library)), count_(count) {
     library_->state = state;
-    // An mjBatchConfig begins with the number of threads. Room for fields that it may be given.
+    // An mjBatchConfig begins with the number of threads. Leaves room for fields to come.
     alignas(16) std::array<std::byte, 256> config{};
     library_->mjb_defaultConfig(config.data());
     const int threads = 1;
@@ -118,8 +118,8 @@ int Simulations::step(const int* ids, int n, int substeps, bool forces) {
     return apply(ids, n, each);
 }
 
-// mjb_apply does not copy fields out. mjb_forward up to no stage does, of the mjData as the call
-// before has left it: so each simulation has both calls before the next.
+// mjb_apply does not copy fields out. mjb_forward with no stage does, from the mjData as the call
+// before left it: so each simulation gets both calls before the next one.
 int Simulations::apply(const int* ids, int n, Each each) {
     int failures = 0;
     for (int k = 0; k < n; ++k) {
@@ -134,7 +134,7 @@ int Simulations::apply(const int* ids, int n, Each each) {
 }
 
 int Simulations::begin(const int* ids, int n) {
-    // The mjData served other simulations, whose derived fields it still holds.
+    // The mjData still holds derived fields of other simulations.
     const Each each = [](const void* model, void* data, int, void* argument) {
         auto& library = *static_cast<Library*>(argument);
         library.mj_getState(model, data, library.row.data(), library.state);

@@ -1,6 +1,6 @@
-// Many simulations of one MuJoCo model in one thread, in the batch of the MuJoCo library that the
-// user has. Its functions are looked up by name in the loaded library: nothing here depends on
-// MuJoCo's headers, nor on where its structs have their fields.
+// Many simulations of one MuJoCo model in one thread, in a batch (mjb_...) of the user's MuJoCo
+// library. Its functions are looked up by name in the loaded library, so that nothing here depends
+// on MuJoCo's headers or the layout of its structs.
 //
 // A simulation is a row of numbers, its state. A call loads the rows of some simulations, computes,
 // copies out the fields that were asked for, and saves the rows.
@@ -16,8 +16,8 @@ namespace pysampler {
 
 class Simulations {
  public:
-    // `library` is the path of the library, which must be loaded; `model` the address of an mjModel
-    // of it, which is copied; `state` the bits that stand for a whole state (mjSTATE_INTEGRATION).
+    // `library` is the path of the library, which must be loaded; `model` the address of one of its
+    // mjModels, which is copied; `state` the bits for a whole state (mjSTATE_INTEGRATION).
     // Throws std::runtime_error if the library lacks a function or cannot make the batch.
     Simulations(const std::string& library, const void* model, int count, unsigned state);
     ~Simulations();
@@ -29,7 +29,7 @@ class Simulations {
     double* rows() const { return rows_; }
 
     struct Field {
-        void* data = nullptr;  // [count, bytes]; nullptr if there is no such field
+        void* data = nullptr;  // [count, bytes]; nullptr if mjData has no such field
         std::size_t bytes = 0;
     };
     // Copies this field of mjData out after every call from now on.
@@ -38,7 +38,7 @@ class Simulations {
     // Each of these returns how many simulations failed; error() says why. `ids` are n indices of
     // simulations, or nullptr for all.
 
-    // Steps that many times; with `forces`, then computes those that only sensors would need.
+    // Steps `substeps` times; `forces` also computes the forces that only sensors would need.
     int step(const int* ids, int n, int substeps, bool forces);
     // Computes everything from the state, as after mj_resetData.
     int begin(const int* ids, int n);
@@ -48,7 +48,7 @@ class Simulations {
 
  private:
     struct Library;
-    // What mjb_apply calls with each simulation, as mjbatch.h declares it.
+    // The callback of mjb_apply, as mjbatch.h declares it.
     using Each = void (*)(const void* model, void* data, int simulation, void* argument);
 
     int apply(const int* ids, int n, Each each);

@@ -1,11 +1,11 @@
-// What a process does, as slices of time, for another process that asks for it.
+// Traces the work of a process as slices of time, on request of another process.
 //
-// The reader asks by setting a deadline; until then, each slice that ends is written to the ring of
-// the process that it belongs to. Nothing waits for the reader: a slice that it did not read in
-// time is overwritten, and it sees that. Asked for nothing, a process loads one word for each
-// slice, which no process writes.
+// The reader asks by setting a deadline; until then, a process writes each slice that ends to its
+// ring. It never waits for the reader: a slice not read in time is overwritten, and the reader
+// notices. While no trace is wanted, a slice costs a process one load of a word that stays in its
+// cache, since no process writes it.
 //
-// The memory is a segment's room, of which the reader takes the pages before it asks.
+// The memory is a segment's room; the reader takes its pages before it asks.
 #pragma once
 
 #include <array>
@@ -24,21 +24,21 @@ namespace pysampler {
 enum class TraceKind : std::uint32_t {
     kStep = 1,  // of an env
     kReset,     // of an env
-    kCommand,   // a worker's, from its arrival to its completion; of a group
-    kJob,       // the same of anything but a step
-    kPolicy,    // acts
+    kCommand,   // in a worker, from its arrival to its completion; of a group
+    kJob,       // the same for anything but a step
+    kPolicy,    // the policy acts
     kSend,      // the parent commands groups
     kWait,      // the parent waits for groups
     kRead,      // the parent reads results
     kRecords,   // the learner waits for records
     kRoom,      // an actor waits for room for its records
     kSent,      // a group has got a command, at one moment
-    kTaken,     // what a group has done is known to the parent, at one moment
+    kTaken,     // the parent knows a group's results, at one moment
 };
 
 struct TraceSwitch {
-    // Slices are wanted that end before this, in ns; 0 if none are.
-    // SYNC: relaxed. The reader of the trace writes it; a slice more or less does not matter.
+    // Slices that end before this, in ns, are wanted; 0 if none are.
+    // SYNC: relaxed. The reader of the trace writes it; one slice more or less does not matter.
     std::atomic<std::int64_t> until;
     std::byte reserved[kLine - 8];
 };
@@ -53,11 +53,11 @@ struct Slice {
 static_assert(sizeof(Slice) == 24);
 
 // A seqlock without fences, which ThreadSanitizer does not know: a reader that copied any part of a
-// newer slice does not find the number that it expects afterwards. A writer that stands still while
-// others write a whole lap of the ring may leave a mixed slice: a wrong picture, no more.
+// newer slice does not find the expected number afterwards. A writer that stalls while others write
+// a whole lap of the ring may leave a mixed slice: a wrong picture, nothing worse.
 class TraceSlot {
  public:
-    // Writes the slice before which there were `before` others.
+    // Writes the slice that `before` others preceded.
     void write(const Slice& slice, std::uint64_t before) {
         number_.store(0, std::memory_order_relaxed);
         set(begin_, slice.begin);
@@ -67,7 +67,7 @@ class TraceSlot {
         set(number_, before + 1);
     }
 
-    // The slice before which there were `before` others, if that is what it holds.
+    // The slice that `before` others preceded, if the slot holds that one.
     std::optional<Slice> read(std::uint64_t before) const {
         if (get(number_) != before + 1) return std::nullopt;
         const Slice slice{get(begin_), get(end_), get(kind_), get(id_)};
@@ -79,7 +79,7 @@ class TraceSlot {
     template <typename T>
     static void set(std::atomic<T>& field, T value) {
         // SYNC: pairs with the load in get(): a reader of a field of this slice finds number_ at 0,
-        // or newer, when it looks again; a reader of its number finds all of its fields, or newer.
+        // or newer, when it looks again; a reader of its number finds all its fields, or newer.
         field.store(value, std::memory_order_release);
     }
 
@@ -102,8 +102,8 @@ static_assert(sizeof(TraceSlot) == 32);
 struct TraceRing {
     static constexpr std::uint64_t kSlices = 1 << 14;
 
-    // How many slices were written, or are being written.
-    // SYNC: relaxed. What a slot holds says its number.
+    // How many slices were written or are being written.
+    // SYNC: relaxed. Each slot's number says which slice it holds.
     std::atomic<std::uint64_t> claimed;
     std::byte reserved[kLine - 8];
     std::array<TraceSlot, kSlices> slots;
@@ -117,7 +117,7 @@ class Track {
  public:
     Track(const TraceSwitch& wanted, TraceRing& ring) : wanted_(wanted), ring_(ring) {}
 
-    // When a slice begins that is not timed anyway; 0 if none is wanted.
+    // The time now, for a slice that is not timed anyway; 0 if no trace is wanted.
     std::int64_t begin() const {
         return wanted_.until.load(std::memory_order_relaxed) == 0 ? 0 : now_ns();
     }
@@ -153,7 +153,7 @@ class Traced {
     }
 
  private:
-    std::shared_ptr<Track> track_;  // meanwhile the owner may let go of it
+    std::shared_ptr<Track> track_;  // shared: the owner may drop it meanwhile
     TraceKind kind_;
     std::uint32_t id_;
     std::int64_t begin_;
@@ -165,7 +165,7 @@ class TraceReader {
     explicit TraceReader(const TraceRing& ring)
         : ring_(ring), next_(ring.claimed.load(std::memory_order_relaxed)) {}
 
-    // The slices that ended since the last call, those that ended first first.
+    // The slices that ended since the last call, in the order in which they ended.
     std::vector<Slice> read() {
         const std::uint64_t end = ring_.claimed.load(std::memory_order_relaxed);
         if (end > next_ + TraceRing::kSlices) {
@@ -178,7 +178,7 @@ class TraceReader {
             if (const std::optional<Slice> slice = ring_.slot(next_).read(next_)) {
                 read.push_back(*slice);
             } else if (end - next_ <= kUnderWay) {
-                break;  // it comes with the next call, unless its writer has died in it
+                break;  // the next call returns it, unless its writer died while writing
             } else {
                 ++missed_;
             }
@@ -190,7 +190,7 @@ class TraceReader {
     std::uint64_t missed() const { return missed_; }
 
  private:
-    // Of the newest slices, how many may be claimed and not written yet.
+    // How many of the newest slices may be claimed but not yet written.
     static constexpr std::uint64_t kUnderWay = 64;
 
     const TraceRing& ring_;

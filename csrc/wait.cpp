@@ -26,7 +26,7 @@ constexpr int kRounds = 31;
 std::mutex costs_mutex;  // process-local; taken once per policy object, never on a wait
 std::optional<WaitCosts> known_costs;
 
-// A child forked while another thread measures would find it locked for ever.
+// Without this, a child forked while another thread measures would find the mutex locked forever.
 // NOLINTNEXTLINE(bugprone-throwing-static-initialization): the handlers are not called here
 [[maybe_unused]] const int at_fork = pthread_atfork(
     [] { costs_mutex.lock(); }, [] { costs_mutex.unlock(); }, [] { costs_mutex.unlock(); });
@@ -42,13 +42,13 @@ void pin(int cpu) {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(cpu, &one);
-    sched_setaffinity(0, sizeof one, &one);  // this thread; where it is refused, unpinned will do
+    sched_setaffinity(0, sizeof one, &one);  // this thread; if refused, unpinned will do
 }
 
-// One hop: a wake here until the woken thread runs there. Half a round trip between two threads,
-// both parked in turn, on the first and the last CPU of the mask: left to itself the scheduler may
-// put both on one, where a hop is a tenth of what it is between two that go idle. The 90th
-// percentile, since a CPU that another process keeps busy is cheap to wake, and it is not always.
+// One hop, from a wake here until the woken thread runs there: half a round trip between two
+// threads that park in turn, pinned to the first and the last CPU of the mask. Unpinned, both may
+// run on one CPU, where a hop costs a tenth of one between two idle CPUs. The 90th percentile,
+// since a CPU that happens to be busy with another process is cheap to wake.
 std::int64_t measure_park() {
     cpu_set_t allowed;
     CPU_ZERO(&allowed);
@@ -59,7 +59,7 @@ std::int64_t measure_park() {
     while (last > first && !CPU_ISSET(last, &allowed)) --last;
 
     std::atomic<std::uint32_t> turn{0};
-    // SYNC: acquire and release pair with each other's: each of the two waits for the other.
+    // SYNC: each thread's acquire pairs with the other's release: each waits for the other.
     const auto await = [&turn](std::uint32_t mine) {
         for (std::uint32_t seen; (seen = turn.load(std::memory_order_acquire)) != mine;) {
             Linux::futex_wait(turn, seen, kForever);
@@ -92,7 +92,7 @@ std::int64_t measure_park() {
             ask();
         });
         here.join();
-    } catch (const std::system_error&) {  // no second thread to be had: this one, where it is
+    } catch (const std::system_error&) {  // no second thread: use this one, unpinned
         ask();
     }
     there.join();
@@ -106,11 +106,11 @@ std::int64_t measure_yield() {
         cpu_yield();
         call = now_ns() - start;
     }
-    return quantile(calls, 10);  // the others met a thread that wanted to run
+    return quantile(calls, 10);  // in the slower ones another thread wanted to run
 }
 
-// The smallest of the groups this process is in. "MAX PERIOD" or "max PERIOD"; version 1 splits it
-// in two.
+// The smallest CPU quota of this process's cgroups. The file says "MAX PERIOD" or "max PERIOD";
+// version 1 has two files.
 double cgroup_quota() {
     const auto number = [](const std::string& path) -> double {
         std::ifstream file(path);
@@ -138,7 +138,7 @@ double cgroup_quota() {
 int usable_cpus() {
     cpu_set_t set;
     CPU_ZERO(&set);
-    // More CPUs than a cpu_set_t holds: the call fails, and what is online is the best answer.
+    // With more CPUs than a cpu_set_t holds the call fails: the CPUs online are the best answer.
     const int allowed = sched_getaffinity(0, sizeof set, &set) == 0
                             ? CPU_COUNT(&set)
                             : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
@@ -154,7 +154,7 @@ const WaitCosts& WaitCosts::here() {
         known_costs->yield_ns = measure_yield();
         try {
             known_costs->park_ns = std::clamp(measure_park(), kMinPark, kMaxPark);
-        } catch (const std::system_error&) {  // no thread to be had
+        } catch (const std::system_error&) {  // cannot start a thread
             known_costs->park_ns = WaitCosts{}.park_ns;
         }
     }

@@ -1,4 +1,4 @@
-// How to wait: spin, then yield, then park; how long each, learned from the machine and the site.
+// Waiting: spin, then yield, then park. How long each takes is learned from the machine and site.
 //
 // A hop, from a wake until the woken thread runs, is measured once (5 us on bare metal, 24 us in a
 // virtual machine), and each policy object learns how long the waits at its own site last. Short
@@ -19,37 +19,37 @@ namespace pysampler {
 
 enum class Outcome {
     kReady,
-    kTimedOut,     // and not ready when looked at after the deadline
+    kTimedOut,     // and not ready when checked after the deadline
     kLost,         // the peer that would have made it ready is dead
-    kInterrupted,  // a signal, or the policy's slice is over, and it was not to go on
+    kInterrupted,  // a signal came or the policy's slice is over, and go_on did not resume the wait
     kBusy,         // another thread waits here, and only one may
 };
 
-// What waiting costs on this machine.
+// The costs of waiting on this machine.
 struct WaitCosts {
     std::int64_t park_ns = 24 * kMicrosecond;  // from a wake until the woken thread runs
     std::int64_t yield_ns = 400;               // sched_yield with no other thread to run
-    int cpus = 1;                              // this process may use
+    int cpus = 1;                              // that this process may use
 
     // Measured on the first call in this process (~2 ms), unless adopted before.
     static const WaitCosts& here();
-    // What another process measured; ignored once here() has an answer, clamped to sane values.
+    // Adopts another process's measurements, clamped to sane values; ignored once here() has some.
     static void adopt(std::int64_t park_ns, std::int64_t yield_ns);
 };
 
 // min(CPUs in the affinity mask, CPU quota of the cgroup rounded up), at least 1.
 int usable_cpus();
 
-// Where waiting time went, at one site.
+// Where one site's waiting time went.
 struct WaitStats {
     std::uint64_t waits = 0;  // that were not ready at the first look
     std::uint64_t parks = 0;  // how often they slept
     std::int64_t awake_ns = 0;
     std::int64_t parked_ns = 0;
-    std::int64_t spin_ns = 0;  // of awake_ns: paused between looks; the rest yielded
+    std::int64_t spin_ns = 0;  // the part of awake_ns that paused between looks; the rest yielded
 };
 
-// Other processes: how many must run for a wait to end, and how many run in any case.
+// Other processes: how many must run for a wait to end, and how many run anyway.
 struct Others {
     std::uint64_t awaited = 1;
     std::uint64_t at_work = 0;
@@ -58,12 +58,11 @@ struct Others {
 // Belongs to one site in one thread: it learns, and is not shared.
 class WaitPolicy {
  public:
-    // A wait whose usual length is more than this many hops is slept through from the start.
-    // 40: the two hops of a park and a wake then cost under 5 %; being awake longer than that
-    // gains less than it burns.
+    // A site whose waits usually last more hops than this sleeps from the start. 40: the two hops
+    // of a park and a wake then cost under 5 %; staying awake longer gains less than it burns.
     static constexpr std::int64_t kPatience = 40;
-    // Whatever the hops measured: a core asleep for long has cold caches, and many are woken in
-    // turn.
+    // At least this, whatever a hop costs: a core that slept for long has cold caches, and many
+    // threads are woken in turn.
     static constexpr std::int64_t kLeastPatience = 500 * kMicrosecond;
 
     WaitPolicy() : WaitPolicy(WaitCosts::here()) {}
@@ -81,18 +80,18 @@ class WaitPolicy {
         return policy;
     }
 
-    // A wait is interrupted at least this often, so that the caller can look at signals that came
+    // Interrupts a wait at least this often, so that the caller can check for signals that came
     // just before it slept.
     void set_slice(std::int64_t ns) { slice_ = ns; }
-    // A wait that is interrupted goes on where this returns true; without it, none does.
+    // An interrupted wait continues if this returns true; without it, none does.
     void set_go_on(std::function<bool()> go_on) { go_on_ = std::move(go_on); }
-    // Cheaply returns how many other processes work while this one waits: as long as they need
-    // every CPU, this one sleeps, and leaves its CPU to them.
+    // `busy` cheaply returns how many other processes work while this one waits: as long as they
+    // need every CPU, this one sleeps and leaves its CPU to them.
     void set_busy(std::function<std::uint64_t()> busy) { busy_ = std::move(busy); }
     // Whether to wake early and spin up to a deadline. On by default.
     void set_precise(bool on) { precise_ = on; }
 
-    // Whether a caller that waits again and again without sleeping is not to go on.
+    // Whether a caller that waits again and again without sleeping must stop.
     bool interrupted() { return go_on_ && !go_on_(); }
 
     bool adaptive() const { return adaptive_; }
@@ -104,14 +103,14 @@ class WaitPolicy {
     const WaitStats& stats() const { return stats_; }
     const WaitCosts& costs() const { return costs_; }
 
-    // Until ready() or the deadline. `ready` looks, cheaply, and has no other effect. `park(until)`
-    // arms the primitive, looks again, sleeps until a wake or `until`, disarms, and returns false
-    // if a signal interrupted it. kTimedOut is never early, and never after a ready() that was
-    // true at the deadline.
+    // Waits until ready() or the deadline. `ready` is cheap and has no side effects. `park(until)`
+    // arms the primitive, checks again, sleeps until a wake or `until`, disarms, and returns false
+    // if a signal interrupted it. kTimedOut is never early, and never returned if ready() was true
+    // at the deadline.
     //
-    // Where those that are awaited need every CPU, staying awake takes one from them: it parks at
-    // once, and is cheap to wake, since no CPU idles. Where all that are at work need every CPU,
-    // only a wait that is usually shorter than a park and a wake stays awake.
+    // If the awaited processes need every CPU, staying awake would take one from them: the wait
+    // parks at once, and is cheap to wake, since no CPU idles. If all processes at work together
+    // need every CPU, only a wait that is usually shorter than a park and a wake stays awake.
     template <class Ready, class Park>
     Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, Others others = {}) {
         const auto cpus = static_cast<std::uint64_t>(costs_.cpus);
@@ -125,15 +124,15 @@ class WaitPolicy {
 
  private:
     static constexpr int kLooks = 32;  // between two readings of the clock, ~0.5 us
-    // A look between two yields comes 0.4 us late; between two pauses, at once. Worth it at first.
+    // A look between two yields is 0.4 us late, one between two pauses is not. Worth it at first.
     static constexpr std::int64_t kFirstLook = 2 * kMicrosecond;
-    // A yield that is long weighs as much as four that are not; a single one is noise.
+    // A long yield weighs as much as four short ones; a single one is noise.
     static constexpr int kLongYield = 4;
     static constexpr int kCrowd = 16;
     static constexpr std::uint32_t kCrowdedWaits = 32;
-    // So close to a deadline the clock is read at every look: a block of looks takes longer.
+    // This close to a deadline the clock is read at every look: a block of looks takes longer.
     static constexpr std::int64_t kLastLook = 2 * kMicrosecond;
-    // How many hops a wait stays awake though others need the CPU: what sleeping would cost it.
+    // How many hops a wait stays awake although others need the CPU: as many as sleeping costs.
     static constexpr std::int64_t kGrace = 2;
 
     template <class Ready, class Park>
@@ -157,19 +156,19 @@ class WaitPolicy {
         } else {
             stats_.awake_ns += now - start;
         }
-        // One that was interrupted lasts at least so long.
+        // An interrupted wait lasts at least this long.
         if (outcome != Outcome::kInterrupted || now - start > usual_) learn(now - start);
         return outcome;
     }
 
-    // kInterrupted: the budget is spent, time to park.
+    // kInterrupted: the budget is spent, it is time to park.
     template <class Ready>
     Outcome stay_awake(std::int64_t deadline, std::int64_t start, std::int64_t& now, Ready& ready) {
         const std::int64_t spin_end = later(start, adaptive_ ? first_look() : fixed_spin_);
         const std::int64_t yield_end =
             later(adaptive_ ? start : spin_end, adaptive_ ? budget() : fixed_yield_);
         if (crowded_ > 0) --crowded_;
-        // What is left before the deadline is waited out awake, with the clock in sight.
+        // The rest before the deadline is waited out awake, reading the clock at every look.
         const std::int64_t last_look =
             std::min(deadline - (crowded() ? kLastLook : guard()), later(start, slice_));
         while (now < spin_end && now < last_look) {
@@ -233,16 +232,16 @@ class WaitPolicy {
         return std::min(patience_, 2 * usual_ + 2 * costs_.park_ns);
     }
 
-    // How long before a deadline to be awake. Spinning up to it would take the CPU from others.
+    // How long before a deadline to wake up; 0 if crowded, since spinning would take others' CPU.
     std::int64_t guard() const { return precise_ && !crowded() ? wake_margin_.ns() : 0; }
 
-    // Two that only ever yield to each other may share a CPU for long while another idles: the
-    // scheduler thinks them too hot to move. One that sleeps is woken where there is room.
+    // Two threads that only yield to each other may share a CPU for long while another CPU idles:
+    // the scheduler considers them too cache-hot to move. One that sleeps wakes on a free CPU.
     bool move_on() { return crowded() && ++crowded_waits_ % kCrowdedWaits == 0; }
 
     void learn(std::int64_t length) { usual_ += (std::min(length, 2 * patience_) - usual_) / 8; }
 
-    // The cores are short where a yield gave this one away for longer than the call itself takes.
+    // CPUs are short if a yield gave this one away for longer than the call itself takes.
     void yield(std::int64_t& now) {
         const std::int64_t before = now;
         cpu_yield();
@@ -270,8 +269,8 @@ class WaitPolicy {
     WaitStats stats_;
 };
 
-// Sleeps until the deadline: parked until shortly before, awake for the rest. Returns false if a
-// signal handler ran or the policy's slice is over: call it again with the same deadline.
+// Sleeps until the deadline: parked until shortly before it, then awake. Returns false if a signal
+// handler ran or the policy's slice is over: call it again with the same deadline.
 bool sleep_until(std::int64_t deadline, WaitPolicy& policy);
 
 }  // namespace pysampler

@@ -1,4 +1,4 @@
-// The place of the only waiter at a flag or a position, and the thread that holds it.
+// The place for the one waiter at a flag or a position, and the thread that holds it.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace pysampler {
 template <class Os>
 class BasicWaiterPlace {
  public:
-    // Any thread. False if another thread, of any process, holds the place. The place of a thread
-    // that was killed while it waited is taken over.
+    // Any thread. False if another thread, of any process, holds the place. Takes the place over
+    // from a thread that was killed while it waited.
     bool claim() noexcept {
         const std::uint64_t self = Os::self_id();
         for (std::uint64_t owner = 0;;) {
-            // SYNC: pairs with the store in leave(): what the last waiter wrote comes before what
-            // this one writes.
+            // SYNC: pairs with the store in leave(): the last waiter's writes come before this
+            // one's.
             if (id_.compare_exchange_strong(owner, self, std::memory_order_acquire,
                                             std::memory_order_relaxed)) {
                 return true;
@@ -28,7 +28,7 @@ class BasicWaiterPlace {
     // The thread that holds the place. SYNC: pairs with the CAS in claim().
     void leave() noexcept { id_.store(0, std::memory_order_release); }
 
-    // As in self_id(); 0 for none. Relaxed: only printed.
+    // The holder's self_id(), or 0. Relaxed: only printed.
     std::uint64_t id() const noexcept { return id_.load(std::memory_order_relaxed); }
 
  private:

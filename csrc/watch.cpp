@@ -26,7 +26,7 @@ namespace {
     throw std::system_error(errno, std::generic_category(), what);
 }
 
-// How it ended, without reaping it, which is left to its parent.
+// How the process ended. Does not reap it: that is left to its parent.
 Loss ending(pid_t pid, int pidfd) {
     Loss loss{pid, now_ns(), std::nullopt, std::nullopt};
     siginfo_t info{};
@@ -60,7 +60,7 @@ Watch::Watch()
         throw std::system_error(saved, std::generic_category(),
                                 "cannot make watch: epoll_create1 or eventfd");
     }
-    // Signals are handled in the interpreter's threads.
+    // The poll thread blocks all signals: the interpreter's threads handle them.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -118,7 +118,7 @@ void Watch::set(pid_t pid, Action action) { put(pid, std::move(action), true); }
 void Watch::put(pid_t pid, Action action, bool replacing) {
     const std::lock_guard lock(mutex_);
     auto known = entries_.find(pid);
-    // The pid was reused before the poll thread noticed the end of the last process that had it.
+    // The pid was reused before the poll thread noticed that the last process with it had ended.
     if (known != entries_.end() && pidfd_ended(known->second.pidfd)) {
         lose(known);
         known = entries_.end();
@@ -202,7 +202,7 @@ bool Watch::broken() const {
     return broken_;
 }
 
-// By number a descriptor may have become another file's. What epoll listens to is known by file.
+// Whether `fd` is still our file: its number may be another file's by now, but epoll knows files.
 bool Watch::owns(int fd, std::uint64_t mark) const {
     epoll_event event{.events = EPOLLIN, .data = {.u64 = mark}};
     return epoll_ctl(epoll_, EPOLL_CTL_MOD, fd, &event) == 0;
@@ -221,7 +221,7 @@ int Watch::until_beat() const {
     return static_cast<int>(std::clamp<std::int64_t>(left, 0, kLongest) / kMillisecond) + 1;
 }
 
-// False if the thread is to end.
+// False if the thread must end.
 bool Watch::beat(bool listening) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return false;
@@ -255,7 +255,7 @@ void Watch::run() {
     }
 }
 
-// Closes a pidfd, unless something else has, and the number is another file's.
+// Closes a pidfd, unless other code has closed it and the number is another file's by now.
 void Watch::release(int fd) const {
     // Explicitly: a child forked since holds the pidfd too, so closing ours does not remove it.
     if (!mine() || epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr) == 0) close(fd);
@@ -269,7 +269,7 @@ void Watch::drop(std::map<pid_t, Entry>::iterator known) {
 void Watch::notice(pid_t pid) {
     const std::lock_guard lock(mutex_);
     const auto known = entries_.find(pid);
-    // It was forgotten, perhaps added again, between the event and the lock.
+    // The pid was forgotten, and perhaps added again, between the event and the lock.
     if (known == entries_.end() || !pidfd_ended(known->second.pidfd)) return;
     lose(known);
 }

@@ -1,6 +1,6 @@
 // Watches processes: one thread polls their pidfds, without the GIL, and runs actions at once when
-// a process dies. They mark a flag or a member lost, or end this process with its parent. The
-// thread can also notice when this process does not run.
+// a process dies. Actions mark a flag or a member lost, or end this process with its parent. The
+// thread can also notice that this process was suspended.
 #pragma once
 
 #include <sys/types.h>
@@ -23,7 +23,7 @@ namespace pysampler {
 struct Loss {
     pid_t pid;
     std::int64_t noticed_at;       // ns, as now_ns()
-    std::optional<int> exit_code;  // known of children that are not reaped yet
+    std::optional<int> exit_code;  // known for children that are not reaped yet
     std::optional<int> signal;     // likewise
 };
 
@@ -36,31 +36,31 @@ class Watch {
     Watch& operator=(const Watch&) = delete;
     ~Watch();
 
-    // Any thread of the process that made it, while `pid` is known to be alive or unreaped. The
-    // action runs once: in the poll thread when the process ends or, if it has ended already, in
-    // the caller before this returns. It must not block. Throws std::system_error.
+    // Any thread of the process that constructed it, while `pid` is known to be alive or unreaped.
+    // The action runs once: in the poll thread when the process ends or, if it has ended already,
+    // in the caller before this returns. It must not block. Throws std::system_error.
     void add(pid_t pid, Action action);
-    // The same, instead of all other actions of this pid.
+    // The same, but replaces all other actions of this pid.
     void set(pid_t pid, Action action);
     // Drops every action of this pid; false if there was none.
     bool forget(pid_t pid);
-    // False if the process lives. If it has ended, its actions have run when this returns.
+    // False if the process lives. If it has ended, its actions have run before this returns.
     bool settle(pid_t pid);
 
     std::vector<pid_t> watched() const;
-    // Every loss so far, in the order they were noticed.
+    // Every loss so far, in the order in which they were noticed.
     std::vector<Loss> losses() const;
-    // Any number of threads: until there are more than `known` losses. kLost if it was stopped.
+    // Threads, any number: waits until there are more than `known` losses. kLost after stop().
     Outcome wait(std::uint64_t known, std::int64_t deadline, WaitPolicy& policy) noexcept;
 
-    // The action runs in the poll thread when the other end of a socket is shut or closed. Once.
+    // The action runs once, in the poll thread, when the other end of `socket` is shut or closed.
     void set_end(int socket, Action action);
 
-    // From now on the poll thread wakes at this interval. It notices when this process did not run,
-    // and when something else in it has closed the descriptors by which the watch notices ends:
+    // From now on the poll thread wakes at this interval. It notices when this process was
+    // suspended, and when other code in it has closed the descriptors that the watch depends on:
     // then all actions run, and the watch is broken.
     void beat_every(std::int64_t interval);
-    // How long this process did not run since then, in ns, as far as is known.
+    // How long this process was suspended since then, in ns, as far as is known.
     std::int64_t paused(std::int64_t since) const;
     bool broken() const;
 
