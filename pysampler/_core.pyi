@@ -7,7 +7,7 @@ import typing_extensions
 __all__: list[str] = ['Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
-    What waiting costs on this machine.
+    The costs of waiting on this machine.
     """
     def __reduce__(self) -> tuple:
         ...
@@ -21,16 +21,16 @@ class WaitCosts:
     @property
     def park_ns(self) -> int:
         """
-        From a wake until the woken thread runs, in ns.
+        The time from a wake until the woken thread runs, in ns.
         """
     @property
     def yield_ns(self) -> int:
         """
-        A sched_yield with no other thread to run, in ns.
+        The time of a sched_yield with no other thread to run, in ns.
         """
 class WaitStats:
     """
-    What the waits at one handle have cost so far.
+    The cost of all waits at one handle so far.
     """
     def __reduce__(self) -> tuple:
         ...
@@ -49,12 +49,12 @@ class WaitStats:
     @property
     def parks(self) -> int:
         """
-        The sleeps in them.
+        The number of times that they slept.
         """
     @property
     def spin_ns(self) -> int:
         """
-        The part of awake_ns in which it kept its CPU, in ns.
+        The part of awake_ns spent spinning, without yielding the CPU, in ns.
         """
     @property
     def waits(self) -> int:
@@ -72,7 +72,7 @@ class WaitPolicy:
         
         Args:
             spin_ns: How long to spin first, in ns.
-            yield_ns: How long to yield the CPU then, before it sleeps, in ns.
+            yield_ns: How long to yield the CPU after that, before sleeping, in ns.
         """
     def __init__(self) -> None:
         ...
@@ -88,12 +88,12 @@ class WaitPolicy:
     @property
     def guard_ns(self) -> int:
         """
-        How long before a deadline it wakes to be awake in time, in ns.
+        How long before a deadline it wakes up, in ns.
         """
     @property
     def stats(self) -> WaitStats:
         """
-        What its waits have cost.
+        The cost of its waits.
         """
     @property
     def usual_ns(self) -> int:
@@ -107,11 +107,11 @@ class TimedReturn:
         ...
     def hold_until(self, deadline: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Wait until the deadline, at the end of a call whose wait came to nothing.
+        Wait until the deadline, at the end of a call whose wait timed out.
         """
     def wait_until(self, deadline: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
-        Return when the wait of a call must end that is to return at the deadline.
+        Return when to end the wait of a call that should return at the deadline.
         """
     @property
     def margin_ns(self) -> int:
@@ -144,11 +144,11 @@ class Segment:
         """
     def take(self, offset: typing.SupportsInt | typing.SupportsIndex, bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Allocate memory for some of the room.
+        Allocate memory for a part of the room.
         
         Args:
-            offset: Where the bytes begin in the segment.
-            bytes: How many.
+            offset: The offset of the part in the segment.
+            bytes: Its length.
         
         Raises:
             MemoryError: The machine or a limit has too little memory left.
@@ -171,7 +171,7 @@ class Segment:
     @property
     def left(self) -> int:
         """
-        The bytes not allocated yet; 0 in processes that did not make it.
+        How many bytes are not yet allocated; 0 in processes that attached it.
         """
     @property
     def size(self) -> int:
@@ -191,7 +191,7 @@ class Loss:
     @property
     def exit_code(self) -> int | None:
         """
-        Its exit code, if it is a child that was not joined yet and exited.
+        Its exit code, if it is a child that exited and was not joined yet.
         """
     @property
     def noticed_at(self) -> int:
@@ -210,7 +210,7 @@ class Loss:
         """
 class Part:
     """
-    A part of a primitive that one process plays: for Watch.add().
+    One process's role in a primitive, for Watch.add().
     """
     def __reduce__(self) -> tuple:
         ...
@@ -249,11 +249,11 @@ class Watch:
         
         Args:
             known: How many losses the caller knows of.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Returns:
-            The losses after the first `known`, in order; none at the deadline.
+            The losses after the first `known`, in order; empty at the deadline.
         
         Raises:
             ClosedError: The watch was closed.
@@ -271,13 +271,13 @@ class Watch:
     @property
     def watched(self) -> list[int]:
         """
-        The pids that are watched.
+        The watched pids.
         """
 class Doorbell:
     @staticmethod
     def size_of(arg0: typing.Any) -> int:
         """
-        Return the bytes that a doorbell of this many members takes in a segment.
+        Return how many bytes a doorbell with this many members takes in a segment.
         """
     def __init__(self, segment: Segment, members: typing.Any, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -291,14 +291,14 @@ class Doorbell:
         """
     def member(self, member: typing.Any) -> Part:
         """
-        Return what a Watch marks lost when this member's process dies.
+        Return the part that a Watch marks lost when this member's process dies.
         
         Args:
             member: The member's index.
         """
     def post(self, member: typing.Any) -> bool:
         """
-        Mark a member ready, and wake the waiter if it has enough now.
+        Mark a member ready, and wake the waiter if enough members are.
         
         Args:
             member: The member's index.
@@ -308,17 +308,17 @@ class Doorbell:
         """
     def revive(self, member: typing.Any) -> None:
         """
-        Let another process be this member; what the dead one had posted is dropped.
+        Let another process be this member; drops the post of the dead one.
         
         Args:
             member: The member's index.
         """
     def take(self, members: typing.Any) -> int:
         """
-        Take the posts of one member or of several, which may then post again.
+        Take the posts of one or several members, which may then post again.
         
         Args:
-            members: An index, or several.
+            members: One index, or several.
         
         Returns:
             How many of them had posted.
@@ -328,7 +328,7 @@ class Doorbell:
         Take the posts of all members that are ready now.
         
         Returns:
-            Their indices, longest ready first, with those that posted after the last wait.
+            Their indices, longest ready first, including posts after the last wait.
         """
     def wait(self, count: typing.Any = None, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
@@ -336,16 +336,16 @@ class Doorbell:
         
         Args:
             count: How many members to wait for; None: all.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Returns:
-            The indices of the members that are ready, longest ready first; fewer than
-            `count` at the deadline. They stay ready until they are taken.
+            The indices of the ready members, longest ready first; fewer than `count` at
+            the deadline. They stay ready until they are taken.
         
         Raises:
             LostError: Members were lost since the last wait, or fewer than `count` are left.
-                Its `members` are those lost, its `ready` those ready.
+                Its `members` lists the lost ones, its `ready` the ready ones.
             BusyError: Another thread waits for this doorbell.
         """
     @property
@@ -366,18 +366,18 @@ class Doorbell:
     @property
     def offset(self) -> int:
         """
-        Where it begins in its segment.
+        Its offset in its segment.
         """
     @property
     def stats(self) -> WaitStats:
         """
-        What waits at this handle have cost.
+        The cost of waits at this handle.
         """
 class Flag:
     @staticmethod
     def size_of() -> int:
         """
-        Return the bytes that a flag takes in a segment.
+        Return how many bytes a flag takes in a segment.
         """
     def __init__(self, segment: Segment, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -387,7 +387,7 @@ class Flag:
         ...
     def clear(self) -> bool:
         """
-        Clear the flag: the waiter has read what the post was about.
+        Clear the flag, when the waiter has handled the post.
         
         Returns:
             False if it was not set.
@@ -402,7 +402,7 @@ class Flag:
         """
     def poster(self) -> Part:
         """
-        Return what a Watch marks lost when the poster dies.
+        Return the part that a Watch marks lost when the poster dies.
         """
     def replaced(self) -> None:
         """
@@ -420,14 +420,14 @@ class Flag:
         Wait until the flag is set.
         
         Args:
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Returns:
-            Whether it is set: False at the deadline.
+            False if it is not set at the deadline.
         
         Raises:
-            LostError: The poster is known to be dead, and the flag is not set.
+            LostError: The flag is not set, and the poster is known to be dead.
             BusyError: Another thread waits for this flag.
         """
     @property
@@ -438,7 +438,7 @@ class Flag:
     @property
     def offset(self) -> int:
         """
-        Where it begins in its segment.
+        Its offset in its segment.
         """
     @property
     def poster_lost(self) -> bool:
@@ -448,13 +448,13 @@ class Flag:
     @property
     def stats(self) -> WaitStats:
         """
-        What waits at this handle have cost.
+        The cost of waits at this handle.
         """
 class Ring:
     @staticmethod
     def size_of(arg0: typing.Any, arg1: numpy.dtype[typing.Any], arg2: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], arg3: typing.Any, arg4: typing.Any) -> int:
         """
-        Return the bytes that such a ring takes in a segment.
+        Return how many bytes such a ring takes in a segment.
         """
     def __init__(self, segment: Segment, slots: typing.Any, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], high: typing.Any = None, low: typing.Any = None, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -469,13 +469,13 @@ class Ring:
         Return a view of free slots, to be filled before publish().
         
         Args:
-            count: How many slots at most; at least one, fewer where the ring wraps.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            count: How many slots at most; at least one, fewer if the ring wraps.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Raises:
             WaitTimeoutError: The ring stayed full.
-            LostError: The consumer is known to be dead, and the ring is full.
+            LostError: The ring is full, and the consumer is known to be dead.
         """
     def close(self) -> None:
         """
@@ -483,41 +483,41 @@ class Ring:
         """
     def consumer(self) -> Part:
         """
-        Return what a Watch marks lost when the consumer dies.
+        Return the part that a Watch marks lost when the consumer dies.
         """
     def peek(self, count: typing.Any = 1, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        Return a view of the next records, until release().
+        Return a view of the next records, valid until release().
         
         Args:
-            count: How many records at most; fewer where the ring wraps.
+            count: How many records at most; fewer if the ring wraps.
             least: How many records to wait for.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Raises:
             WaitTimeoutError: Fewer than `least` records came.
-            LostError: The producers are known to be dead before that.
+            LostError: Fewer than `least` came, and the producers are known to be dead.
         """
     def pop_many(self, count: typing.Any, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        Return a copy of the next records, and remove them.
+        Remove the next records, and return a copy of them.
         
         Args:
             count: How many records at most.
             least: How many records to wait for.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Returns:
-            The records; fewer than `least`, perhaps none, at the deadline.
+            The records; at the deadline fewer than `least`, perhaps none.
         
         Raises:
-            LostError: The producers are known to be dead, and there is no record.
+            LostError: The ring is empty, and the producers are known to be dead.
         """
     def producer(self) -> Part:
         """
-        Return what a Watch marks lost when the producer dies.
+        Return the part that a Watch marks lost when the producer dies.
         """
     def publish(self, count: typing.Any = None) -> None:
         """
@@ -549,7 +549,7 @@ class Ring:
     @property
     def high(self) -> int:
         """
-        The number of records at which producers block, until there are only `low`.
+        The number of records at which producers block, until only `low` are left.
         """
     @property
     def low(self) -> int:
@@ -559,18 +559,18 @@ class Ring:
     @property
     def offset(self) -> int:
         """
-        Where it begins in its segment.
+        Its offset in its segment.
         """
     @property
     def slots(self) -> int:
         """
-        The number of records that it holds.
+        The number of records that fit.
         """
 class SharedRing:
     @staticmethod
     def size_of(arg0: typing.Any, arg1: numpy.dtype[typing.Any], arg2: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], arg3: typing.Any, arg4: typing.Any, arg5: typing.Any) -> int:
         """
-        Return the bytes that such a ring takes in a segment.
+        Return how many bytes such a ring takes in a segment.
         """
     def __init__(self, segment: Segment, slots: typing.Any, dtype: numpy.dtype[typing.Any], shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], producers: typing.Any = 64, high: typing.Any = None, low: typing.Any = None, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -582,7 +582,7 @@ class SharedRing:
         ...
     def abandon(self) -> bool:
         """
-        Give the claimed slot up: the consumer skips it; return True.
+        Give the claimed slot up, so that the consumer skips it; return True.
         
         Raises:
             LostError: This process was declared dead, and its slot given to another.
@@ -594,12 +594,12 @@ class SharedRing:
         Later records wait until the slot is published or abandoned.
         
         Args:
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Raises:
             WaitTimeoutError: The ring stayed full.
-            LostError: The consumer is known to be dead, and the ring is full.
+            LostError: The ring is full, and the consumer is known to be dead.
             BusyError: All places for producers are held by living processes.
         """
     def close(self) -> None:
@@ -608,7 +608,7 @@ class SharedRing:
         """
     def consumer(self) -> Part:
         """
-        Return what a Watch marks lost when the consumer dies.
+        Return the part that a Watch marks lost when the consumer dies.
         """
     def leave(self) -> None:
         """
@@ -616,37 +616,37 @@ class SharedRing:
         """
     def peek(self, count: typing.Any = 1, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        Return a view of the next records, until release().
+        Return a view of the next records, valid until release().
         
         Args:
-            count: How many records at most; fewer where the ring wraps.
+            count: How many records at most; fewer if the ring wraps.
             least: How many records to wait for.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Raises:
             WaitTimeoutError: Fewer than `least` records came.
-            LostError: The producers are known to be dead before that.
+            LostError: Fewer than `least` came, and the producers are known to be dead.
         """
     def pop_many(self, count: typing.Any, least: typing.Any = 1, *, timeout: float | None = None, deadline: int | None = None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
         """
-        Return a copy of the next records, and remove them.
+        Remove the next records, and return a copy of them.
         
         Args:
             count: How many records at most.
             least: How many records to wait for.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Returns:
-            The records; fewer than `least`, perhaps none, at the deadline.
+            The records; at the deadline fewer than `least`, perhaps none.
         
         Raises:
-            LostError: The producers are known to be dead, and there is no record.
+            LostError: The ring is empty, and the producers are known to be dead.
         """
     def producer(self) -> Part:
         """
-        Return what a Watch marks lost when a producer dies.
+        Return the part that a Watch marks lost when a producer dies.
         """
     def publish(self) -> bool:
         """
@@ -672,16 +672,16 @@ class SharedRing:
         """
     def wait_drained(self, *, timeout: float | None = None, deadline: int | None = None) -> bool:
         """
-        Wait until a ring that was full has drained to its low mark.
+        Wait until a full ring has drained to its low mark.
         
-        Other producers may have filled it before the next claim.
+        Other producers may fill it again before the next claim.
         
         Args:
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Returns:
-            Whether it has: False at the deadline.
+            False if it has not drained at the deadline.
         
         Raises:
             LostError: The consumer is known to be dead.
@@ -694,7 +694,7 @@ class SharedRing:
     @property
     def high(self) -> int:
         """
-        The number of records at which producers block, until there are only `low`.
+        The number of records at which producers block, until only `low` are left.
         """
     @property
     def low(self) -> int:
@@ -704,7 +704,7 @@ class SharedRing:
     @property
     def offset(self) -> int:
         """
-        Where it begins in its segment.
+        Its offset in its segment.
         """
     @property
     def producers(self) -> int:
@@ -714,13 +714,13 @@ class SharedRing:
     @property
     def slots(self) -> int:
         """
-        The number of records that it holds.
+        The number of records that fit.
         """
 class ByteRing:
     @staticmethod
     def size_of(arg0: typing.Any) -> int:
         """
-        Return the bytes that such a ring takes in a segment.
+        Return how many bytes such a ring takes in a segment.
         """
     def __init__(self, segment: Segment, capacity: typing.Any, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -736,52 +736,52 @@ class ByteRing:
         """
     def consumer(self) -> Part:
         """
-        Return what a Watch marks lost when the consumer dies.
+        Return the part that a Watch marks lost when the consumer dies.
         """
     def peek(self, timeout: float | None = None, *, limit: typing.Any = None, deadline: int | None = None) -> memoryview:
         """
-        Return a read-only view of the next message, until release().
+        Return a read-only view of the next message, valid until release().
         
         Args:
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
             limit: The most bytes to accept; None: any number.
         
         Raises:
             WaitTimeoutError: No message came.
-            LostError: The producer is known to be dead, and there is no message.
+            LostError: There is no message, and the producer is known to be dead.
             ValueError: The message is larger than `limit`; it is dropped.
         """
     def producer(self) -> Part:
         """
-        Return what a Watch marks lost when the producer dies.
+        Return the part that a Watch marks lost when the producer dies.
         """
     def recv(self, timeout: float | None = None, *, limit: typing.Any = None, deadline: int | None = None) -> bytes:
         """
-        Return a copy of the next message, and remove it.
+        Remove the next message, and return a copy of it.
         
         Args:
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
             limit: The most bytes to accept; None: any number.
         
         Raises:
             WaitTimeoutError: No message came.
-            LostError: The producer is known to be dead, and there is no message.
+            LostError: There is no message, and the producer is known to be dead.
             ValueError: The message is larger than `limit`; it is dropped.
         """
     def recv_into(self, messages: list, timeout: float | None = None, *, deadline: int | None = None) -> None:
         """
-        Receive the next message, and append it to a list: no signal handler runs between.
+        Receive the next message and append it to a list; no signal handler runs in between.
         
         Args:
             messages: The list.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Raises:
             WaitTimeoutError: No message came.
-            LostError: The producer is known to be dead, and there is no message.
+            LostError: There is no message, and the producer is known to be dead.
         """
     def release(self) -> None:
         """
@@ -801,17 +801,17 @@ class ByteRing:
         
         Args:
             message: Bytes, or any other object with a contiguous buffer.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Raises:
-            WaitTimeoutError: The ring stayed full; the message is not received.
-            LostError: The consumer is known to be dead, and the ring is full.
+            WaitTimeoutError: The ring stayed full; the consumer will not get the message.
+            LostError: The ring is full, and the consumer is known to be dead.
         """
     @property
     def capacity(self) -> int:
         """
-        The number of bytes that it holds, headers included.
+        The number of bytes that fit, headers included.
         """
     @property
     def closed(self) -> bool:
@@ -821,13 +821,13 @@ class ByteRing:
     @property
     def offset(self) -> int:
         """
-        Where it begins in its segment.
+        Its offset in its segment.
         """
 class Board:
     @staticmethod
     def size_of(words: typing.Any, buffers: typing.Any) -> int:
         """
-        Return the bytes that a board of these buffers of words takes in a segment.
+        Return how many bytes a board of this size takes in a segment.
         """
     def __init__(self, segment: Segment, words: typing.Any, buffers: typing.Any, offset: typing.Any = None, policy: WaitPolicy | None = None) -> None:
         ...
@@ -857,18 +857,18 @@ class Board:
         
         Args:
             newer_than: The version that the caller has; 0 if none.
-            timeout: Seconds to wait; None: for ever.
-            deadline: Until when to wait, in ns of now(), instead of a timeout.
+            timeout: Seconds to wait; None: forever.
+            deadline: When to stop waiting, in ns of now(), instead of a timeout.
         
         Returns:
-            Whether there is one: False at the deadline.
+            False if there is no newer version at the deadline.
         
         Raises:
-            LostError: The writer is known to be dead, and there is no newer version.
+            LostError: There is no newer version, and the writer is known to be dead.
         """
     def writer(self) -> Part:
         """
-        Return what a Watch marks lost when the writer dies.
+        Return the part that a Watch marks lost when the writer dies.
         """
     @property
     def closed(self) -> bool:
@@ -878,7 +878,7 @@ class Board:
     @property
     def offset(self) -> int:
         """
-        Where it begins in its segment.
+        Its offset in its segment.
         """
     @property
     def version(self) -> int:
@@ -939,28 +939,28 @@ class Meter:
         ...
     def at(self, env: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Count time for this env from now on.
+        Attribute time to this env from now on.
         """
     def idle(self) -> None:
         """
-        Count time for no env from now on.
+        Attribute time to no env from now on.
         """
     def stepped(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], ns: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Count a step of this duration for each of these envs.
+        Count a step of `ns` for each of these envs.
         """
     def trace_to(self, track: Track) -> None:
         """
-        Trace what comes on this track; None: trace nothing.
+        Trace to this track from now on; None turns tracing off.
         """
     def were_reset(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], ns: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Count a reset of this duration for each of these envs.
+        Count a reset of `ns` for each of these envs.
         """
     @property
     def track(self) -> Track:
         """
-        What it traces to, or None.
+        The track it traces to, or None.
         """
 class Block:
     def __reduce__(self) -> tuple:
@@ -969,7 +969,7 @@ class Pool:
     @staticmethod
     def size_of(groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], own: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         """
-        Bytes it takes in a segment.
+        Return how many bytes it takes in a segment.
         """
     def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], capacity: typing.SupportsInt | typing.SupportsIndex, policy: WaitPolicy | None = None, own: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         ...
@@ -979,83 +979,83 @@ class Pool:
         ...
     def any_new(self) -> bool:
         """
-        Whether a group is new.
+        Whether any group is new.
         """
     def cancel_inline(self) -> None:
         """
-        Forget the inline commands that are due; they are not in flight any more.
+        Drop the inline commands that are due; they are no longer in flight.
         """
     def close(self) -> None:
         """
-        Let go of the memory.
+        Release the memory.
         """
     def complete_inline(self, message: bool) -> None:
         """
-        The job or note that was due is done; whether its answer has to be read.
+        Complete the job or note that was due; `message`: its answer must be read.
         """
     def count_waits_in(self, counter: numpy.typing.NDArray[numpy.int64]) -> None:
         """
-        Add up in a number how long this process waits, in ns.
+        Add the ns that this process waits to the number in `counter`.
         """
     def flush(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
         """
-        Until all that was sent has gone; False at the deadline.
+        Wait until every command is in its worker's ring; return False at the deadline.
         """
     def forget_losses(self) -> None:
         """
-        Do not tell of losses again.
+        Do not report past losses again.
         """
     def frame_of(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
-        The frame of the last command to a group.
+        Return the frame of a group's last command.
         """
     def has_mail(self) -> bool:
         """
-        Whether there are any.
+        Whether there are any `groups_with_mail`.
         """
     def in_flight(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Whether a command is.
+        Whether a group has a command in flight.
         """
     def inbox(self, worker: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
-        Where a worker's inbox begins.
+        Return the offset of a worker's inbox.
         """
     def interrupt_wait(self) -> None:
         """
-        In a signal handler that interrupted a wait of this thread: end that wait.
+        End the wait of this thread that the calling signal handler interrupted.
         """
     def is_new(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Whether its worker was replaced, and the group has not been told since.
+        Whether a group's worker was replaced and the group was not settled since.
         """
     def is_ready(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Whether it has come back.
+        Whether a group is back.
         """
     def note(self, messages: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, bytes]]) -> None:
         """
-        Messages to workers, before their next commands: (worker, message) each.
+        Send messages to workers before their next commands: (worker, message) pairs.
         """
     def note_inline(self, note: typing.Any) -> None:
         """
-        Let a note be due, in the order of commands.
+        Add an inline note, in order with the commands.
         """
     def number_of(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
-        The number of the last command to a group; a message that answers it has the same.
+        Return the number of a group's last command, which the answer repeats.
         """
     def owed(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Whether a group in flight must be sent something once more.
+        Whether a group in flight must be sent its command again.
         """
     def renew(self, worker: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Another process takes the place of a dead worker. Its groups in flight are owed.
+        Let another process replace a dead worker; its groups in flight are owed a command.
         """
     def round(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Let every group step, wait until all are back, and take them. False if something else is to be done: to look for late envs, or to read a message.
+        Step every group, wait until all are back, and take them; return False if something is left to do: flush, look for late members, or read a message.
         """
     def run_inline(self) -> bool:
         """
@@ -1063,61 +1063,61 @@ class Pool:
         """
     def send(self, requests: collections.abc.Iterable, settled: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> bool:
         """
-        Send commands to groups, to all or none: (group, kind, frame, message or None) each. Groups that are settled are new no more. False if some of it has yet to be flushed.
+        Send commands (group, kind, frame, message or None), all or none of them; return False if commands remain to be flushed. Settled groups are no longer new.
         """
     def set_inline_blocks(self, blocks: list) -> None:
         """
-        The blocks of the inline groups, which run_inline() steps.
+        Set the blocks of the inline groups, which run_inline() steps.
         """
     def set_overflow(self, overflow: bool) -> None:
         """
-        Whether the next inline step has an answer in any case.
+        Set whether the next inline step has overflow, whatever its block returns.
         """
     def step(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Let every group step. False if some of it has yet to be flushed.
+        Send a step to every group; return False if commands remain to be flushed.
         """
     def step_some(self, group_frames: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> bool:
         """
-        Let some groups step: (group, frame) each. False if some of it has yet to be flushed.
+        Send a step to some groups, given as (group, frame) pairs; return False if commands remain to be flushed.
         """
     def take(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
-        Groups have come back, or nothing more is expected of them.
+        Take groups that are back, or whose answers are no longer wanted.
         """
     def take_all(self) -> None:
         """
-        All that is in flight has come back.
+        Take all groups in flight.
         """
     def trace_to(self, track: Track) -> None:
         """
-        Trace what comes on this track; None: trace nothing.
+        Trace to this track from now on; None turns tracing off.
         """
     def until(self, deadline: typing.Any) -> typing.Any:
         """
-        Return how long a wait may last: to its deadline, or until one is to look.
+        Return when a wait must end: at its deadline or at `look_at`.
         """
     def wait(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
         """
-        Until all that is in flight has come back; False at the deadline.
+        Wait until all groups in flight are back; return False at the deadline.
         """
     def wait_some(self, least: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex, *, deadline: int | None = None) -> list[int]:
         """
-        Groups that have come back, longest ready first: at least so many weights, unless the deadline comes first, at most so many.
+        Wait until the groups that are back weigh `least`, or until the deadline; return them, longest ready first, up to a weight of `most`.
         """
     def worker(self, worker: typing.SupportsInt | typing.SupportsIndex) -> Part:
         """
-        What a Watch marks lost when the worker dies.
+        Return the part that a Watch marks lost when the worker dies.
         """
     @property
     def due(self) -> typing.Any:
         """
-        The inline command or note to run next: (kind, group, frame, note), or None.
+        The inline job or note to run next: (kind, group, frame, note), or None.
         """
     @property
     def groups_with_mail(self) -> list[int]:
         """
-        Groups of which a message follows, after a wait.
+        The groups that the last wait found with a message to read.
         """
     @property
     def look_at(self) -> int:
@@ -1130,12 +1130,12 @@ class Pool:
     @property
     def look_due(self) -> bool:
         """
-        Whether it is time for that.
+        Whether `look_at` has passed.
         """
     @property
     def offset(self) -> int:
         """
-        Where it begins in its segment.
+        Its offset in its segment.
         """
     @property
     def pending(self) -> int:
@@ -1145,22 +1145,22 @@ class Pool:
     @property
     def pending_weight(self) -> int:
         """
-        Weights of what is in flight.
+        The weight of groups in flight.
         """
     @property
     def ready_weight(self) -> int:
         """
-        Weights of what has come back and was not taken.
+        The weight of groups that are back and not taken.
         """
     @property
     def satisfied(self) -> bool:
         """
-        Whether the last wait_some() came to an end before its deadline.
+        Whether the last wait_some() ended before its deadline.
         """
     @property
     def unsent(self) -> int:
         """
-        How many commands have yet to go.
+        How many commands are not yet in their worker's ring.
         """
 class Worker:
     def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, meter: Meter, policy: WaitPolicy | None = None, own: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
@@ -1169,15 +1169,15 @@ class Worker:
         ...
     def complete(self, group: typing.SupportsInt | typing.SupportsIndex, message: bool) -> None:
         """
-        The group is done; whether a message follows.
+        Complete the group's command; `message`: one follows.
         """
     def serve(self, blocks: list, report: typing.Any, flush: typing.Any) -> tuple:
         """
-        Steps blocks as commanded, until another command comes: (kind, group, frame, number).
+        Step blocks as commanded until another command comes; return that one as (kind, group, frame, number).
         """
     def set_overflow(self, overflow: bool) -> None:
         """
-        Whether the next step is to be reported in any case.
+        Set whether the next step has overflow, whatever its block returns.
         """
 class Command:
     NOTE: typing.ClassVar[int] = 2
@@ -1195,7 +1195,7 @@ class Entry:
     @property
     def nested(self) -> bool:
         """
-        Whether this thread was inside already, as when a signal handler closes the object.
+        Whether this thread was inside already: a signal handler closes the object.
         """
 class Guard:
     def __init__(self, thing: str, closed_message: str, closed_error: typing.Any) -> None:
@@ -1208,11 +1208,11 @@ class Guard:
         """
     def closing(self, what: str) -> Entry:
         """
-        Return such a context for closing, which a signal handler may do while its own thread is inside.
+        Return such a context for closing, which a signal handler may enter while its own thread is inside.
         """
     def entry(self, what: str) -> Entry:
         """
-        Return a context in which this thread alone uses the object; BusyError on entry if another thread does.
+        Return a context in which only this thread uses the object; entering raises BusyError if another thread does.
         """
     @property
     def busy(self) -> bool:
@@ -1249,11 +1249,11 @@ class Pidfd:
         """
     def fileno(self) -> int:
         """
-        Return the descriptor, -1 once it is closed.
+        Return the descriptor, or -1 once it is closed.
         """
     def kill(self) -> bool:
         """
-        Send SIGKILL, unless the process has ended; return whether that is allowed.
+        Send SIGKILL unless the process has ended; return False if that is not permitted.
         """
 class Detached:
     def __init__(self, socket: typing.Any) -> None:
@@ -1266,11 +1266,11 @@ class Detached:
         """
     def fileno(self) -> int:
         """
-        Return the descriptor, -1 once it is closed.
+        Return the descriptor, or -1 once it is closed.
         """
     def shut(self) -> None:
         """
-        Let the other end see that nothing more will come.
+        Tell the other end that nothing more will be sent.
         """
 class Infos:
     def __init__(self) -> None:
@@ -1283,7 +1283,7 @@ class Infos:
         """
     def add_node(self, path: tuple, mask: typing.Annotated[numpy.typing.ArrayLike, numpy.bool]) -> None:
         """
-        Add a place for nested dicts at the end of this path of keys.
+        Add a node for nested dicts at the end of this path of keys.
         """
     def add_pickles(self, path: tuple, mask: typing.Annotated[numpy.typing.ArrayLike, numpy.bool], rows: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], type: typing.Any) -> None:
         """
@@ -1291,7 +1291,7 @@ class Infos:
         """
     def row(self, frame: typing.SupportsInt | typing.SupportsIndex, env: typing.SupportsInt | typing.SupportsIndex, key: str) -> dict:
         """
-        Return {key: value} of what one env gave under a key, or an empty dict.
+        Return an env's value under a key as {key: value}, or an empty dict.
         """
     @property
     def count(self) -> int:
@@ -1308,53 +1308,53 @@ class EnvBlock(Block):
         ...
     def ended(self, i: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Whether env i is reset by the next step.
+        Whether the next step resets env i.
         """
     def peek_overflow(self) -> list:
         """
-        What take_overflow() would return.
+        Return the overflow, like take_overflow(), without forgetting it.
         """
     def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
-        Let the envs take the place of lost ones: these are the seeds of their next resets.
+        Let the envs replace lost ones; their next resets use these seeds.
         """
     def reset(self, frame: typing.SupportsInt | typing.SupportsIndex, calls: list) -> bool:
         """
-        Reset each env with its (seed, options), or leave it as it is if that is None; return whether something is left over.
+        Reset each env with its (seed, options), or leave it unchanged if that is None; return whether there is overflow.
         """
     def restore(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Write the results of the step in which the envs before these were lost.
+        Write the results of the step in which the envs that these replace were lost.
         """
     def set_ended(self, i: typing.SupportsInt | typing.SupportsIndex, ended: bool) -> None:
         """
-        Let the next step reset env i, or not.
+        Set whether the next step resets env i.
         """
     def set_options(self, i: typing.SupportsInt | typing.SupportsIndex, options: typing.Any, version: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Reset env i with these options from its next reset on.
+        Use these options for env i from its next reset on.
         """
     def step(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: list | None = None) -> bool:
         """
-        Step every env, with the actions in the frame or these; return whether something is left over.
+        Step every env with the actions in the frame or these; return whether there is overflow.
         """
     def stop(self) -> None:
         """
-        End a call that is at work in an env, once that returns; in a signal handler.
+        End the interrupted call as soon as its env returns; for signal handlers.
         """
     def take_overflow(self) -> list:
         """
-        Return and forget what had no place in the frame: (kind, env, object) each.
+        Return and forget the results that did not fit: (kind, env, object) tuples.
         """
     def use(self, frames: typing.Any, infos: Infos, autoreset: str, keep: str) -> None:
         """
-        Use other frames of the same spec from now on; the envs stay as they are.
+        Use other frames of the same spec from now on; the envs stay unchanged.
         """
 class Lent:
     """
-    Memory that is lent as arrays, and written again once none of them is left.
+    Memory that is lent as arrays and written again once none of them is left.
     
-    A fork of this process gets pages of its own for what is held.
+    A fork of this process gets its own copy of lent memory that is held.
     """
     def __init__(self, array: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], of_this_process: bool = False) -> None:
         ...
@@ -1392,7 +1392,7 @@ class FrameAccess:
         """
     def next_frame(self) -> int:
         """
-        Return the frame that all envs use next.
+        Choose and return the frame that all envs use next.
         """
     def read(self, frame: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         """
@@ -1400,23 +1400,23 @@ class FrameAccess:
         """
     def read_some(self, group_frames: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> tuple:
         """
-        Return what read() does, for these groups and their frames, in this order.
+        Like read(), for these groups and their frames, in this order.
         """
     def seen(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
-        The frame that the caller saw last of a group.
+        The frame in which the caller last saw a group.
         """
     def start(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[tuple[int, int]]:
         """
-        Choose the frame that each of these groups uses next: (group, frame) each.
+        Choose the frame that each of these groups uses next; return (group, frame) pairs.
         """
     def write(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any) -> bool:
         """
-        Write actions of a common kind to the frame; return whether they are of one.
+        Write actions of a common kind to the frame; return False for any other kind.
         """
     def write_some(self, group_frames: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], actions: typing.Any) -> bool:
         """
-        Write actions, a row for each env last given to groups_of(), whose groups these are; return whether they are of a common kind.
+        Write actions of a common kind, one row for each env last passed to groups_of(), whose groups these are; return False for any other kind.
         """
     @property
     def frame(self) -> int:
@@ -1430,11 +1430,11 @@ class Call:
         ...
     def arm_fast_path(self) -> None:
         """
-        Let the next step, if no other call comes before it, be done by step().
+        Let step() do the next step, unless another call comes first.
         """
     def begin(self, name: typing.Any) -> None:
         """
-        Note that this call is pending, before anything of it is sent.
+        Note that this call is pending, before its first command is sent.
         """
     def forget(self) -> None:
         """
@@ -1442,20 +1442,20 @@ class Call:
         """
     def keep(self, groups: typing.Any, results: typing.Any, error: typing.Any) -> None:
         """
-        Keep what has come back.
+        Keep results, or an error, until they are returned.
         """
     def step(self, actions: typing.Any) -> typing.Any:
         """
-        Step all envs: return the results, or whether the actions were sent if Python has to do the rest.
+        Step all envs and return the results; if Python must do the rest, return whether the actions were sent.
         """
     def use_frames(self, frames: typing.Any) -> None:
         """
-        Use these frames from now on; None: none, until they are laid out anew.
+        Use these frames from now on; None: there are none until they are laid out anew.
         """
     @property
     def kept(self) -> typing.Any:
         """
-        What has come back and is on its way to the caller: (groups, results, error), or None.
+        The results on their way to the caller: (groups, results, error), or None.
         """
     @property
     def laid_out(self) -> bool:
@@ -1465,19 +1465,19 @@ class Call:
     @property
     def name(self) -> typing.Any:
         """
-        The name of the call that was made last; None if it is completed.
+        The name of the pending call, or None.
         """
     @property
     def returned(self) -> bool:
         """
-        Whether nothing is kept; to be set right before it is returned.
+        Whether nothing is kept; set it right before returning the kept results.
         """
     @returned.setter
     def returned(self, arg1: bool) -> None:
         ...
 class PythonBlock(Block):
     """
-    Base class of blocks in Python: step(frame) writes results into the frame and returns whether something is left over.
+    Base class of blocks in Python: step(frame) writes results into the frame and returns whether there is overflow.
     """
     def __init__(self) -> None:
         ...
@@ -1490,23 +1490,23 @@ class Simulations:
         ...
     def begin(self, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None) -> int:
         """
-        Compute all fields of some simulations, or all, from their states, as after a reset; return how many failed.
+        Compute all fields of some simulations, or all if ids is None, from their states, as after a reset; return how many failed.
         """
     def error(self, simulation: typing.SupportsInt | typing.SupportsIndex) -> str:
         """
-        Return why a simulation failed in its last call, or an empty text.
+        Return why a simulation failed in its last call, or an empty string.
         """
     def field(self, name: str) -> typing.Any:
         """
-        Return a field of mjData, which every call copies out from now on, as rows of bytes; None if there is no such field.
+        Return a field of mjData as rows of bytes, updated by every call from now on; None if mjData has no such field.
         """
     def rows(self) -> numpy.typing.NDArray[numpy.float64]:
         """
-        Return the states, a row each: a view.
+        Return a view of the states, one row for each simulation.
         """
     def step(self, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None, substeps: typing.SupportsInt | typing.SupportsIndex, forces: bool) -> int:
         """
-        Step some simulations, or all if ids is None, and return how many failed.
+        Step some simulations, or all if ids is None; return how many failed.
         """
 class TaskRows:
     def __init__(self, first: typing.SupportsInt | typing.SupportsIndex, count: typing.SupportsInt | typing.SupportsIndex, meter: Meter, elapsed: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], limit: typing.SupportsInt | typing.SupportsIndex) -> None:
@@ -1519,7 +1519,7 @@ class TaskRows:
         """
     def add_mask(self, mask: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> None:
         """
-        Clear this mask of infos, too, when a step begins.
+        Clear this mask of infos too when a step begins.
         """
     def begin(self, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
@@ -1543,7 +1543,7 @@ class Tally:
         ...
     def begin_episodes(self) -> None:
         """
-        Begin an episode in every env: all were reset.
+        Begin an episode in every env, since all were reset.
         """
     def count(self, rewards: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], terminated: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], truncated: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], has_final: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], made: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], starts: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], valid: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], lost: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> tuple:
         """
@@ -1551,7 +1551,7 @@ class Tally:
         """
 class PolicyRows:
     """
-    Lets a policy that takes observations alone act for consecutive envs.
+    Lets a policy that takes only observations act for consecutive envs.
     """
     def __init__(self, policy: typing.Any, unusual: typing.Any, observation_tree: tuple, observations: list, actions: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], extras: dict, first: typing.SupportsInt | typing.SupportsIndex, count: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
@@ -1559,7 +1559,7 @@ class PolicyRows:
         ...
     def act(self, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Call the policy with the observations in a frame, and write what it returns.
+        Call the policy with the observations in a frame, and write its results.
         """
 def adopt_orphans() -> bool:
     """
@@ -1575,19 +1575,19 @@ def fork_with_signals_blocked() -> int:
     """
 def memory_left() -> int:
     """
-    Return how many bytes may still be allocated: the available memory, within the limits of the cgroups.
+    Return how many bytes may still be allocated: the available memory, capped by the cgroups' limits.
     """
 def now() -> int:
     """
-    Return the time that deadlines are given in: monotonic, in ns.
+    Return the time on the monotonic clock of deadlines, in ns.
     """
 def outlive_signals() -> None:
     """
-    Catch SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, so that they end neither this process nor its system calls. Programs that it starts have the defaults.
+    Catch SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, so that they end neither this process nor its system calls. Programs that it starts get the defaults.
     """
 def receive_parcel(socket: typing.SupportsInt | typing.SupportsIndex, parcels: list) -> None:
     """
-    Append the bytes of the next parcel to a list: no signal handler runs between.
+    Receive the next parcel and append it to a list; no signal handler runs in between.
     """
 def send_descriptors(socket: typing.SupportsInt | typing.SupportsIndex, message: bytes, descriptors: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
     """
@@ -1595,28 +1595,28 @@ def send_descriptors(socket: typing.SupportsInt | typing.SupportsIndex, message:
     """
 def send_parcel(socket: typing.SupportsInt | typing.SupportsIndex, head: bytes, body: bytes) -> bool:
     """
-    Send bytes in memory of their own, without waiting; return whether that was possible.
+    Send bytes in their own memfd, without waiting; return whether that was possible.
     """
 def set_process_title(title: str) -> None:
     """
-    Set the name that ps and top show, as far as there is room.
+    Set the name that ps and top show, truncated to the room there is.
     """
 def sleep_until(deadline: typing.Any) -> None:
     """
-    Sleep until a deadline, to within a microsecond or so where a CPU is free.
+    Sleep until a deadline, to within about a microsecond if a CPU is free.
     
     Args:
         deadline: A time of now(), in ns.
     """
 def take_turns(act: typing.Any, block: typing.Any, overflow: typing.Any, after_step: typing.Any, begin: typing.SupportsInt | typing.SupportsIndex, end: typing.SupportsInt | typing.SupportsIndex, steps: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], stopped: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], track: typing.Any) -> int:
     """
-    Let a policy act and a block step from a frame to another; return the ns that the policy took.
+    Let a policy act and a block step, in turns, from frame `begin` to `end`; return the ns that the policy took.
     """
 def usable_cpus() -> int:
     """
-    Return how many CPUs this process may use: those of its affinity, or its cgroup's quota rounded up if that is less.
+    Return how many CPUs this process may use: those of its affinity mask, or its cgroup's quota rounded up if that is less.
     """
 def wait_costs() -> WaitCosts:
     """
-    Return what waiting costs on this machine, measured once.
+    Return the costs of waiting on this machine, measured once.
     """

@@ -1,4 +1,4 @@
-// Arguments from Python, checked: whole numbers and deadlines; and errors of pysampler.errors.
+// Checks arguments from Python (whole numbers, deadlines) and raises errors of pysampler.errors.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -29,8 +29,8 @@ std::string text(const T& value) {
     return py::str(py::cast(value));
 }
 
-// A whole number of at least `min`, from Python or numpy: `value` is the argument `what` of a call
-// that errors name by `verb_and_thing`. Throws ValueError.
+// A whole number of at least `min`, from Python or numpy. `value` is the argument `what` of the
+// call that errors name by `verb_and_thing`. Throws ValueError.
 inline std::uint64_t whole(const py::handle& value, const char* verb_and_thing, const char* what,
                            std::uint64_t min) {
     const auto refuse = [&](const std::string& expected) {
@@ -56,14 +56,14 @@ inline std::optional<std::uint64_t> whole_or_none(const py::handle& value,
     return whole(value, verb_and_thing, what, min);
 }
 
-// Types for signatures only: any object is accepted, and checked in deadline_of().
+// Types for signatures only: any object is accepted and checked in deadline_of().
 using Seconds = py::typing::Optional<py::float_>;
 using Nanoseconds = py::typing::Optional<py::int_>;
 
-// What the docstrings of waits say of them.
-#define PYSAMPLER_WAIT_ARGS                           \
-    "    timeout: Seconds to wait; None: for ever.\n" \
-    "    deadline: Until when to wait, in ns of now(), instead of a timeout.\n"
+// Documents both in the docstrings of waits.
+#define PYSAMPLER_WAIT_ARGS                          \
+    "    timeout: Seconds to wait; None: forever.\n" \
+    "    deadline: When to stop waiting, in ns of now(), instead of a timeout.\n"
 
 // The deadline of `timeout` seconds from now, or `deadline` in ns of now(); kForever if neither is
 // given. Throws ValueError.
@@ -84,7 +84,7 @@ inline std::int64_t deadline_of(const py::handle& timeout, const py::handle& dea
     if (seconds == 0) return 0;
     const double ns = seconds * static_cast<double>(kSecond);
     const std::int64_t now = now_ns();
-    // Beyond 292 years it does not fit 64 bits.
+    // Beyond 292 years the sum does not fit into 64 bits.
     return ns >= static_cast<double>(kForever - now) ? kForever
                                                      : now + static_cast<std::int64_t>(ns);
 }

@@ -9,7 +9,7 @@ namespace {
 
 using Words = std::atomic<std::uint64_t>;
 
-// More than will ever be published; positions compare up to half their range.
+// More versions than will ever be published; positions compare up to half their range.
 constexpr std::uint64_t kMaxVersions = 1ULL << 60;
 
 struct BoardLayout {
@@ -44,7 +44,7 @@ class PyBoard : public Handle {
         return board_.begin();
     }
 
-    // Writes the bytes of one field to word `at` of the version that was begun.
+    // Writes the bytes of one field at word `at` of the version under way.
     void write(std::uint64_t at, const py::array& field) {
         const Pin pin(*this, "publish to");
         const auto bytes = static_cast<std::size_t>(field.nbytes());
@@ -75,7 +75,7 @@ class PyBoard : public Handle {
         return board_.publish();
     }
 
-    // Copies the newest version and returns its number, 0 if there is none.
+    // Copies the newest version and returns its number, or 0 if there is none.
     std::uint64_t read(py::array_t<std::uint64_t>& out) {
         const Pin pin(*this, "read");
         if (static_cast<std::uint64_t>(out.size()) != board_.words_each() ||
@@ -173,10 +173,11 @@ void register_board(py::module_& m) {
              "    newer_than: The version that the caller has; 0 if none.\n" PYSAMPLER_WAIT_ARGS
              "\n"
              "Returns:\n"
-             "    Whether there is one: False at the deadline.\n\n"
+             "    False if there is no newer version at the deadline.\n\n"
              "Raises:\n"
-             "    LostError: The writer is known to be dead, and there is no newer version.\n")
-        .def("writer", &PyBoard::writer, "Return what a Watch marks lost when the writer dies.")
+             "    LostError: There is no newer version, and the writer is known to be dead.\n")
+        .def("writer", &PyBoard::writer,
+             "Return the part that a Watch marks lost when the writer dies.")
         .def("replaced", &PyBoard::replaced,
              "Forget the loss of the writer: another process has taken its place.")
         .def_property_readonly("version", &PyBoard::version,
@@ -187,7 +188,7 @@ void register_board(py::module_& m) {
                 return BoardLayout(words, buffers).bytes;
             },
             py::arg("words"), py::arg("buffers"),
-            "Return the bytes that a board of these buffers of words takes in a segment.");
+            "Return how many bytes a board of this size takes in a segment.");
 }
 
 }  // namespace pysampler::bindings

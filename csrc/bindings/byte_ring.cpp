@@ -23,7 +23,7 @@ class PyByteRing : public Handle {
                const std::optional<WaitPolicy>& policy)
         : PyByteRing(segment, capacity_of(capacity), offset, policy) {}
 
-    // The array, whole pages, then the cell.
+    // The array in whole pages, then the cell.
     static std::size_t bytes(std::uint64_t capacity) { return capacity + sizeof(RingCell); }
 
     void send(const py::buffer& message, const Seconds& timeout, const Nanoseconds& deadline) {
@@ -54,8 +54,8 @@ class PyByteRing : public Handle {
         return copy;
     }
 
-    // A view of the next message in the ring; of a copy if it came in parts, since that memory may
-    // be freed before the view.
+    // A view of the next message in the ring; of a copy if the message came in parts, since their
+    // memory may be freed before the view.
     py::memoryview peek(const Seconds& timeout, const py::object& limit,
                         const Nanoseconds& deadline) {
         const Receiving receiving(timeout, limit, deadline);
@@ -63,7 +63,7 @@ class PyByteRing : public Handle {
         wait_message("peek into", receiving);
         const auto message = ring_.message();
         const auto size = static_cast<py::ssize_t>(message.size());
-        const auto twice = twice_.lock();  // the turn keeps it
+        const auto twice = twice_.lock();  // the turn keeps it alive
         const std::byte* first = twice.get();
         if (message.data() < first || message.data() >= first + 2 * capacity_) {
             return {py::bytes(reinterpret_cast<const char*>(message.data()), message.size())};
@@ -100,7 +100,7 @@ class PyByteRing : public Handle {
         ring_.clear_lost();
     }
 
-    // Makes it as new. No other process may use it meanwhile: the peer is dead.
+    // Resets the ring. No other process may use it meanwhile: the peer must be dead.
     void renew() {
         const Turn turn(*this, producing_, "renew");
         const Turn other(*this, consuming_, "renew");
@@ -156,7 +156,7 @@ class PyByteRing : public Handle {
     }
 
     std::uint64_t capacity_;
-    std::weak_ptr<std::byte> twice_;  // mapped for as long as the handle is
+    std::weak_ptr<std::byte> twice_;  // mapped as long as the handle
     RingCell* cell_;
     ByteRing ring_;
     Site room_;
@@ -182,16 +182,16 @@ void register_byte_ring(py::module_& m) {
              "buffer.\n" PYSAMPLER_WAIT_ARGS
              "\n"
              "Raises:\n"
-             "    WaitTimeoutError: The ring stayed full; the message is not received.\n"
-             "    LostError: The consumer is known to be dead, and the ring is full.\n")
+             "    WaitTimeoutError: The ring stayed full; the consumer will not get the message.\n"
+             "    LostError: The ring is full, and the consumer is known to be dead.\n")
         .def("recv", &PyByteRing::recv, py::arg("timeout") = none, py::kw_only(),
              py::arg("limit") = none, py::arg("deadline") = none,
-             "Return a copy of the next message, and remove it.\n\n"
+             "Remove the next message, and return a copy of it.\n\n"
              "Args:\n" PYSAMPLER_WAIT_ARGS
              "    limit: The most bytes to accept; None: any number.\n\n"
              "Raises:\n"
              "    WaitTimeoutError: No message came.\n"
-             "    LostError: The producer is known to be dead, and there is no message.\n"
+             "    LostError: There is no message, and the producer is known to be dead.\n"
              "    ValueError: The message is larger than `limit`; it is dropped.\n")
         .def(
             "recv_into",
@@ -201,41 +201,42 @@ void register_byte_ring(py::module_& m) {
             },
             py::arg("messages"), py::arg("timeout") = none, py::kw_only(),
             py::arg("deadline") = none,
-            "Receive the next message, and append it to a list: no signal handler runs between.\n\n"
+            "Receive the next message and append it to a list; no signal handler runs in "
+            "between.\n\n"
             "Args:\n"
             "    messages: The list.\n" PYSAMPLER_WAIT_ARGS
             "\n"
             "Raises:\n"
             "    WaitTimeoutError: No message came.\n"
-            "    LostError: The producer is known to be dead, and there is no message.\n")
+            "    LostError: There is no message, and the producer is known to be dead.\n")
         .def("peek", &PyByteRing::peek, py::arg("timeout") = none, py::kw_only(),
              py::arg("limit") = none, py::arg("deadline") = none,
-             "Return a read-only view of the next message, until release().\n\n"
+             "Return a read-only view of the next message, valid until release().\n\n"
              "Args:\n" PYSAMPLER_WAIT_ARGS
              "    limit: The most bytes to accept; None: any number.\n\n"
              "Raises:\n"
              "    WaitTimeoutError: No message came.\n"
-             "    LostError: The producer is known to be dead, and there is no message.\n"
+             "    LostError: There is no message, and the producer is known to be dead.\n"
              "    ValueError: The message is larger than `limit`; it is dropped.\n")
         .def("release", &PyByteRing::release, "Remove the message that peek() returned.")
         .def("producer", &PyByteRing::producer,
-             "Return what a Watch marks lost when the producer dies.")
+             "Return the part that a Watch marks lost when the producer dies.")
         .def("consumer", &PyByteRing::consumer,
-             "Return what a Watch marks lost when the consumer dies.")
+             "Return the part that a Watch marks lost when the consumer dies.")
         .def("replaced", &PyByteRing::replaced,
              "Forget the loss of a side: another process has taken its place.")
         .def("renew", &PyByteRing::renew,
              "Empty the ring and forget losses. No other process may use it meanwhile.")
         .def("__len__", &PyByteRing::size)
         .def_property_readonly("capacity", &PyByteRing::capacity,
-                               "The number of bytes that it holds, headers included.")
+                               "The number of bytes that fit, headers included.")
         .def_static(
             "size_of",
             [](const py::object& capacity) {
                 // Room to begin at a whole page.
                 return PyByteRing::bytes(capacity_of(capacity)) + Segment::page();
             },
-            "Return the bytes that such a ring takes in a segment.");
+            "Return how many bytes such a ring takes in a segment.");
 }
 
 }  // namespace pysampler::bindings

@@ -1,4 +1,4 @@
-// How a class of ours is bound to Python: no use before its __init__, no pickling by itself.
+// Binds our classes to Python so that objects cannot be used before __init__, nor pickled.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -26,8 +26,8 @@ class FrameAccess;
 template <class T, class... Classes>
 inline constexpr bool is_one_of = (std::is_same_v<T, Classes> || ...);
 
-// Whether T is a class of ours that Python knows. A class that only its own file names is added
-// there.
+// Whether T is a class of ours that is bound to Python. Classes that only one file names are added
+// in that file.
 template <class T>
 inline constexpr bool is_bound = std::is_base_of_v<Handle, T> || std::is_base_of_v<Block, T> ||
                                  is_one_of<T, WaitCosts, WaitStats, WaitPolicy, Part, Loss, Meter,
@@ -50,14 +50,14 @@ class Class : public py::class_<T, Options...> {
     }
 };
 
-// What every handle has; T::state() is its repr.
+// Methods and properties common to all handles; T::state() is the repr.
 template <class T, auto close = &T::close>
 class HandleClass : public Class<T> {
  public:
     HandleClass(py::module_& m, const char* name) : Class<T>(m, name) {
         this->def("close", close, "Release the memory, once no view of it is left.")
             .def_property_readonly("closed", &T::closed, "Whether close() was called.")
-            .def_property_readonly("offset", &T::offset, "Where it begins in its segment.")
+            .def_property_readonly("offset", &T::offset, "Its offset in its segment.")
             .def("__repr__", &T::state);
     }
 };

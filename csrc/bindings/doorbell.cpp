@@ -125,7 +125,7 @@ std::size_t PyDoorbell::take(const py::object& members) {
     const bool many = PyIndex_Check(members.ptr()) == 0 ||
                       (py::isinstance<py::array>(members) &&
                        py::reinterpret_borrow<py::array>(members).ndim() > 0);
-    std::vector<std::uint32_t> all;  // each a member, before the first is taken
+    std::vector<std::uint32_t> all;  // checks every index before taking the first
     if (many) {
         for (const py::handle member : members) all.push_back(index(member, "take from"));
     } else {
@@ -190,7 +190,7 @@ void register_doorbell(py::module_& m) {
              py::arg("segment"), py::arg("members"), py::arg("offset") = py::none(),
              py::arg("policy") = std::nullopt)
         .def("post", &PyDoorbell::post, py::arg("member"),
-             "Mark a member ready, and wake the waiter if it has enough now.\n\n"
+             "Mark a member ready, and wake the waiter if enough members are.\n\n"
              "Args:\n"
              "    member: The member's index.\n\n"
              "Returns:\n"
@@ -202,40 +202,39 @@ void register_doorbell(py::module_& m) {
              "    count: How many members to wait for; None: all.\n" PYSAMPLER_WAIT_ARGS
              "\n"
              "Returns:\n"
-             "    The indices of the members that are ready, longest ready first; fewer than\n"
-             "    `count` at the deadline. They stay ready until they are taken.\n\n"
+             "    The indices of the ready members, longest ready first; fewer than `count` at\n"
+             "    the deadline. They stay ready until they are taken.\n\n"
              "Raises:\n"
              "    LostError: Members were lost since the last wait, or fewer than `count` are "
              "left.\n"
-             "        Its `members` are those lost, its `ready` those ready.\n"
+             "        Its `members` lists the lost ones, its `ready` the ready ones.\n"
              "    BusyError: Another thread waits for this doorbell.\n")
         .def("take", &PyDoorbell::take, py::arg("members"),
-             "Take the posts of one member or of several, which may then post again.\n\n"
+             "Take the posts of one or several members, which may then post again.\n\n"
              "Args:\n"
-             "    members: An index, or several.\n\n"
+             "    members: One index, or several.\n\n"
              "Returns:\n"
              "    How many of them had posted.\n")
-        .def(
-            "take_ready", &PyDoorbell::take_ready,
-            "Take the posts of all members that are ready now.\n\n"
-            "Returns:\n"
-            "    Their indices, longest ready first, with those that posted after the last wait.\n")
+        .def("take_ready", &PyDoorbell::take_ready,
+             "Take the posts of all members that are ready now.\n\n"
+             "Returns:\n"
+             "    Their indices, longest ready first, including posts after the last wait.\n")
         .def("revive", &PyDoorbell::revive, py::arg("member"),
-             "Let another process be this member; what the dead one had posted is dropped.\n\n"
+             "Let another process be this member; drops the post of the dead one.\n\n"
              "Args:\n"
              "    member: The member's index.\n")
         .def("member", &PyDoorbell::member, py::arg("member"),
-             "Return what a Watch marks lost when this member's process dies.\n\n"
+             "Return the part that a Watch marks lost when this member's process dies.\n\n"
              "Args:\n"
              "    member: The member's index.\n")
         .def_property_readonly("lost", &PyDoorbell::lost_members,
                                "The members that are lost and not revived.")
         .def_property_readonly("members", &PyDoorbell::members, "The number of members.")
-        .def_property_readonly("stats", &PyDoorbell::stats, "What waits at this handle have cost.")
+        .def_property_readonly("stats", &PyDoorbell::stats, "The cost of waits at this handle.")
         .def_static(
             "size_of",
             [](const py::object& members) { return Doorbell::bytes(member_count(members)); },
-            "Return the bytes that a doorbell of this many members takes in a segment.");
+            "Return how many bytes a doorbell with this many members takes in a segment.");
     Hot<PyDoorbell, Unary<&PyDoorbell::post>>::install(doorbell, "post");
 }
 

@@ -71,7 +71,7 @@ void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos
     autoreset_ = mode;
 }
 
-// The parent may write actions of another type than the space's, if the user gave it those.
+// The parent writes actions of another type than the space's if the user passed such actions.
 void EnvBlock::use_action_types(std::uint32_t frame) {
     for (std::size_t leaf = 0; leaf < types_in_use_.size(); ++leaf) {
         const std::int32_t type = action_types_.at(frame, first_, leaf);
@@ -84,7 +84,7 @@ void EnvBlock::use_action_types(std::uint32_t frame) {
 }
 
 bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& actions) {
-    if (here_ && actions) {  // called again with the same list, it resumes
+    if (here_ && actions) {  // a call with the same list as the last one resumes it
         if (actions->is(actions_)) {
             start_ = reached_;
         } else {
@@ -161,14 +161,14 @@ py::list EnvBlock::take_overflow() { return std::exchange(overflow_, py::list())
 void EnvBlock::begin(std::uint32_t frame) {
     if (frame >= static_cast<std::size_t>(rewards_.shape(0)))
         throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
-    if (start_ != 0) return;  // goes on
+    if (start_ != 0) return;  // resumes an interrupted call
     overflow_ = py::list();
     if (keep_ != KeepInfos::kNone) infos_->clear(frame, first_, count_);
     std::memset(has_final_.mutable_data(frame, first_), 0, count_);
 }
 
-// Calls work(i) for each env i, and keeps the meter informed. The end of one is the beginning of
-// the next, so the clock is read once for each.
+// Calls work(i) for each env i and updates the meter. The end of one env is the beginning of the
+// next, so the clock is read once per env.
 template <class Work>
 void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
     std::int64_t now = now_ns();
@@ -187,14 +187,14 @@ void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
     meter_->idle(now);
 }
 
-// Whether an exception is the user's, such as of Ctrl-C, and none that envs raise.
+// Whether an exception comes from the user, such as Ctrl-C, rather than from an env.
 bool EnvBlock::is_users(const py::error_already_set& error) const {
     if (error.matches(PyExc_KeyboardInterrupt)) return true;
     return here_ && !error.matches(PyExc_Exception) && !error.matches(PyExc_SystemExit) &&
            !error.matches(PyExc_GeneratorExit);
 }
 
-// Calls work(); an exception of env i is left over, and does not keep the others from their step.
+// Calls work(). An exception of env i becomes overflow, so that the other envs still step.
 template <class Work>
 void EnvBlock::guarded(std::size_t i, Work&& work) {
     try {
@@ -244,14 +244,14 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
     store_obs(frame, i, obs);
 }
 
-// Passes no keywords where none are given, since some envs accept none.
+// Passes keywords only if some are given, since some envs accept none.
 py::object EnvBlock::call_reset(std::size_t i, PyObject* seed, PyObject* options) {
     call_ = Call::kReset;
     const auto none = [](PyObject* value) { return value == nullptr || value == Py_None; };
     bool keywords = seed != nullptr || options != nullptr;
     py::object own_seed = std::exchange(seeds_[i], py::object());
     if (none(seed)) seed = own_seed ? own_seed.ptr() : Py_None;
-    // Options that held only a mask of envs are an empty dict here.
+    // An empty dict here held only a mask of envs: it requests no options.
     const bool requested =
         !none(options) && !(PyDict_Check(options) && PyDict_GET_SIZE(options) == 0);
     if (!options_.empty() && !requested && options_[i].options) {
@@ -286,7 +286,7 @@ void EnvBlock::reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyO
     store_obs(frame, i, obs);
 }
 
-// Returns what Space::store() does. Errors name the part of the observation.
+// Returns the result of Space::store(). Errors name the part of the observation.
 bool EnvBlock::write_obs(std::uint32_t frame, std::size_t i, PyObject* obs,
                          const std::vector<Leaf>& leaves) {
     unshaped_.clear();
@@ -316,10 +316,10 @@ void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs) {
     has_last_[i] = true;
 }
 
-// Rows of the block's own for an observation of each env; none if they are large, or some part has
-// no fixed shape.
+// Private rows for an observation of each env; empty if observations are large or have parts
+// without a fixed shape.
 std::vector<Leaf> EnvBlock::own_rows(const py::object& arrays) const {
-    constexpr std::size_t kSmall = 512;  // bytes of an observation that are copied once more
+    constexpr std::size_t kSmall = 512;  // bytes of the largest observation to copy once more
     std::vector<Leaf> rows;
     std::size_t bytes = 0;
     for (const py::handle item : arrays) {
@@ -333,14 +333,14 @@ std::vector<Leaf> EnvBlock::own_rows(const py::object& arrays) const {
     return rows;
 }
 
-// The last observation of env i; none if there is none.
+// The last observation of env i; a null object if there is none.
 py::object EnvBlock::last_obs(std::size_t i) const {
     if (last_rows_.empty()) return last_obs_[i];
     return has_last_[i] ? obs_.load(0, i, last_rows_) : py::object();
 }
 
-// Writes the last observation of an episode to the frame; if that changes its type, or a part has
-// no fixed shape, the object itself is left over too.
+// Writes the last observation of an episode to the frame. If that changes its type, or a part has
+// no fixed shape, the object itself becomes overflow too.
 void EnvBlock::store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info) {
     const bool same = write_obs(frame, i, obs, final_leaves_);
     unshaped_.clear();
@@ -352,7 +352,7 @@ void EnvBlock::store_final(std::uint32_t frame, std::size_t i, PyObject* obs, Py
     }
 }
 
-// A copy, since a reset may write to the same arrays before this is sent; the object itself if it
+// A copy, since a reset may write to the same arrays before they are sent; the object itself if it
 // cannot be copied.
 py::object EnvBlock::copied(PyObject* value) {
     try {
@@ -381,29 +381,28 @@ void register_env_block(py::module_& m) {
             py::arg("meter"), py::arg("autoreset"), py::arg("keep"), py::arg("here") = false)
         .def("use", &EnvBlock::use, py::arg("frames"), py::arg("infos"), py::arg("autoreset"),
              py::arg("keep"),
-             "Use other frames of the same spec from now on; the envs stay as they are.")
+             "Use other frames of the same spec from now on; the envs stay unchanged.")
         .def("step", &EnvBlock::step_with, py::arg("frame"), py::arg("actions") = py::none(),
-             "Step every env, with the actions in the frame or these; return whether something is "
-             "left "
-             "over.")
-        .def(
-            "reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),
-            "Reset each env with its (seed, options), or leave it as it is if that is None; return "
-            "whether something is left over.")
+             "Step every env with the actions in the frame or these; return whether there is "
+             "overflow.")
+        .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),
+             "Reset each env with its (seed, options), or leave it unchanged if that is None; "
+             "return whether there is overflow.")
         .def("replace", &EnvBlock::replace, py::arg("seeds"),
-             "Let the envs take the place of lost ones: these are the seeds of their next resets.")
+             "Let the envs replace lost ones; their next resets use these seeds.")
         .def("restore", &EnvBlock::restore, py::arg("frame"),
-             "Write the results of the step in which the envs before these were lost.")
+             "Write the results of the step in which the envs that these replace were lost.")
         .def("set_options", &EnvBlock::set_options, py::arg("i"), py::arg("options"),
-             py::arg("version"), "Reset env i with these options from its next reset on.")
-        .def("ended", &EnvBlock::ended, py::arg("i"), "Whether env i is reset by the next step.")
+             py::arg("version"), "Use these options for env i from its next reset on.")
+        .def("ended", &EnvBlock::ended, py::arg("i"), "Whether the next step resets env i.")
         .def("set_ended", &EnvBlock::set_ended, py::arg("i"), py::arg("ended"),
-             "Let the next step reset env i, or not.")
+             "Set whether the next step resets env i.")
         .def("stop", &EnvBlock::stop,
-             "End a call that is at work in an env, once that returns; in a signal handler.")
-        .def("peek_overflow", &EnvBlock::peek_overflow, "What take_overflow() would return.")
+             "End the interrupted call as soon as its env returns; for signal handlers.")
+        .def("peek_overflow", &EnvBlock::peek_overflow,
+             "Return the overflow, like take_overflow(), without forgetting it.")
         .def("take_overflow", &EnvBlock::take_overflow,
-             "Return and forget what had no place in the frame: (kind, env, object) each.");
+             "Return and forget the results that did not fit: (kind, env, object) tuples.");
     block.attr("INFO") = static_cast<int>(EnvBlock::kInfo);
     block.attr("FINAL_OBS") = static_cast<int>(EnvBlock::kFinalObs);
     block.attr("ERROR") = static_cast<int>(EnvBlock::kError);

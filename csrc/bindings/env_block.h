@@ -1,5 +1,5 @@
-// A block of Python envs: calls env.step, takes the five results apart and copies them into the
-// frame. The only Python code that runs is that of the envs.
+// A block of Python envs: calls env.step, unpacks the five results and copies them into the frame.
+// The only Python code that runs is the envs'.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@ enum class KeepInfos { kNone, kFinal, kAll };
 
 class EnvBlock : public Block {
  public:
-    // Kinds of results that have no place in the frame.
+    // Kinds of results that do not fit into the frame.
     enum OverflowKind { kInfo = 0, kFinalObs = 1, kUnshapedObs = 2, kError = 3 };
 
     // `frames` is a Frames of pysampler._frames; `first` is the index of the block's first env
-    // among its envs. `here`: this is the user's process, whose signal handlers raise exceptions
-    // that are not the envs'.
+    // among its envs. `here`: this is the user's process, so an exception may come from one of the
+    // user's signal handlers instead of an env.
     EnvBlock(const py::list& envs, std::size_t first, const py::object& frames,
              const std::shared_ptr<Infos>& infos, const std::shared_ptr<Meter>& meter,
              const std::string& autoreset, const std::string& keep, bool here);
@@ -37,33 +37,32 @@ class EnvBlock : public Block {
              const std::string& autoreset, const std::string& keep);
 
     bool step(std::uint32_t frame) override { return step_with(frame, std::nullopt); }
-    // The same with these actions, if given, instead of those in the frame. In the user's process a
-    // call with the same list as the last one, which an exception of the user's ended, resumes.
+    // The same with these actions, if given, instead of those in the frame. In the user's process,
+    // if a signal handler's exception ended a call, calling again with the same list resumes it.
     bool step_with(std::uint32_t frame, const std::optional<py::list>& actions);
-    // Resets each env with its (seed, options), or leaves it as it is if that is None. Returns what
-    // step() does.
+    // Resets each env with its (seed, options), or leaves it unchanged if that is None. Returns
+    // whether some results do not fit into the frame, like step().
     bool reset(std::uint32_t frame, const py::list& calls);
 
-    // The envs take the place of lost ones, whose episodes are over: these are the seeds of their
-    // next resets.
+    // The envs replace lost ones, whose episodes are over; their next resets use these seeds.
     void replace(const std::vector<std::uint64_t>& seeds);
-    // Writes the results of the step in which the envs before these were lost. Observations stay as
-    // they are, unless autoreset is kSameStep.
+    // Writes the results of the step in which the envs that these replace were lost. Observations
+    // stay unchanged, unless autoreset is kSameStep.
     bool restore(std::uint32_t frame);
-    // Resets env i with these options from its next reset on, unless that is given others. The
-    // version of the options of its episode is written with each step.
+    // Env i uses these options from its next reset on, unless that reset is given others. Each step
+    // writes the version of the options of its episode.
     void set_options(std::size_t i, const py::object& options, std::int64_t version);
 
-    // Whether env i is reset by the next step.
+    // Whether the next step resets env i.
     bool ended(std::size_t i) const { return ended_.at(i); }
     void set_ended(std::size_t i, bool ended) { ended_.at(i) = ended; }
 
-    // Returns and forgets the results that have no place in the frame: [(OverflowKind, index among
+    // Returns and forgets the results that do not fit into the frame: [(OverflowKind, index among
     // the envs of the frame, object)].
     py::list take_overflow();
 
     bool step_once(std::uint32_t frame, std::uint32_t number) override;
-    // Ends a call that is at work in an env, once that returns. In a signal handler.
+    // For a signal handler: ends the interrupted call as soon as its current env returns.
     void stop() { stopped_ = true; }
     const py::list& peek_overflow() const { return overflow_; }
 
@@ -101,8 +100,8 @@ class EnvBlock : public Block {
     std::vector<std::vector<py::ssize_t>> action_shapes_;
     py::array_t<std::int32_t> action_types_;
     std::vector<std::int32_t> types_in_use_;
-    std::vector<Leaf> space_leaves_;   // actions of the space's types
-    std::vector<Leaf> action_leaves_;  // of the types in use
+    std::vector<Leaf> space_leaves_;   // for actions of the space's types
+    std::vector<Leaf> action_leaves_;  // for actions of the types in use
     Space action_;
     py::array_t<double> rewards_;
     py::array_t<bool> terminated_;
@@ -112,30 +111,30 @@ class EnvBlock : public Block {
     std::shared_ptr<Meter> meter_;
     Autoreset autoreset_ = Autoreset::kNextStep;
     KeepInfos keep_ = KeepInfos::kAll;
-    std::vector<bool> ended_;        // to be reset by the next step
-    std::vector<py::object> seeds_;  // of the next reset, unless that is given one
+    std::vector<bool> ended_;        // the next step resets these envs
+    std::vector<py::object> seeds_;  // for the next reset, unless it is given one
     struct Options {
         py::object options;
         std::int64_t version = 0;  // of the options
         std::int64_t used = 0;     // the version that the last reset used
     };
-    std::vector<Options> options_;  // empty until there are any
+    std::vector<Options> options_;  // empty before the first set_options()
     py::array_t<std::int64_t> options_versions_;
-    // The last observation of each env, for a reset that leaves it as it is. The user and samplers
-    // may write to the frame that had it. Small ones are copied to rows: were the objects kept,
-    // each step would use memory that has been out of use, and out of the cache, for a round.
+    // The last observation of each env, for a reset that leaves the env unchanged: the user and
+    // samplers may write to the frame that had it. Small ones are copied to rows: keeping the
+    // objects would make each step use memory that has left the cache during a round.
     std::vector<Leaf> last_rows_;
-    std::vector<py::object> last_obs_;  // where there are no such rows
-    std::vector<bool> has_last_;        // where there are
+    std::vector<py::object> last_obs_;  // used without last_rows_
+    std::vector<bool> has_last_;        // used with last_rows_
     std::vector<py::object> unshaped_;
     enum class Call { kNothing, kStep, kReset };
-    Call call_ = Call::kNothing;  // of the env that works now
+    Call call_ = Call::kNothing;  // of the current env
     std::int64_t began_ = 0;
     py::list overflow_;
-    std::size_t start_ = 0;    // where the next call begins
-    std::size_t reached_ = 0;  // how many envs have done what was asked for
+    std::size_t start_ = 0;    // the env at which the next call begins
+    std::size_t reached_ = 0;  // how many envs the current call has finished
     bool stopped_ = false;
-    py::object actions_;                   // of a step_with() that was interrupted
+    py::object actions_;                   // of an interrupted step_with()
     std::optional<std::uint32_t> number_;  // of the last step_once()
     py::str step_name_ = interned("step"), reset_name_ = interned("reset");
     py::tuple reset_keywords_;

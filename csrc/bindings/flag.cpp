@@ -95,7 +95,7 @@ void register_flag(py::module_& m) {
              "Returns:\n"
              "    False if the last post has not been cleared.\n")
         .def("clear", &PyFlag::clear,
-             "Clear the flag: the waiter has read what the post was about.\n\n"
+             "Clear the flag, when the waiter has handled the post.\n\n"
              "Returns:\n"
              "    False if it was not set.\n")
         .def("is_set", &PyFlag::is_set, "Return whether there is a post that has not been cleared.")
@@ -109,19 +109,20 @@ void register_flag(py::module_& m) {
             "Args:\n" PYSAMPLER_WAIT_ARGS
             "\n"
             "Returns:\n"
-            "    Whether it is set: False at the deadline.\n\n"
+            "    False if it is not set at the deadline.\n\n"
             "Raises:\n"
-            "    LostError: The poster is known to be dead, and the flag is not set.\n"
+            "    LostError: The flag is not set, and the poster is known to be dead.\n"
             "    BusyError: Another thread waits for this flag.\n")
-        .def("poster", &PyFlag::poster, "Return what a Watch marks lost when the poster dies.")
+        .def("poster", &PyFlag::poster,
+             "Return the part that a Watch marks lost when the poster dies.")
         .def("replaced", &PyFlag::replaced,
              "Forget the loss of the poster: another process has taken its place.")
         .def_property_readonly("poster_lost", &PyFlag::poster_lost,
                                "Whether the poster is known to be dead.")
-        .def_property_readonly("stats", &PyFlag::stats, "What waits at this handle have cost.")
+        .def_property_readonly("stats", &PyFlag::stats, "The cost of waits at this handle.")
         .def_static(
             "size_of", [] { return sizeof(Flag); },
-            "Return the bytes that a flag takes in a segment.");
+            "Return how many bytes a flag takes in a segment.");
     Hot<PyFlag, Plain<&PyFlag::set>>::install(flag, "set");
     Hot<PyFlag, Plain<&PyFlag::clear>>::install(flag, "clear");
     Hot<PyFlag, Plain<&PyFlag::is_set>>::install(flag, "is_set");

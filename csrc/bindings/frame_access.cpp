@@ -297,7 +297,7 @@ void register_frame_access(py::module_& m) {
              py::arg("frames"), py::arg("infos"), py::arg("copy"), py::arg("groups"),
              py::arg("spare"))
         .def("write", &FrameAccess::write, py::arg("frame"), py::arg("actions"),
-             "Write actions of a common kind to the frame; return whether they are of one.")
+             "Write actions of a common kind to the frame; return False for any other kind.")
         .def_property_readonly("frame", &FrameAccess::frame, "The frame that all envs use.")
         .def(
             "next_frame",
@@ -305,28 +305,28 @@ void register_frame_access(py::module_& m) {
                 self.use(self.next());
                 return self.frame();
             },
-            "Return the frame that all envs use next.")
+            "Choose and return the frame that all envs use next.")
         .def("frame_of", &FrameAccess::frame_of, py::arg("group"), "The frame that a group uses.")
         .def("start", &FrameAccess::start, py::arg("groups"),
-             "Choose the frame that each of these groups uses next: (group, frame) each.")
+             "Choose the frame that each of these groups uses next; return (group, frame) pairs.")
         .def("mark_all_seen", &FrameAccess::mark_all_seen,
              "Note that the caller sees the frame of all envs.")
         .def("mark_seen", &FrameAccess::mark_seen, py::arg("groups"),
              "Note that the caller sees the frames of these groups.")
         .def("seen", &FrameAccess::seen, py::arg("group"),
-             "The frame that the caller saw last of a group.")
+             "The frame in which the caller last saw a group.")
         .def("read", &FrameAccess::read, py::arg("frame"),
              "Return observations, rewards, terminated, truncated, infos, and the keys of infos "
              "whose values do not share a dtype.")
         .def("groups_of", &FrameAccess::groups_of, py::arg("envs"),
              "Return the groups of these envs, which must be whole groups.")
-        .def("write_some", &FrameAccess::write_some, py::arg("group_frames"), py::arg("actions"),
-             "Write actions, a row for each env last given to groups_of(), whose groups these are; "
-             "return whether they are of a common kind.")
-        .def("read_some", &FrameAccess::read_some, py::arg("group_frames"),
-             "Return what read() does, for these groups and their frames, in this order.");
-    Hot<FrameAccess, Write>::install(access, "write");
-    Hot<FrameAccess, Read>::install(access, "read");
+        .def("write_some", &FrameAccess::write_some, py::arg("parts"), py::arg("actions"),
+             "Write actions of a common kind, one row for each env last passed to groups_of(), "
+             "whose groups these are; return False for any other kind.")
+        .def("read_some", &FrameAccess::read_some, py::arg("parts"),
+             "Like read(), for these groups and their frames, in this order.");
+    Hot<FrameAccess, Write>::install(batch, "write");
+    Hot<FrameAccess, Read>::install(batch, "read");
 }
 
 }  // namespace pysampler::bindings

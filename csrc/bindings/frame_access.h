@@ -25,9 +25,9 @@ class FrameAccess {
 
     // -- all envs --
 
-    // Writes the actions if they are of a common kind: one array of the space's dtype and shape, or
-    // a list or tuple of its rows, or of Python's own numbers, which envs get as such. Returns
-    // whether it has.
+    // Writes the actions and returns true if they are of a common kind: one array of the space's
+    // dtype and shape, or a list or tuple of such rows or of plain Python numbers, which envs get
+    // as Python numbers. Otherwise returns false.
     bool write(std::uint32_t frame, const py::handle& actions);
 
     // (observations, rewards, terminated, truncated, infos, mixed): see Infos::collect().
@@ -40,20 +40,20 @@ class FrameAccess {
     // env that does not exist.
     std::vector<std::uint32_t> groups_of(const py::array_t<std::int64_t>& envs);
     // Groups, and the frame that each uses.
-    using GroupFrames = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
-    // As write(), with row i for env i of those last given to groups_of(), whose groups these are.
-    bool write_some(const GroupFrames& group_frames, const py::handle& actions);
-    // As read().
-    py::tuple read_some(const GroupFrames& group_frames) const;
+    using Parts = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+    // Like write(); row i is for the i-th env last passed to groups_of(), whose groups these are.
+    bool write_some(const Parts& parts, const py::handle& actions);
+    // Like read().
+    py::tuple read_some(const Parts& parts) const;
 
     // -- which frames are used --
 
-    // The frame that all envs use, and the one to use next: one that no observation refers to, and
-    // that the caller has not seen last, since it is wanted where a worker is lost.
+    // The frame that all envs use, and the one to use next: no observation refers to it, and it is
+    // not the one that the caller saw last, which is needed if a worker is lost.
     std::uint32_t frame() const { return frame_; }
     std::uint32_t next() const;
     void use(std::uint32_t frame) { frame_ = frame; }
-    // The same for groups that are sent to one by one.
+    // The same for groups that are commanded independently.
     std::uint32_t frame_of(std::uint32_t group) const { return frame_of_.at(group); }
     GroupFrames start(const std::vector<std::uint32_t>& groups);
 
@@ -67,13 +67,13 @@ class FrameAccess {
     std::uint32_t after(std::uint32_t frame) const;
 
     // Large observations are lent instead of copied: the caller gets the rows of the frame, which
-    // is not used again as long as anything refers to them. They are copied where fewer than
-    // `spare` frames would be left. In bytes of a leaf; smaller ones are copied as fast.
+    // is not used again as long as anything refers to them. They are copied if fewer than `spare`
+    // frames would be left. In bytes of a leaf; copying smaller ones is as fast as lending.
     static constexpr std::size_t kMinLent = 1 << 16;
 
     void check_frame(std::uint32_t frame) const;
     // Writes a list or tuple of actions, item i to the (frame, env) of `row(i)`. Returns their type
-    // as frames store it, or nothing if they are something else.
+    // as frames store it, or nullopt if they are not of a common kind.
     template <class Row>
     std::optional<std::int32_t> write_list(PyObject* actions, std::size_t count, Row&& row) const;
     void mark(std::uint32_t frame, std::uint32_t group, std::int32_t type) {
@@ -96,7 +96,7 @@ class FrameAccess {
     Space obs_;
     bool has_unshaped_;
     std::vector<Leaf> action_leaves_;
-    std::vector<Leaf> python_actions_;  // of a single leaf: ints, and floats
+    std::vector<Leaf> python_actions_;  // for a single leaf: one of ints, one of floats
     py::array_t<std::int32_t> action_types_;
     std::vector<Leaf> results_;  // rewards, terminated, truncated
     py::array_t<std::uint8_t> has_final_;
@@ -105,10 +105,10 @@ class FrameAccess {
     py::dtype objects_{"O"};
     Groups groups_;
     std::vector<std::uint32_t> group_of_;  // of each env
-    std::vector<std::size_t> chosen_;      // envs last given to groups_of()
+    std::vector<std::size_t> chosen_;      // envs last passed to groups_of()
     std::uint32_t frame_ = 0;              // of all envs
-    std::vector<std::uint32_t> frame_of_;  // of each group, where some are sent to
-    std::vector<std::uint32_t> seen_;      // of each group, the frame that the caller saw last
+    std::vector<std::uint32_t> frame_of_;  // of each group, if groups are commanded independently
+    std::vector<std::uint32_t> seen_;      // for each group, the frame that the caller saw last
     std::uint32_t spare_;                  // frames that are never lent
 };
 

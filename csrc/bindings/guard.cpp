@@ -1,4 +1,4 @@
-// A guard of an object that one thread at a time may use: `with guard.entry("step"):`.
+// A guard for an object that one thread at a time may use: `with guard.entry("step"):`.
 #include "guard.h"
 
 #include <memory>
@@ -32,7 +32,7 @@ class Guard {
     std::shared_ptr<GuardState> state_;
 };
 
-// Called with every step.
+// Hot: called with every step.
 struct Enter {
     static PyObject* call(Entry& entry, PyObject* const*, Py_ssize_t count, PyObject* names) {
         if (count != 0 || names != nullptr) return nullptr;
@@ -59,18 +59,18 @@ void register_guard(py::module_& m) {
         .def("__exit__", [](Entry& self, const py::object& type, const py::object&,
                             const py::object&) { self.exit(type); })
         .def_property_readonly("nested", &Entry::nested,
-                               "Whether this thread was inside already, as when a signal handler "
-                               "closes the object.");
+                               "Whether this thread was inside already: a signal handler closes "
+                               "the object.");
     Hot<Entry, Enter>::install(entry, "__enter__");
     Hot<Entry, Exit>::install(entry, "__exit__");
     Class<Guard>(m, "Guard")
         .def(py::init<std::string, std::string, py::object>(), py::arg("thing"),
              py::arg("closed_message"), py::arg("closed_error"))
         .def("entry", &Guard::entry, py::arg("what"),
-             "Return a context in which this thread alone uses the object; BusyError on entry if "
-             "another thread does.")
+             "Return a context in which only this thread uses the object; entering raises "
+             "BusyError if another thread does.")
         .def("closing", &Guard::closing, py::arg("what"),
-             "Return such a context for closing, which a signal handler may do while its own "
+             "Return such a context for closing, which a signal handler may enter while its own "
              "thread is inside.")
         .def_property_readonly("closed", &Guard::closed, "Whether it refuses all entries.")
         .def("close", &Guard::close, "Refuse all entries from now on.")

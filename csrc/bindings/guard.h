@@ -1,8 +1,8 @@
-// The entries of a guard: each is a context of a call in which one thread alone uses an object.
+// The entries of a guard: each is the context of a call in which only one thread uses an object.
 //
-// Python runs signal handlers between any two of its instructions, so a lock that Python code takes
-// and gives back can be left taken by an exception that comes in between. Here both happen inside
-// one call, which `with` makes without looking for signals.
+// Python runs signal handlers between any two of its instructions, so a lock taken and released in
+// Python code stays locked if a handler raises in between. Here each happens inside one call, which
+// `with` makes without checking for signals.
 #pragma once
 
 #include <memory>
@@ -16,11 +16,11 @@ namespace pysampler::bindings {
 
 struct GuardState {
     std::string thing;           // its name in errors: "this vector env"
-    std::string closed_message;  // of the error of an entry after close()
+    std::string closed_message;  // of the error that an entry after close() raises
     py::object closed_error;     // the type of that error
     pid_t owner = pid_of(self_id());
-    std::uint64_t holder = 0;  // as in self_id(), 0 if none; changed with the GIL only
-    std::string doing;         // what the holder does
+    std::uint64_t holder = 0;  // its self_id(), or 0; changed with the GIL only
+    std::string doing;         // the name of the holder's call
     std::uint64_t entries = 0;
     bool closed = false;
     bool closed_within = false;  // by a signal handler in the holder's own thread
@@ -53,8 +53,8 @@ class Entry {
         } else if (closing_ && guard.holder == self) {
             nested_ = true;
         } else if (guard.holder == self) {
-            raise("BusyError", "cannot " + what_ + ": this thread is at work in it (" +
-                                   guard.doing + "); a signal handler may close it, no more");
+            raise("BusyError", "cannot " + what_ + ": this thread is already using it (" +
+                                   guard.doing + "); a signal handler may only close it");
         } else {
             raise("BusyError", "cannot " + what_ + ": another thread is using " + guard.thing);
         }
@@ -68,7 +68,7 @@ class Entry {
         }
         const bool closed_within = std::exchange(guard.closed_within, false);
         guard.holder = 0;
-        // What failed because a signal handler closed the object raises an error that says so.
+        // If a call failed because a signal handler closed the object, the error says so.
         if (closed_within && !type.is_none() &&
             PyErr_GivenExceptionMatches(type.ptr(), PyExc_Exception) != 0 &&
             PyErr_GivenExceptionMatches(type.ptr(), guard.closed_error.ptr()) == 0) {
@@ -77,7 +77,7 @@ class Entry {
     }
 
     bool nested() const { return nested_; }
-    // How many calls have entered the guard, by this entry or another.
+    // How many calls have entered the guard, through this entry or another.
     std::uint64_t entries() const { return guard_->entries; }
 
  private:

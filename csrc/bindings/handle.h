@@ -1,4 +1,4 @@
-// Handles: the Python objects that refer to parts of a segment and know whether they are closed.
+// Handles: Python objects that refer to parts of a segment and can be closed.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -18,7 +18,7 @@ namespace pysampler::bindings {
 
 namespace py = pybind11;
 
-// A part of a segment that Python holds. Its memory is accessed through a Pin only.
+// A part of a segment, held by Python. Its memory is accessed through a Pin only.
 class Handle {
     friend class Pin;
 
@@ -26,7 +26,7 @@ class Handle {
     Handle(const char* name, std::shared_ptr<Segment> segment, std::size_t offset)
         : name_(name), segment_(std::move(segment)), offset_(offset) {}
 
-    // Gives the memory back once no call works in it and no view is left.
+    // Releases the memory once no call uses it and no view is left.
     void close() {
         closed_ = true;
         if (pins_ == 0) unmap();
@@ -78,10 +78,11 @@ class Handle {
     unsigned pins_ = 0;  // changed with the GIL only
 };
 
-// A call that works in the memory of a handle, which must be open when it begins: the memory stays
-// if another thread closes the handle meanwhile. Throws ClosedError.
+// A call that uses the memory of a handle: the memory stays mapped even if another thread closes
+// the handle meanwhile. Throws ClosedError if the handle is closed already.
 //
-// Convert arguments before making one: that may run Python code, which may close the handle.
+// Convert arguments before constructing a Pin: conversion may run Python code that closes the
+// handle.
 class Pin {
  public:
     Pin(const Handle& handle, const char* verb) : handle_(const_cast<Handle&>(handle)) {
@@ -128,15 +129,15 @@ struct Place {
     std::shared_ptr<Segment> segment;
     std::byte* memory;
 
-    // Constructs a T there, unless another handle has.
+    // Constructs a T there, unless another handle has done so.
     template <class T>
     T* make(std::size_t offset = 0) const {
         return fresh ? new (memory + offset) T : reinterpret_cast<T*>(memory + offset);
     }
 };
 
-// One side of a handle (a ring's producer, say), which one thread at a time may use. Changed with
-// the GIL only.
+// One side of a handle (a ring's producer, say), for one thread at a time. Changed with the GIL
+// only.
 class Side {
     friend class Turn;
 
@@ -145,14 +146,14 @@ class Side {
     void leave() { by_ = 0; }
 
  private:
-    std::uint64_t by_ = 0;  // as in self_id()
+    std::uint64_t by_ = 0;  // the user's self_id(), or 0
 };
 
-// A call that uses a side: it refuses other threads until it ends. Throws BusyError.
+// A call that uses a side, and refuses other threads until it ends. Throws BusyError.
 class Turn : public Pin {
  public:
     Turn(const Handle& handle, Side& side, const char* verb) : Pin(handle, verb), side_(side) {
-        // In a child made by fork, the thread that was here does not exist.
+        // In a forked child, the thread that used the side does not exist.
         if (side.by_ != 0 && pid_of(side.by_) == pid_of(self_id())) handle.busy(verb, side.by_);
         side.by_ = self_id();
     }
@@ -164,8 +165,7 @@ class Turn : public Pin {
     Side& side_;
 };
 
-// Throws what an outcome of a wait means; `peer` is what the other side is called, `why` explains a
-// time-out.
+// Throws the error for a wait's outcome; `peer` names the other side, `why` explains a time-out.
 inline void check_outcome(const Handle& handle, Outcome outcome, const char* verb, const char* peer,
                           const char* why, std::uint64_t waiter) {
     switch (outcome) {
@@ -182,24 +182,23 @@ inline void check_outcome(const Handle& handle, Outcome outcome, const char* ver
     }
 }
 
-// A base object for arrays: it keeps the mapping for as long as one of them lives.
+// A base object for arrays, which keeps the mapping as long as one of them lives.
 template <class Owner>
 py::capsule keep(const std::shared_ptr<Owner>& owner) {
     return py::capsule(new std::shared_ptr<Owner>(owner),
                        [](void* p) { delete static_cast<std::shared_ptr<Owner>*>(p); });
 }
 
-// `array(dtype, shape)` over memory of the segment.
+// An array over memory of the segment.
 inline py::array view(const std::shared_ptr<Segment>& segment, std::byte* at,
                       const py::dtype& dtype, std::vector<py::ssize_t> shape) {
     return py::array(dtype, std::move(shape), at, keep(segment));
 }
 
-// A part of a primitive that one process plays, and what marks it lost when that process dies; a
-// Watch calls it.
+// One process's role in a primitive. A Watch calls `lost` when that process dies.
 struct Part {
     std::string name;
-    std::function<void(int)> lost;  // called with the pid
+    std::function<void(int)> lost;  // marks the role lost; takes the pid
 };
 
 }  // namespace pysampler::bindings

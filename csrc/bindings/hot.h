@@ -1,6 +1,6 @@
 // Fast paths for methods that are called a million times a second. pybind11 takes ~150 ns to match
-// the arguments of a call to a C++ function; here they are matched by hand. A call that is not
-// matched goes to the method that pybind11 made, which has the error messages.
+// the arguments of a call to a C++ function; here they are matched by hand. Calls that do not match
+// fall back to pybind11's method, which has the error messages.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,7 +14,7 @@
 
 namespace pysampler::bindings {
 
-// The C++ object of a Python object; nullptr if the latter has several C++ bases.
+// The C++ object in a Python object; nullptr if the Python object has several C++ bases.
 template <class T>
 T* unwrap(PyObject* self) {
     const auto* instance = reinterpret_cast<const py::detail::instance*>(self);
@@ -23,12 +23,13 @@ T* unwrap(PyObject* self) {
     return static_cast<T*>(instance->simple_value_holder[0]);
 }
 
-// `Call` is a static `PyObject* call(T&, PyObject* const* args, Py_ssize_t count, PyObject* names)`
-// that returns nullptr, with no Python error set, for arguments that it does not match.
+// `Call` has a static function
+// `PyObject* call(T&, PyObject* const* args, Py_ssize_t count, PyObject* names)`
+// that returns nullptr, with no Python error set, for arguments that do not match.
 template <class T, class Call>
 class Hot {
  public:
-    // Replaces the method of that name.
+    // Replaces the method `name`.
     static void install(py::class_<T>& type, const char* name) {
         const py::object made = type.attr(name);
         doc_ = py::str(made.attr("__doc__"));
@@ -71,7 +72,7 @@ class Hot {
     static inline PyObject* made_ = nullptr;
 };
 
-// Reads a whole number of 32 bits; false, without an error set, for anything else.
+// Reads a whole number of 32 bits; returns false, with no Python error set, for anything else.
 inline bool small(PyObject* value, std::uint32_t& number) {
     if (!PyLong_CheckExact(value)) return false;
     int overflow = 0;

@@ -42,7 +42,7 @@ Infos::Node& Infos::find_or_make(const py::tuple& path) {
         std::size_t guess = 0;
         Node* child = find(*node, key.ptr(), guess);
         if (child == nullptr) {
-            // Interned: it is then the same object as a constant in the env's code.
+            // Interned, so that it is the same object as a constant in the env's code.
             PyObject* name = key.inc_ref().ptr();
             PyUnicode_InternInPlace(&name);
             node->children.emplace_back();
@@ -62,7 +62,7 @@ Infos::Node& Infos::find_or_make(const py::tuple& path) {
     return *node;
 }
 
-// The child of that key; tries `guess` first, and sets it to the index behind the child.
+// The child with this key. Tries `guess` first and sets it to the index after the child.
 Infos::Node* Infos::find(Node& parent, PyObject* key, std::size_t& guess) {
     const std::size_t count = parent.children.size();
     std::size_t at = guess;
@@ -108,7 +108,7 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
     Py_ssize_t position = 0;
     std::size_t guess = 0;
     while (PyDict_Next(info, &position, &key, &value)) {
-        // References: a key's __hash__, or the collector, may remove them from the dict.
+        // Keep references: a key's __hash__ or the collector may remove them from the dict.
         const auto held_key = py::reinterpret_borrow<py::object>(key);
         const auto held_value = py::reinterpret_borrow<py::object>(value);
         Node* child = find(node, key, guess);
@@ -140,7 +140,7 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
     return rest;
 }
 
-// Whether gymnasium would make an array of the column's dtype and shape for such a value.
+// Whether gymnasium would collect such a value in an array of the column's dtype and shape.
 bool Infos::accepts(const Column& column, PyObject* value) {
     if (column.form == Form::kPickle) return column.pickles->accepts(value);
     if (column.form == Form::kArray) return column.leaf.matches(value);
@@ -178,7 +178,7 @@ py::array_t<bool> Infos::copied(const Selection& batch, const Mask& mask) {
     return copy;
 }
 
-// The values of columns that gymnasium collects as objects; sets `mask` where there are any.
+// The values of columns that gymnasium collects as objects; sets `mask` for envs that have one.
 py::array Infos::load_objects(const std::vector<const Column*>& columns, const Selection& batch,
                               bool* mask) {
     py::array all(py::dtype("O"), std::vector{static_cast<py::ssize_t>(batch.envs())});
@@ -195,7 +195,7 @@ py::array Infos::load_objects(const std::vector<const Column*>& columns, const S
                                              : column->leaf.load(frame, env);
                 if (column->pickles == nullptr || Pickles::is_constant(value.ptr())) {
                     Py_XSETREF(begin[at], value.inc_ref().ptr());
-                } else {  // numpy may store something else
+                } else {  // numpy may store another object
                     all[py::int_(at)] = value;
                 }
             }
@@ -211,7 +211,7 @@ std::pair<py::dict, py::list> Infos::collect(const Selection& batch) const {
         try {
             if (collect_from(node, batch, infos)) continue;
         } catch (py::error_already_set& error) {
-            // This process lacks what a worker has: row() raises that where it can be reported.
+            // This process lacks a class that the worker has: row() raises it where it is reported.
             if (!error.matches(PyExc_Exception)) throw;
         }
         mixed.append(node.key);
@@ -284,7 +284,7 @@ void Infos::add_row(const Node& node, std::uint32_t frame, std::size_t env, py::
         }
         py::object value = column.leaf.load(frame, env);
         if (column.form == Form::kPython) value = value.attr("item")();
-        if (column.form == Form::kArray) value = py::array(value);  // also without axes
+        if (column.form == Form::kArray) value = py::array(value);  // even with zero dimensions
         into[node.key] = value;
         return;
     }
@@ -298,14 +298,14 @@ void register_infos(py::module_& m) {
     Class<Infos, std::shared_ptr<Infos>>(m, "Infos")
         .def(py::init<>())
         .def("add_node", &Infos::add_node, py::arg("path"), py::arg("mask"),
-             "Add a place for nested dicts at the end of this path of keys.")
+             "Add a node for nested dicts at the end of this path of keys.")
         .def("add_column", &Infos::add_column, py::arg("path"), py::arg("mask"), py::arg("values"),
              py::arg("form"), "Add a column for numbers, or for arrays of one shape.")
         .def("add_pickles", &Infos::add_pickles, py::arg("path"), py::arg("mask"), py::arg("rows"),
              py::arg("type"), "Add a column for small objects of this type.")
         .def_property_readonly("count", &Infos::count, "The number of nodes and columns.")
         .def("row", &Infos::row, py::arg("frame"), py::arg("env"), py::arg("key"),
-             "Return {key: value} of what one env gave under a key, or an empty dict.");
+             "Return an env's value under a key as {key: value}, or an empty dict.");
 }
 
 }  // namespace pysampler::bindings

@@ -1,11 +1,11 @@
-// Infos in the frames: a tree of keys, and columns for numbers, plain arrays and small objects.
+// Infos in the frames: a tree of keys with columns for numbers, plain arrays and small objects.
 //
 //   a node:    mask [frames, envs], a byte each
 //   a column:  mask [frames, envs], values [frames, envs, *shape]
 //   of small objects: mask [frames, envs], pickles [frames, envs, bytes]; see pickles.h
 //
-// The parent decides which columns there are and where; what has no column is sent by mail. Workers
-// clear the masks of their envs with each step, and set those of the values that they write.
+// The parent decides which columns exist and where; values without a column are sent by mail.
+// Workers clear the masks of their envs in each step, and set those of the values that they write.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace pysampler::bindings {
 
 class Infos {
  public:
-    // Adds a node for nested dicts at the end of this path of keys, whose nodes must exist.
+    // Adds a node for nested dicts at the end of this path of keys, whose other nodes must exist.
     void add_node(const py::tuple& path, const py::array_t<bool>& mask);
     std::size_t count() const { return masks_.size(); }
     // Adds a column for values of the dtype and shape of `values` at the end of this path. `form`
@@ -30,23 +30,23 @@ class Infos {
     // gymnasium collects as objects, or "array".
     void add_column(const py::tuple& path, const py::array_t<bool>& mask, const py::array& values,
                     const std::string& form);
-    // The same for objects of exactly this type, whose pickles lie in `rows`.
+    // The same for objects of exactly this type, pickled into `rows`.
     void add_pickles(const py::tuple& path, const py::array_t<bool>& mask, const py::array& rows,
                      const py::object& type);
 
     // -- a worker --
 
     void clear(std::uint32_t frame, std::size_t first, std::size_t count);
-    // Writes what has a column under `key` (or at the top). Returns a dict of the rest, if any.
+    // Writes the values that have a column under `key` (or at the top). Returns the rest as a dict.
     std::optional<py::dict> store(std::uint32_t frame, std::size_t env, PyObject* info,
                                   const char* key = nullptr);
 
     // -- the parent --
 
-    // The infos of a batch as gymnasium's vector envs return them; and the keys at the top whose
-    // values do not go into one array, to be read by row() for each env.
+    // The infos of a batch as gymnasium's vector envs return them; and the top-level keys whose
+    // values do not fit into one array, to be read with row() for each env.
     std::pair<py::dict, py::list> collect(const Selection& batch) const;
-    // What env gave under this key at the top, {key: value}, or an empty dict.
+    // The env's value under this top-level key, as {key: value}, or an empty dict.
     py::dict row(std::uint32_t frame, std::size_t env, const py::str& key) const;
 
  private:
@@ -77,7 +77,7 @@ class Infos {
         py::str key;
         py::str mask_key;
         bool clashes = false;      // with a sibling: the key of one is the mask_key of the other
-        std::optional<Mask> mask;  // of dicts, if there have been any
+        std::optional<Mask> mask;  // of dicts, once there were any
         std::vector<Column> columns;
         std::deque<Node> children;
         py::dict index;  // of the children, by key

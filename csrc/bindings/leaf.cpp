@@ -85,7 +85,7 @@ Leaf action_leaf(const py::array& bytes, std::int32_t type, const std::vector<py
     return Leaf(py::array(dtype, all, strides, bytes.data(), bytes), type >= kPythonNumbers);
 }
 
-// Whether it is a contiguous array of this dtype.
+// Whether `value` is a contiguous array of this dtype.
 bool Leaf::is_mine(PyObject* value) const {
     if (!exact_array(value)) return false;
     const auto* proxy = array_of(value);
@@ -150,7 +150,7 @@ bool Leaf::store_array(std::byte* to, PyObject* value) const {
     return cast_elements(type, proxy->data, c_type_, to, count);
 }
 
-// A list or tuple of numbers. No Python code runs meanwhile, so its items stay.
+// A list or tuple of numbers. No Python code runs meanwhile, so the items stay alive.
 bool Leaf::store_sequence(std::byte* to, PyObject* value) const {
     if (shape_.size() != 1 || !(PyList_CheckExact(value) || PyTuple_CheckExact(value)) ||
         PySequence_Fast_GET_SIZE(value) != shape_[0]) {
@@ -164,7 +164,7 @@ bool Leaf::store_sequence(std::byte* to, PyObject* value) const {
     return true;
 }
 
-// The bytes of an element of the first `depth` dimensions.
+// The bytes of one element after indexing `depth` dimensions.
 std::size_t Leaf::bytes_below(std::size_t depth) const {
     return static_cast<std::size_t>(
         std::accumulate(shape_.begin() + static_cast<std::ptrdiff_t>(depth), shape_.end(),
@@ -224,7 +224,7 @@ void Leaf::convert(std::byte* to, PyObject* value) const {
     }
 }
 
-// numpy cuts off what whole numbers cannot hold, without a word.
+// numpy silently truncates values that an integer dtype cannot hold: raise instead.
 void Leaf::expect_equal(const py::array& row, const py::array& from) const {
     const py::array lost = row.attr("__ne__")(from);
     if (!lost.attr("any")().cast<bool>()) return;

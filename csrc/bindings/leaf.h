@@ -1,5 +1,5 @@
-// One field of a space in the frames: an array [frames, envs, *shape], and how Python values are
-// written to its rows and read from them.
+// One field of a space in the frames, an array [frames, envs, *shape]: writes Python values to its
+// rows and reads them back.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -27,21 +27,21 @@ inline py::object checked(PyObject* result) {
     return py::reinterpret_steal<py::object>(result);
 }
 
-// The name of an attribute, as the objects that have it spell it: Python's cache of methods knows
-// no other copy of the same characters.
+// The name of an attribute as the very string object that classes use: Python's method cache
+// compares names by identity.
 inline py::str interned(const char* name) {
     return py::reinterpret_steal<py::str>(checked(PyUnicode_InternFromString(name)).release());
 }
 
-// An array [frames, *shape] whose frames lie `frame_bytes` apart, each contiguous. Throws
+// An array [frames, *shape] whose frames are `frame_bytes` apart, each contiguous. Throws
 // ValueError if a frame is larger than that.
 py::array over_frames(const py::dtype& dtype, const std::vector<py::ssize_t>& shape,
                       py::ssize_t frame_bytes, const void* data, const py::object& owner);
 
-// Whether it is an array that C can read: contiguous, aligned, in native byte order.
+// Whether `object` is an array that C can read: contiguous, aligned, in native byte order.
 bool plain_array(PyObject* object);
 
-// Consecutive rows of a frame: those of `count` envs from `first` on.
+// Consecutive rows of a frame, for `count` envs from `first` on.
 struct Rows {
     std::uint32_t frame;
     std::size_t first;
@@ -68,19 +68,19 @@ class Selection {
 
 class Leaf {
  public:
-    // `array` is [frames, envs, *shape]; its owner outlives the leaf. With `python`, it is of int64
-    // or float64, and what is loaded is Python's own: a number, or a list of lists.
+    // `array` is [frames, envs, *shape]; its owner outlives the leaf. With `python` its dtype is
+    // int64 or float64, and load() returns plain Python numbers, in nested lists if shaped.
     explicit Leaf(const py::array& array, bool python = false);
 
     std::byte* row(std::uint32_t frame, std::size_t env) const {
         return base_ + frame * frame_bytes_ + env * stride_;
     }
 
-    // Writes a value to a row, as numpy assignment would. Returns whether it was what load() would
-    // return: an array of this dtype and shape, or a numpy scalar of this dtype. Throws ValueError
-    // (" has ...") for another number of elements and for a number that a dtype of whole numbers
-    // cannot hold, and what numpy raises. Common numbers, arrays of other dtypes and flat lists of
-    // numbers are converted without numpy.
+    // Writes a value to a row, as numpy assignment would. Returns whether load() would return an
+    // equal value of the same type: an array of this dtype and shape, or a numpy scalar of this
+    // dtype. Throws ValueError (" has ...") for another number of elements and for a number that an
+    // integer dtype cannot hold, and any error of numpy's. Common numbers, arrays of other dtypes
+    // and flat lists of numbers are converted without numpy.
     bool store(std::uint32_t frame, std::size_t env, PyObject* value) const;
 
     // A copy of a row: an array, or a numpy scalar if the shape is ().
@@ -94,16 +94,16 @@ class Leaf {
     // A view of all rows of a frame.
     py::array view_all(std::uint32_t frame) const;
     std::size_t row_bytes() const { return row_bytes_; }
-    // Whether it is an array of all rows of a frame, of this dtype and shape; store_all() writes
-    // it.
+    // Whether `value` is an array of all rows of a frame, of this dtype and shape, for store_all().
     bool matches_all(PyObject* value, std::size_t envs) const;
     void store_all(std::uint32_t frame, PyObject* value, std::size_t envs) const {
         std::memcpy(row(frame, 0), array_of(value)->data, envs * row_bytes_);
     }
-    // As store() for values that it returns true for; false, with nothing written, for all others.
+    // Like store() for values for which that returns true; writes nothing and returns false for
+    // all others.
     bool store_same(std::uint32_t frame, std::size_t env, PyObject* value) const;
-    // Writes Python's own numbers, ints or floats as the dtype is, in nested lists of this shape;
-    // false for anything else.
+    // Writes plain Python numbers, ints or floats according to the dtype, in nested lists of this
+    // shape; false for anything else.
     bool store_python(std::uint32_t frame, std::size_t env, PyObject* value) const {
         return put_python(row(frame, env), value, 0);
     }
@@ -112,7 +112,7 @@ class Leaf {
         std::memcpy(row(frame, env), array_of(rows)->data + at * row_bytes_, row_bytes_);
     }
 
-    // Whether it is a contiguous array of this dtype and shape.
+    // Whether `value` is a contiguous array of this dtype and shape.
     bool matches(PyObject* value) const;
     int type_num() const { return type_num_; }
     PyTypeObject* scalar_type() const { return scalar_type_; }
@@ -134,23 +134,23 @@ class Leaf {
     std::byte* base_;
     std::size_t frame_bytes_;
     std::size_t row_bytes_;
-    std::size_t stride_;  // from a row to the next; rows are packed but for action_leaf()
+    std::size_t stride_;  // from a row to the next; rows are packed except in action_leaf()
     py::dtype dtype_;
     int type_num_;
-    int c_type_;  // the same; -1 where C would read it in the wrong byte order
+    int c_type_;  // the same; -1 if C would read it in the wrong byte order
     PyTypeObject* scalar_type_;
-    bool python_;  // Python's own numbers
+    bool python_;  // load() returns plain Python numbers
     std::vector<py::ssize_t> shape_;
     std::vector<py::ssize_t> batch_shape_;  // [envs, *shape]
 };
 
-// Frames store the type of actions as numpy's number of a dtype; with this added, int64 and float64
-// stand for Python's own ints and floats.
+// Frames store the type of actions as numpy's type number of a dtype; with this added, int64 and
+// float64 stand for plain Python ints and floats.
 inline constexpr std::int32_t kPythonNumbers = 1 << 16;
 
-// The field of actions of a type that is not the space's, in the `bytes` [frames, envs, bytes] that
-// frames have for those; `shape` is that of one action. Where a row lies does not depend on the
-// type: groups that are at work at the same time may have different ones.
+// A field for actions of another type than the space's, in the `bytes` [frames, envs, bytes] that
+// frames reserve for them; `shape` is that of one action. The offset of a row does not depend on
+// the type, since groups at work at the same time may use different types.
 Leaf action_leaf(const py::array& bytes, std::int32_t type, const std::vector<py::ssize_t>& shape);
 
 // A leaf for each array of a sequence.

@@ -18,7 +18,7 @@ std::size_t extent(const py::array& array) {
 
 }  // namespace
 
-// Lives as long as a view does, if that is longer than the library's own reference.
+// Outlives the Lent as long as a view is left.
 struct Lent::Rows : Loan {
     Rows(const py::array& array, std::byte* at, std::size_t bytes)
         : Loan(at, bytes, [](const Loan& loan) { return static_cast<const Rows&>(loan).held(); }),
@@ -27,15 +27,15 @@ struct Lent::Rows : Loan {
     bool held() const { return views != nullptr && Py_REFCNT(views) > (kept ? 1 : 0); }
 
     py::array owner;            // of the memory
-    PyObject* views = nullptr;  // what each view refers to; borrowed, as it owns this
-    bool kept = true;           // by a Lent, too
+    PyObject* views = nullptr;  // Lent::rows_; borrowed, since it owns this
+    bool kept = true;           // a Lent refers to it too
 };
 
 Lent::Lent(const py::array& array, bool of_this_process) {
     auto* const at = static_cast<std::byte*>(const_cast<void*>(array.data()));
     auto rows = std::make_shared<Rows>(array, at, of_this_process ? 0 : extent(array));
-    // A numpy view refers to the array that owns the memory, past all views between, unless the
-    // owner is no array.
+    // A numpy view refers to the array that owns the memory, skipping all views in between. With a
+    // capsule as the owner it refers to rows_, the topmost array.
     const py::capsule base(new std::shared_ptr<Rows>(rows),
                            [](void* p) { delete static_cast<std::shared_ptr<Rows>*>(p); });
     const std::vector<py::ssize_t> shape(array.shape(), array.shape() + array.ndim());
@@ -63,8 +63,8 @@ inline constexpr bool is_bound<Lent> = true;
 
 void register_lent(py::module_& m) {
     Class<Lent>(m, "Lent",
-                "Memory that is lent as arrays, and written again once none of them is left.\n\n"
-                "A fork of this process gets pages of its own for what is held.")
+                "Memory that is lent as arrays and written again once none of them is left.\n\n"
+                "A fork of this process gets its own copy of lent memory that is held.")
         .def(py::init<const py::array&, bool>(), py::arg("array"),
              py::arg("of_this_process") = false)
         .def("view", &Lent::view, "Return a view of the array.")

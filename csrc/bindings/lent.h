@@ -1,4 +1,4 @@
-// Arrays that are lent: views of shared memory, which is written again once no view is left.
+// Arrays on loan: views of shared memory that is written again once no view is left.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -13,13 +13,13 @@ namespace py = pybind11;
 
 class Lent {
  public:
-    // Lends the memory of an array. A fork needs no copy of what is `of_this_process` alone.
+    // Lends the memory of an array. `of_this_process`: it is private, so a fork needs no copy.
     explicit Lent(const py::array& array, bool of_this_process = false);
     Lent(Lent&&) = default;
     Lent& operator=(Lent&&) = delete;
     ~Lent();
 
-    // A view of all of it, which may be lent on: views of that view count too.
+    // A view of the whole array. Views of that view count as well.
     py::object view() const;
     // Whether a view is left, here or in a fork.
     bool held() const;
@@ -28,7 +28,7 @@ class Lent {
     struct Rows;
 
     std::shared_ptr<Rows> state_;
-    py::object rows_;  // what each view refers to
+    py::object rows_;  // each view refers to it
 };
 
 }  // namespace pysampler::bindings

@@ -43,25 +43,25 @@ void register_meter(py::module_& m) {
              py::keep_alive<1, 3>())
         .def(
             "at", [](Meter& self, std::int64_t env) { self.at(env, now_ns()); }, py::arg("env"),
-            "Count time for this env from now on.")
+            "Attribute time to this env from now on.")
         .def(
             "stepped",
             [](Meter& self, const Envs& envs, std::int64_t ns) {
                 each(envs, [&](std::size_t env) { self.stepped(env, ns); });
             },
-            py::arg("envs"), py::arg("ns"), "Count a step of this duration for each of these envs.")
+            py::arg("envs"), py::arg("ns"), "Count a step of `ns` for each of these envs.")
         .def(
             "were_reset",
             [](Meter& self, const Envs& envs, std::int64_t ns) {
                 each(envs, [&](std::size_t env) { self.was_reset(env, ns); });
             },
-            py::arg("envs"), py::arg("ns"),
-            "Count a reset of this duration for each of these envs.")
+            py::arg("envs"), py::arg("ns"), "Count a reset of `ns` for each of these envs.")
         .def(
-            "idle", [](Meter& self) { self.idle(now_ns()); }, "Count time for no env from now on.");
+            "idle", [](Meter& self) { self.idle(now_ns()); },
+            "Attribute time to no env from now on.");
     meter.def("trace_to", &Meter::trace_to, py::arg("track"),
-              "Trace what comes on this track; None: trace nothing.");
-    meter.def_property_readonly("track", &Meter::track, "What it traces to, or None.");
+              "Trace to this track from now on; None turns tracing off.");
+    meter.def_property_readonly("track", &Meter::track, "The track it traces to, or None.");
     meter.attr("BUCKETS") = Durations::kBuckets;
     meter.attr("FIRST_BUCKET") = Durations::kFirst;
 }

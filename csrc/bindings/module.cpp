@@ -15,13 +15,13 @@
 namespace pysampler::bindings {
 namespace {
 
-// Fails with one sentence now instead of an obscure error later.
+// Fails now with a clear message rather than later with an obscure one.
 void check_system() {
     const int pidfd = open_pidfd(getpid());
     if (pidfd < 0) {
         throw py::import_error(
-            std::string("pysampler needs Linux 5.3 or newer with pidfd_open allowed; here it "
-                        "answers: ") +
+            std::string("pysampler needs Linux 5.3 or newer with pidfd_open allowed; here "
+                        "pidfd_open failed: ") +
             std::strerror(errno));
     }
     close(pidfd);
@@ -78,7 +78,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
 
 }  // namespace pysampler::bindings
 
-// What Python calls to import the module. In a subinterpreter, pybind11 would wait for ever.
+// Python calls this to import the module. In a subinterpreter, pybind11 would wait forever.
 // NOLINTNEXTLINE(bugprone-reserved-identifier): Python chose its name
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {

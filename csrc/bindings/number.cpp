@@ -13,11 +13,11 @@ namespace {
 namespace py = pybind11;
 using Npy = py::detail::npy_api;
 
-// Up to here every whole number is a double.
+// Up to here a double represents every whole number.
 constexpr std::int64_t kExact = std::int64_t{1} << 53;
 
-// Calls use(T()) with the C type of a numpy type; false for types that are not plain numbers. A
-// bool is a byte, 0 or 1.
+// Calls use(T()) with the C type of a numpy type; returns false for types that are not plain
+// numbers. A bool is a byte, 0 or 1.
 template <class Use>
 bool with_type(int type, Use&& use) {
     switch (type) {
@@ -62,7 +62,7 @@ int scalar_type_of(PyObject* value) {
     static const auto types = [] {
         std::array<PyObject*, std::size(kScalars)> all{};
         for (std::size_t i = 0; i < all.size(); ++i) {
-            all[i] = Npy::get().PyArray_TypeObjectFromType_(kScalars[i]);  // for ever
+            all[i] = Npy::get().PyArray_TypeObjectFromType_(kScalars[i]);  // kept forever
             if (all[i] == nullptr) throw py::error_already_set();
         }
         return all;
@@ -76,7 +76,7 @@ int scalar_type_of(PyObject* value) {
 template <class To, class From>
 bool cast(From from, To& to) {
     if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>) {
-        return false;  // what is out of range differs between machines
+        return false;  // out-of-range conversions differ between machines
     } else {
         to = static_cast<To>(from);  // NOLINT(bugprone-signed-char-misuse): numbers, all of them
         if constexpr (std::is_floating_point_v<From>) {
@@ -111,7 +111,7 @@ std::optional<Number> number_of(PyObject* value) {
             number.real = static_cast<double>(element);
             return true;
         }
-        // NOLINTNEXTLINE(bugprone-signed-char-misuse): a number, also where it has eight bits
+        // NOLINTNEXTLINE(bugprone-signed-char-misuse): a number, even with eight bits
         number.integer = static_cast<std::int64_t>(element);
         return std::is_signed_v<decltype(element)> || number.integer >= 0;
     });

@@ -1,5 +1,5 @@
-// Parcels: large messages, each in a memfd of its own, whose descriptor is sent through a Unix
-// socket. The memory has no name, and the kernel frees it when the last process that has it ends.
+// Parcels: large messages, each in its own memfd, whose descriptor is sent through a Unix socket.
+// The memory has no name, and the kernel frees it when the last process that has it ends.
 #include <fcntl.h>
 #include <pybind11/numpy.h>
 #include <sys/mman.h>
@@ -21,11 +21,10 @@
 namespace pysampler::bindings {
 namespace {
 
-// What is sent with the descriptor: an empty message, if the connection is read as a stream of
-// messages.
+// Sent with the descriptor: it reads as an empty message in a stream of messages.
 constexpr char kEmpty[4] = {};
 
-// What a receiver needs to read the memory where it is: it never changes or shrinks.
+// The memory never changes or shrinks, so a receiver can read it in place.
 constexpr int kSeals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 template <class Call>
@@ -61,7 +60,7 @@ struct Message {
     }
 };
 
-// Returns false if there is no memory, no descriptor, or no room in the socket now.
+// Returns false if memory, descriptors or room in the socket have run out.
 bool send_parcel(int socket, const py::bytes& head, const py::bytes& body) {
     const std::string_view parts[] = {head, body};
     const Released released;
@@ -82,7 +81,7 @@ bool send_parcel(int socket, const py::bytes& head, const py::bytes& body) {
            sizeof kEmpty;
 }
 
-// Receives one message and the descriptor that came with it, or -1.
+// Receives one message and returns the descriptor that came with it, or -1.
 Descriptor receive(int socket, Message& message, int flags) {
     const ssize_t received = retried(
         [&] { return recvmsg(socket, &message.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC | flags); });
@@ -94,7 +93,7 @@ Descriptor receive(int socket, Message& message, int flags) {
     return Descriptor(fd);
 }
 
-// Returns the bytes of a memory where they are, as a read-only array.
+// Maps the memory as a read-only array, without a copy.
 py::array mapped(int memory, std::size_t size) {
     void* const bytes = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, memory, 0);
     if (bytes == MAP_FAILED) throw std::bad_alloc();  // MemoryError
@@ -111,8 +110,9 @@ py::array mapped(int memory, std::size_t size) {
     return array;
 }
 
-// Appends the next parcel to a list: no signal handler runs between. The message is taken off the
-// socket last: if there is no memory or no descriptor for it, it can be received again.
+// Appends the next parcel to a list, so that no signal handler runs between receiving and storing
+// it. The message is taken off the socket last: without memory or a descriptor for it now, it can
+// be received again.
 void receive_parcel(int socket, py::list& parcels) {
     Message message;
     const Descriptor memory = receive(socket, message, MSG_PEEK);
@@ -135,9 +135,9 @@ void receive_parcel(int socket, py::list& parcels) {
 
 void register_parcel(py::module_& m) {
     m.def("send_parcel", &send_parcel, py::arg("socket"), py::arg("head"), py::arg("body"),
-          "Send bytes in memory of their own, without waiting; return whether that was possible.");
+          "Send bytes in their own memfd, without waiting; return whether that was possible.");
     m.def("receive_parcel", &receive_parcel, py::arg("socket"), py::arg("parcels"),
-          "Append the bytes of the next parcel to a list: no signal handler runs between.");
+          "Receive the next parcel and append it to a list; no signal handler runs in between.");
 }
 
 }  // namespace pysampler::bindings

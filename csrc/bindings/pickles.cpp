@@ -8,7 +8,7 @@ namespace {
 
 bool is_enum(PyObject* value) {
     static PyObject* const base =
-        py::object(py::module_::import("enum").attr("Enum")).release().ptr();  // for ever
+        py::object(py::module_::import("enum").attr("Enum")).release().ptr();  // kept forever
     return PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(base)) != 0;
 }
 
@@ -47,7 +47,7 @@ bool Pickles::store(std::uint32_t frame, std::size_t env, PyObject* value) {
     }
     ++misfits_;
     const std::size_t room = std::min<std::size_t>(rows_.row_bytes() - 1, 255);
-    // Without the pickle of a long text.
+    // A long text cannot fit: do not pickle it.
     if (PyUnicode_CheckExact(value) &&
         static_cast<std::size_t>(PyUnicode_GET_LENGTH(value)) > room) {
         return false;

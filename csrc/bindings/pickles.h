@@ -1,7 +1,7 @@
 // A column of small objects in the frames, each as a pickle in a row of bytes: [length:1 | pickle].
 //
-// Both sides remember the pickles of constants, so that an env which gives the same word in each
-// step costs a look-up; other objects are pickled and unpickled each time, and never shared.
+// Both sides cache the pickles of constants, so an env that returns the same string in each step
+// costs one look-up; other objects are pickled and unpickled each time, and never shared.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -24,18 +24,18 @@ class Pickles {
     bool accepts(PyObject* value) const {
         return reinterpret_cast<PyObject*>(Py_TYPE(value)) == type_.ptr() && misfits_ < kMisfits;
     }
-    // A worker. False, with nothing written, if the pickle does not fit or there is none.
+    // A worker. Writes nothing and returns false if the pickle does not fit or pickling fails.
     bool store(std::uint32_t frame, std::size_t env, PyObject* value);
-    // The parent. Throws what pickle raises where this process lacks what the worker has.
+    // The parent. Throws the error of pickle if this process lacks, say, the worker's class.
     py::object load(std::uint32_t frame, std::size_t env);
 
-    // Whether nothing of the value can change, so that two may share it.
+    // Whether the value is immutable throughout, so that it may be shared.
     static bool is_constant(PyObject* value);
 
  private:
-    // How many constants are remembered; then all are forgotten.
+    // How many constants are cached before the cache is cleared.
     static constexpr std::size_t kRemembered = 256;
-    // After so many in a row that had no place, no more are tried.
+    // After this many values in a row that did not fit, the column accepts no more.
     static constexpr int kMisfits = 16;
 
     struct Hash {
@@ -45,7 +45,7 @@ class Pickles {
         }
     };
     struct Stored {
-        py::object value;  // a reference: the address stays its own
+        py::object value;  // a reference, so that no other object gets its address
         std::string pickle;
     };
 

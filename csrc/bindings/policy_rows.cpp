@@ -1,5 +1,5 @@
-// A policy that acts on the rows of some envs, and the turns that it takes with their block: what
-// lies between two calls of it, or of an env, is C++.
+// Calls a policy on the rows of some envs, in turns with the block that steps them. Everything
+// between two calls of the policy, or of an env, is C++.
 #include <atomic>
 #include <cmath>
 #include <cstddef>
@@ -20,7 +20,7 @@
 namespace pysampler::bindings {
 namespace {
 
-// The values need not be aligned.
+// `data` need not be aligned.
 template <class T>
 bool has_nan(const void* data, std::size_t bytes) {
     const auto* at = static_cast<const std::byte*>(data);
@@ -32,13 +32,13 @@ bool has_nan(const void* data, std::size_t bytes) {
     return false;
 }
 
-// The rows of consecutive envs, for a policy that is called with their observations alone and
-// returns actions, or (actions, extras).
+// The rows of consecutive envs, for a policy that takes only their observations and returns
+// actions, or (actions, extras).
 class PolicyRows {
  public:
-    // `observations`, `actions` and `extras` are arrays [frames, envs, ...], of which the policy
-    // acts for `count` envs from `first` on. `unusual(frame, returned)` writes what is not of the
-    // common kind, or raises what is wrong with it.
+    // `observations`, `actions` and `extras` are arrays [frames, envs, ...]; the policy acts for
+    // `count` envs from `first` on. `unusual(frame, returned)` writes results that are not of the
+    // common kind, or raises an error that says what is wrong with them.
     PolicyRows(py::object policy, py::object unusual, const py::tuple& observation_tree,
                const py::list& observations, const py::array& actions, const py::dict& extras,
                std::size_t first, std::size_t count)
@@ -56,8 +56,8 @@ class PolicyRows {
         }
     }
 
-    // Calls the policy with a copy of the observations in a frame, and writes what it returns
-    // there, and its actions to the next frame.
+    // Calls the policy with a copy of the observations in a frame; writes its extras to the same
+    // frame and its actions to the next one.
     void act(std::uint32_t frame) const {
         if (frame + std::size_t{1} >= frames_) {
             throw py::index_error("cannot act at frame " + std::to_string(frame) +
@@ -71,8 +71,8 @@ class PolicyRows {
     }
 
  private:
-    // Writes arrays of the types and shapes that the frames have; false, with nothing written, for
-    // anything else.
+    // Writes arrays of the frames' types and shapes; writes nothing and returns false for anything
+    // else.
     bool write(std::uint32_t frame, PyObject* returned) const {
         PyObject* actions = returned;
         std::vector<PyObject*> extras(extras_.size());
@@ -132,9 +132,9 @@ std::atomic_ref<std::int64_t> cell(py::array_t<std::int64_t>& array) {
 }
 
 // Lets a policy act and its block step from frame `begin` to `end`, until `stopped`. After each
-// step that left something over, `overflow(frame)` returns whether an env raised, which ends it;
-// then comes `after_step(frame)`, unless that is None, then `steps` is increased. The policy's
-// calls are traced to `given`, unless that is None. Returns the ns that the policy took.
+// step with overflow, `overflow(frame)` returns whether an env raised, which ends the loop; then
+// `after_step(frame)` is called, unless it is None, and `steps` increased. The policy's calls are
+// traced to `given`, unless that is None. Returns the ns that the policy took.
 std::int64_t take_turns(const py::object& act, const py::object& block, const py::object& overflow,
                         const py::object& after_step, std::uint32_t begin, std::uint32_t end,
                         py::array_t<std::int64_t> steps, py::array_t<std::int64_t> stopped,
@@ -152,8 +152,8 @@ std::int64_t take_turns(const py::object& act, const py::object& block, const py
         ++at;
         if (envs.step(at) && overflow(at).cast<bool>()) break;
         if (!after_step.is_none()) after_step(at);
-        // Last: a replacement of this worker finds all up to here in the frames. Relaxed is enough
-        // after the end of a process; release keeps the compiler from moving it up.
+        // Last: a replacement of this worker finds all steps up to here in the frames. Relaxed is
+        // enough after the end of a process; release keeps the compiler from moving the store up.
         made.store(made.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     }
     return policy_ns;
@@ -166,19 +166,19 @@ inline constexpr bool is_bound<PolicyRows> = true;
 
 void register_policy_rows(py::module_& m) {
     Class<PolicyRows>(m, "PolicyRows",
-                      "Lets a policy that takes observations alone act for consecutive envs.")
+                      "Lets a policy that takes only observations act for consecutive envs.")
         .def(py::init<py::object, py::object, const py::tuple&, const py::list&, const py::array&,
                       const py::dict&, std::size_t, std::size_t>(),
              py::arg("policy"), py::arg("unusual"), py::arg("observation_tree"),
              py::arg("observations"), py::arg("actions"), py::arg("extras"), py::arg("first"),
              py::arg("count"))
         .def("act", &PolicyRows::act, py::arg("frame"),
-             "Call the policy with the observations in a frame, and write what it returns.");
+             "Call the policy with the observations in a frame, and write its results.");
     m.def("take_turns", &take_turns, py::arg("act"), py::arg("block"), py::arg("overflow"),
           py::arg("after_step"), py::arg("begin"), py::arg("end"), py::arg("steps"),
           py::arg("stopped"), py::arg("track"),
-          "Let a policy act and a block step from a frame to another; return the ns that the "
-          "policy took.");
+          "Let a policy act and a block step, in turns, from frame `begin` to `end`; return the ns "
+          "that the policy took.");
 }
 
 }  // namespace pysampler::bindings

@@ -36,19 +36,19 @@ class PyWorker : public Handle {
           meter_(meter),
           site_(policy) {
         named("Worker");
-        // This one waits beside those that are still at work.
+        // As many groups as the parent still waits for are at work beside this worker.
         site_.policy().set_busy([this] { return worker_.wanted(); });
     }
 
-    // Steps blocks as commanded, until a command comes that is none of its business:
-    // (kind, group, frame, number). `report(group, number)` is called when a step left something
-    // over, `flush()` when there is nothing else to do; both return whether there is more to flush.
+    // Steps blocks as commanded, until a command comes that is not a step; returns that one as
+    // (kind, group, frame, number). Calls `report(group, number)` after a step with overflow and
+    // `flush()` when there is nothing else to do; both return whether there is more to flush.
     py::tuple serve(const py::list& blocks, const py::object& report, const py::object& flush) {
         const Turn turn(*this, serving_, "serve");
-        const py::tuple held(blocks);  // which `report` may take out of the list
+        const py::tuple held(blocks);  // keeps them alive: `report` may remove some from the list
         std::vector<Block*> all;
         all.reserve(held.size());
-        for (const py::handle block : held) {  // None where commands have no block to step
+        for (const py::handle block : held) {  // None for a group without a block to step
             all.push_back(block.is_none() ? nullptr : &block.cast<Block&>());
         }
         bool unsent = flush().cast<bool>();
@@ -73,35 +73,35 @@ class PyWorker : public Handle {
             const std::int64_t began = arrived();
             bool left = all[command->group - first_]->step(command->frame);
             left |= std::exchange(has_overflow_, false);
-            // Before the completion: the parent that it wakes finds the message, and does not wait
-            // for it on a CPU that this worker needs to send it.
+            // Before the completion, so that the parent that it wakes finds the message and does
+            // not wait for it on a CPU that this worker needs to send it.
             if (left) unsent = report(command->group, command->number).cast<bool>();
             finish(TraceKind::kCommand, command->group, left, began);
         }
     }
 
-    // The group is done; a message follows, or none.
+    // The group has done its job. `message`: one follows.
     void complete(std::uint32_t group, bool message) {
         if (group >= worker_.groups()) throw py::index_error("cannot complete: no such group");
         finish(TraceKind::kJob, group, message, job_began_);
     }
 
-    // The next step has something left over, whatever its block says.
+    // The next step has overflow, whatever its block returns.
     void set_overflow(bool overflow) { has_overflow_ = overflow; }
 
  private:
-    // When a command arrived; 0 if that is not traced.
+    // The arrival time of a command; 0 if it is not traced.
     std::int64_t arrived() const { return meter_->track() ? meter_->track()->begin() : 0; }
 
     void finish(TraceKind kind, std::uint32_t group, bool message, std::int64_t began) {
         const std::int64_t now = now_ns();
-        // First: who sees the completion finds it in the trace.
+        // First, so that a reader that sees the completion finds the command in the trace.
         if (began != 0) meter_->track()->add(kind, group, began, now);
         worker_.complete(group, message, now);
     }
 
-    // Until there is a command. The longer this is idle, the rarer it wakes to look for signals
-    // that came just before it slept.
+    // Waits for a command. The longer the worker is idle, the more rarely it wakes to look for
+    // signals that came just before it slept.
     void wait() {
         std::int64_t slice = kSlice;
         const auto sleep_longer = [&] {
@@ -155,7 +155,7 @@ std::vector<Pool::Request> requests_of(const py::iterable& requests) {
 }  // namespace
 
 void register_pool(py::module_& m) {
-    const Class<Block> block(m, "Block");  // only a base
+    const Class<Block> block(m, "Block");  // a base class only
     Class<PyPool> pool(m, "Pool");
     pool.def(py::init<const PySegment&, const std::vector<std::uint32_t>&,
                       const std::vector<std::uint64_t>&, std::uint64_t,
@@ -163,21 +163,21 @@ void register_pool(py::module_& m) {
              py::arg("segment"), py::arg("groups"), py::arg("weights"), py::arg("capacity"),
              py::arg("policy") = std::nullopt, py::arg("own") = 0)
         .def("step", &PyPool::step, py::arg("frame"),
-             "Let every group step. False if some of it has yet to be flushed.")
+             "Send a step to every group; return False if commands remain to be flushed.")
         .def("round", &PyPool::round, py::arg("frame"),
-             "Let every group step, wait until all are back, and take them. False if something "
-             "else is to be done: to look for late envs, or to read a message.")
-        .def(
-            "step_some", &PyPool::step_some, py::arg("group_frames"),
-            "Let some groups step: (group, frame) each. False if some of it has yet to be flushed.")
+             "Step every group, wait until all are back, and take them; return False if something "
+             "is left to do: flush, look for late members, or read a message.")
+        .def("step_some", &PyPool::step_some, py::arg("parts"),
+             "Send a step to some groups, given as (group, frame) pairs; return False if commands "
+             "remain to be flushed.")
         .def(
             "send",
             [](PyPool& self, const py::iterable& requests, const Groups& settled) {
                 return self.send(requests_of(requests), settled);
             },
             py::arg("requests"), py::arg("settled") = Groups{},
-            "Send commands to groups, to all or none: (group, kind, frame, message or None) each. "
-            "Groups that are settled are new no more. False if some of it has yet to be flushed.")
+            "Send commands (group, kind, frame, message or None), all or none of them; return "
+            "False if commands remain to be flushed. Settled groups are no longer new.")
         .def(
             "note",
             [](PyPool& self, const std::vector<std::pair<std::uint32_t, py::bytes>>& messages) {
@@ -187,88 +187,90 @@ void register_pool(py::module_& m) {
                 self.note(all);
             },
             py::arg("messages"),
-            "Messages to workers, before their next commands: (worker, message) each.")
+            "Send messages to workers before their next commands: (worker, message) pairs.")
         .def("set_inline_blocks", &PyPool::set_inline_blocks, py::arg("blocks"),
-             "The blocks of the inline groups, which run_inline() steps.")
+             "Set the blocks of the inline groups, which run_inline() steps.")
         .def("run_inline", &PyPool::run_inline,
              "Step the inline groups that are due, up to a job or a note; return whether nothing "
              "is left.")
         .def_property_readonly(
             "due", &PyPool::due,
-            "The inline command or note to run next: (kind, group, frame, note), or None.")
+            "The inline job or note to run next: (kind, group, frame, note), or None.")
         .def("note_inline", &PyPool::note_inline, py::arg("note"),
-             "Let a note be due, in the order of commands.")
+             "Add an inline note, in order with the commands.")
         .def("set_overflow", &PyPool::set_overflow, py::arg("overflow"),
-             "Whether the next inline step has an answer in any case.")
+             "Set whether the next inline step has overflow, whatever its block returns.")
         .def("complete_inline", &PyPool::complete_inline, py::arg("message"),
-             "The job or note that was due is done; whether its answer has to be read.")
+             "Complete the job or note that was due; `message`: its answer must be read.")
         .def("cancel_inline", &PyPool::cancel_inline,
-             "Forget the inline commands that are due; they are not in flight any more.")
+             "Drop the inline commands that are due; they are no longer in flight.")
         .def(
             "flush",
             [](PyPool& self, const Seconds& timeout, const Nanoseconds& deadline) {
                 return self.flush(timeout, deadline);
             },
             py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none(),
-            "Until all that was sent has gone; False at the deadline.")
-        .def_property_readonly("unsent", &PyPool::unsent, "How many commands have yet to go.")
+            "Wait until every command is in its worker's ring; return False at the deadline.")
+        .def_property_readonly("unsent", &PyPool::unsent,
+                               "How many commands are not yet in their worker's ring.")
         .def(
             "wait",
             [](PyPool& self, const Seconds& timeout, const Nanoseconds& deadline) {
                 return self.wait(timeout, deadline);
             },
             py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none(),
-            "Until all that is in flight has come back; False at the deadline.")
+            "Wait until all groups in flight are back; return False at the deadline.")
         .def(
             "wait_some",
             [](PyPool& self, std::uint64_t least, std::uint64_t most, const Nanoseconds& deadline) {
                 return self.wait_some(least, most, deadline);
             },
             py::arg("least"), py::arg("most"), py::kw_only(), py::arg("deadline") = py::none(),
-            "Groups that have come back, longest ready first: at least so many weights, unless the "
-            "deadline comes first, at most so many.")
+            "Wait until the groups that are back weigh `least`, or until the deadline; return "
+            "them, longest ready first, up to a weight of `most`.")
         .def("take", &PyPool::take, py::arg("groups"),
-             "Groups have come back, or nothing more is expected of them.")
-        .def("take_all", &PyPool::take_all, "All that is in flight has come back.")
+             "Take groups that are back, or whose answers are no longer wanted.")
+        .def("take_all", &PyPool::take_all, "Take all groups in flight.")
         .def_property("look_at", &PyPool::look_at, &PyPool::set_look_at,
-                      "When to look for late envs next, in ns.")
-        .def_property_readonly("look_due", &PyPool::look_due, "Whether it is time for that.")
+                      "When to look for late members next, in ns.")
+        .def_property_readonly("look_due", &PyPool::look_due, "Whether `look_at` has passed.")
         .def("until", &PyPool::until, py::arg("deadline"),
-             "Return how long a wait may last: to its deadline, or until one is to look.")
+             "Return when a wait must end: at its deadline or at `look_at`.")
         .def_property_readonly("satisfied", &PyPool::satisfied,
-                               "Whether the last wait_some() came to an end before its deadline.")
+                               "Whether the last wait_some() ended before its deadline.")
         .def_property_readonly("ready_weight", &PyPool::ready_weight,
-                               "Weights of what has come back and was not taken.")
+                               "The weight of groups that are back and not taken.")
         .def_property_readonly("pending_weight", &PyPool::pending_weight,
-                               "Weights of what is in flight.")
+                               "The weight of groups in flight.")
         .def("renew", &PyPool::renew, py::arg("worker"),
-             "Another process takes the place of a dead worker. Its groups in flight are owed.")
+             "Let another process replace a dead worker; its groups in flight are owed a command.")
         .def("owed", &PyPool::owed, py::arg("group"),
-             "Whether a group in flight must be sent something once more.")
+             "Whether a group in flight must be sent its command again.")
         .def("is_new", &PyPool::is_new, py::arg("group"),
-             "Whether its worker was replaced, and the group has not been told since.")
-        .def("any_new", &PyPool::any_new, "Whether a group is new.")
-        .def("forget_losses", &PyPool::forget_losses, "Do not tell of losses again.")
+             "Whether a group's worker was replaced and the group was not settled since.")
+        .def("any_new", &PyPool::any_new, "Whether any group is new.")
+        .def("forget_losses", &PyPool::forget_losses, "Do not report past losses again.")
         .def("number_of", &PyPool::number_of, py::arg("group"),
-             "The number of the last command to a group; a message that answers it has the same.")
+             "Return the number of a group's last command, which the answer repeats.")
         .def("interrupt_wait", &PyPool::interrupt_wait,
-             "In a signal handler that interrupted a wait of this thread: end that wait.")
-        .def("inbox", &PyPool::inbox, py::arg("worker"), "Where a worker's inbox begins.")
+             "End the wait of this thread that the calling signal handler interrupted.")
+        .def("inbox", &PyPool::inbox, py::arg("worker"), "Return the offset of a worker's inbox.")
         .def("worker", &PyPool::worker, py::arg("worker"),
-             "What a Watch marks lost when the worker dies.")
+             "Return the part that a Watch marks lost when the worker dies.")
         .def("frame_of", &PyPool::frame_of, py::arg("group"),
-             "The frame of the last command to a group.")
-        .def("in_flight", &PyPool::in_flight, py::arg("group"), "Whether a command is.")
-        .def("is_ready", &PyPool::is_ready, py::arg("group"), "Whether it has come back.")
-        .def("has_mail", &PyPool::has_mail, "Whether there are any.")
+             "Return the frame of a group's last command.")
+        .def("in_flight", &PyPool::in_flight, py::arg("group"),
+             "Whether a group has a command in flight.")
+        .def("is_ready", &PyPool::is_ready, py::arg("group"), "Whether a group is back.")
+        .def("has_mail", &PyPool::has_mail, "Whether there are any `groups_with_mail`.")
         .def_property_readonly("groups_with_mail", &PyPool::groups_with_mail,
-                               "Groups of which a message follows, after a wait.")
+                               "The groups that the last wait found with a message to read.")
         .def_property_readonly("pending", &PyPool::pending, "How many groups are in flight.")
-        .def_property_readonly("offset", &PyPool::offset, "Where it begins in its segment.")
+        .def_property_readonly("offset", &PyPool::offset, "Its offset in its segment.")
         .def("trace_to", &PyPool::trace_to, py::arg("track"),
-             "Trace what comes on this track; None: trace nothing.")
+             "Trace to this track from now on; None turns tracing off.")
         .def("count_waits_in", &PyPool::count_waits_in, py::arg("counter").noconvert(),
-             "Add up in a number how long this process waits, in ns.")
+             "Add the ns that this process waits to the number in `counter`.")
         .def(
             "close",
             [](PyPool& self) {
@@ -277,9 +279,9 @@ void register_pool(py::module_& m) {
                 self.trace_to(nullptr);
                 self.count_waits_in({});
             },
-            "Let go of the memory.")
+            "Release the memory.")
         .def_static("size_of", &size_of, py::arg("groups"), py::arg("own") = 0,
-                    "Bytes it takes in a segment.")
+                    "Return how many bytes it takes in a segment.")
         .def("__repr__", &PyPool::state);
     Hot<PyPool, Step>::install(pool, "step");
     Hot<PyPool, WholeRound>::install(pool, "round");
@@ -294,12 +296,12 @@ void register_pool(py::module_& m) {
              py::arg("segment"), py::arg("offset"), py::arg("groups"), py::arg("index"),
              py::arg("meter"), py::arg("policy") = std::nullopt, py::arg("own") = 0)
         .def("serve", &PyWorker::serve, py::arg("blocks"), py::arg("report"), py::arg("flush"),
-             "Steps blocks as commanded, until another command comes: (kind, group, frame, "
-             "number).")
+             "Step blocks as commanded until another command comes; return that one as (kind, "
+             "group, frame, number).")
         .def("complete", &PyWorker::complete, py::arg("group"), py::arg("message"),
-             "The group is done; whether a message follows.")
+             "Complete the group's command; `message`: one follows.")
         .def("set_overflow", &PyWorker::set_overflow, py::arg("overflow"),
-             "Whether the next step is to be reported in any case.");
+             "Set whether the next step has overflow, whatever its block returns.");
     Class<Command> command(m, "Command");
     command.attr("STEP") = static_cast<std::uint32_t>(Command::kStep);
     command.attr("REQUEST") = static_cast<std::uint32_t>(Command::kRequest);

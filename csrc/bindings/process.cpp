@@ -1,4 +1,4 @@
-// Processes: their pidfds, the signals and the title of this one, fork.
+// Processes: pidfds, descriptors, fork, and this process's signals and title.
 #include "process.h"
 
 #include <pybind11/pybind11.h>
@@ -19,8 +19,8 @@
 namespace pysampler::bindings {
 namespace {
 
-// The pidfd of a process, closed with the object: a plain number would leak if an exception of a
-// signal handler came between opening and storing it.
+// The pidfd of a process, closed with the object: a plain number would leak if a signal handler
+// raised between opening and storing it.
 class Pidfd : public Descriptor {
  public:
     explicit Pidfd(pid_t pid) : Descriptor(open_pidfd(pid)) {
@@ -32,8 +32,8 @@ class Pidfd : public Descriptor {
 
     bool ended() const { return fileno() < 0 || pidfd_ended(fileno()); }
 
-    // False if this process may not: it has dropped its privileges, or something in it has closed
-    // the descriptor.
+    // False if this process cannot: it has dropped its privileges, or other code has closed the
+    // descriptor.
     bool kill() const {
         if (fileno() < 0) return true;
         if (syscall(SYS_pidfd_send_signal, fileno(), SIGKILL, nullptr, 0) == 0) return true;
@@ -44,13 +44,13 @@ class Pidfd : public Descriptor {
     }
 };
 
-// The descriptor of a socket, detached from it: closed with the object without a warning, which the
-// socket would give.
+// The descriptor of a socket, detached from it: closed with the object, without the ResourceWarning
+// that the socket would give.
 class Detached : public Descriptor {
  public:
     explicit Detached(const py::object& socket) : Descriptor(socket.attr("detach")().cast<int>()) {}
 
-    // Also where a fork has a copy, which keeps the other end from seeing that this is closed.
+    // Works even if a fork has a copy, which would hide a close() from the other end.
     void shut() const { ::shutdown(fileno(), SHUT_WR); }
 };
 
@@ -83,10 +83,9 @@ void send_descriptors(int socket, const py::bytes& message, const std::vector<in
     }
 }
 
-// In C++, since Python's functions for the signal mask could be interrupted by an exception of a
-// signal handler before they have restored it.
+// In C++, since in Python a signal handler could raise before the signal mask is restored.
 int fork_with_signals_blocked() {
-    // Signals that have arrived are the parent's, and no matter of code that runs at fork.
+    // Signals that have arrived are for the parent: handle them now, not in code that runs at fork.
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     const BlockedSignals blocked;
     return py::module_::import("os").attr("fork")().cast<int>();
@@ -102,27 +101,27 @@ inline constexpr bool is_bound<Detached> = true;
 void register_process(py::module_& m) {
     Class<Pidfd>(m, "Pidfd")
         .def(py::init<pid_t>(), py::arg("pid"))
-        .def("fileno", &Pidfd::fileno, "Return the descriptor, -1 once it is closed.")
+        .def("fileno", &Pidfd::fileno, "Return the descriptor, or -1 once it is closed.")
         .def("ended", &Pidfd::ended, "Return whether the process has ended.")
         .def("kill", &Pidfd::kill,
-             "Send SIGKILL, unless the process has ended; return whether that is allowed.")
+             "Send SIGKILL unless the process has ended; return False if that is not permitted.")
         .def("close", &Pidfd::close, "Close the descriptor.");
     Class<Detached>(m, "Detached")
         .def(py::init<const py::object&>(), py::arg("socket"))
-        .def("fileno", &Detached::fileno, "Return the descriptor, -1 once it is closed.")
-        .def("shut", &Detached::shut, "Let the other end see that nothing more will come.")
+        .def("fileno", &Detached::fileno, "Return the descriptor, or -1 once it is closed.")
+        .def("shut", &Detached::shut, "Tell the other end that nothing more will be sent.")
         .def("close", &Detached::close, "Close the descriptor.");
     m.def("send_descriptors", &send_descriptors, py::arg("socket"), py::arg("message"),
           py::arg("descriptors"),
           "Send a short message and descriptors through a Unix socket, all or nothing.");
     m.def("set_process_title", &set_process_title, py::arg("title"),
-          "Set the name that ps and top show, as far as there is room.");
+          "Set the name that ps and top show, truncated to the room there is.");
     m.def("adopt_orphans", &adopt_orphans,
           "Make this process the parent of descendants whose own parent ends; return whether the "
           "system allows it.");
     m.def("outlive_signals", &outlive_signals,
           "Catch SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, so that they end neither this "
-          "process nor its system calls. Programs that it starts have the defaults.");
+          "process nor its system calls. Programs that it starts get the defaults.");
     m.def("fork_with_signals_blocked", &fork_with_signals_blocked,
           "Call os.fork(). In the child, those signals are blocked until outlive_signals().");
     m.def("default_signals", &default_signals, "Undo outlive_signals() in a forked child.");

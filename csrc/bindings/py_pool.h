@@ -1,4 +1,4 @@
-// The parent's end of a pool of workers: commands out, completions in.
+// The parent's end of a pool of workers: commands go out, completions come in.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ namespace pysampler::bindings {
 
 using Groups = std::vector<std::uint32_t>;
 
-// Bytes of a pool's part of the segment. `counts`: how many groups each worker has; `own`: how many
-// this process runs itself.
+// The bytes of a pool's part of the segment. `counts`: how many groups each worker has; `own`: how
+// many this process runs itself.
 inline std::size_t size_of(const Groups& counts, std::uint32_t own) {
     for (const std::uint32_t count : counts) {
         if (count == 0 || count > PoolLayout::kGroups) {
@@ -33,11 +33,10 @@ inline std::size_t size_of(const Groups& counts, std::uint32_t own) {
     return PoolLayout(counts, own).bytes();
 }
 
-// The parent's end. One thread at a time, but for note().
+// The parent's end. One thread at a time, except for note().
 //
-// A call that sends to several groups sends to all or, if one of them cannot be sent to, to none.
-// An exception of a signal handler can come before or after, and never between a command and its
-// message.
+// A call that sends to several groups sends to all of them or, if one does not accept a command, to
+// none. A signal handler can raise before or after a send, never between a command and its message.
 class PyPool : public Handle {
  public:
     PyPool(const PySegment& segment, const Groups& counts,
@@ -57,7 +56,7 @@ class PyPool : public Handle {
         named("Pool");
     }
 
-    // A step of every group, which wakes each worker that sleeps. False if some of it has yet to be
+    // Sends a step to every group and wakes sleeping workers. False if commands remain to be
     // flushed.
     bool step(std::uint32_t frame) {
         const Pin pin(*this, "send to");
@@ -72,8 +71,8 @@ class PyPool : public Handle {
         return pool_.unsent() == 0;
     }
 
-    // A step of some groups, each with its frame. False as above.
-    bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& group_frames) {
+    // Sends a step to some groups, each with its frame. False as above.
+    bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& parts) {
         const Pin pin(*this, "send to");
         const Traced sending(track_, TraceKind::kSend,
                              static_cast<std::uint32_t>(group_frames.size()));
@@ -85,7 +84,7 @@ class PyPool : public Handle {
         return pool_.unsent() == 0;
     }
 
-    // What each group is asked for; with it, groups are settled. False as above.
+    // Sends a command to each of some groups, and settles groups. False as above.
     bool send(const std::vector<Pool::Request>& requests, const Groups& settled) {
         const Pin pin(*this, "send to");
         const Traced sending(track_, TraceKind::kSend, static_cast<std::uint32_t>(requests.size()));
@@ -99,7 +98,7 @@ class PyPool : public Handle {
         return pool_.unsent() == 0;
     }
 
-    // Messages to workers, which go before their next commands and have no answer. Any thread.
+    // Sends messages to workers, before their next commands and without an answer. Any thread.
     void note(const std::vector<std::pair<std::uint32_t, std::string>>& messages) {
         const Pin pin(*this, "send to");
         for (const auto& [worker, message] : messages) known_worker(worker);
@@ -111,9 +110,9 @@ class PyPool : public Handle {
     // The blocks of the inline groups, in their order, which run_inline() steps.
     void set_inline_blocks(const py::list& blocks) { inline_blocks_ = py::tuple(blocks); }
 
-    // Steps the inline groups that are due, in the order in which they were sent, up to a job or a
-    // note, which Python runs. Whether nothing is left. What an exception of the user's ends stays
-    // due, and the next call resumes it.
+    // Steps the inline groups that are due, in the order of sending, up to a job or a note, which
+    // Python runs. Returns whether nothing is left. A step that a signal handler's exception ends
+    // stays due, and the next call resumes it.
     bool run_inline() {
         while (const Command* due = pool_.due()) {
             const Turn turn(*this, waiting_, "wait on");
@@ -132,7 +131,7 @@ class PyPool : public Handle {
         return true;
     }
 
-    // The job or note that is due, as (kind, group, frame, note); None if none is.
+    // The job or note that is due, as (kind, group, frame, note), or None.
     py::object due() const {
         const Pin pin(*this, "wait on");
         const Command* due = pool_.due();
@@ -145,7 +144,7 @@ class PyPool : public Handle {
         notes_.push_back(std::move(note));
         pool_.note_inline();
     }
-    // Python has run what was due; whether its answer is more than what is in the frame.
+    // Python has run due(). `message`: the answer is more than the results in the frame.
     void complete_inline(bool message) {
         const Pin pin(*this, "use");
         const Command* due = pool_.due();
@@ -154,20 +153,20 @@ class PyPool : public Handle {
         if (due->kind == Command::kNote) notes_.pop_front();
         pool_.complete_inline(message, now_ns());
     }
-    // The next inline step has an answer, whatever its block says.
+    // The next inline step has overflow, whatever its block returns.
     void set_overflow(bool overflow) { has_overflow_ = overflow; }
     void cancel_inline() {
         const Pin pin(*this, "use");
         pool_.cancel_inline();
     }
-    // Drops what is due, and what it holds of Python's.
+    // Drops everything due, and the Python objects that belong to it.
     void release_inline() {
         pool_.release_inline();
         const py::tuple blocks = std::exchange(inline_blocks_, py::tuple());
         const std::deque<py::object> notes = std::exchange(notes_, {});
     }
 
-    // Until all that was sent has gone. False at the deadline.
+    // Waits until every command is in its worker's ring. False at the deadline.
     bool flush(const py::handle& timeout, const py::handle& deadline) {
         const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, waiting_, "send to");
@@ -176,8 +175,8 @@ class PyPool : public Handle {
     }
     std::size_t unsent() const { return pool_.unsent(); }
 
-    // Whether all that is in flight is back: take_all() when it has been read. Groups in
-    // groups_with_mail() have more to say.
+    // Waits until every group in flight is back; call take_all() when the results are read. A
+    // message follows from groups_with_mail(). False at the deadline.
     bool wait(const py::handle& timeout, const py::handle& deadline) {
         const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, waiting_, "wait on");
@@ -191,12 +190,12 @@ class PyPool : public Handle {
     }
 
     // Runs the inline groups, then waits until the doorbell has every group. True: all are back,
-    // and have no mail. False, and Python's Pool.wait() does the rest:
+    // without mail. False: Python's Pool.wait() must do the rest, since
     //   - an inline job or note is due,
     //   - a group has mail: an env's exception, or objects in infos,
-    //   - a worker died,
+    //   - a worker died, or
     //   - it is time to look for late envs (step_timeout).
-    // Throws what a signal handler raises, and ClosedError if one has closed the pool.
+    // Throws the exception of a signal handler, and ClosedError if one has closed the pool.
     bool wait_all_back() {
         if (!run_inline()) return false;
         const Turn turn(*this, waiting_, "wait on");
@@ -207,17 +206,17 @@ class PyPool : public Handle {
         return with_mail_.empty();
     }
 
-    // A step of every group, all of which are back by then and taken. False if something is left to
-    // be done: to flush, to wait for, to read.
+    // Steps every group, waits for all and takes them. False if something is left to do: flush,
+    // wait or read.
     bool round(std::uint32_t frame) {
         if (!step(frame) || !wait_all_back()) return false;
         take_all();
         return true;
     }
 
-    // Groups that are back, longest ready first: as soon as their weights make `least` (or all that
-    // is in flight), or at the deadline; no more than `most`, not taken. groups_with_mail() are
-    // those of them that have more to say.
+    // Waits until the groups that are back weigh `least` (or all in flight are back), or until the
+    // deadline. Returns them, not taken, longest ready first, up to a weight of `most`. A message
+    // follows from groups_with_mail().
     Groups wait_some(std::uint64_t least, std::uint64_t most, const py::handle& deadline) {
         const std::int64_t until = deadline_of(py::none(), deadline);
         const Turn turn(*this, waiting_, "wait on");
@@ -228,7 +227,7 @@ class PyPool : public Handle {
         return pool_.back(most);
     }
 
-    // Groups are back and said what they had to say, or nothing more is expected of them.
+    // The groups are back and their messages read, or their answers no longer wanted.
     void take(const Groups& groups) {
         const Pin pin(*this, "take from");
         for (const std::uint32_t group : groups) known(group);
@@ -241,18 +240,18 @@ class PyPool : public Handle {
 
     // -- late envs ------------------------------------------------------------------------------
 
-    // When Python looks for late envs next, in ns; never, by default.
+    // When Python next looks for late members, in ns; never, by default.
     void set_look_at(std::int64_t at) { look_at_ = at; }
     std::int64_t look_at() const { return look_at_; }
     bool look_due() const { return now_ns() >= look_at_; }
-    // How long a wait may last: to its deadline, or until one is to look.
+    // When a wait must end: at its deadline or at look_at(), whichever comes first.
     py::object until(const py::object& deadline) const {
         if (look_at_ == kForever) return deadline;
         if (deadline.is_none()) return py::int_(look_at_);
         return py::int_(std::min(deadline.cast<std::int64_t>(), look_at_));
     }
 
-    // Whether the last wait_some() came to an end before its deadline.
+    // Whether the last wait_some() ended before its deadline.
     bool satisfied() const { return satisfied_; }
 
     std::uint64_t ready_weight() const {
@@ -281,13 +280,13 @@ class PyPool : public Handle {
     bool any_new() const { return pool_.any_new(); }
     void forget_losses() { pool_.forget_losses(); }
 
-    // Traces what comes to this track, or nothing if it is null.
+    // Traces to this track from now on; null turns tracing off.
     void trace_to(std::shared_ptr<Track> track) { track_ = std::move(track); }
     const std::shared_ptr<Track>& track() const { return track_; }
-    // Adds up in a number how long this process waits, in ns; an empty array: in none.
+    // Adds the ns that this process waits to the array's one number; an empty array: to none.
     void count_waits_in(const py::array_t<std::int64_t>& counter) { waited_ns_ = counter; }
 
-    // In a signal handler: the wait that it interrupted ends with a ClosedError once the handler
+    // For a signal handler: the wait that it interrupted ends with a ClosedError once the handler
     // returns, and the handler itself may wait.
     void interrupt_wait() {
         if (waiting_.by() != self_id()) return;
@@ -315,7 +314,7 @@ class PyPool : public Handle {
     }
 
  private:
-    // Counts how long this process waits, for programs that look on.
+    // Counts how long this process waits, for programs that monitor it.
     class Waiting {
      public:
         explicit Waiting(const py::array_t<std::int64_t>& counter)
@@ -327,11 +326,11 @@ class PyPool : public Handle {
         }
 
      private:
-        py::array_t<std::int64_t> counter_;  // meanwhile the owner may let go of it
+        py::array_t<std::int64_t> counter_;  // a reference: the owner may drop it meanwhile
         std::int64_t began_;
     };
 
-    // Traces a moment of a group, if that is wanted.
+    // Traces a moment of a group, if a trace is wanted.
     void mark(TraceKind kind, std::uint32_t group) {
         if (track_ == nullptr) return;
         const std::int64_t now = track_->begin();
@@ -375,7 +374,7 @@ class PyPool : public Handle {
                                " has not finished its last command");
     }
 
-    // What is thrown under a method of Hot's reaches no translator.
+    // Translates the error here: exceptions thrown below a Hot method reach no translator.
     template <class Call>
     static std::invoke_result_t<Call> sound(Call&& call) {
         try {
@@ -398,7 +397,7 @@ class PyPool : public Handle {
         return outcome == Outcome::kReady;
     }
 
-    // Calls `wait(policy)` without the GIL: ready, at its deadline, or lost.
+    // Calls `wait(policy)` without the GIL. Returns kReady, kTimedOut or kLost.
     template <class Wait>
     Outcome outcome_of(const char* verb, Wait&& wait) {
         const Traced traced(track_, TraceKind::kWait, pool_.pending());
@@ -412,9 +411,9 @@ class PyPool : public Handle {
         return outcome;
     }
 
-    std::uint32_t own_;  // groups that are inline: the last ones
+    std::uint32_t own_;  // how many groups, the last ones, are inline
     py::tuple inline_blocks_;
-    std::deque<py::object> notes_;  // those that are due
+    std::deque<py::object> notes_;  // the inline notes that are due
     bool has_overflow_ = false;
     std::int64_t look_at_ = kForever;
     PoolParts parts_;

@@ -22,7 +22,7 @@ void register_python_block(py::module_& m) {
     Class<PythonBlock, Block>(
         m, "PythonBlock",
         "Base class of blocks in Python: step(frame) writes results into the frame and returns "
-        "whether something is left over.")
+        "whether there is overflow.")
         .def(py::init<>());
 }
 

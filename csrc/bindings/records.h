@@ -1,4 +1,4 @@
-// What Ring and SharedRing have in common in Python: records of one dtype and shape.
+// Shared by the bindings of Ring and SharedRing: records of one dtype and shape.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -38,8 +38,8 @@ class Record {
         return shape;
     }
 
-    // How many records the array holds. pysampler.sync gives it the dtype and the shape; this only
-    // ensures that nothing is read beyond it.
+    // How many records the array holds. pysampler.sync converts it to the dtype and shape; this
+    // only ensures that nothing is read beyond its end.
     std::uint64_t count_of(const py::array& records) const {
         if (!(records.flags() & py::array::c_style) ||
             static_cast<std::uint64_t>(records.nbytes()) % bytes() != 0) {
@@ -109,7 +109,7 @@ std::uint64_t copy_out(AnyRing& ring, const std::byte* slots, std::byte* to, std
     return copied;
 }
 
-// The argument `least`: how many of `count` records there must be.
+// The argument `least`: how many of `count` records to wait for.
 inline std::uint64_t least_of(const py::object& argument, std::uint64_t count, const char* verb) {
     const std::uint64_t least = whole(argument, verb, "least", 0);
     if (least > count) {
@@ -132,9 +132,9 @@ struct Popping {
     std::int64_t until;
 };
 
-// Up to `count` records once there are `least`, or those there are at the deadline, perhaps none.
-// Ctrl-C loses no record, since none is taken before the wait is over. That is why `least` is cut
-// to what a blocked producer leaves in the ring: `low` + 1.
+// Pops up to `count` records once there are `least`; at the deadline, whatever is there, perhaps
+// none. Ctrl-C loses no record, since none is taken before the wait is over. So `least` is capped
+// at `low` + 1, the number of records that a blocked producer always leaves in the ring.
 template <class AnyRing>
 py::array pop_many_of(const Handle& handle, AnyRing& ring, const Record& record, Site& site,
                       const std::byte* slots, const Popping& popping, std::uint64_t waiter) {
@@ -166,38 +166,38 @@ void def_records(Class<PyRing>& ring) {
              "Push records in order; return how many were pushed before the deadline.")
         .def("peek", &PyRing::peek, py::arg("count") = 1, py::arg("least") = 1, py::kw_only(),
              py::arg("timeout") = none, py::arg("deadline") = none,
-             "Return a view of the next records, until release().\n\n"
+             "Return a view of the next records, valid until release().\n\n"
              "Args:\n"
-             "    count: How many records at most; fewer where the ring wraps.\n"
+             "    count: How many records at most; fewer if the ring wraps.\n"
              "    least: How many records to wait for.\n" PYSAMPLER_WAIT_ARGS
              "\n"
              "Raises:\n"
              "    WaitTimeoutError: Fewer than `least` records came.\n"
-             "    LostError: The producers are known to be dead before that.\n")
+             "    LostError: Fewer than `least` came, and the producers are known to be dead.\n")
         .def("release", &PyRing::release, py::arg("count") = none,
              "Give the slots of peeked records back to the producers.\n\n"
              "Args:\n"
              "    count: How many of the peeked records; None: all. The others stay in the ring.\n")
         .def("pop_many", &PyRing::pop_many, py::arg("count"), py::arg("least") = 1, py::kw_only(),
              py::arg("timeout") = none, py::arg("deadline") = none,
-             "Return a copy of the next records, and remove them.\n\n"
+             "Remove the next records, and return a copy of them.\n\n"
              "Args:\n"
              "    count: How many records at most.\n"
              "    least: How many records to wait for.\n" PYSAMPLER_WAIT_ARGS
              "\n"
              "Returns:\n"
-             "    The records; fewer than `least`, perhaps none, at the deadline.\n\n"
+             "    The records; at the deadline fewer than `least`, perhaps none.\n\n"
              "Raises:\n"
-             "    LostError: The producers are known to be dead, and there is no record.\n")
+             "    LostError: The ring is empty, and the producers are known to be dead.\n")
         .def("consumer", &PyRing::consumer,
-             "Return what a Watch marks lost when the consumer dies.")
+             "Return the part that a Watch marks lost when the consumer dies.")
         .def("__len__", &PyRing::size)
         .def_property_readonly(
             "slots", [](const PyRing& r) { return r.geometry().slots; },
-            "The number of records that it holds.")
+            "The number of records that fit.")
         .def_property_readonly(
             "high", [](const PyRing& r) { return r.geometry().high; },
-            "The number of records at which producers block, until there are only `low`.")
+            "The number of records at which producers block, until only `low` are left.")
         .def_property_readonly(
             "low", [](const PyRing& r) { return r.geometry().low; },
             "The number of records at which blocked producers continue.");

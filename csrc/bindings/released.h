@@ -1,4 +1,4 @@
-// Waits that let other Python threads run and answer signals.
+// Waits during which other Python threads run and signals are handled.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,7 +14,7 @@ namespace pysampler::bindings {
 namespace py = pybind11;
 
 // A signal that comes between the last check of Python's signal flags and the system call does not
-// interrupt that: no wait sleeps longer than this without another check.
+// interrupt the call: no wait sleeps longer than this without another check.
 inline constexpr std::int64_t kSlice = 50 * kMillisecond;
 // The longest slice of an idle worker: no user waits for its signal handlers.
 inline constexpr std::int64_t kLongestSlice = 60 * kSecond;
@@ -28,7 +28,7 @@ class Released {
     ~Released() { restore(); }
 
     // Runs Python's signal handlers. Returns whether to go on: false with a Python error set,
-    // usually KeyboardInterrupt, or if `wanted()`, called with the GIL, returns false.
+    // usually KeyboardInterrupt, or if `wanted()`, which is called with the GIL, returns false.
     template <class Wanted>
     bool answer_signals(Wanted&& wanted) {
         restore();
@@ -39,7 +39,7 @@ class Released {
 
  private:
     // While the interpreter ends, Pythons before 3.14 unwind a daemon thread here. Its frames own
-    // Python objects that it may no longer touch, so it sleeps for ever instead.
+    // Python objects that it may no longer touch, so it sleeps forever instead.
     void restore() {
         try {
             PyEval_RestoreThread(state_);
@@ -51,10 +51,10 @@ class Released {
     PyThreadState* state_;
 };
 
-// Calls `wait(policy)` without the GIL. Signals are answered meanwhile. An exception of a handler
+// Calls `wait(policy)` without the GIL, and handles signals meanwhile. An exception of a handler
 // is thrown whatever the outcome: no wait returns a value with an exception set. The next wait must
-// find what this one found, so the primitives consume nothing before they return. kInterrupted is
-// returned only if `wanted()` returned false.
+// find what this one found, so the primitives consume nothing before they return. Returns
+// kInterrupted only if `wanted()` returned false.
 template <class Wait, class Wanted>
 Outcome wait_released(WaitPolicy& policy, Wait&& wait, Wanted&& wanted) {
     Outcome outcome;
@@ -77,8 +77,8 @@ Outcome wait_released(WaitPolicy& policy, Wait&& wait) {
     return wait_released(policy, wait, [] { return true; });
 }
 
-// The policy of one site, used by one thread at a time; where a second thread may wait at the same
-// site, that gets a new policy.
+// The policy of one site, used by one thread at a time; a second thread that waits at the same
+// site gets a new policy.
 class Site {
  public:
     // A copy of the given policy, or the adaptive one.

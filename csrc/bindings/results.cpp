@@ -8,7 +8,7 @@
 namespace pysampler::bindings {
 namespace {
 
-// Throws a TypeError whose cause is the Python error that is set. Ctrl-C stays what it is.
+// Throws a TypeError whose cause is the Python error that is set. KeyboardInterrupt passes through.
 [[noreturn]] void raise_type(const std::string& message) {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();
     py::error_already_set cause;
@@ -25,7 +25,7 @@ std::string names(std::size_t parts) {
 
 void take_apart(py::object& results, const char* method, std::span<PyObject*> parts) {
     if (PyDict_Check(results.ptr()) || py::isinstance<py::array>(results)) {
-        // An env of before gymnasium, perhaps: an observation, whose parts are no results.
+        // Perhaps an env from before gymnasium: an observation, whose items are not results.
         throw py::type_error(std::string("env.") + method + "() returned " +
                              (PyDict_Check(results.ptr()) ? "a dict" : "an array") + ", expected " +
                              names(parts.size()));

@@ -1,4 +1,4 @@
-// What env.step() and env.reset() return, taken apart and checked. All throw Python's errors.
+// Unpacks and checks the results of env.step() and env.reset(). All functions throw Python errors.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,8 +11,8 @@ namespace pysampler::bindings {
 
 namespace py = pybind11;
 
-// Fills `parts` with the values that env.`method`() returned, whatever sequence they came as.
-// `results` keeps them alive: it becomes a tuple.
+// Fills `parts` with the values that env.`method`() returned, in any kind of sequence. `results`
+// becomes a tuple that keeps them alive.
 void take_apart(py::object& results, const char* method, std::span<PyObject*> parts);
 
 template <std::size_t count>
@@ -22,7 +22,7 @@ std::array<PyObject*, count> take_apart(py::object& results, const char* method)
     return parts;
 }
 
-// `terminated` or `truncated`, which is its `name` in errors, as a bool.
+// `terminated` or `truncated` as a bool; errors use its `name`.
 bool as_bool(PyObject* value, const char* name);
 
 // A reward: a number, or an array of one number.

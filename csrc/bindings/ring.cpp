@@ -60,7 +60,7 @@ class PyRing : public Handle {
                     pushed += run.count;
                 }
                 if (pushed == total) return Outcome::kReady;
-                if (!ring_.sound()) return Outcome::kLost;  // or there would never be room
+                if (!ring_.sound()) return Outcome::kLost;  // there would never be room
                 const Outcome waited = ring_.wait_room(1, until, policy);
                 if (waited != Outcome::kReady) return waited;
             }
@@ -86,7 +86,7 @@ class PyRing : public Handle {
             const Outcome outcome =
                 ready_([&](WaitPolicy& policy) { return ring_.wait_ready(need, until, policy); });
             check_sound();
-            check_outcome(*this, outcome, "peek into", "producer", "too little came in time",
+            check_outcome(*this, outcome, "peek into", "producer", "too few records came in time",
                           cell_->tail.waiter());
             run = ring_.peek(want);
         }
@@ -210,18 +210,18 @@ void register_ring(py::module_& m) {
              py::arg("timeout") = none, py::arg("deadline") = none,
              "Return a view of free slots, to be filled before publish().\n\n"
              "Args:\n"
-             "    count: How many slots at most; at least one, fewer where the ring "
+             "    count: How many slots at most; at least one, fewer if the ring "
              "wraps.\n" PYSAMPLER_WAIT_ARGS
              "\n"
              "Raises:\n"
              "    WaitTimeoutError: The ring stayed full.\n"
-             "    LostError: The consumer is known to be dead, and the ring is full.\n")
+             "    LostError: The ring is full, and the consumer is known to be dead.\n")
         .def("publish", &PyRing::publish, py::arg("count") = none,
              "Hand claimed slots over to the consumer.\n\n"
              "Args:\n"
              "    count: How many of the claimed slots; None: all. The others are free again.\n")
         .def("producer", &PyRing::producer,
-             "Return what a Watch marks lost when the producer dies.")
+             "Return the part that a Watch marks lost when the producer dies.")
         .def("replaced", &PyRing::replaced,
              "Forget the loss of a side: another process has taken its place.")
         .def_static(
@@ -232,7 +232,7 @@ void register_ring(py::module_& m) {
                 const Record record(dtype, shape);
                 return PyRing::bytes(record, geometry_of(record, slots, high, low));
             },
-            "Return the bytes that such a ring takes in a segment.");
+            "Return how many bytes such a ring takes in a segment.");
     def_records(ring);
 }
 

@@ -18,7 +18,7 @@ PySegment create(const py::object& size, std::size_t room) {
 }
 
 PySegment attach(int fd) {
-    // A duplicate of our own, whatever happens: the caller keeps its descriptor.
+    // A duplicate: the caller keeps its descriptor, whatever happens.
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0) throw std::system_error(errno, std::generic_category(), "cannot attach segment");
     return PySegment(Segment::attach(own));
@@ -66,10 +66,10 @@ void register_segment(py::module_& m) {
                 Pin(self, "take room of").segment()->take(offset, bytes);
             },
             py::arg("offset"), py::arg("bytes"),
-            "Allocate memory for some of the room.\n\n"
+            "Allocate memory for a part of the room.\n\n"
             "Args:\n"
-            "    offset: Where the bytes begin in the segment.\n"
-            "    bytes: How many.\n\n"
+            "    offset: The offset of the part in the segment.\n"
+            "    bytes: Its length.\n\n"
             "Raises:\n"
             "    MemoryError: The machine or a limit has too little memory left.\n")
         .def("close", &PySegment::close, "Release the memory, once no handle and no view needs it.")
@@ -85,12 +85,11 @@ void register_segment(py::module_& m) {
             "The size in bytes, header included.")
         .def_property_readonly(
             "left", [](const PySegment& self) { return Pin(self, "use").segment()->left(); },
-            "The bytes not allocated yet; 0 in processes that did not make it.")
+            "How many bytes are not yet allocated; 0 in processes that attached it.")
         .def("__repr__", &repr);
-    m.def(
-        "memory_left", &memory_left,
-        "Return how many bytes may still be allocated: the available memory, within the limits of "
-        "the cgroups.");
+    m.def("memory_left", &memory_left,
+          "Return how many bytes may still be allocated: the available memory, capped by the "
+          "cgroups' limits.");
 }
 
 }  // namespace pysampler::bindings

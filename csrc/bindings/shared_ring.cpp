@@ -8,7 +8,7 @@ namespace {
 
 using Atomic = std::atomic<std::uint64_t>;
 
-// Cell, owners, words, slots: each from a line of its own.
+// Cell, owners, words, slots: each begins on a new cache line.
 struct Layout {
     Layout(const Record& record, const RingGeometry& geometry, std::uint64_t producers)
         : owners(sizeof(SharedRingCell)),
@@ -98,7 +98,7 @@ class PySharedRing : public Handle {
         return pushed;
     }
 
-    // For a producer that found the ring full. May be repeated: unlike a claim, it takes no room.
+    // For a producer that found the ring full. May be repeated: unlike a claim, it takes no slot.
     bool wait_drained(const Seconds& timeout, const Nanoseconds& deadline) {
         const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, producing_, "wait for");
@@ -132,8 +132,8 @@ class PySharedRing : public Handle {
         if (run.count < need) {
             const Outcome outcome =
                 ready_([&](WaitPolicy& policy) { return ring_.wait_ready(need, until, policy); });
-            check_outcome(*this, outcome, "peek into", "last producer", "too little came in time",
-                          cell_->published.waiter());
+            check_outcome(*this, outcome, "peek into", "last producer",
+                          "too few records came in time", cell_->published.waiter());
             run = ring_.peek(want);
         }
         peeked_ = run.count;
@@ -168,7 +168,7 @@ class PySharedRing : public Handle {
     const RingGeometry& geometry() const { return ring_.geometry(); }
     std::uint32_t producers() const { return ring_.producers(); }
 
-    // Any producer: the process is the one that the Watch is given with it.
+    // For any producer: the Watch is given its process with the part.
     Part producer() const {
         const Pin pin(*this, "watch");
         return {"ring's producer",
@@ -235,7 +235,7 @@ class PySharedRing : public Handle {
         if (joined_as_ == self) return;
         if (!ring_.join()) {
             raise("BusyError", "cannot join ring: all its " + std::to_string(ring_.producers()) +
-                                   " places for producers are held by processes that live");
+                                   " places for producers are held by living processes");
         }
         joined_as_ = self;
         claimed_.reset();
@@ -297,29 +297,29 @@ void register_shared_ring(py::module_& m) {
              "\n"
              "Raises:\n"
              "    WaitTimeoutError: The ring stayed full.\n"
-             "    LostError: The consumer is known to be dead, and the ring is full.\n"
+             "    LostError: The ring is full, and the consumer is known to be dead.\n"
              "    BusyError: All places for producers are held by living processes.\n")
         .def("publish", &PySharedRing::publish,
              "Hand the claimed slot over to the consumer; return True.\n\n"
              "Raises:\n"
              "    LostError: This process was declared dead, and its slot given to another.\n")
         .def("abandon", &PySharedRing::abandon,
-             "Give the claimed slot up: the consumer skips it; return True.\n\n"
+             "Give the claimed slot up, so that the consumer skips it; return True.\n\n"
              "Raises:\n"
              "    LostError: This process was declared dead, and its slot given to another.\n")
         .def("wait_drained", &PySharedRing::wait_drained, py::kw_only(), py::arg("timeout") = none,
              py::arg("deadline") = none,
-             "Wait until a ring that was full has drained to its low mark.\n\n"
-             "Other producers may have filled it before the next claim.\n\n"
+             "Wait until a full ring has drained to its low mark.\n\n"
+             "Other producers may fill it again before the next claim.\n\n"
              "Args:\n" PYSAMPLER_WAIT_ARGS
              "\n"
              "Returns:\n"
-             "    Whether it has: False at the deadline.\n\n"
+             "    False if it has not drained at the deadline.\n\n"
              "Raises:\n"
              "    LostError: The consumer is known to be dead.\n")
         .def("leave", &PySharedRing::leave, "Give this process's place as a producer back.")
         .def("producer", &PySharedRing::producer,
-             "Return what a Watch marks lost when a producer dies.")
+             "Return the part that a Watch marks lost when a producer dies.")
         .def("replaced", &PySharedRing::replaced,
              "Forget the loss of the consumer: another process has taken its place.")
         .def_property_readonly("producers", &PySharedRing::producers,
@@ -334,7 +334,7 @@ void register_shared_ring(py::module_& m) {
                               producer_count(producers))
                     .bytes;
             },
-            "Return the bytes that such a ring takes in a segment.");
+            "Return how many bytes such a ring takes in a segment.");
     def_records(ring);
 }
 

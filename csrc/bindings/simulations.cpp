@@ -34,7 +34,8 @@ class PySimulations : public Simulations {
  private:
     void check(int simulation) const {
         if (simulation < 0 || simulation >= count()) {
-            throw py::index_error("no simulation " + std::to_string(simulation));
+            throw py::index_error("simulation " + std::to_string(simulation) +
+                                  ", expected one below " + std::to_string(count()));
         }
     }
 
@@ -47,7 +48,7 @@ class PySimulations : public Simulations {
         if (ids->ndim() != 1) throw py::value_error("ids of simulations: expected one axis");
         for (py::ssize_t i = 0; i < ids->size(); ++i) {
             check(ids->at(i));
-            if (i > 0 && ids->at(i) <= ids->at(i - 1)) {  // MuJoCo would end the process
+            if (i > 0 && ids->at(i) <= ids->at(i - 1)) {  // MuJoCo would abort the process
                 throw py::value_error("ids of simulations: expected increasing numbers");
             }
         }
@@ -72,7 +73,7 @@ void register_simulations(py::module_& m) {
                 return py::array_t<double>({simulations.count(), simulations.row_size()},
                                            simulations.rows(), self);
             },
-            "Return the states, a row each: a view.")
+            "Return a view of the states, one row for each simulation.")
         .def(
             "field",
             [](const py::object& self, const std::string& name) -> py::object {
@@ -84,16 +85,16 @@ void register_simulations(py::module_& m) {
                                                  static_cast<std::uint8_t*>(found.data), self);
             },
             py::arg("name"),
-            "Return a field of mjData, which every call copies out from now on, as rows of bytes; "
-            "None if there is no such field.")
+            "Return a field of mjData as rows of bytes, updated by every call from now on; None if "
+            "mjData has no such field.")
         .def("step", &PySimulations::step_some, py::arg("ids"), py::arg("substeps"),
              py::arg("forces"),
-             "Step some simulations, or all if ids is None, and return how many failed.")
+             "Step some simulations, or all if ids is None; return how many failed.")
         .def("begin", &PySimulations::begin_some, py::arg("ids"),
-             "Compute all fields of some simulations, or all, from their states, as after a reset; "
-             "return how many failed.")
+             "Compute all fields of some simulations, or all if ids is None, from their states, as "
+             "after a reset; return how many failed.")
         .def("error", &PySimulations::error_of, py::arg("simulation"),
-             "Return why a simulation failed in its last call, or an empty text.");
+             "Return why a simulation failed in its last call, or an empty string.");
 }
 
 }  // namespace pysampler::bindings

@@ -5,7 +5,7 @@
 namespace pysampler::bindings {
 namespace {
 
-// Calls store(); an error that it throws begins with the key.
+// Calls store(), and puts the key in front of the message of its errors.
 template <class Store>
 bool named(const py::object& key, Store&& store) {
     try {
@@ -56,7 +56,7 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
             bool same = PyDict_CheckExact(value) &&
                         PyDict_GET_SIZE(value) == static_cast<Py_ssize_t>(children_.size());
             for (const auto& [key, child] : children_) {
-                // Holds a reference: Python code that runs meanwhile may remove it from the dict.
+                // Keeps a reference: Python code that runs meanwhile may remove it from the dict.
                 const auto item = checked(PyObject_GetItem(value, key.ptr()));
                 same &= named(
                     key, [&] { return child.store(frame, env, item.ptr(), unshaped, leaves); });

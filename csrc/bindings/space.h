@@ -1,5 +1,5 @@
-// The tree of a space: Dict and Tuple nodes over leaves that lie in the frames, and unshaped
-// leaves, whose values have no fixed shape and are sent by mail.
+// The tree of a space: Dict and Tuple nodes over leaves, which are stored in the frames, and
+// unshaped leaves, whose values have no fixed shape and are sent by mail.
 //
 // In Python: ("leaf", i), ("unshaped", i), ("dict", ((key, node), ...)), ("tuple", (node, ...)).
 #pragma once
@@ -25,7 +25,7 @@ class Space {
 
     // The observation of env, a new object of the types that gymnasium's iterate() yields.
     py::object load(std::uint32_t frame, std::size_t env, const std::vector<Leaf>& leaves) const;
-    // Dicts and tuples as in the tree, with what `load_leaf(i)` makes of the leaves.
+    // Dicts and tuples as in the tree, with `load_leaf(i)` for leaf i.
     template <class LoadLeaf>
     py::object build(LoadLeaf&& load_leaf) const {
         switch (kind_) {
@@ -46,7 +46,7 @@ class Space {
             case Kind::kUnshaped:
                 break;
         }
-        throw py::value_error("cannot read from frame: the space has parts without fixed shape");
+        throw py::value_error("cannot read from frame: the space has parts without a fixed shape");
     }
 
  private:
@@ -54,7 +54,7 @@ class Space {
 
     Kind kind_;
     std::size_t index_ = 0;
-    std::vector<std::pair<py::object, Space>> children_;  // key, None in a Tuple; node
+    std::vector<std::pair<py::object, Space>> children_;  // (key or, in a Tuple, None; node)
 };
 
 }  // namespace pysampler::bindings

@@ -1,5 +1,4 @@
-// What every binding includes. The casters in classes.h must be known in each file that names a
-// class of ours.
+// Included by every binding: a file that names a class of ours must see the casters of classes.h.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -13,7 +12,7 @@
 
 namespace pysampler::bindings {
 
-// What module.cpp calls, each defined in the file of that name.
+// Called by module.cpp; each is defined in the file of that name.
 void register_wait(py::module_&);
 void register_segment(py::module_&);
 void register_flag(py::module_&);

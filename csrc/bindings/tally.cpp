@@ -1,4 +1,4 @@
-// Counts the steps of a rollout, and the returns of its episodes, once all of it is in the frames.
+// Counts the steps of a rollout and the returns of its episodes, once the rollout is in the frames.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@ T* elements(const py::array& array, const std::vector<py::ssize_t>& shape, const
 
 class Tally {
  public:
-    // Frames say `lost` of steps in which an env was lost.
+    // `lost` is the value of has_final for steps in which an env was lost.
     Tally(std::vector<double> returns, std::vector<std::int64_t> lengths, std::uint8_t lost)
         : lost_(lost),
           returns_(std::move(returns)),
@@ -41,9 +41,9 @@ class Tally {
         std::ranges::fill(lengths_, 0);
     }
 
-    // Reads [T, N] arrays, of which `made` steps of each env were made, and fills `starts`
-    // [T + 1, N], `valid` and `lost` [T, N]. Returns the episodes that ended: their envs, steps,
-    // returns and lengths.
+    // Reads [T, N] arrays in which each env made `made` steps, and fills `starts` [T + 1, N],
+    // `valid` and `lost` [T, N]. Returns the episodes that ended: their envs, steps, returns and
+    // lengths.
     py::tuple count(const py::array& rewards, const py::array& terminated,
                     const py::array& truncated, const py::array& has_final, const py::array& made,
                     const py::array& starts, const py::array& valid, const py::array& lost) {
@@ -51,7 +51,7 @@ class Tally {
         const py::ssize_t steps = rewards.ndim() == 2 ? rewards.shape(0) : 0;
         const std::vector<py::ssize_t> shape{steps, envs};
         const auto* reward = elements<double>(rewards, shape, "rewards");
-        // As bytes: a corrupt frame may hold any, a C++ bool must be 0 or 1.
+        // As bytes: a corrupt frame may hold any byte, a C++ bool must be 0 or 1.
         const auto* over = bytes(terminated, shape, "terminated");
         const auto* cut = bytes(truncated, shape, "truncated");
         const auto* final = elements<std::uint8_t>(has_final, shape, "has_final");
@@ -122,7 +122,7 @@ void register_tally(py::module_& m) {
         .def(py::init<std::vector<double>, std::vector<std::int64_t>, std::uint8_t>(),
              py::arg("returns"), py::arg("lengths"), py::arg("lost"))
         .def("begin_episodes", &Tally::begin_episodes,
-             "Begin an episode in every env: all were reset.")
+             "Begin an episode in every env, since all were reset.")
         .def("count", &Tally::count, py::arg("rewards"), py::arg("terminated"),
              py::arg("truncated"), py::arg("has_final"), py::arg("made"), py::arg("starts"),
              py::arg("valid"), py::arg("lost"),

@@ -1,5 +1,5 @@
-// Writes what a step of a task's simulations returned into the rows of a frame, all envs of a block
-// at once: the part of a step that would take longer in Python than a small block's physics.
+// Writes the results of a task's step into the rows of a frame, for all envs of a block at once. In
+// Python this part of a step would take longer than the physics of a small block.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace pysampler::bindings {
 namespace {
 
-// An array [frames, envs, ...] of which a block writes the rows of its envs.
+// The rows of a block's envs in an array [frames, envs, ...].
 class FrameRows {
  public:
     FrameRows() = default;
@@ -33,7 +33,7 @@ class FrameRows {
         return reinterpret_cast<T*>(bytes_ + frame * frame_bytes_);
     }
     std::size_t row_bytes() const { return row_bytes_; }
-    // Whether an array has `count` rows of this shape.
+    // Whether `array` has `count` rows of this shape.
     bool is_shape_of(const py::array& array, std::size_t count) const {
         return static_cast<std::size_t>(array.ndim()) == shape_.size() + 1 &&
                static_cast<std::size_t>(array.shape(0)) == count &&
@@ -61,7 +61,7 @@ class TaskRows {
              const py::array_t<std::int64_t>& elapsed, std::int64_t limit)
         : first_(first), count_(count), meter_(meter), elapsed_(elapsed), limit_(limit) {
         if (static_cast<std::size_t>(elapsed.size()) != count) {
-            throw py::value_error("cannot make rows: one number of steps for each env");
+            throw py::value_error("cannot make rows: expected one number of steps for each env");
         }
     }
 
@@ -87,7 +87,7 @@ class TaskRows {
         add_mask(mask);
     }
 
-    // A step begins: the infos of these envs are forgotten.
+    // Begins a step: clears the infos of these envs.
     void begin(std::uint32_t frame) {
         if (frame >= frames_) {
             throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
@@ -155,7 +155,7 @@ class TaskRows {
         return over != 0;
     }
 
-    // Copies rows of an array with one for each env, if it is of the type and shape of the target.
+    // Copies an array with one row for each env, if its type and shape match the target's.
     bool copied(const py::array& array, int type, const FrameRows& to, std::uint32_t frame) {
         const char order = array.dtype().byteorder();
         if (array.dtype().num() != type || (order != '=' && order != '|') ||
@@ -175,7 +175,7 @@ class TaskRows {
         }
     }
 
-    // False if no column takes such values. Keys mostly come in the order of the columns.
+    // False if no column matches. Keys mostly come in the order of the columns: start at `guess`.
     bool write_info(std::uint32_t frame, py::handle key, py::handle value, std::size_t& guess) {
         if (!py::isinstance<py::array>(value)) return false;
         const auto array = py::reinterpret_borrow<py::array>(value);
@@ -219,7 +219,7 @@ void register_task_rows(py::module_& m) {
         .def("use", &TaskRows::use, py::arg("frames"), py::arg("infos"),
              "Write to these frames from now on, with infos or without.")
         .def("add_mask", &TaskRows::add_mask, py::arg("mask"),
-             "Clear this mask of infos, too, when a step begins.")
+             "Clear this mask of infos too when a step begins.")
         .def("add_column", &TaskRows::add_column, py::arg("key"), py::arg("values"),
              py::arg("mask"), "Write the infos of this key to these arrays.")
         .def("begin", &TaskRows::begin, py::arg("frame"), "Begin a step of all envs.")

@@ -1,5 +1,5 @@
-// A track of a trace, and who reads it. A segment has, at an offset, a switch and then a ring for
-// each process.
+// The tracks of a trace and their reader. A segment holds, at an offset, a switch and then a ring
+// for each process.
 #include "trace.h"
 
 #include <cstddef>
@@ -34,7 +34,7 @@ std::shared_ptr<Track> track_of(const PySegment& segment, std::size_t offset, st
     return {owner, &owner->track};
 }
 
-// Holds the array in which the ring lies.
+// Keeps the array that holds the ring.
 class PyTraceReader {
  public:
     PyTraceReader(py::array_t<std::uint8_t> memory, std::size_t offset, std::size_t index)
@@ -54,7 +54,7 @@ class PyTraceReader {
         const bool fits = memory.ndim() == 1 && memory.strides(0) == 1 && at <= size &&
                           size - at >= sizeof(TraceRing);
         if (!fits || reinterpret_cast<std::uintptr_t>(memory.data() + at) % kLine != 0) {
-            throw py::value_error("cannot read a trace: this memory has none there");
+            throw py::value_error("cannot read trace: the memory has no ring at this offset");
         }
         return *reinterpret_cast<const TraceRing*>(memory.data() + at);
     }

@@ -8,7 +8,7 @@ namespace pysampler::bindings {
 namespace {
 
 void sleep_to(std::int64_t at) {
-    // Learns how late this thread's wake-ups come; a fresh one would begin with a guess.
+    // Learns how late this thread's wake-ups come; a fresh policy would begin with a guess.
     thread_local WaitPolicy policy;
     wait_released(policy, [at](WaitPolicy& own) {
         return sleep_until(at, own) ? Outcome::kTimedOut : Outcome::kInterrupted;
@@ -19,18 +19,18 @@ void sleep_until_deadline(const py::object& deadline) {
     sleep_to(static_cast<std::int64_t>(whole(deadline, "sleep", "deadline", 0)));
 }
 
-// Brings one caller back at its deadlines, whose waits end a little before.
+// Makes one caller's calls return at their deadlines: their waits end a little earlier.
 class TimedReturn {
  public:
-    // When the wait of a call must end that is to return at `deadline`.
+    // When to end the wait of a call that should return at `deadline`.
     std::int64_t wait_until(std::int64_t deadline) {
         const std::int64_t end = deadline - margin_.ns();
-        learning_ = end > now_ns() ? deadline : 0;  // a wait that never was teaches nothing
+        learning_ = end > now_ns() ? deadline : 0;  // a wait that never began teaches nothing
         return end;
     }
 
-    // The last thing that the call does where its wait came to nothing. With the GIL: another
-    // thread would keep it for longer than is left.
+    // Called last by a call whose wait timed out. Keeps the GIL: another thread would hold it for
+    // longer than the time that is left.
     void hold_until(std::int64_t deadline) {
         const std::int64_t now = now_ns();
         if (learning_ == deadline) margin_.learn(now - (deadline - margin_.ns()));
@@ -43,7 +43,7 @@ class TimedReturn {
 
  private:
     ReturnMargin margin_;
-    std::int64_t learning_ = 0;  // from which deadline
+    std::int64_t learning_ = 0;  // the deadline to learn from, or 0
 };
 
 WaitPolicy fixed(const py::object& spin_ns, const py::object& yield_ns) {
@@ -65,24 +65,24 @@ template <>
 inline constexpr bool is_bound<TimedReturn> = true;
 
 void register_wait(py::module_& m) {
-    Class<WaitCosts>(m, "WaitCosts", "What waiting costs on this machine.")
+    Class<WaitCosts>(m, "WaitCosts", "The costs of waiting on this machine.")
         .def_readonly("park_ns", &WaitCosts::park_ns,
-                      "From a wake until the woken thread runs, in ns.")
+                      "The time from a wake until the woken thread runs, in ns.")
         .def_readonly("yield_ns", &WaitCosts::yield_ns,
-                      "A sched_yield with no other thread to run, in ns.")
+                      "The time of a sched_yield with no other thread to run, in ns.")
         .def_readonly("cpus", &WaitCosts::cpus, "The number of CPUs that this process may use.")
         .def("__repr__", [](const WaitCosts& c) {
             return "WaitCosts(park_ns=" + std::to_string(c.park_ns) +
                    ", yield_ns=" + std::to_string(c.yield_ns) + ", cpus=" + std::to_string(c.cpus) +
                    ")";
         });
-    Class<WaitStats>(m, "WaitStats", "What the waits at one handle have cost so far.")
+    Class<WaitStats>(m, "WaitStats", "The cost of all waits at one handle so far.")
         .def_readonly("waits", &WaitStats::waits, "The waits that were not ready at once.")
-        .def_readonly("parks", &WaitStats::parks, "The sleeps in them.")
+        .def_readonly("parks", &WaitStats::parks, "The number of times that they slept.")
         .def_readonly("awake_ns", &WaitStats::awake_ns, "The time spent awake, in ns.")
         .def_readonly("parked_ns", &WaitStats::parked_ns, "The time spent asleep, in ns.")
         .def_readonly("spin_ns", &WaitStats::spin_ns,
-                      "The part of awake_ns in which it kept its CPU, in ns.")
+                      "The part of awake_ns spent spinning, without yielding the CPU, in ns.")
         .def("__repr__", [](const WaitStats& s) {
             return "WaitStats(waits=" + std::to_string(s.waits) +
                    ", parks=" + std::to_string(s.parks) +
@@ -97,37 +97,37 @@ void register_wait(py::module_& m) {
                     "Return a policy that never learns.\n\n"
                     "Args:\n"
                     "    spin_ns: How long to spin first, in ns.\n"
-                    "    yield_ns: How long to yield the CPU then, before it sleeps, in ns.\n")
+                    "    yield_ns: How long to yield the CPU after that, before sleeping, in ns.\n")
         .def_property_readonly("adaptive", &WaitPolicy::adaptive, "Whether it learns.")
         .def_property_readonly("usual_ns", &WaitPolicy::usual_ns,
                                "How long waits usually last, in ns.")
         .def_property_readonly("guard_ns", &WaitPolicy::guard_ns,
-                               "How long before a deadline it wakes to be awake in time, in ns.")
-        .def_property_readonly("stats", &WaitPolicy::stats, "What its waits have cost.")
+                               "How long before a deadline it wakes up, in ns.")
+        .def_property_readonly("stats", &WaitPolicy::stats, "The cost of its waits.")
         .def("__repr__", &repr);
     Class<TimedReturn>(m, "TimedReturn")
         .def(py::init<>())
         .def("wait_until", &TimedReturn::wait_until, py::arg("deadline"),
-             "Return when the wait of a call must end that is to return at the deadline.")
+             "Return when to end the wait of a call that should return at the deadline.")
         .def("hold_until", &TimedReturn::hold_until, py::arg("deadline"),
-             "Wait until the deadline, at the end of a call whose wait came to nothing.")
+             "Wait until the deadline, at the end of a call whose wait timed out.")
         .def_property_readonly("margin_ns", &TimedReturn::margin_ns,
                                "How long before its deadline a wait ends.");
-    m.def("now", &now_ns, "Return the time that deadlines are given in: monotonic, in ns.");
+    m.def("now", &now_ns, "Return the time on the monotonic clock of deadlines, in ns.");
     m.def("sleep_until", &sleep_until_deadline, py::arg("deadline"),
-          "Sleep until a deadline, to within a microsecond or so where a CPU is free.\n\n"
+          "Sleep until a deadline, to within about a microsecond if a CPU is free.\n\n"
           "Args:\n"
           "    deadline: A time of now(), in ns.\n");
     m.def("usable_cpus", &usable_cpus,
-          "Return how many CPUs this process may use: those of its affinity, or its cgroup's quota "
-          "rounded up if that is less.");
+          "Return how many CPUs this process may use: those of its affinity mask, or its cgroup's "
+          "quota rounded up if that is less.");
     m.def(
         "wait_costs",
         [] {
             Released released;
             return WaitCosts::here();
         },
-        "Return what waiting costs on this machine, measured once.");
+        "Return the costs of waiting on this machine, measured once.");
 }
 
 }  // namespace pysampler::bindings

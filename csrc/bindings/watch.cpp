@@ -23,7 +23,7 @@ std::string describe(const Loss& loss) {
 class PyWatch {
  public:
     PyWatch() : watch_(std::make_shared<Watch>()) {}
-    // NOLINTNEXTLINE(bugprone-exception-escape): what pybind11 may throw without an interpreter
+    // NOLINTNEXTLINE(bugprone-exception-escape): pybind11 throws only without an interpreter
     ~PyWatch() { close(); }
 
     void add(pid_t pid, const std::vector<Part>& parts, bool replacing) {
@@ -38,8 +38,8 @@ class PyWatch {
     bool forget(pid_t pid) { return open("forget in")->forget(pid); }
     bool settle(pid_t pid) { return open("look at")->settle(pid); }
 
-    // Ends this process when that one ends: at once, without cleaning up, from a thread that does
-    // not need the interpreter.
+    // Ends this process when process `pid` ends: at once, without cleaning up, from a thread that
+    // does not need the interpreter.
     void leave_with(pid_t pid, int code) {
         open("add to")->add(pid, [code] { _exit(code); });
     }
@@ -75,7 +75,7 @@ class PyWatch {
     std::vector<pid_t> watched() { return open("look at")->watched(); }
 
     void close() {
-        const std::shared_ptr<Watch> watch = std::move(watch_);  // with the GIL: only one does
+        const std::shared_ptr<Watch> watch = std::move(watch_);  // with the GIL: once only
         if (!watch) return;
         Released released;
         watch->stop();
@@ -113,12 +113,12 @@ void register_watch(py::module_& m) {
         .def_readonly("pid", &Loss::pid, "The process that was lost.")
         .def_readonly("noticed_at", &Loss::noticed_at, "When it was noticed, in ns of now().")
         .def_readonly("exit_code", &Loss::exit_code,
-                      "Its exit code, if it is a child that was not joined yet and exited.")
+                      "Its exit code, if it is a child that exited and was not joined yet.")
         .def_readonly("signal", &Loss::signal,
                       "The signal that ended it, if it is a child that was not joined yet.")
         .def("__str__", &describe)
         .def("__repr__", [](const Loss& loss) { return "<" + describe(loss) + ">"; });
-    Class<Part>(m, "Part", "A part of a primitive that one process plays: for Watch.add().")
+    Class<Part>(m, "Part", "One process's role in a primitive, for Watch.add().")
         .def("__repr__", [](const Part& part) { return "<" + part.name + ">"; });
     Class<PyWatch>(m, "Watch")
         .def(py::init<>())
@@ -138,12 +138,12 @@ void register_watch(py::module_& m) {
              "    known: How many losses the caller knows of.\n" PYSAMPLER_WAIT_ARGS
              "\n"
              "Returns:\n"
-             "    The losses after the first `known`, in order; none at the deadline.\n\n"
+             "    The losses after the first `known`, in order; empty at the deadline.\n\n"
              "Raises:\n"
              "    ClosedError: The watch was closed.\n")
         .def("close", &PyWatch::close, "Stop watching, and end the waits for losses.")
         .def_property_readonly("losses", &PyWatch::losses, "All losses so far, in order.")
-        .def_property_readonly("watched", &PyWatch::watched, "The pids that are watched.")
+        .def_property_readonly("watched", &PyWatch::watched, "The watched pids.")
         .def_property_readonly("closed", &PyWatch::closed, "Whether close() was called.")
         .def("__repr__", &PyWatch::repr);
 }

@@ -67,7 +67,7 @@ def test_concurrent_calls_raise_busy_error(envs):
 
 def test_reentrant_calls_raise_and_errors_release_the_guard(envs):
     with Counting(envs) as sampler:
-        with pytest.raises(BusyError, match="this thread is at work in it"):
+        with pytest.raises(BusyError, match="this thread is already using it"):
             sampler.within(sampler.within)
         assert sampler.within(lambda: 3) == 3
 
