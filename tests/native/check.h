@@ -1,5 +1,5 @@
-// A test is a function with a name that states a fact; a file of them is a program. No framework:
-// the tests build with what builds the library, also under sanitizers, qemu and a cross compiler.
+// A test is a function whose name states a fact; a file of tests is a program. There is no
+// framework, so the tests build wherever the library does: under sanitizers, qemu, cross compilers.
 #pragma once
 
 #include <unistd.h>
@@ -34,7 +34,7 @@ struct Register {
     std::abort();
 }
 
-// A test that hangs ends with its name, well before the runner loses patience.
+// Ends a test that hangs and prints its name, well before the runner's time-out.
 inline const char* running = "";
 inline void on_alarm(int) {
     static constexpr char message[] = "watchdog: still running: ";
@@ -46,7 +46,7 @@ inline void on_alarm(int) {
 
 inline unsigned watchdog_seconds = 120;
 
-// An optional argument picks the tests whose name contains it.
+// An optional argument selects the tests whose name contains it.
 inline int main(int argc, char** argv) {
     std::signal(SIGALRM, on_alarm);
     int count = 0;

@@ -1,13 +1,13 @@
 // A simulated platform: the production templates under a scheduler that decides everything.
 //
-// Threads are fibers in one real thread. Before each access to an atomic the scheduler may go on
-// with another thread, or kill this one; each load may return any value that C++ lets it return,
-// told by vector clocks over the history of stores (as in RC11: no load sees a store of its
-// future). What is decided is a path of choices; all paths within a budget are walked through, then
-// random ones without. The same path is the same execution.
+// Threads are fibers in one real thread. Before each access to an atomic the scheduler may switch
+// to another thread or kill this one; each load may return any value that C++ allows, according to
+// vector clocks over the history of stores (as in RC11: no load sees a store of its future). The
+// decisions form a path of choices; all paths within a budget are explored, then random ones
+// without a budget. The same path gives the same execution.
 //
-// Found are: a wait that nobody ends, two unordered accesses to a Plain, whatever expect() says.
-// To see that it finds them, an order of memory can be weakened at one place in the source.
+// It finds waits that nobody ends, unordered accesses to a Plain, and failures of expect(). To show
+// that it finds them, a memory order can be weakened at one place in the source.
 #pragma once
 
 #include <ucontext.h>
@@ -40,7 +40,7 @@ using pysampler::Outcome;
 using std::memory_order;
 
 inline constexpr std::size_t kThreads = 4;
-inline constexpr std::size_t kHistory = 8;  // a load returns one of the last so many stores
+inline constexpr std::size_t kHistory = 8;  // a load returns one of this many last stores
 inline constexpr int kMaxSteps = 2000;      // of one execution; more is a livelock
 
 using Clock = std::array<std::uint32_t, kThreads>;
@@ -61,10 +61,10 @@ struct Budget {
     int preemptions = 3;
     int stale = 1;  // loads that do not return the newest value
     int kills = 0;
-    int early = 0;  // sleeps that end by the deadline or for no reason
+    int early = 0;  // sleeps that end at the deadline or spuriously
 };
 
-// A place in the source, and the half of its order that is to be taken away.
+// A place in the source, and which half of its memory order to remove.
 struct Weakening {
     std::string file;
     std::uint32_t line = 0, column = 0;
@@ -75,9 +75,9 @@ struct Weakening {
 
 class World {
  public:
-    // -- of a scenario ----------------------------------------------------------------------------
+    // -- for scenarios ----------------------------------------------------------------------------
 
-    // Returns the thread's number. What is mortal may be killed between any two of its accesses.
+    // Returns the thread's number. A mortal thread may be killed between any two of its accesses.
     std::size_t spawn(std::function<void()> body, bool mortal = false) {
         Thread& thread = threads_[count_];
         thread.body = std::move(body);
@@ -87,7 +87,7 @@ class World {
         thread.clock[count_] = 1;
         return count_++;
     }
-    // Sleeps until the state comes, by means that are not under test, and order nothing.
+    // Sleeps until state() is true, by means that are not under test and order nothing.
     void until(std::function<bool()> state) {
         if (state()) return;
         me().until = std::move(state);
@@ -98,20 +98,20 @@ class World {
         return threads_[thread].state == State::kDone || killed(thread);
     }
     bool killed(std::size_t thread) const { return threads_[thread].state == State::kKilled; }
-    // All that the thread has done so far comes before what the current one does from here on: by
-    // means that are not under test, as the kernel orders a death before the news of it.
+    // Orders everything that the thread has done so far before the current thread's next accesses,
+    // by means that are not under test: the kernel orders a death before the news of it.
     void after(std::size_t thread) { join(me().clock, threads_[thread].clock); }
     void expect(bool condition, const char* what) {
         if (!condition) fail(what);
     }
 
-    // -- of the platform --------------------------------------------------------------------------
+    // -- for the platform -------------------------------------------------------------------------
 
     std::size_t current() const { return current_; }
     Clock& clock() { return me().clock; }
     std::uint32_t tick() { return ++me().clock[current_]; }
 
-    // Before each access.
+    // Called before each access.
     void step() {
         if (!running_) return;
         if (++steps_ > kMaxSteps) fail("it never ends");
@@ -156,7 +156,7 @@ class World {
         }
         return woken;
     }
-    // Whether the deadline of the wait at hand has passed.
+    // Whether the deadline of the current wait has passed.
     bool& late() { return me().late; }
 
     memory_order weakened(memory_order order, const std::source_location& at) {
@@ -184,14 +184,14 @@ class World {
         failure_ = std::move(what);
         if (running_) setcontext(&main_);
     }
-    // Before and after, accesses are nobody's.
+    // Accesses before and after the execution belong to no thread.
     bool running() const { return running_; }
 
-    // -- of the explorer --------------------------------------------------------------------------
+    // -- for the explorer -------------------------------------------------------------------------
 
     using Sites = std::map<Weakening, std::string>;
 
-    // One execution along `path`, longer if that ends early; says what was found, if anything.
+    // Executes along the current path, extending it where it ends; returns the failure, if any.
     template <class Scenario>
     std::optional<std::string> execute(const Budget& budget) {
         count_ = 0;
@@ -205,7 +205,7 @@ class World {
         return failure_;
     }
 
-    // The next path in order; false after the last.
+    // Moves to the next path in order; false after the last.
     bool advance() {
         path_.resize(at_);
         while (!path_.empty()) {
@@ -271,7 +271,7 @@ class World {
         }
     }
 
-    // Those who may go on instead of the current one.
+    // The threads that could run instead of the current one.
     void collect(std::vector<std::size_t>& ids) {
         ids.clear();
         for (std::size_t i = 0; i < count_; ++i) {
@@ -279,7 +279,7 @@ class World {
         }
     }
 
-    // The current one cannot go on: another does, or it is over.
+    // The current thread cannot continue: another one runs, or the execution is over.
     void give_way() {
         const std::size_t self = current_;
         collect(others_);
@@ -289,7 +289,7 @@ class World {
         });
         const std::size_t chosen = choose(others_.size() + !certain);
         if (chosen < others_.size()) return resume(others_[chosen]);
-        // Time passes: deadlines end the sleeps of those who have one.
+        // Time passes: ends the sleeps that have a deadline.
         for (std::size_t i = 0; i < count_; ++i) {
             if (threads_[i].state == State::kAsleep && threads_[i].deadline != kForever) {
                 wake_early(i);
@@ -297,7 +297,7 @@ class World {
             }
         }
         for (std::size_t i = 0; i < count_; ++i) {
-            if (!over(i)) fail("thread " + std::to_string(i) + " waits for ever");
+            if (!over(i)) fail("thread " + std::to_string(i) + " waits forever");
         }
         setcontext(&main_);
     }
@@ -364,7 +364,7 @@ inline void World::main_of_fiber() {
     world.give_way();
 }
 
-// What is not atomic: every two accesses, one of them a write, must be ordered.
+// Memory that is not atomic: of any two accesses, one a write, one must come before the other.
 template <class T>
 class Plain {
  public:
@@ -442,21 +442,21 @@ struct Sim {
             return equal;
         }
 
-        T truth() const { return newest().value; }  // of the kernel, and of ghosts
+        T truth() const { return newest().value; }  // as the kernel sees it; for checks too
 
      private:
         struct Store {
             T value;
-            Clock released{};    // what who acquires it sees
-            std::size_t by = 0;  // whom it is of, and when; nobody's at first
-            std::uint32_t at = 0;
-            Clock seen{};  // when each thread first read it, or 0
+            Clock released{};      // joined into the clock of a thread that acquires it
+            std::size_t by = 0;    // the thread that stored it
+            std::uint32_t at = 0;  // on that thread's clock; 0 for the initial value
+            Clock seen{};          // when each thread first read it, or 0
         };
 
         const Store& store_at(std::size_t i) const { return stores_[i % kHistory]; }
         const Store& newest() const { return store_at(count_ - 1); }
 
-        // The oldest one that the current thread may still read: it knows of no newer one.
+        // The oldest store that the current thread may still read, knowing of no newer one.
         std::size_t oldest() const {
             const Clock& now = world.clock();
             const std::size_t first = count_ > kHistory ? count_ - kHistory : 0;
@@ -497,7 +497,7 @@ struct Sim {
             world.step();
             order = world.weakened(order, at);
             const T seen = read(count_ - 1, order);
-            append(to(seen), order, newest().released);  // it goes on a release sequence
+            append(to(seen), order, newest().released);  // continues the release sequence
             return seen;
         }
 
@@ -523,7 +523,7 @@ struct Sim {
     static std::int64_t next_look(std::int64_t deadline) { return deadline; }
 };
 
-// Parks at once. Deadlines are told by the scheduler.
+// Parks at once. The scheduler decides when deadlines pass.
 struct Policy {
     template <class Ready, class Park>
     Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, pysampler::Others = {}) {
@@ -544,7 +544,7 @@ struct Result {
     std::optional<std::string> found;
 };
 
-// All executions within the budget, until one finds something, or there have been `most`.
+// Runs all executions within the budget, up to `most`, until one fails.
 template <class Scenario>
 Result explore(const Budget& budget, std::uint64_t most = ~0ULL) {
     Result result;
@@ -556,7 +556,7 @@ Result explore(const Budget& budget, std::uint64_t most = ~0ULL) {
     return result;
 }
 
-// Executions at random, with a budget hardly ever used up.
+// Runs random executions, with a budget that is hardly ever used up.
 template <class Scenario>
 Result wander(Budget budget, std::uint64_t seeds) {
     budget.preemptions = 1000;
@@ -572,7 +572,7 @@ Result wander(Budget budget, std::uint64_t seeds) {
     return result;
 }
 
-// -- what a file of scenarios checks
+// -- checks of a file of scenarios
 // -------------------------------------------------------------------
 
 struct Scenario {
@@ -613,7 +613,7 @@ inline void check_at_random(const std::vector<Scenario>& scenarios) {
     }
 }
 
-// An order of memory that no scenario of a file would miss, and why it is there.
+// A memory order that no scenario of a file needs, and the reason it is there.
 struct Spare {
     const char* file;
     const char* function;
@@ -626,7 +626,7 @@ inline std::string short_name(const std::string& function) {
     return upto.substr(upto.rfind(':') + 1);
 }
 
-// Takes each order of memory away in turn: one of the scenarios must go wrong, unless it is spare.
+// Weakens each memory order in turn: one of the scenarios must fail, unless the order is spare.
 inline void check_that_orders_are_missed(const std::vector<Scenario>& scenarios,
                                          const std::vector<Spare>& spares) {
     World::Sites sites;
@@ -650,13 +650,14 @@ inline void check_that_orders_are_missed(const std::vector<Scenario>& scenarios,
             return site.file == one.file && name == one.function;
         });
         if (!found && !spare) {
-            std::fprintf(stderr, "%s:%u: nobody misses the %s of %s()\n", site.file.c_str(),
-                         site.line, site.acquire ? "acquire" : "release", name.c_str());
+            std::fprintf(stderr, "%s:%u: no scenario fails without the %s of %s()\n",
+                         site.file.c_str(), site.line, site.acquire ? "acquire" : "release",
+                         name.c_str());
         }
         missed += found.has_value();
         spared += !found && spare;
     }
-    std::printf("   %zu of %zu are missed\n", missed, sites.size());
+    std::printf("   %zu of %zu memory orders are needed\n", missed, sites.size());
     CHECK(missed + spared == sites.size());
 }
 

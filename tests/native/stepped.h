@@ -1,5 +1,5 @@
-// A platform on which something happens before the n-th thing done to shared memory, be it a load,
-// a store, an exchange or a system call: a kill, or another's move.
+// A platform on which an event (a kill, or a move of the other side) happens before the n-th step,
+// where each load, store, exchange and system call on shared memory is a step.
 #pragma once
 
 #include <sys/wait.h>
@@ -17,10 +17,10 @@
 namespace support {
 
 struct Stepped {
-    static inline int taken = 0;  // steps, by one thread
-    static inline int at = 0;     // the one before which the event comes
+    static inline int taken = 0;  // steps so far, by one thread
+    static inline int at = 0;     // the step before which the event happens
     static inline std::function<void()> event;
-    static inline int slept_at = 0;  // the first one that was a sleep
+    static inline int slept_at = 0;  // the first step that was a sleep
 
     static void step() {
         if (++taken == at) event();
@@ -81,29 +81,29 @@ struct Stepped {
     }
 };
 
-// The same cell, as who steps sees it.
+// The same cell, on the stepped platform.
 template <class To, class From>
 To* stepped(From* cell) {
     static_assert(sizeof(To) == sizeof(From) && alignof(To) == alignof(From));
     return reinterpret_cast<To*>(cell);
 }
 
-// `trial(n)` begins anew and has something happen at the n-th step; it says whether there were so
-// many. Goes on until there are not.
+// Calls trial(1), trial(2), ... until one returns false. `trial(n)` starts from scratch, makes the
+// event happen at the n-th step, and returns whether there were that many steps.
 template <class Trial>
 void at_every_step(Trial&& trial) {
     int n = 1;
     while (trial(n)) ++n;
-    Stepped::at = 0;  // or it would come to another
+    Stepped::at = 0;  // keep the event out of the next test
     CHECK(n > 1);
 }
 
-// Has something happen at each step of a wait, the last one being that at which it sleeps.
-// `trial(n, deadline)` waits for it, once for nothing to count the steps.
+// Makes the event happen at each step of a wait, up to the step at which it sleeps. `trial(n,
+// deadline)` waits for it; the first call, with n = 0, only counts the steps.
 template <class Trial>
 void at_every_step_of_a_wait(Trial&& trial) {
     do trial(0, pysampler::now_ns() + pysampler::kMillisecond);
-    while (Stepped::slept_at == 0);  // held up until the deadline had passed
+    while (Stepped::slept_at == 0);  // again if the wait was delayed beyond its deadline
     const int last = Stepped::slept_at;
     for (int n = 1; n <= last; ++n) {
         trial(n, pysampler::kForever);
@@ -121,7 +121,7 @@ Child mortal_child(int n, Body&& body) {
     });
 }
 
-// How it ended: true if by the kill.
+// Waits for the child; true if the kill ended it.
 inline bool died(Child& child) {
     const int status = child.status();
     CHECK(status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));

@@ -1,5 +1,5 @@
-// What the tests of several primitives need: memory that a child shares, children, a state to wait
-// for, records that show whether they are whole, and a kernel that refuses system calls.
+// Shared by the tests of several primitives: memory shared with a child, children, waiting for a
+// state, records that show whether they are whole, and a kernel that refuses system calls.
 #pragma once
 
 #include <dirent.h>
@@ -38,12 +38,12 @@ inline constexpr bool kSanitized =
 inline constexpr bool kSanitized = false;
 #endif
 
-// Fewer where a sanitizer makes each several times dearer.
+// Fewer rounds under a sanitizer, which makes each several times slower.
 constexpr int rounds(int n) { return kSanitized ? n / 8 : n; }
 
 inline void skipped(const char* why) { std::printf("   skipped: %s\n", why); }
 
-// For a state that must come; one that does not is the watchdog's.
+// Waits for a state that must come; if it does not, the watchdog ends the test.
 template <class State>
 void until(State&& state) {
     while (!state()) sched_yield();
@@ -74,8 +74,8 @@ class Random {
     std::uint64_t state_;
 };
 
-// Says who wrote it and which one it is, in every word: a mixture of two is neither. Plain memory,
-// so that the thread sanitizer sees a missing edge.
+// Every word depends on the author and the number, so a mixture of two records is recognized. Plain
+// memory, so that the thread sanitizer sees a missing synchronization.
 class Record {
  public:
     Record() = default;
@@ -101,7 +101,7 @@ class Record {
     std::array<std::uint64_t, 6> rest_{};
 };
 
-// A T in a segment of its own: children see it at the same address.
+// A T in its own segment: children see it at the same address.
 template <class T>
 class Shared {
  public:
@@ -118,7 +118,7 @@ class Shared {
     T* value_;
 };
 
-// Runs `body` in a fork. Killed and reaped with the object, and with the parent.
+// Runs `body` in a fork. The child is killed and reaped with the object, and with the parent.
 class Child {
  public:
     Child() = default;
@@ -144,14 +144,14 @@ class Child {
 
     pid_t pid() const { return pid_; }
     void send(int signal) const { CHECK(kill(pid_, signal) == 0); }
-    // Waits for its end, and reaps it.
+    // Waits for the child's end and reaps it.
     int status() {
         int status = 0;
         while (waitpid(pid_, &status, 0) < 0) CHECK(errno == EINTR);
         pid_ = 0;
         return status;
     }
-    // Its end, which must be a good one.
+    // Waits for the child's end, which must be successful.
     void finish() { CHECK(status() == 0); }
 
  private:
@@ -169,36 +169,37 @@ inline std::size_t open_fds() {
 
 inline bool no_child_left() { return waitpid(-1, nullptr, WNOHANG) < 0 && errno == ECHILD; }
 
-// Whether a thread is asleep in the kernel, where only a wake or a signal gets at it.
+// Whether a thread is asleep in the kernel, where only a wake or a signal reaches it.
 inline bool sleeps(pid_t tid) {
     char path[64], state = 0;
     std::snprintf(path, sizeof path, "/proc/%d/stat", tid);
     std::FILE* file = std::fopen(path, "r");
-    if (file == nullptr) return false;  // over, by now
-    const bool told = std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
+    if (file == nullptr) return false;  // the thread has ended
+    const bool known = std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
     std::fclose(file);
-    return told && state == 'S';  // it may also end between the two lines above
+    return known && state == 'S';  // it may also end between the two lines above
 }
 
-// Whether somebody sleeps at a position or a doorbell and wants so many posts more. One that is
-// only about to sleep wants them too, but may see them in time and then needs no wake.
+// Whether a waiter sleeps at a position or a doorbell and waits for `posts` more posts. A waiter
+// that is only about to sleep wants them too, but may see them in time and then needs no wake.
 template <class Site>
 bool asleep_for(const Site& site, std::uint64_t posts) {
     return site.wanted() == posts && sleeps(static_cast<pid_t>(site.waiter() & 0xffffffff)) &&
            site.wanted() == posts;
 }
 
-// Parks at once: no wait is lucky. The first one in a process measures the machine, which wakes.
+// Parks at once: no wait gets lucky. The first policy in a process measures the machine, which
+// makes wake calls.
 inline pysampler::WaitPolicy parking() { return pysampler::WaitPolicy::fixed(0, 0); }
 inline pysampler::WaitPolicy awake() {
     return pysampler::WaitPolicy::fixed(20 * pysampler::kMicrosecond, 0);
 }
-// The ways to wait that a stress test goes through.
+// The policies that a stress test goes through.
 inline std::array<pysampler::WaitPolicy, 3> policies() {
     return {parking(), pysampler::WaitPolicy(), awake()};
 }
 
-// Parks at once, and counts how often it was about to: each arms a primitive at most once.
+// Parks at once and counts the parks: each arms a primitive at most once.
 class Counting {
  public:
     template <class Ready, class Park>
@@ -219,7 +220,7 @@ class Counting {
     std::uint64_t parks_ = 0;
 };
 
-// A policy whose every wait ends so, once something has happened.
+// A policy whose waits run `event` and end with `outcome`.
 template <class Event>
 struct Meanwhile {
     Event event;
@@ -236,7 +237,7 @@ Meanwhile(Event, pysampler::Outcome) -> Meanwhile<Event>;
 
 // -- a kernel that refuses ------------------------------------------------------------------------
 
-// For the rest of this process. False where the kernel (or an emulator) has no such filters.
+// Installed for the rest of this process. False if the kernel (or an emulator) has no such filters.
 inline bool filter_calls(std::vector<sock_filter> program) {
     sock_fprog all{static_cast<unsigned short>(program.size()), program.data()};
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
@@ -257,7 +258,7 @@ inline bool refuse_call(long call, int error) {
          answer(SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error)), answer(SECCOMP_RET_ALLOW)});
 }
 
-// Only with this second argument: what a multiplexed call is asked to do.
+// Refuses the call only with this second argument, the operation of a multiplexed call.
 inline bool refuse_operation(long call, std::uint32_t operation, int error) {
     return filter_calls(
         {load(offsetof(seccomp_data, nr)), skip_unless(static_cast<std::uint32_t>(call), 3),
@@ -265,15 +266,15 @@ inline bool refuse_operation(long call, std::uint32_t operation, int error) {
          answer(SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error)), answer(SECCOMP_RET_ALLOW)});
 }
 
-// Runs `body` in a child that is killed by its first system call. Prepare whatever needs one (a
-// policy, memory) outside.
+// Runs `body` in a child that its first system call kills. Prepare anything that needs system calls
+// (a policy, memory) outside.
 template <class Body>
 void check_makes_no_system_call(Body&& body) {
-    if (kSanitized) return skipped("a sanitizer makes system calls of its own");
+    if (kSanitized) return skipped("a sanitizer makes its own system calls");
     constexpr int kNoFilters = 77;
     Child child([&] {
-        pysampler::self_id();  // asked for once per thread
-        // Reading the clock is one only where the kernel trusts no user-space clock.
+        pysampler::self_id();  // cached: makes its system calls once per thread
+        // Reading the clock is a system call only if the kernel trusts no user-space clock.
         if (!filter_calls({load(offsetof(seccomp_data, nr)), skip_unless(SYS_exit_group, 1),
                            answer(SECCOMP_RET_ALLOW), skip_unless(SYS_clock_gettime, 1),
                            answer(SECCOMP_RET_ALLOW), answer(SECCOMP_RET_KILL_PROCESS)})) {

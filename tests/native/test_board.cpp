@@ -33,7 +33,7 @@ struct Memory {
     std::array<std::atomic<std::uint64_t>, kBuffers * kWords> words{};
 };
 
-// Every word says which version it is of.
+// Every word depends on the version.
 Words contents(std::uint64_t version) {
     Words words;
     Random random(version);
@@ -50,7 +50,7 @@ void publish(Board& board) {
     CHECK(board.publish() == version);
 }
 
-// The version it read, which is whole and no older than `at_least`; 0 if none could be had.
+// Returns the version read, which must be whole and no older than `at_least`; 0 if none was read.
 std::uint64_t read(const Board& board, std::uint64_t at_least, int tries = 1000) {
     Words words;
     const std::uint64_t version = board.read(0, words, tries);
@@ -69,13 +69,13 @@ void read_all(Memory& memory, std::uint64_t versions, std::uint32_t buffers, Wai
     for (std::uint64_t seen = 0; seen < versions;) {
         CHECK(waits.wait_version(seen + 1, kForever, policy) == Outcome::kReady);
         const std::uint64_t version = read(board, seen + 1);
-        if (version != 0) seen = version;  // else the writer came round every time
+        if (version != 0) seen = version;  // else the writer overwrote it every time
     }
 }
 
 }  // namespace
 
-TEST(there_is_nothing_to_read_before_the_first_version) {
+TEST(read_returns_nothing_before_the_first_version) {
     Memory memory;
     Board board = memory.handle();
     CHECK(board.version() == 0 && board.words_each() == kWords && board.buffers() == kBuffers);
@@ -85,7 +85,7 @@ TEST(there_is_nothing_to_read_before_the_first_version) {
     CHECK(board.version() == 0);
 }
 
-TEST(the_newest_version_is_read_as_often_as_one_likes) {
+TEST(the_newest_version_can_be_read_repeatedly) {
     Memory memory;
     Board board = memory.handle();
     for (std::uint64_t version = 1; version <= 20; ++version) {
@@ -96,7 +96,7 @@ TEST(the_newest_version_is_read_as_often_as_one_likes) {
     }
 }
 
-TEST(a_part_is_read_from_where_it_lies) {
+TEST(a_part_is_read_from_its_offset) {
     Memory memory;
     Board board = memory.handle();
     publish(board);
@@ -107,7 +107,7 @@ TEST(a_part_is_read_from_where_it_lies) {
     CHECK(board.read(0, {}) == 1);
 }
 
-TEST(a_version_half_written_is_not_seen) {
+TEST(a_half_written_version_is_not_visible) {
     Memory memory;
     Board board = memory.handle();
     publish(board);
@@ -121,7 +121,7 @@ TEST(a_version_half_written_is_not_seen) {
     CHECK(read(board, 2, 1) == 2);
 }
 
-TEST(a_buffer_the_writer_has_come_round_to_is_refused) {
+TEST(a_buffer_that_is_being_overwritten_is_not_read) {
     Memory memory;
     Board board = memory.handle(1);
     publish(board);
@@ -135,7 +135,7 @@ TEST(a_buffer_the_writer_has_come_round_to_is_refused) {
     CHECK(read(board, 2, 1) == 2);
 }
 
-TEST(a_version_is_waited_for_by_any_number_and_never_early) {
+TEST(any_number_of_readers_wait_for_a_version_and_never_return_early) {
     Memory memory;
     Board board = memory.handle();
     for (WaitPolicy policy : support::policies()) {
@@ -176,7 +176,7 @@ TEST(without_a_sleeper_no_call_is_a_system_call) {
     });
 }
 
-TEST(the_loss_of_the_writer_wakes_and_what_it_published_stays) {
+TEST(losing_the_writer_wakes_readers_and_keeps_its_versions) {
     Memory memory;
     Board board = memory.handle();
     publish(board);

@@ -40,7 +40,7 @@ class Memory {
     ByteRing handle() const { return ByteRing(cell_, bytes_.get(), capacity()); }
     RingCell& cell() const { return *cell_; }
 
-    // What a hostile producer does: any header, and any number of bytes said to be there.
+    // Acts as a hostile producer: writes any header and publishes any number of bytes.
     void forge(std::uint32_t length, std::uint32_t kind, std::uint64_t advance) const {
         const std::array<std::uint32_t, 2> header{length, kind};
         std::memcpy(bytes_.get() + (cell_->tail.own() & (capacity() - 1)), header.data(), 8);
@@ -53,7 +53,7 @@ class Memory {
     std::shared_ptr<std::byte> bytes_;
 };
 
-// Every byte says which message it belongs to and where.
+// Every byte depends on the message and its place in it.
 Bytes message(std::uint64_t number, std::uint64_t size) {
     Bytes bytes(size);
     Random random(number);
@@ -129,7 +129,7 @@ void read_all(const Memory& memory, std::uint64_t count, WaitPolicy policy) {
 
 }  // namespace
 
-TEST(a_message_of_any_size_that_fits_goes_whole) {
+TEST(a_message_that_fits_is_sent_as_one_record) {
     const Memory memory;
     ByteRing ring = memory.handle();
     CHECK(ring.largest_whole() == Memory::capacity() - 8);
@@ -142,7 +142,7 @@ TEST(a_message_of_any_size_that_fits_goes_whole) {
     }
 }
 
-TEST(messages_lie_one_behind_the_other) {
+TEST(messages_follow_each_other_across_the_wrap) {
     const Memory memory(kWrap - 64);
     ByteRing ring = memory.handle();
     constexpr std::uint64_t sizes[] = {0, 1, 7, 8, 9, 500};
@@ -152,7 +152,7 @@ TEST(messages_lie_one_behind_the_other) {
     }
 }
 
-TEST(a_message_is_read_where_it_lies_until_it_is_released) {
+TEST(a_message_is_read_in_place_until_it_is_released) {
     const Memory memory;
     ByteRing ring = memory.handle();
     WaitPolicy policy = parking();
@@ -168,7 +168,7 @@ TEST(a_message_is_read_where_it_lies_until_it_is_released) {
     read(ring, message(2, 50));
 }
 
-TEST(a_larger_message_goes_in_parts_while_the_reader_drains) {
+TEST(a_larger_message_is_sent_in_parts_while_the_reader_drains) {
     for (std::uint64_t more :
          {std::uint64_t{0}, std::uint64_t{1}, Memory::capacity(), 10 * Memory::capacity() + 3}) {
         const Memory memory(kWrap - 4096);
@@ -185,7 +185,7 @@ TEST(a_larger_message_goes_in_parts_while_the_reader_drains) {
     }
 }
 
-TEST(what_fits_goes_whole_or_not_at_all) {
+TEST(a_message_that_fits_is_never_sent_in_part) {
     const Memory memory;
     ByteRing ring = memory.handle();
     write(ring, message(1, Memory::capacity() - 100));
@@ -208,7 +208,7 @@ TEST(a_time_out_is_never_early) {
     CHECK(now_ns() >= deadline);
 }
 
-TEST(a_message_in_parts_goes_on_where_it_timed_out) {
+TEST(a_message_in_parts_resumes_after_a_time_out) {
     const Memory memory;
     ByteRing writer = memory.handle();
     ByteRing reader = memory.handle();
@@ -219,14 +219,14 @@ TEST(a_message_in_parts_goes_on_where_it_timed_out) {
     while (writer.write(bytes, written, 1, policy) != Outcome::kReady) {
         ++tries;
         CHECK(written > 0 && written < bytes.size());
-        CHECK(reader.read(kNoLimit, 1, policy) == Outcome::kTimedOut);  // drains, and keeps
+        CHECK(reader.read(kNoLimit, 1, policy) == Outcome::kTimedOut);  // drains and keeps parts
         CHECK(reader.size() == 0);
     }
     CHECK(tries >= 4);
     read(reader, bytes);
 }
 
-TEST(a_message_given_up_half_way_is_dropped) {
+TEST(a_message_abandoned_half_way_is_dropped) {
     const Memory memory;
     ByteRing writer = memory.handle();
     ByteRing reader = memory.handle();
@@ -235,7 +235,7 @@ TEST(a_message_given_up_half_way_is_dropped) {
         CHECK(write(writer, message(1, 9 * Memory::capacity()), 1, Outcome::kTimedOut) > 0);
         if (drained) CHECK(reader.read(kNoLimit, 1, policy) == Outcome::kTimedOut);
         std::thread next([&] {
-            ByteRing other = memory.handle();  // of the same writer, or of one that took its place
+            ByteRing other = memory.handle();  // of the same writer, or of its successor
             write(other, message(2, 3 * Memory::capacity()));
             write(other, message(3, 30));
         });
@@ -245,7 +245,7 @@ TEST(a_message_given_up_half_way_is_dropped) {
     }
 }
 
-TEST(the_end_of_a_message_whose_beginning_is_gone_is_dropped) {
+TEST(the_end_of_a_message_without_its_beginning_is_dropped) {
     const Memory memory;
     ByteRing ring = memory.handle();
     memory.forge(16, 0, 24);
@@ -254,7 +254,7 @@ TEST(the_end_of_a_message_whose_beginning_is_gone_is_dropped) {
     read(ring, message(1, 40));
 }
 
-TEST(a_loss_is_told_after_what_was_written) {
+TEST(a_loss_is_reported_after_written_messages) {
     const Memory memory;
     ByteRing ring = memory.handle();
     WaitPolicy policy = parking();
@@ -290,7 +290,7 @@ TEST(a_loss_wakes_either_side) {
     writer.join();
 }
 
-TEST(a_second_reader_is_told_so) {
+TEST(a_second_reader_gets_busy) {
     const Memory memory;
     std::thread first([&] {
         ByteRing ring = memory.handle();
@@ -304,7 +304,7 @@ TEST(a_second_reader_is_told_so) {
     first.join();
 }
 
-TEST(hostile_headers_are_told_and_nothing_is_read) {
+TEST(corrupt_headers_are_reported_and_nothing_is_read) {
     struct Forgery {
         std::uint32_t length;
         std::uint32_t kind;
@@ -312,9 +312,9 @@ TEST(hostile_headers_are_told_and_nothing_is_read) {
     };
     const std::uint64_t capacity = Memory::capacity();
     const Forgery forgeries[] = {
-        {9, 3, 16},             // longer than what was published
-        {0xffff'ffff, 3, 64},   // the longest there is
-        {0xffff'fff8, 3, 64},   // and one that would come round in 32 bits
+        {9, 3, 16},             // longer than the published bytes
+        {0xffff'ffff, 3, 64},   // the largest length
+        {0xffff'fff8, 3, 64},   // a length that would wrap around in 32 bits
         {8, 4, 16},             // no such kind
         {8, 0xffff'ffff, 16},   //
         {0, 3, 4},              // less than a header
@@ -333,24 +333,24 @@ TEST(hostile_headers_are_told_and_nothing_is_read) {
     }
 }
 
-TEST(a_message_beyond_the_readers_limit_is_dropped_and_told) {
+TEST(a_message_above_the_readers_limit_is_dropped_with_an_error) {
     const Memory memory;
     ByteRing ring = memory.handle();
     WaitPolicy policy = parking();
     write(ring, message(1, 101));
     write(ring, message(2, 100));
-    bool told = false;
+    bool thrown = false;
     try {
         static_cast<void>(ring.read(100, kForever, policy));
     } catch (const std::length_error&) {
-        told = true;
+        thrown = true;
     }
-    CHECK(told);
+    CHECK(thrown);
     CHECK(ring.read(100, kForever, policy) == Outcome::kReady);
     CHECK(std::ranges::equal(ring.message(), message(2, 100)));
 }
 
-TEST(a_message_in_parts_beyond_the_limit_takes_no_memory_and_the_next_is_read) {
+TEST(the_message_after_one_in_parts_above_the_limit_is_read) {
     const Memory memory;
     const std::uint64_t limit = 3 * Memory::capacity();
     std::thread writer([&] {
@@ -360,19 +360,19 @@ TEST(a_message_in_parts_beyond_the_limit_takes_no_memory_and_the_next_is_read) {
     });
     ByteRing ring = memory.handle();
     WaitPolicy policy = parking();
-    bool told = false;
+    bool thrown = false;
     try {
         static_cast<void>(ring.read(limit, kForever, policy));
     } catch (const std::length_error&) {
-        told = true;
+        thrown = true;
     }
-    CHECK(told);
+    CHECK(thrown);
     CHECK(ring.read(limit, kForever, policy) == Outcome::kReady);
     CHECK(std::ranges::equal(ring.message(), message(2, limit)));
     writer.join();
 }
 
-TEST(a_message_beyond_the_limit_is_told_once_however_many_parts_it_has) {
+TEST(a_message_above_the_limit_raises_once_whatever_its_number_of_parts) {
     const Memory memory;
     std::thread writer([&] {
         ByteRing ring = memory.handle();
@@ -381,16 +381,16 @@ TEST(a_message_beyond_the_limit_is_told_once_however_many_parts_it_has) {
     });
     ByteRing ring = memory.handle();
     WaitPolicy policy = parking();
-    int told = 0;
+    int errors = 0;
     while (ring.message().empty()) {
         try {
             CHECK(ring.read(100, kForever, policy) == Outcome::kReady);
         } catch (const std::length_error&) {
-            ++told;
+            ++errors;
         }
     }
     writer.join();
-    CHECK(told == 1);
+    CHECK(errors == 1);
     CHECK(std::ranges::equal(ring.message(), message(2, 10)));
 }
 
@@ -414,8 +414,8 @@ TEST(processes_pass_messages_across_the_wrap) {
     }
 }
 
-// A writer whose every wait is short and who gives up now and then; a reader whose waits are short.
-TEST(what_was_written_whole_arrives_whatever_was_given_up_between) {
+// The writer's waits are short, and it gives up now and then; the reader's waits are short too.
+TEST(complete_messages_arrive_between_abandoned_ones) {
     const Memory memory;
     const auto count = static_cast<std::uint64_t>(support::rounds(5'000));
     std::thread writer([&] {

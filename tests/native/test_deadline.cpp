@@ -1,4 +1,4 @@
-// What is learned about keeping deadlines (deadline.h).
+// The learned margins for keeping deadlines (deadline.h).
 #include <cmath>
 #include <cstdint>
 
@@ -11,7 +11,7 @@ using support::Random;
 
 namespace {
 
-// 5 us, and on average 10 us more, exponentially distributed.
+// 5 us plus an exponentially distributed delay of 10 us on average.
 std::int64_t delay(Random& random) {
     const double share = static_cast<double>(random.below(1'000'000) + 1) / 1e6;
     return 5 * kMicrosecond - static_cast<std::int64_t>(10e3 * std::log(share));
@@ -19,7 +19,7 @@ std::int64_t delay(Random& random) {
 
 }  // namespace
 
-TEST(a_caller_is_back_in_time_nine_times_in_ten_and_its_wait_no_shorter_than_that_takes) {
+TEST(return_margin_is_just_long_enough_to_be_in_time_nine_times_in_ten) {
     Random random(1);
     ReturnMargin margin;
     int late = 0;
@@ -34,7 +34,7 @@ TEST(a_caller_is_back_in_time_nine_times_in_ten_and_its_wait_no_shorter_than_tha
     CHECK(total / 10'000 < 50 * kMicrosecond);
 }
 
-TEST(a_caller_that_was_held_up_once_hardly_shortens_its_next_waits) {
+TEST(one_long_delay_hardly_changes_the_return_margin) {
     ReturnMargin margin;
     const std::int64_t before = margin.ns();
     margin.learn(kSecond);
@@ -45,7 +45,7 @@ TEST(a_caller_that_was_held_up_once_hardly_shortens_its_next_waits) {
     CHECK(margin.ns() > 0 && margin.ns() < 2 * kMicrosecond);
 }
 
-TEST(a_sleep_ends_as_early_as_the_worst_of_late) {
+TEST(wake_margin_follows_the_worst_recent_overshoot) {
     WakeMargin margin;
     for (int i = 0; i < 10'000; ++i) margin.learn(20 * kMicrosecond);
     CHECK(margin.ns() >= 20 * kMicrosecond && margin.ns() < 25 * kMicrosecond);

@@ -27,7 +27,7 @@ constexpr std::uint32_t kMembers = 4;
 struct Bell {
     Doorbell::Cell cell;
     std::array<Doorbell::Member, kMembers> members;
-    std::array<Flag, kMembers> go;  // the waiter's word that member i may write its record again
+    std::array<Flag, kMembers> go;  // set by the waiter: member i may write its record again
     std::array<Record, kMembers> records;
     std::atomic<std::uint64_t> wakes{0};
 
@@ -38,7 +38,7 @@ std::vector<std::uint32_t> list(std::span<const std::uint32_t> found) {
     return {found.begin(), found.end()};
 }
 
-// Member i: a record each time it is told to go.
+// Member i writes a record each time its `go` is set.
 void work(Bell& shared, std::uint32_t i, std::uint64_t count, WaitPolicy policy) {
     Doorbell bell = shared.handle();
     for (std::uint64_t n = 0; n < count; ++n) {
@@ -51,7 +51,7 @@ void work(Bell& shared, std::uint32_t i, std::uint64_t count, WaitPolicy policy)
     }
 }
 
-// Takes a random number of them at a time, until each has brought `count` records.
+// Waits for a random number of members at a time, until each has brought `count` records.
 template <class Policy>
 void gather(Bell& shared, std::uint64_t count, Policy& policy, std::uint64_t seed) {
     Doorbell bell = shared.handle();
@@ -78,7 +78,7 @@ void gather(Bell& shared, std::uint64_t count, Policy& policy, std::uint64_t see
 
 }  // namespace
 
-TEST(a_member_posts_once_until_its_post_is_taken) {
+TEST(a_member_cannot_post_again_before_its_post_is_taken) {
     Bell shared;
     Doorbell bell = shared.handle();
     CHECK(bell.members() == kMembers);
@@ -91,7 +91,7 @@ TEST(a_member_posts_once_until_its_post_is_taken) {
     CHECK(bell.post(2, 9) && bell.posts() == 2);
 }
 
-TEST(the_ready_come_longest_ready_first) {
+TEST(ready_members_come_longest_ready_first) {
     Bell shared;
     Doorbell bell = shared.handle();
     bell.post(0, 30);
@@ -102,14 +102,14 @@ TEST(the_ready_come_longest_ready_first) {
     CHECK(list(bell.ready()) == std::vector<std::uint32_t>({1, 3, 0}));
     CHECK(bell.lost().empty());
     CHECK(bell.wait_until(1, kForever, policy) == Outcome::kReady);
-    CHECK(bell.ready().size() == 3);  // all that are, not only those wanted
+    CHECK(bell.ready().size() == 3);  // all ready members, not only as many as wanted
     bell.take(3);
     CHECK(bell.wait_until(0, 1, policy) == Outcome::kReady);
     CHECK(list(bell.ready()) == std::vector<std::uint32_t>({1, 0}));
     CHECK(policy.stats().waits == 0);
 }
 
-TEST(a_time_out_is_never_early_and_brings_those_who_are_ready) {
+TEST(a_time_out_is_never_early_and_returns_the_ready_members) {
     Bell shared;
     Doorbell bell = shared.handle();
     bell.post(1, 1);
@@ -124,7 +124,7 @@ TEST(a_time_out_is_never_early_and_brings_those_who_are_ready) {
     }
 }
 
-TEST(only_the_last_post_that_is_wanted_wakes) {
+TEST(only_the_last_wanted_post_wakes) {
     Bell shared;
     Doorbell poster = shared.handle();
     CHECK(poster.post(3, 1));
@@ -159,7 +159,7 @@ TEST(without_a_sleeper_no_call_is_a_system_call) {
     });
 }
 
-TEST(a_loss_is_told_once_and_a_post_survives_its_author) {
+TEST(a_loss_is_reported_once_and_a_post_survives_its_author) {
     Bell shared;
     Doorbell bell = shared.handle();
     WaitPolicy policy = parking();
@@ -178,7 +178,7 @@ TEST(a_loss_is_told_once_and_a_post_survives_its_author) {
     CHECK(bell.wait_until(2, now_ns() + kMillisecond, policy) == Outcome::kTimedOut);
 }
 
-TEST(the_lost_post_no_more_until_they_are_revived) {
+TEST(a_lost_member_cannot_post_until_it_is_revived) {
     Bell shared;
     Doorbell bell = shared.handle();
     WaitPolicy policy = parking();
@@ -190,12 +190,12 @@ TEST(the_lost_post_no_more_until_they_are_revived) {
     CHECK(bell.post(1, 2));
     CHECK(bell.wait_until(1, kForever, policy) == Outcome::kReady);
     bell.take(1);
-    bell.mark_lost(1);  // the new one is told of as well
+    bell.mark_lost(1);  // the loss of the new process is reported as well
     CHECK(bell.wait_until(1, kForever, policy) == Outcome::kLost);
     CHECK(list(bell.lost()) == std::vector<std::uint32_t>({1}));
 }
 
-TEST(a_loss_wakes_the_sleeper_whoever_else_it_waits_for) {
+TEST(a_loss_wakes_a_waiter_that_waits_for_others_too) {
     Bell shared;
     std::thread waiter([&] {
         Doorbell bell = shared.handle();
@@ -211,7 +211,7 @@ TEST(a_loss_wakes_the_sleeper_whoever_else_it_waits_for) {
     waiter.join();
 }
 
-TEST(a_second_waiter_is_told_so) {
+TEST(a_second_waiter_gets_busy) {
     Bell shared;
     std::thread waiter([&] {
         Doorbell bell = shared.handle();
@@ -241,7 +241,7 @@ TEST(a_second_waiter_takes_no_loss_from_the_first) {
     CHECK(list(bell.lost()) == std::vector<std::uint32_t>{2});
 }
 
-TEST(an_interrupted_wait_leaves_what_it_found_to_the_next) {
+TEST(an_interrupted_wait_leaves_losses_and_posts_to_the_next) {
     Bell shared;
     Doorbell bell = shared.handle();
     support::Meanwhile policy{[&] {
@@ -252,16 +252,16 @@ TEST(an_interrupted_wait_leaves_what_it_found_to_the_next) {
                               Outcome::kInterrupted};
     CHECK(bell.wait_until(2, kForever, policy) == Outcome::kInterrupted);
     WaitPolicy own = parking();
-    CHECK(bell.wait_until(2, kForever, own) == Outcome::kLost);  // not told before
+    CHECK(bell.wait_until(2, kForever, own) == Outcome::kLost);  // not reported before
     CHECK(list(bell.lost()) == std::vector<std::uint32_t>{3});
     CHECK(bell.wait_until(2, kForever, own) == Outcome::kReady);
     CHECK(bell.ready().size() == 2);
 }
 
-TEST(a_wait_that_is_given_up_leaves_its_place) {
+TEST(an_abandoned_wait_frees_its_place) {
     Bell shared;
     Doorbell bell = shared.handle();
-    support::Meanwhile policy{[&] {  // what a signal handler of the waiting thread does
+    support::Meanwhile policy{[&] {  // a signal handler of the waiting thread
                                   bell.interrupt_wait();
                                   bell.post(2, 1);
                                   WaitPolicy own = parking();
@@ -273,7 +273,7 @@ TEST(a_wait_that_is_given_up_leaves_its_place) {
     CHECK(bell.wait_until(1, kForever, own) == Outcome::kReady);
 }
 
-TEST(the_place_of_a_killed_waiter_is_taken) {
+TEST(a_waiter_replaces_a_killed_one) {
     Shared<Bell> shared;
     Doorbell bell = shared->handle();
     Child first([&] {
@@ -295,7 +295,7 @@ TEST(the_place_of_a_killed_waiter_is_taken) {
     member.finish();
 }
 
-TEST(threads_post_and_one_gathers) {
+TEST(threads_post_and_one_waiter_gathers_records) {
     for (const WaitPolicy& theirs : support::policies()) {
         Bell shared;
         const auto count = static_cast<std::uint64_t>(support::rounds(5'000));
@@ -309,7 +309,7 @@ TEST(threads_post_and_one_gathers) {
     }
 }
 
-TEST(processes_post_and_one_gathers_with_a_wake_for_each_arming_at_most) {
+TEST(processes_post_with_at_most_one_wake_per_arming) {
     for (const WaitPolicy& theirs : support::policies()) {
         Shared<Bell> shared;
         const auto count = static_cast<std::uint64_t>(support::rounds(5'000));
@@ -324,8 +324,8 @@ TEST(processes_post_and_one_gathers_with_a_wake_for_each_arming_at_most) {
     }
 }
 
-// Each posts when the waiter sleeps for all of them, in any order: one wake each time that it
-// armed. It arms once a batch, but for sleeps that the kernel, or an emulator of it, ends early.
+// The members post in any order while the waiter sleeps for all of them: one wake per arming. The
+// waiter arms once per batch, except when the kernel (or an emulator) ends a sleep early.
 TEST(processes_that_fill_a_batch_wake_once) {
     Shared<Bell> shared;
     const auto batches = static_cast<std::uint64_t>(support::rounds(5'000));

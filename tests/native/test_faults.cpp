@@ -1,6 +1,6 @@
-// Processes are killed at random points of what they do, some stopped first, and others stopped
-// while it happens. PYSAMPLER_FAULT_ROUNDS is how many die in each test, PYSAMPLER_FAULT_SEED
-// where; both are printed.
+// Kills processes at random points of their work, some after stopping them, some while others are
+// stopped. PYSAMPLER_FAULT_ROUNDS sets how many die in each test, PYSAMPLER_FAULT_SEED where; both
+// are printed.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -45,10 +45,10 @@ constexpr RingGeometry kGeometry{
 
 std::vector<std::int64_t> notices;  // from a kill to its notice
 
-// Kills one process from a thread, while the caller goes on.
+// Kills one process from a thread, while the caller continues.
 class Killer {
  public:
-    // When `steps` has come to `at`, and a little later. `other`, if any, is stopped meanwhile.
+    // Kills it a little after `steps` has reached `at`. Stops `other`, if any, meanwhile.
     Killer(const Child& victim, const Steps& steps, std::uint64_t at, const Child* other,
            Random& random)
         : pid_(victim.pid()),
@@ -67,8 +67,8 @@ class Killer {
           }) {}
     Killer(const Killer&) = delete;
 
-    // When the watch knows. False if the victim had finished before.
-    bool told(const Watch& watch) {
+    // Waits until the watch has noticed. False if the victim had finished before the kill.
+    bool noticed(const Watch& watch) {
         thread_.join();
         std::optional<Loss> loss;
         until([&] {
@@ -94,11 +94,11 @@ void copy_slowly(Record& to, const Record& from, Steps& steps) {
     const auto* source = reinterpret_cast<const std::uint64_t*>(&from);
     for (std::size_t i = 0; i < sizeof(Record) / 8; ++i) {
         words[i] = source[i];
-        if (i % 4 == 0) ++steps;  // a kill comes between the halves
+        if (i % 4 == 0) ++steps;  // so that a kill may come between the halves
     }
 }
 
-// Nothing is open and nobody left when the body is over.
+// Checks that `body` leaves no descriptor open and no child behind.
 template <class Body>
 void leaves_nothing(Body&& body) {
     const std::size_t fds = support::open_fds();
@@ -111,7 +111,7 @@ void leaves_nothing(Body&& body) {
 
 struct Pool {
     static constexpr std::uint32_t kProducers = 3;
-    static constexpr std::uint64_t kRecords = 150;  // each producer's
+    static constexpr std::uint64_t kRecords = 150;  // of each producer
 
     explicit Pool(std::uint64_t start) : cell(start) { handle().start_at(start); }
     SharedRing handle() {
@@ -125,14 +125,14 @@ struct Pool {
     std::array<Steps, kProducers> steps{};
 };
 
-// Claims some, fills them, publishes them in either order, and tells of it later still.
+// Claims slots, fills them, publishes them in either order, and posts even later.
 void produce(Pool& pool, std::uint64_t author, std::uint64_t seed) {
     SharedRing ring = pool.handle();
     WaitPolicy policy;
     Random random(seed);
     Steps& steps = pool.steps[author];
     CHECK(ring.join());
-    std::uint64_t untold = 0;
+    std::uint64_t unposted = 0;
     for (std::uint64_t number = 0; number < Pool::kRecords;) {
         std::vector<std::uint64_t> claimed;
         for (std::uint64_t i = random.below(3); i < 3 && number < Pool::kRecords; ++i) {
@@ -147,18 +147,18 @@ void produce(Pool& pool, std::uint64_t author, std::uint64_t seed) {
             CHECK(ring.publish(position));
             ++steps;
         }
-        untold += claimed.size();
+        unposted += claimed.size();
         if (claimed.empty() || random.below(2) == 0) {
-            ring.post(untold);
-            untold = 0;
+            ring.post(unposted);
+            unposted = 0;
         }
         if (claimed.empty()) CHECK(ring.wait_room(kForever, policy) == Outcome::kReady);
     }
-    ring.post(untold);
+    ring.post(unposted);
     ring.leave();
 }
 
-TEST(a_shared_ring_survives_its_producers) {
+TEST(a_shared_ring_survives_killed_producers) {
     leaves_nothing([] {
         Random random(kSeed + 1);
         Shared<Pool> pool((1ULL << 62) - 1000);
@@ -190,7 +190,7 @@ TEST(a_shared_ring_survives_its_producers) {
                     const Record record = pool->slots[run.first + i];
                     CHECK(record.whole() && record.author() < next.size());
                     std::uint64_t& expected = next[record.author()];
-                    // The dead may have claimed and not published what came before.
+                    // The victim may have claimed earlier slots without publishing them.
                     CHECK(record.author() == victim ? record.number() >= expected
                                                     : record.number() == expected);
                     expected = record.number() + 1;
@@ -206,20 +206,20 @@ TEST(a_shared_ring_survives_its_producers) {
             };
             while (missing()) {
                 const Outcome outcome = ring.wait_ready(1, kForever, policy);
-                // Lost: the first to come died before the others came.
+                // Lost: the first producer to join died before the others joined.
                 CHECK(outcome == Outcome::kReady || outcome == Outcome::kLost);
                 while (drain()) {
                 }
             }
-            // The victim may have to be read from before it comes to where it dies; or it may have
-            // left, and then nothing comes.
+            // The victim may wait for room before it reaches the point where it dies, so keep
+            // reading; or it may have left, and then nothing comes.
             const auto known = [&] { return watch.losses().size() > 3 * round + 2; };
             while (!known()) {
                 static_cast<void>(ring.wait_ready(1, now_ns() + kMillisecond, policy));
                 while (drain()) {
                 }
             }
-            killed += killer.told(watch);
+            killed += killer.noticed(watch);
             for (std::uint64_t i = 0; i < producers.size(); ++i) {
                 if (i != victim) producers[i].finish();
             }
@@ -240,7 +240,7 @@ struct Pipe {
     Steps steps{0};
 };
 
-TEST(a_ring_holds_what_its_producer_had_published_and_no_more) {
+TEST(a_killed_producer_leaves_exactly_its_published_records) {
     leaves_nothing([] {
         Random random(kSeed + 2);
         Shared<Pipe> pipe;
@@ -276,7 +276,7 @@ TEST(a_ring_holds_what_its_producer_had_published_and_no_more) {
                 ring.release(run.count);
                 if (outcome == Outcome::kLost && run.count == 0) break;
             }
-            CHECK(killer.told(watch));
+            CHECK(killer.noticed(watch));
             CHECK(number == ring.published());
             ring.clear_lost();
         }
@@ -307,7 +307,7 @@ struct Desk {
     }
 }
 
-TEST(a_flags_waiter_is_replaced_and_no_post_is_lost) {
+TEST(replacing_a_flags_killed_waiter_loses_no_post) {
     leaves_nothing([] {
         Random random(kSeed + 3);
         Shared<Desk> desk;
@@ -333,18 +333,18 @@ TEST(a_flags_waiter_is_replaced_and_no_post_is_lost) {
                     break;
                 }
                 CHECK(outcome == Outcome::kLost);
-                CHECK(killer->told(watch));
+                CHECK(killer->noticed(watch));
                 desk->reply.clear_lost();
                 ++killed;
                 const bool cleared = !desk->command.is_set();
                 employ();
-                if (cleared) break;  // it died between the work and the reply
+                if (cleared) break;  // the server died between its work and the reply
             }
             CHECK(desk->done == number && !desk->command.is_set());
         }
-        // The last of them dies too, when it has done enough.
+        // Lets the killer of the last server finish.
         desk->steps = ~0ULL;
-        CHECK(killer->told(watch));
+        CHECK(killer->noticed(watch));
     });
 }
 
@@ -375,7 +375,7 @@ struct Bell {
     }
 }
 
-TEST(a_doorbells_members_die_and_are_revived) {
+TEST(killed_members_of_a_doorbell_are_revived) {
     leaves_nothing([] {
         Random random(kSeed + 4);
         Shared<Bell> shared;
@@ -418,7 +418,7 @@ TEST(a_doorbells_members_die_and_are_revived) {
             }
             CHECK(outcome == Outcome::kLost);
             CHECK(bell.lost().size() == 1 && bell.lost()[0] == victim);
-            CHECK(killer->told(watch));
+            CHECK(killer->noticed(watch));
             ++killed;
             if (bell.is_ready(victim)) take(victim);  // a result survives its author
             shared->go[victim].clear();
@@ -427,7 +427,7 @@ TEST(a_doorbells_members_die_and_are_revived) {
             condemn();
         }
         shared->steps[victim] = 1ULL << 63;
-        CHECK(killer->told(watch));
+        CHECK(killer->noticed(watch));
     });
 }
 
@@ -446,7 +446,7 @@ struct Wall {
     Steps steps{0};
 };
 
-TEST(a_boards_writer_is_replaced_and_no_reader_sees_half_a_version) {
+TEST(replacing_a_boards_killed_writer_exposes_no_half_version) {
     leaves_nothing([] {
         Random random(kSeed + 5);
         Shared<Wall> wall;
@@ -474,14 +474,14 @@ TEST(a_boards_writer_is_replaced_and_no_reader_sees_half_a_version) {
                 CHECK(outcome == Outcome::kReady);
                 std::array<std::uint64_t, Wall::kWords> words;
                 const std::uint64_t version = board.read(0, words);
-                if (version == 0) continue;  // the writer came round every time
+                if (version == 0) continue;  // the writer overwrote it every time
                 CHECK(version > seen);
                 for (std::uint64_t i = 0; i < Wall::kWords; ++i) {
                     CHECK(words[i] == Wall::word(version, i));
                 }
                 seen = version;
             }
-            CHECK(killer.told(watch));
+            CHECK(killer.noticed(watch));
             CHECK(board.version() == seen);
             board.clear_lost();
         }

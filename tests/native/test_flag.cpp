@@ -17,7 +17,7 @@ using support::until;
 
 namespace {
 
-// A question and an answer to it, in one record that nothing but the two flags protects.
+// A question and its answer, in one record that only the two flags protect.
 struct Exchange {
     Flag there;
     Flag back;
@@ -46,7 +46,7 @@ void reply(Exchange& exchange, int rounds, WaitPolicy policy) {
 
 }  // namespace
 
-TEST(one_post_one_clear) {
+TEST(each_post_needs_its_clear) {
     Flag flag;
     CHECK(!flag.is_set() && !flag.clear());
     CHECK(flag.set() && flag.is_set());
@@ -55,7 +55,7 @@ TEST(one_post_one_clear) {
     CHECK(!flag.clear());
 }
 
-TEST(posts_are_counted_and_come_round) {
+TEST(the_count_of_posts_wraps_around) {
     constexpr std::uint64_t last = (1ULL << 62) - 1;
     Flag flag(last);
     WaitPolicy policy = parking();
@@ -75,7 +75,7 @@ TEST(clearing_keeps_a_loss) {
     CHECK(!flag.is_set() && flag.lost());
 }
 
-TEST(a_set_flag_is_not_waited_for) {
+TEST(waiting_for_a_set_flag_returns_at_once) {
     Flag flag;
     flag.set();
     WaitPolicy policy = parking();
@@ -85,7 +85,7 @@ TEST(a_set_flag_is_not_waited_for) {
     CHECK(policy.stats().waits == 0);
 }
 
-TEST(a_time_out_is_never_early_and_leaves_nobody_parked) {
+TEST(a_time_out_is_never_early_and_leaves_no_waiter) {
     Flag flag;
     for (WaitPolicy policy : support::policies()) {
         for (int i = 0; i < 20; ++i) {
@@ -130,7 +130,7 @@ TEST(without_a_sleeper_no_call_is_a_system_call) {
     });
 }
 
-TEST(a_post_survives_its_author_and_the_loss_is_told_after_it) {
+TEST(a_post_survives_its_author_and_the_loss_is_reported_after_it) {
     Flag flag;
     WaitPolicy policy = parking();
     flag.set();
@@ -146,7 +146,7 @@ TEST(a_post_survives_its_author_and_the_loss_is_told_after_it) {
     CHECK(flag.wait_until(kForever, policy) == Outcome::kReady);
 }
 
-TEST(what_is_posted_and_lost_during_a_wait_is_ready) {
+TEST(a_post_before_a_loss_during_a_wait_is_ready) {
     Flag flag;
     Meanwhile policy{[&] {
                          flag.set();
@@ -156,7 +156,7 @@ TEST(what_is_posted_and_lost_during_a_wait_is_ready) {
     CHECK(flag.wait_until(kForever, policy) == Outcome::kReady);
 }
 
-TEST(a_loss_wakes_the_sleeper) {
+TEST(a_loss_wakes_the_waiter) {
     Flag flag;
     std::thread waiter([&] {
         WaitPolicy policy = parking();
@@ -168,7 +168,7 @@ TEST(a_loss_wakes_the_sleeper) {
     CHECK(!flag.parked());
 }
 
-TEST(a_second_waiter_is_told_so_and_disturbs_nobody) {
+TEST(a_second_waiter_gets_busy_and_does_not_disturb_the_first) {
     Flag flag;
     std::thread waiter([&] {
         WaitPolicy policy = parking();
@@ -185,7 +185,7 @@ TEST(a_second_waiter_is_told_so_and_disturbs_nobody) {
     CHECK(flag.waiter() == 0);
 }
 
-TEST(the_place_of_a_killed_waiter_is_taken_before_it_is_reaped) {
+TEST(a_waiter_replaces_a_killed_one_before_it_is_reaped) {
     Shared<Flag> flag;
     Child first([&] {
         WaitPolicy policy = parking();
@@ -228,8 +228,8 @@ TEST(processes_exchange_records) {
     }
 }
 
-// One flag alone: what the waiter read before it cleared comes before what the poster writes next.
-TEST(a_cleared_flag_gives_the_record_back) {
+// With one flag alone, the waiter's reads before clear() come before the poster's next writes.
+TEST(clear_orders_reads_before_the_next_write) {
     Flag flag;
     Record record;
     const auto count = static_cast<std::uint64_t>(support::rounds(50'000));
@@ -249,7 +249,7 @@ TEST(a_cleared_flag_gives_the_record_back) {
     waiter.join();
 }
 
-TEST(of_a_post_and_a_time_out_one_wins) {
+TEST(a_post_and_a_time_out_never_both_win) {
     Flag flag;
     Record record;
     const auto count = static_cast<std::uint64_t>(support::rounds(10'000));

@@ -25,14 +25,14 @@ std::atomic<int> clock_readings{0};
 
 void on_signal(int) {}
 
-// Without SA_RESTART, as CPython installs its own.
+// Without SA_RESTART, like CPython's handlers.
 void take_signals() {
     struct sigaction action{};
     action.sa_handler = on_signal;
     CHECK(sigaction(SIGUSR1, &action, nullptr) == 0);
 }
 
-// A signal that comes before the thread sleeps interrupts nothing: sends until one did.
+// A signal that comes before the thread sleeps interrupts nothing: sends signals until one does.
 void interrupt(std::thread& thread, const std::atomic<bool>& out) {
     until([&] {
         if (!out) pthread_kill(thread.native_handle(), SIGUSR1);
@@ -41,7 +41,7 @@ void interrupt(std::thread& thread, const std::atomic<bool>& out) {
     thread.join();
 }
 
-// Of a machine on which nothing here depends.
+// Costs of an invented machine, so that nothing depends on the real one.
 WaitCosts costs(int cpus, std::int64_t park_ns = 100 * kMicrosecond) {
     return {.park_ns = park_ns, .yield_ns = 500, .cpus = cpus};
 }
@@ -76,7 +76,7 @@ struct Site {
 
 bool never() { return false; }
 
-// Ready once it has parked and `ns` have passed: one that the scheduler held up parks all the same.
+// Ready once it has parked and `ns` have passed, so that a wait delayed by the scheduler parks too.
 Outcome wait_for(Site& site, WaitPolicy& policy, std::int64_t ns, Others others = {}) {
     const std::int64_t until = now_ns() + ns;
     return site.wait(policy, kForever, [&] { return site.parks > 0 && now_ns() >= until; }, others);
@@ -84,13 +84,13 @@ Outcome wait_for(Site& site, WaitPolicy& policy, std::int64_t ns, Others others 
 
 }  // namespace
 
-// Every reading of the clock in this program comes by here.
+// Counts every reading of the clock in this program.
 extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
     clock_readings.fetch_add(1, std::memory_order_relaxed);
     return static_cast<int>(syscall(SYS_clock_gettime, clock, time));
 }
 
-// First, while this process has measured nothing.
+// The first test, since this process must not have measured anything yet.
 TEST(adopted_costs_are_used_once_and_clamped) {
     Child([] {
         WaitCosts::adopt(0, 5);
@@ -124,7 +124,7 @@ TEST(usable_cpus_respects_the_affinity_mask) {
 
 // -- the system call ------------------------------------------------------------------------------
 
-TEST(a_futex_that_holds_something_else_is_not_slept_on) {
+TEST(a_futex_wait_returns_at_once_if_the_word_differs) {
     const std::uint32_t word = 1;
     CHECK(futex_wait_on(&word, 2, kForever) == FutexResult::kMismatch);
 }
@@ -149,12 +149,12 @@ TEST(a_futex_wait_until_the_past_times_out) {
     }
 }
 
-TEST(a_wake_reaches_another_process_and_says_how_many_it_woke) {
+TEST(a_wake_reaches_another_process_and_returns_how_many_it_woke) {
     Shared<std::atomic<std::uint32_t>> word;
     Child child([&] {
         while (word->load() == 0) Linux::futex_wait(*word, 0U, kForever);
     });
-    // The child sleeps at last, and only a sleeper is counted.
+    // Only a sleeper is counted: wait until the child sleeps.
     until([&] { return Linux::futex_wake(*word, 1) == 1; });
     word->store(1);
     Linux::futex_wake(*word, 1);
@@ -180,8 +180,8 @@ TEST(a_signal_interrupts_a_futex_wait) {
     }
 }
 
-// An old kernel says ENOSYS, a container's profile EPERM; both are asked only once.
-TEST(a_refused_call_gives_way_to_the_next_best) {
+// An old kernel returns ENOSYS, a container's profile EPERM; neither call is tried again.
+TEST(a_refused_call_falls_back_to_the_next_best) {
     if (support::kSanitized) return support::skipped("the sanitizer's calls would be refused too");
     Shared<std::atomic<std::uint32_t>> word;
     constexpr int kNoFilters = 77;
@@ -233,7 +233,7 @@ TEST(a_refused_call_gives_way_to_the_next_best) {
 
 // -- the policy -----------------------------------------------------------------------------------
 
-TEST(a_wait_that_is_ready_neither_reads_the_clock_nor_parks) {
+TEST(a_ready_wait_neither_reads_the_clock_nor_parks) {
     for (WaitPolicy policy : support::policies()) {
         Site site;
         const int before = clock_readings;
@@ -270,7 +270,7 @@ TEST(a_wait_is_never_early) {
     }
 }
 
-TEST(what_is_ready_at_the_deadline_is_ready) {
+TEST(ready_at_the_deadline_is_not_a_time_out) {
     Random random(3);
     for (WaitPolicy policy : support::policies()) {
         for (int i = 0; i < 50; ++i) {
@@ -282,19 +282,19 @@ TEST(what_is_ready_at_the_deadline_is_ready) {
     }
 }
 
-TEST(what_became_ready_before_a_deadline_just_passed_is_ready) {
+TEST(ready_just_before_a_passed_deadline_is_not_a_time_out) {
     WaitPolicy policy = support::parking();
     Site site;
     const std::int64_t deadline = now_ns() + kMillisecond;
     const auto ready = [&] {
         if (site.looks > 1) return true;
-        until([&] { return now_ns() > deadline; });  // held up between this look and the clock
+        until([&] { return now_ns() > deadline; });  // delayed between this look and the clock
         return false;
     };
     CHECK(site.wait(policy, deadline, ready) == Outcome::kReady);
 }
 
-TEST(a_slice_interrupts_and_is_not_early_either) {
+TEST(a_slice_interrupts_and_is_never_early) {
     for (WaitPolicy policy : {support::parking(), WaitPolicy(), WaitPolicy::fixed(kForever, 0),
                               WaitPolicy::fixed(0, kForever)}) {
         policy.set_slice(kMillisecond);
@@ -306,7 +306,7 @@ TEST(a_slice_interrupts_and_is_not_early_either) {
         const std::int64_t deadline = now_ns() + kMillisecond / 2;
         Outcome outcome;
         do {
-            outcome = flag.wait_until(deadline, policy);  // interrupted: held up for all the slice
+            outcome = flag.wait_until(deadline, policy);  // interrupted if delayed for a slice
         } while (outcome == Outcome::kInterrupted && now_ns() >= start + kMillisecond);
         CHECK(outcome == Outcome::kTimedOut);
     }
@@ -374,7 +374,7 @@ TEST(a_site_of_long_waits_learns_to_park_at_once) {
     CHECK(wait_for(site, policy, 3 * patience) == Outcome::kReady);
     CHECK(site.looks_before_park == 1);
     CHECK(policy.stats().parks > parks);
-    // And unlearns it: ready at the first look after the park, or the second one awake.
+    // It unlearns that: each wait is ready at the first look after a park, or the second one awake.
     until([&] {
         int more = 1;
         CHECK(site.wait(policy, kForever, [&] { return more-- == 0; }) == Outcome::kReady);
@@ -392,18 +392,18 @@ TEST(an_interrupted_wait_teaches_at_most_that_it_is_long) {
     }
 }
 
-TEST(a_wait_that_is_interrupted_goes_on_if_it_is_told_to) {
+TEST(an_interrupted_wait_continues_if_go_on_returns_true) {
     WaitPolicy policy = support::parking();
     policy.set_slice(kMillisecond);
     int times = 0;
     policy.set_go_on([&] { return ++times < 3; });
     Flag flag;
     CHECK(flag.wait_until(kForever, policy) == Outcome::kInterrupted && times == 3);
-    policy.set_go_on([&] { return flag.set(); });  // its place was not given up meanwhile
+    policy.set_go_on([&] { return flag.set(); });  // the wait keeps its place meanwhile
     CHECK(flag.wait_until(kForever, policy) == Outcome::kReady);
 }
 
-TEST(a_wait_for_as_many_as_there_are_cpus_parks_at_once) {
+TEST(a_wait_for_as_many_processes_as_cpus_parks_at_once) {
     WaitPolicy policy(costs(4));
     Site site;
     CHECK(wait_for(site, policy, 0, {.awaited = 4}) == Outcome::kReady);
@@ -415,12 +415,12 @@ TEST(a_wait_for_as_many_as_there_are_cpus_parks_at_once) {
     CHECK(site.looks_before_park == 1);
 }
 
-TEST(a_wait_stays_awake_beside_others_that_need_every_cpu_only_if_it_is_usually_short) {
+TEST(only_a_short_wait_stays_awake_while_others_need_every_cpu) {
     for (const std::uint64_t at_work : {3, 4}) {
         WaitPolicy policy(costs(4));
         Site site;
         CHECK(wait_for(site, policy, 0, {.awaited = 1, .at_work = at_work}) == Outcome::kReady);
-        CHECK(site.looks_before_park > 1);  // as long as nothing else is known
+        CHECK(site.looks_before_park > 1);  // before it has learned anything
         until([&] {
             wait_for(site, policy, 4 * policy.costs().park_ns);
             return policy.usual_ns() > 3 * policy.costs().park_ns;
@@ -430,10 +430,10 @@ TEST(a_wait_stays_awake_beside_others_that_need_every_cpu_only_if_it_is_usually_
     }
 }
 
-TEST(a_crowd_is_forgotten_where_every_wait_parks_at_once) {
+TEST(crowding_is_forgotten_when_every_wait_parks_at_once) {
     WaitPolicy policy({.park_ns = kMicrosecond, .yield_ns = -kMicrosecond, .cpus = 8});
     Site site;
-    until([&] {  // any yield is too long for it
+    until([&] {  // with these costs every yield counts as long
         CHECK(wait_for(site, policy, 0) == Outcome::kReady);
         return policy.crowded();
     });
@@ -442,7 +442,7 @@ TEST(a_crowd_is_forgotten_where_every_wait_parks_at_once) {
     CHECK(!policy.crowded());
 }
 
-TEST(others_who_need_every_cpu_get_this_one) {
+TEST(a_wait_yields_its_cpu_to_busy_processes_that_need_all) {
     Site site;
     int asked = 0;
     WaitPolicy policy(costs(4));
@@ -451,10 +451,10 @@ TEST(others_who_need_every_cpu_get_this_one) {
         return std::uint64_t{4};
     });
     CHECK(wait_for(site, policy, 0) == Outcome::kReady);
-    CHECK(asked == 1);                                             // and was believed
-    CHECK(policy.stats().awake_ns >= 2 * policy.costs().park_ns);  // what sleeping would have cost
+    CHECK(asked == 1);                                             // it then slept
+    CHECK(policy.stats().awake_ns >= 2 * policy.costs().park_ns);  // the cost of sleeping
     asked = 0;
-    until([&] {  // a single yield may take all its patience
+    until([&] {  // repeated, since a single yield may use up the patience
         WaitPolicy keeps(costs(4));
         keeps.set_busy([&] {
             ++asked;
@@ -465,7 +465,7 @@ TEST(others_who_need_every_cpu_get_this_one) {
     });
 }
 
-TEST(the_time_spent_is_told) {
+TEST(stats_report_time_awake_and_parked) {
     WaitPolicy policy = WaitPolicy::fixed(kMillisecond, 0);
     const std::int64_t start = now_ns();
     CHECK(sleep_until(start + 50 * kMillisecond, policy));
@@ -475,7 +475,7 @@ TEST(the_time_spent_is_told) {
     CHECK(stats.awake_ns + stats.parked_ns <= now_ns() - start);
 }
 
-TEST(setting_a_flag_nobody_sleeps_on_asks_no_wake_of_the_kernel) {
+TEST(setting_a_flag_without_a_waiter_makes_no_wake_call) {
     Flag flag;
     const std::uint64_t before = futex_wake_count();
     for (int i = 0; i < 1000; ++i) {

@@ -1,5 +1,5 @@
-// One side does the whole of its move before each single step of the other's. What the simulated
-// platform does with every schedule and with stale reads, this does with the real futex.
+// One side makes its whole move before each single step of the other's. The simulated platform
+// covers every schedule and stale reads; these tests use the real futex.
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -82,10 +82,10 @@ std::vector<Record> drain(SharedRing& ring, Pool& pool) {
     return records;
 }
 
-// Whether the move had as many steps, and so the event came.
+// Whether the move had at least n steps, so that the event happened.
 bool happened(int n) { return Stepped::taken >= n; }
 
-// A waiter in a thread, which comes to sleep in the midst of the other's move.
+// A waiter in a thread, which goes to sleep in the middle of the other side's move.
 class Latecomer {
  public:
     template <class Wait>
@@ -143,7 +143,7 @@ TEST(a_flag_lost_at_any_step_of_a_post_is_set) {
     });
 }
 
-TEST(who_comes_to_a_flag_at_any_step_of_a_post_sees_it) {
+TEST(a_waiter_that_comes_to_a_flag_at_any_step_of_a_post_sees_it) {
     at_every_step([](int n) {
         Flag flag;
         Latecomer waiter;
@@ -172,8 +172,8 @@ TEST(a_position_posted_at_any_step_of_a_wait_is_seen) {
     }
 }
 
-// The first is not enough, and comes at any step; the second comes when the waiter sleeps.
-TEST(a_position_half_way_at_any_step_of_a_wait_is_waited_for) {
+// The first post is not enough and comes at any step; the second comes when the waiter sleeps.
+TEST(a_post_short_of_the_target_at_any_step_of_a_wait_does_not_end_it) {
     at_every_step_of_a_wait([](int n, std::int64_t deadline) {
         Position position;
         WaitPolicy policy = parking();
@@ -203,7 +203,7 @@ TEST(a_position_lost_at_any_step_of_a_wait_is_lost) {
     });
 }
 
-TEST(who_comes_to_a_position_at_any_step_of_a_post_sees_it) {
+TEST(a_waiter_that_comes_to_a_position_at_any_step_of_a_post_sees_it) {
     at_every_step([](int n) {
         Position position;
         Latecomer waiter;
@@ -231,10 +231,10 @@ TEST(an_open_position_rung_at_any_step_of_a_wait_is_seen) {
     });
 }
 
-TEST(who_comes_to_an_open_position_at_any_step_of_a_ring_sees_it) {
+TEST(a_waiter_that_comes_to_an_open_position_at_any_step_of_a_ring_sees_it) {
     at_every_step([](int n) {
         OpenPosition position;
-        Latecomer first;  // so that there is somebody to ring for
+        Latecomer first;  // so that ring() has a waiter to wake
         first.come([&] {
             WaitPolicy policy = parking();
             CHECK(position.wait_until(1, kForever, policy) == Outcome::kReady);
@@ -268,7 +268,7 @@ TEST(a_member_that_posts_at_any_step_of_a_wait_is_counted) {
     }
 }
 
-TEST(a_member_lost_at_any_step_of_a_wait_is_told_once) {
+TEST(a_member_lost_at_any_step_of_a_wait_is_reported_once) {
     at_every_step_of_a_wait([](int n, std::int64_t deadline) {
         Bell shared;
         WaitPolicy policy = parking();
@@ -282,7 +282,7 @@ TEST(a_member_lost_at_any_step_of_a_wait_is_told_once) {
     });
 }
 
-TEST(who_waits_for_members_from_any_step_of_a_post_on_is_woken) {
+TEST(a_waiter_that_comes_to_a_doorbell_at_any_step_of_a_post_is_woken) {
     at_every_step([](int n) {
         Bell shared;
         Latecomer waiter;
@@ -299,7 +299,7 @@ TEST(who_waits_for_members_from_any_step_of_a_post_on_is_woken) {
     });
 }
 
-TEST(a_producer_at_any_step_of_anothers_claim_and_publish_takes_a_slot_of_its_own) {
+TEST(two_producers_never_take_the_same_slot_at_any_step) {
     at_every_step([](int n) {
         Pool pool;
         SharedRing other = pool.handle();
@@ -322,7 +322,7 @@ TEST(a_producer_at_any_step_of_anothers_claim_and_publish_takes_a_slot_of_its_ow
     });
 }
 
-TEST(a_consumer_at_any_step_of_a_claim_and_publish_reads_a_whole_record_or_none) {
+TEST(a_consumer_at_any_step_of_a_claim_and_publish_reads_whole_records) {
     at_every_step([](int n) {
         Pool pool;
         SteppedSharedRing ring = pool.stepped_handle();
@@ -342,7 +342,7 @@ TEST(a_consumer_at_any_step_of_a_claim_and_publish_reads_a_whole_record_or_none)
     });
 }
 
-// Of a producer and who takes its slot away one wins.
+// Either the producer publishes, or its slot is taken away.
 TEST(a_producer_declared_dead_at_any_step_publishes_or_is_skipped) {
     at_every_step([](int n) {
         Pool pool;
@@ -367,7 +367,7 @@ TEST(a_producer_declared_dead_at_any_step_publishes_or_is_skipped) {
     });
 }
 
-TEST(a_consumer_at_any_step_of_a_producers_wait_for_room_wakes_it) {
+TEST(a_consumer_that_drains_at_any_step_of_a_wait_for_room_wakes_it) {
     at_every_step_of_a_wait([](int n, std::int64_t deadline) {
         Pool pool;
         SharedRing first = pool.handle();
@@ -381,7 +381,7 @@ TEST(a_consumer_at_any_step_of_a_producers_wait_for_room_wakes_it) {
     });
 }
 
-TEST(a_producer_at_any_step_of_a_consumers_wait_wakes_it) {
+TEST(a_producer_that_posts_at_any_step_of_a_consumers_wait_wakes_it) {
     at_every_step_of_a_wait([](int n, std::int64_t deadline) {
         Pool pool;
         SharedRing producer = pool.handle();
@@ -394,7 +394,7 @@ TEST(a_producer_at_any_step_of_a_consumers_wait_wakes_it) {
     });
 }
 
-TEST(the_death_of_the_only_producer_at_any_step_of_a_consumers_wait_is_told) {
+TEST(the_only_producers_death_at_any_step_of_a_wait_is_reported) {
     at_every_step_of_a_wait([](int n, std::int64_t deadline) {
         Pool pool;
         SharedRing producer = pool.handle();
@@ -408,7 +408,7 @@ TEST(the_death_of_the_only_producer_at_any_step_of_a_consumers_wait_is_told) {
     });
 }
 
-TEST(versions_published_at_any_step_of_a_read_leave_it_whole) {
+TEST(publishing_at_any_step_of_a_read_never_tears_it) {
     struct Wall {
         BoardCell cell;
         std::array<Board::Stamp, 2> stamps;
@@ -426,7 +426,7 @@ TEST(versions_published_at_any_step_of_a_read_leave_it_whole) {
             publish();
             Stepped::begin(n, [&] {
                 for (int i = 0; i < versions; ++i) publish();
-                board.begin();  // and half of one more
+                board.begin();  // and half of another version
                 board.write(0, std::array{std::uint64_t{99}});
             });
             const SteppedBoard reader(stepped<SteppedBoard::Cell>(&wall.cell),

@@ -1,5 +1,5 @@
-// One process dies between every two things it does to shared memory, one after the other; the
-// others must find what it had finished, nothing of what it had not, and go on.
+// Kills one process before each of its accesses to shared memory in turn: the others must find
+// everything it had finished and nothing half-done, and continue.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -118,7 +118,7 @@ void publish(AnyBoard& board, std::uint64_t contents) {
 
 }  // namespace
 
-TEST(a_flag_whose_poster_dies_is_set_or_lost) {
+TEST(a_flag_is_set_or_lost_after_its_poster_dies) {
     at_every_step([](int n) {
         Shared<Flag> flag;
         Child poster = mortal_child(n, [&] { stepped<SteppedFlag>(&*flag)->set(); });
@@ -132,7 +132,7 @@ TEST(a_flag_whose_poster_dies_is_set_or_lost) {
     });
 }
 
-TEST(a_flag_whose_waiter_dies_is_waited_for_by_the_next) {
+TEST(a_flag_serves_the_next_waiter_after_its_waiter_dies) {
     at_every_step([](int n) {
         Shared<Flag> flag;
         Child first = mortal_child(n, [&] {
@@ -141,7 +141,7 @@ TEST(a_flag_whose_waiter_dies_is_waited_for_by_the_next) {
             CHECK(own->wait_until(kForever, policy) == Outcome::kReady);
             CHECK(own->clear());
         });
-        // Posted when the first sleeps, or is dead.
+        // Post when the first waiter sleeps or is dead.
         until([&] {
             siginfo_t info{};
             CHECK(waitid(P_PID, static_cast<id_t>(first.pid()), &info,
@@ -169,7 +169,7 @@ TEST(a_flag_whose_waiter_dies_is_waited_for_by_the_next) {
     });
 }
 
-TEST(a_position_whose_waiter_dies_wakes_the_next_at_its_own_target) {
+TEST(a_position_wakes_the_next_waiter_at_its_target_after_a_waiter_dies) {
     at_every_step([](int n) {
         Shared<Position> position;
         Child first = mortal_child(n, [&] {
@@ -192,7 +192,7 @@ TEST(a_position_whose_waiter_dies_wakes_the_next_at_its_own_target) {
     });
 }
 
-TEST(a_ring_whose_producer_dies_holds_a_batch_or_nothing) {
+TEST(a_ring_holds_a_batch_or_nothing_after_its_producer_dies) {
     at_every_step([](int n) {
         Shared<Pipe> pipe;
         Child producer = mortal_child(n, [&] {
@@ -222,7 +222,7 @@ TEST(a_ring_whose_producer_dies_holds_a_batch_or_nothing) {
     });
 }
 
-TEST(a_ring_whose_consumer_dies_is_read_on) {
+TEST(a_ring_is_read_on_after_its_consumer_dies) {
     at_every_step([](int n) {
         Shared<Pipe> pipe;
         Ring producer = pipe->handle();
@@ -240,7 +240,7 @@ TEST(a_ring_whose_consumer_dies_is_read_on) {
     });
 }
 
-TEST(a_shared_ring_whose_producer_dies_holds_whole_records_and_serves_the_others) {
+TEST(a_shared_ring_serves_the_others_after_a_producer_dies) {
     at_every_step([](int n) {
         Shared<Pool> pool;
         Child producer = mortal_child(n, [&] {
@@ -254,7 +254,7 @@ TEST(a_shared_ring_whose_producer_dies_holds_whole_records_and_serves_the_others
         });
         const pid_t pid = producer.pid();
         const bool dead = died(producer);
-        // One goes on while nobody has told yet, and to the end of the ring when somebody has.
+        // Another producer continues before the loss is reported, and fills the ring after that.
         SharedRing living = pool->handle();
         CHECK(living.join());
         std::uint64_t made = 0;
@@ -284,12 +284,12 @@ TEST(a_shared_ring_whose_producer_dies_holds_whole_records_and_serves_the_others
         CHECK(consumer.peek(1).count == 0 && consumer.size() == 0);
         CHECK(living.joined() && consumer.wait_ready(1, 1, policy) == Outcome::kTimedOut);
         SharedRing next = pool->handle();
-        CHECK(next.join());  // the dead one's place is of use again
+        CHECK(next.join());  // the dead producer's place is free again
         return dead;
     });
 }
 
-TEST(a_shared_ring_whose_consumer_dies_loses_nothing_unread) {
+TEST(a_shared_ring_loses_no_unread_record_after_its_consumer_dies) {
     at_every_step([](int n) {
         Shared<Pool> pool;
         SharedRing producer = pool->handle();
@@ -314,7 +314,7 @@ TEST(a_shared_ring_whose_consumer_dies_loses_nothing_unread) {
         std::optional<std::uint64_t> next;
         for (Run run = second.peek(1); run.count > 0; run = second.peek(1)) {
             const Record record = pool->slots[run.first];
-            // The first one's may come again, where it died before it had released them all.
+            // Records may come again if the first consumer died before it had released them all.
             if (!next) CHECK(record.number() <= pool->read && dead);
             CHECK(record == Record(1, next ? *next : record.number()));
             next = record.number() + 1;
@@ -330,7 +330,7 @@ TEST(a_shared_ring_whose_consumer_dies_loses_nothing_unread) {
     });
 }
 
-TEST(a_byte_ring_whose_writer_dies_holds_a_message_or_nothing) {
+TEST(a_byte_ring_holds_a_message_or_nothing_after_its_writer_dies) {
     const std::uint64_t capacity = Segment::page();
     for (const std::uint64_t size : {std::uint64_t{100}, 3 * capacity}) {
         at_every_step([&](int n) {
@@ -347,7 +347,7 @@ TEST(a_byte_ring_whose_writer_dies_holds_a_message_or_nothing) {
             });
             ByteRing ring(cell, bytes.get(), capacity);
             WaitPolicy policy = parking();
-            // Drained while it writes, and told of its end when it has come.
+            // Read while the writer writes; its death is reported when it has come.
             bool dead = false;
             std::thread reaper([&] {
                 dead = died(writer);
@@ -372,7 +372,7 @@ TEST(a_byte_ring_whose_writer_dies_holds_a_message_or_nothing) {
     }
 }
 
-TEST(a_doorbell_whose_member_dies_tells_and_goes_on) {
+TEST(a_doorbell_reports_a_dead_member_and_serves_its_replacement) {
     at_every_step([](int n) {
         Shared<Bell> shared;
         Child member = mortal_child(n, [&] { CHECK(shared->stepped_handle().post(0, 1)); });
@@ -385,7 +385,7 @@ TEST(a_doorbell_whose_member_dies_tells_and_goes_on) {
         CHECK(dead || bell.is_ready(0));
         if (bell.is_ready(0)) CHECK(bell.take(0));
         bell.revive(0);
-        // What the dead one did or did not count is no reason to wait for ever, or too little.
+        // Whether or not the dead member had counted its post, waits end neither late nor early.
         CHECK(bell.wait_until(1, now_ns() + kMillisecond / 10, policy) == Outcome::kTimedOut);
         Child others([&] {
             Doorbell own = shared->handle();
@@ -400,7 +400,7 @@ TEST(a_doorbell_whose_member_dies_tells_and_goes_on) {
     });
 }
 
-TEST(a_doorbell_whose_waiter_dies_is_waited_at_by_the_next) {
+TEST(a_doorbell_serves_the_next_waiter_after_its_waiter_dies) {
     at_every_step([](int n) {
         Shared<Bell> shared;
         Doorbell bell = shared->handle();
@@ -427,7 +427,7 @@ TEST(a_doorbell_whose_waiter_dies_is_waited_at_by_the_next) {
     });
 }
 
-TEST(a_board_whose_writer_dies_holds_the_old_version_or_the_new) {
+TEST(a_board_holds_the_old_or_the_new_version_after_its_writer_dies) {
     at_every_step([](int n) {
         Shared<Wall> wall;
         Board board = wall->handle();
@@ -447,11 +447,11 @@ TEST(a_board_whose_writer_dies_holds_the_old_version_or_the_new) {
     });
 }
 
-// -- and those who sleep meanwhile ----------------------------------------------------------------
+// -- waiters that sleep meanwhile -----------------------------------------------------------------
 
 namespace {
 
-// `waiter` sleeps by the time that `mortal` begins; `reap` tells of its death.
+// `waiter` sleeps before `body` begins in a child that dies at step n; `reap` reports its death.
 template <class Waiter, class Body, class Reap>
 bool dies_beside_a_sleeper(int n, Waiter&& waiter, Body&& body, Reap&& reap) {
     Child sleeper(waiter);
@@ -466,7 +466,7 @@ bool dies_beside_a_sleeper(int n, Waiter&& waiter, Body&& body, Reap&& reap) {
 
 }  // namespace
 
-TEST(a_flag_whose_poster_dies_wakes_its_waiter) {
+TEST(the_death_of_a_flags_poster_wakes_its_waiter) {
     at_every_step([](int n) {
         Shared<Flag> flag;
         const auto waiter = [&] {
@@ -480,7 +480,7 @@ TEST(a_flag_whose_poster_dies_wakes_its_waiter) {
     });
 }
 
-TEST(a_position_whose_poster_dies_wakes_its_waiter) {
+TEST(the_death_of_a_positions_poster_wakes_its_waiter) {
     at_every_step([](int n) {
         Shared<Position> position;
         const auto waiter = [&] {
@@ -494,7 +494,7 @@ TEST(a_position_whose_poster_dies_wakes_its_waiter) {
     });
 }
 
-TEST(a_shared_ring_whose_producer_dies_wakes_its_consumer) {
+TEST(the_death_of_a_shared_rings_producer_wakes_its_consumer) {
     at_every_step([](int n) {
         Shared<Pool> pool;
         const auto consumer = [&] {
@@ -511,7 +511,7 @@ TEST(a_shared_ring_whose_producer_dies_wakes_its_consumer) {
             ring.post(1);
         };
         return dies_beside_a_sleeper(n, consumer, producer, [&](pid_t pid) {
-            // One that never joined is nobody's loss: another comes in its place.
+            // A producer that never joined is not a loss: another one produces instead.
             if (pool->owners[0] == 0) {
                 CHECK(reaper.join());
                 CHECK(produce(reaper, *pool, 2, 0));
@@ -522,7 +522,7 @@ TEST(a_shared_ring_whose_producer_dies_wakes_its_consumer) {
     });
 }
 
-TEST(a_shared_ring_whose_consumer_dies_wakes_its_producers) {
+TEST(the_death_of_a_shared_rings_consumer_wakes_its_producers) {
     at_every_step([](int n) {
         Shared<Pool> pool;
         SharedRing first = pool->handle();
@@ -546,7 +546,7 @@ TEST(a_shared_ring_whose_consumer_dies_wakes_its_producers) {
     });
 }
 
-TEST(a_doorbell_whose_member_dies_wakes_its_waiter) {
+TEST(the_death_of_a_doorbells_member_wakes_its_waiter) {
     at_every_step([](int n) {
         Shared<Bell> shared;
         const auto waiter = [&] {
@@ -562,7 +562,7 @@ TEST(a_doorbell_whose_member_dies_wakes_its_waiter) {
     });
 }
 
-TEST(a_board_whose_writer_dies_wakes_its_readers) {
+TEST(the_death_of_a_boards_writer_wakes_its_readers) {
     at_every_step([](int n) {
         Shared<Wall> wall;
         const auto reader = [&] {

@@ -1,4 +1,4 @@
-// What lies in shared memory, and where. Compiling this is the test: a change here is a change of
+// The layout of shared memory. Compiling this is the test: a change here requires a new
 // kLayoutVersion. Built without access control, since the members are private.
 #include <atomic>
 #include <cstddef>

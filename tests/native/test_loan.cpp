@@ -23,7 +23,7 @@ bool never(const Loan&) { return false; }
 struct Shared {
     std::shared_ptr<Segment> segment = Segment::create(3 * kBytes);
     std::byte* at = segment->at(segment->allocate(kBytes), kBytes);
-    // What parent and child tell each other.
+    // For messages between parent and child.
     std::shared_ptr<Segment> words_segment = Segment::create(64);
     std::atomic<int>* word =
         new (words_segment->at(words_segment->allocate(64), 64)) std::atomic<int>(0);
@@ -36,7 +36,7 @@ struct Shared {
 
 }  // namespace
 
-TEST(a_fork_keeps_what_is_held_and_writes_only_its_own) {
+TEST(a_fork_has_its_own_copy_of_held_memory) {
     const Shared shared;
     const Loan loan(shared.at, kBytes, &always);
     shared.fill(1);
@@ -53,7 +53,7 @@ TEST(a_fork_keeps_what_is_held_and_writes_only_its_own) {
     CHECK(!loan.shared());
 }
 
-TEST(a_fork_shares_what_is_not_held) {
+TEST(a_fork_shares_memory_that_is_not_held) {
     const Shared shared;
     const Loan loan(shared.at, kBytes, &never);
     shared.fill(1);

@@ -1,5 +1,5 @@
-// A pool's commands and completions (pool.h, pool_worker.h) between real threads and processes. The
-// schedules are test_simulated_pool.cpp's.
+// A pool's commands and completions (pool.h, pool_worker.h) between real threads and processes;
+// test_simulated_pool.cpp explores the schedules.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -34,7 +34,7 @@ namespace {
 
 using Groups = std::vector<std::uint32_t>;
 
-constexpr std::uint32_t kEnd = 7;  // a kind of command: the worker is to end
+constexpr std::uint32_t kEnd = 7;  // a kind of command that ends the worker
 constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
 // A pool in a segment, with a record for each group's action and result.
@@ -103,7 +103,7 @@ class Fixture {
     void check_result(std::uint32_t group) const {
         CHECK(results[group] == Record(group + groups_, pool->frame_of(group)));
     }
-    // A worker: does what it is sent until it is told to end, or its parent is lost.
+    // Runs a worker: executes commands until one says kEnd or the parent is lost.
     template <class As = Linux>
     void serve(std::uint32_t index, WaitPolicy policy) const {
         BasicPoolWorker<As> own = worker<As>(index);
@@ -123,7 +123,7 @@ class Fixture {
     void end_workers() {
         for (std::uint32_t worker = 0, group = 0; worker < counts_.size(); ++worker) {
             pool->send({group, kEnd, 0});
-            pool->take(group);  // it does not answer
+            pool->take(group);  // the worker does not answer
             group += counts_[worker];
         }
     }
@@ -148,7 +148,7 @@ class Fixture {
     std::optional<BasicPool<Os>> pool;
 };
 
-// A worker that is driven by hand.
+// Completes all commands of a worker.
 void complete_all(PoolWorker worker, bool message = false) {
     while (const std::optional<Command> command = worker.next()) {
         CHECK(worker.complete(command->group, message, now_ns()));
@@ -165,7 +165,7 @@ std::string text_of(ByteRing& inbox) {
 
 }  // namespace
 
-TEST(what_is_sent_comes_back_and_may_be_sent_again) {
+TEST(groups_come_back_and_accept_the_next_command) {
     Fixture fixture({2, 1});
     Pool& pool = *fixture.pool;
     WaitPolicy policy = parking();
@@ -200,7 +200,7 @@ TEST(inline_groups_are_due_in_order_and_ready_like_others) {
     for (const std::uint32_t group : {2U, 0U, 1U}) pool.send({group, Command::kStep, 7});
     pool.note_inline();
     CHECK(pool.unsent() == 0 && pool.pending_weight() == 7);
-    CHECK(pool.ready_weight() == 6);  // a wait runs them, and waits for nothing
+    CHECK(pool.ready_weight() == 6);  // a wait would run the inline groups rather than block
     CHECK(pool.due()->group == 2 && pool.due()->frame == 7 && pool.due()->number == 1);
     pool.complete_inline(true, 100);
     complete_all(fixture.worker(0));
@@ -216,7 +216,7 @@ TEST(inline_groups_are_due_in_order_and_ready_like_others) {
     CHECK(pool.pending() == 0);
 }
 
-TEST(inline_groups_that_are_cancelled_are_not_in_flight) {
+TEST(cancelled_inline_groups_are_not_in_flight) {
     Fixture fixture({1}, {1, 1, 1}, 2);
     Pool& pool = *fixture.pool;
     WaitPolicy policy = parking();
@@ -229,11 +229,11 @@ TEST(inline_groups_that_are_cancelled_are_not_in_flight) {
     complete_all(fixture.worker(0));
     CHECK(pool.wait(kForever, policy) == Outcome::kReady);
     CHECK((pool.back(kAll) == Groups{1, 0}));
-    pool.send({2, Command::kStep, 2});  // may be sent to again
+    pool.send({2, Command::kStep, 2});  // the group accepts commands again
     CHECK(pool.accepts(2) == false && pool.is_ready(2) == false);
 }
 
-TEST(groups_come_back_longest_ready_first_and_up_to_a_weight) {
+TEST(groups_come_back_longest_ready_first_up_to_a_weight) {
     Fixture fixture({1, 1, 1}, {2, 3, 4});
     Pool& pool = *fixture.pool;
     WaitPolicy policy = parking();
@@ -251,7 +251,7 @@ TEST(groups_come_back_longest_ready_first_and_up_to_a_weight) {
     CHECK(pool.back(kAll) == (Groups{0, 1}) && pool.pending_weight() == 5);
 }
 
-TEST(a_wait_for_a_weight_goes_on_until_it_is_there) {
+TEST(a_wait_for_a_weight_continues_until_it_is_reached) {
     Fixture fixture({1, 1, 1}, {1, 1, 5});
     Pool& pool = *fixture.pool;
     WaitPolicy policy = parking();
@@ -269,7 +269,7 @@ TEST(a_wait_for_a_weight_goes_on_until_it_is_there) {
     other.join();
 }
 
-TEST(no_wait_for_groups_is_early) {
+TEST(a_wait_for_groups_is_never_early) {
     Fixture fixture({1});
     WaitPolicy policy;
     fixture.pool->send({0, Command::kStep, 0});
@@ -281,7 +281,7 @@ TEST(no_wait_for_groups_is_early) {
     }
 }
 
-TEST(notes_go_before_the_next_command_and_messages_of_any_size_go_with_theirs) {
+TEST(notes_come_before_the_next_command_and_messages_of_any_size_arrive) {
     Fixture fixture({1});
     Pool& pool = *fixture.pool;
     const std::vector<std::string> texts = {"a", std::string(5 * Segment::page(), 'x'), ""};
@@ -308,7 +308,7 @@ TEST(notes_go_before_the_next_command_and_messages_of_any_size_go_with_theirs) {
     worker.join();
 }
 
-TEST(a_note_may_be_left_while_another_thread_waits) {
+TEST(a_note_may_be_queued_while_another_thread_waits) {
     Fixture fixture({1});
     Pool& pool = *fixture.pool;
     pool.send({0, Command::kStep, 0});
@@ -327,7 +327,7 @@ TEST(a_note_may_be_left_while_another_thread_waits) {
     CHECK(worker.next()->kind == Command::kNote && worker.next()->kind == Command::kStep);
 }
 
-TEST(what_finds_no_room_is_kept_in_order) {
+TEST(commands_without_room_are_kept_in_order) {
     constexpr auto kNotes = static_cast<std::uint32_t>(2 * PoolLayout::kCommands);
     Fixture fixture({1});
     Pool& pool = *fixture.pool;
@@ -347,8 +347,8 @@ TEST(what_finds_no_room_is_kept_in_order) {
     CHECK(pool.unsent() == 0);
 }
 
-// Its ring is full of commands, its inbox full of a message: each wait for room ends.
-TEST(the_death_of_a_worker_that_reads_nothing_ends_the_wait_for_room) {
+// Once with a full command ring, once with a full inbox: either wait for room ends.
+TEST(a_workers_death_ends_the_wait_for_room) {
     for (const bool message : {false, true}) {
         Fixture fixture({2, 1});
         Pool& pool = *fixture.pool;
@@ -368,7 +368,7 @@ TEST(the_death_of_a_worker_that_reads_nothing_ends_the_wait_for_room) {
     }
 }
 
-TEST(a_loss_is_reported_by_every_wait_until_something_is_done_about_it) {
+TEST(every_wait_reports_a_loss_until_it_is_forgotten_or_renewed) {
     Fixture fixture({2, 1});
     Pool& pool = *fixture.pool;
     WaitPolicy policy = parking();
@@ -399,7 +399,7 @@ TEST(a_loss_is_reported_by_every_wait_until_something_is_done_about_it) {
     CHECK(pool.wait(kForever, policy) == Outcome::kReady);
 }
 
-TEST(a_wait_that_a_signal_handler_gives_up_leaves_the_pool_to_it) {
+TEST(a_signal_handler_that_gives_a_wait_up_may_use_the_pool) {
     Fixture fixture({1});
     Pool& pool = *fixture.pool;
     WaitPolicy policy = parking(), own = parking();
@@ -418,7 +418,7 @@ TEST(a_wait_that_a_signal_handler_gives_up_leaves_the_pool_to_it) {
     CHECK(pool.wait(kForever, own) == Outcome::kReady && pool.frame_of(0) == 1);
 }
 
-TEST(garbage_in_the_positions_of_the_commands_is_seen) {
+TEST(garbage_positions_of_a_command_ring_raise) {
     Fixture fixture({1});
     Pool& pool = *fixture.pool;
     WaitPolicy policy = parking();
@@ -469,7 +469,7 @@ TEST(a_death_at_any_step_of_a_wait_is_seen) {
     });
 }
 
-TEST(a_worker_killed_at_any_step_is_replaced_and_another_never_notices) {
+TEST(replacing_a_worker_killed_at_any_step_does_not_disturb_others) {
     const Fixture<>* at = nullptr;
     at_every_step([&](int n) {
         Fixture fixture({2, 1});
@@ -553,7 +553,7 @@ TEST(the_commands_of_a_parent_killed_at_any_step_are_whole) {
 }
 
 // Under the thread sanitizer too: records are plain memory.
-TEST(many_rounds_of_many_threads_mix_nothing_up) {
+TEST(many_rounds_of_many_threads_keep_records_apart) {
     for (const WaitPolicy& policy : support::policies()) {
         Fixture fixture({3, 1, 2}, {1, 2, 1, 1, 4, 1});
         Pool& pool = *fixture.pool;

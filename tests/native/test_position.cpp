@@ -25,8 +25,8 @@ namespace {
 constexpr std::uint64_t kWrap = 1ULL << 62;
 constexpr std::uint64_t kWindow = 32;
 
-// Records that two positions protect: how many are written, and how many of those may be written
-// over.
+// Records protected by two positions: how many were written, and how many of those may be
+// overwritten.
 struct Stream {
     explicit Stream(std::uint64_t start = 0) : written(start), read(start) {}
     Position written;
@@ -34,7 +34,7 @@ struct Stream {
     std::array<Record, kWindow> records;
 };
 
-// Posts one by one, and is never more than the window ahead.
+// Posts one by one, at most the window ahead of the reader.
 void write(Stream& stream, std::uint64_t start, int count, WaitPolicy policy) {
     for (std::uint64_t p = start; p != start + static_cast<std::uint64_t>(count); ++p) {
         CHECK(stream.read.wait_until(p + 1 - kWindow, kForever, policy) == Outcome::kReady);
@@ -43,7 +43,7 @@ void write(Stream& stream, std::uint64_t start, int count, WaitPolicy policy) {
     }
 }
 
-// Wants a few at a time.
+// Waits for a few records at a time.
 template <class Policy>
 void read(Stream& stream, std::uint64_t start, int count, Policy& policy) {
     Random random(start + 1);
@@ -60,7 +60,7 @@ void read(Stream& stream, std::uint64_t start, int count, Policy& policy) {
 
 }  // namespace
 
-TEST(a_position_begins_where_it_is_told_and_only_advances) {
+TEST(a_position_starts_at_its_argument_and_only_advances) {
     Position position(41);
     CHECK(position.load() == 41 && position.own() == 41);
     CHECK(!position.advance(1));
@@ -70,7 +70,7 @@ TEST(a_position_begins_where_it_is_told_and_only_advances) {
     CHECK(!position.lost() && !position.armed() && position.waiter() == 0);
 }
 
-TEST(positions_come_round) {
+TEST(positions_wrap_around) {
     Position position(kWrap - 2);
     CHECK(position.load() == kWrap - 2);
     CHECK(!position.reached(kWrap + 1) && !position.reached(1));
@@ -79,13 +79,13 @@ TEST(positions_come_round) {
     CHECK(position.reached(kWrap - 2) && position.reached(2) && !position.reached(3));
     CHECK(Position::distance(kWrap - 2, 2) == 4);
     CHECK(Position::distance(2, 2) == 0);
-    CHECK(!position.lost() && !position.armed());  // the count runs out at the top, not into these
+    CHECK(!position.lost() && !position.armed());  // the count does not overflow into these bits
     WaitPolicy policy = parking();
     CHECK(position.wait_until(kWrap + 2, kForever, policy) == Outcome::kReady);
     CHECK(position.wait_until(3, 1, policy) == Outcome::kTimedOut);
 }
 
-TEST(a_target_behind_is_not_waited_for) {
+TEST(waiting_for_a_passed_target_returns_at_once) {
     Position position(10);
     WaitPolicy policy = parking();
     for (const std::uint64_t target : {std::uint64_t{10}, std::uint64_t{3}, kWrap - 5}) {
@@ -94,7 +94,7 @@ TEST(a_target_behind_is_not_waited_for) {
     CHECK(policy.stats().waits == 0);
 }
 
-TEST(a_time_out_is_never_early_and_leaves_nobody_armed) {
+TEST(a_time_out_is_never_early_and_leaves_the_word_disarmed) {
     Position position;
     for (WaitPolicy policy : support::policies()) {
         for (int i = 0; i < 20; ++i) {
@@ -115,7 +115,7 @@ TEST(only_the_post_that_reaches_the_target_wakes) {
     });
     const std::uint64_t before = futex_wake_count();
     for (std::uint64_t wanted = 8; wanted > 0; --wanted) {
-        // Between two looks the sleeper may be awake for no reason; it arms again.
+        // The sleeper may wake spuriously between two looks; it arms again.
         until([&] { return asleep_for(position, wanted); });
         CHECK(futex_wake_count() == before);
         position.post(1);
@@ -149,7 +149,7 @@ TEST(without_a_sleeper_no_call_is_a_system_call) {
     });
 }
 
-TEST(what_was_posted_survives_the_poster_and_the_loss_is_told_after_it) {
+TEST(posts_survive_the_poster_and_the_loss_is_reported_after_them) {
     Position position;
     WaitPolicy policy = parking();
     position.post(2);
@@ -164,7 +164,7 @@ TEST(what_was_posted_survives_the_poster_and_the_loss_is_told_after_it) {
     CHECK(position.load() == 3);
 }
 
-TEST(what_is_posted_and_lost_during_a_wait_is_ready) {
+TEST(a_post_before_a_loss_during_a_wait_is_ready) {
     Position position;
     Meanwhile policy{[&] {
                          position.post(1);
@@ -174,7 +174,7 @@ TEST(what_is_posted_and_lost_during_a_wait_is_ready) {
     CHECK(position.wait_until(1, kForever, policy) == Outcome::kReady);
 }
 
-TEST(a_loss_wakes_the_sleeper) {
+TEST(a_loss_wakes_the_waiter) {
     Position position;
     std::thread waiter([&] {
         WaitPolicy policy = parking();
@@ -185,7 +185,7 @@ TEST(a_loss_wakes_the_sleeper) {
     waiter.join();
 }
 
-TEST(a_second_waiter_is_told_so_and_disturbs_nobody) {
+TEST(a_second_waiter_gets_busy_and_does_not_disturb_the_first) {
     Position position;
     std::thread waiter([&] {
         WaitPolicy policy = parking();
@@ -201,7 +201,7 @@ TEST(a_second_waiter_is_told_so_and_disturbs_nobody) {
     waiter.join();
 }
 
-TEST(the_place_of_a_killed_waiter_is_taken_with_a_target_of_its_own) {
+TEST(a_waiter_replaces_a_killed_one_with_its_own_target) {
     Shared<Position> position;
     Child first([&] {
         WaitPolicy policy = parking();
@@ -221,7 +221,7 @@ TEST(the_place_of_a_killed_waiter_is_taken_with_a_target_of_its_own) {
     second.finish();
 }
 
-TEST(an_open_position_wakes_all_who_wait) {
+TEST(an_open_position_wakes_all_waiters) {
     OpenPosition position;
     constexpr std::uint64_t kWaiters = 3;
     std::array<std::atomic<std::uint64_t>, kWaiters> reached{};
@@ -245,7 +245,7 @@ TEST(an_open_position_wakes_all_who_wait) {
     for (std::thread& waiter : waiters) waiter.join();
 }
 
-TEST(an_open_position_may_be_rung_when_the_poster_likes) {
+TEST(an_open_position_wakes_only_on_ring) {
     OpenPosition position;
     WaitPolicy policy = parking();
     std::thread waiter([&] { CHECK(position.wait_until(3, kForever, policy) == Outcome::kReady); });
@@ -260,7 +260,7 @@ TEST(an_open_position_may_be_rung_when_the_poster_likes) {
     CHECK(futex_wake_count() == before + 1);
 }
 
-TEST(a_loss_wakes_all_who_wait) {
+TEST(a_loss_wakes_all_waiters) {
     OpenPosition position;
     std::vector<std::thread> waiters;
     for (std::uint64_t i = 0; i < 3; ++i) {
@@ -286,7 +286,7 @@ TEST(threads_stream_records_across_the_wrap) {
     }
 }
 
-TEST(processes_stream_records_with_a_wake_for_each_arming_at_most) {
+TEST(processes_stream_records_with_at_most_one_wake_per_arming) {
     const std::uint64_t start = kWrap - 64;
     Shared<Stream> stream(start);
     Shared<std::atomic<std::uint64_t>> wakes;

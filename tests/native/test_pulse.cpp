@@ -13,10 +13,10 @@ namespace {
 
 constexpr std::int64_t kInterval = 10;
 
-// A process that is suspended at times, on a clock of ours. Its thread beats when it runs.
+// A process that is suspended at times, on a simulated clock. Its thread beats while it runs.
 class Script {
  public:
-    // Runs, or is suspended, for so long.
+    // Runs, or is suspended, for `ticks`.
     void run(std::int64_t ticks) {
         for (; ticks > 0; --ticks) {
             runs_.push_back(true);
@@ -35,7 +35,7 @@ class Script {
     }
 
     std::int64_t now() const { return now_; }
-    // What the process knows to have run since then, and how long it did.
+    // How long the process knows to have run since then, and how long it did run.
     std::int64_t known(std::int64_t since) const {
         return now_ - since - pulse_.paused(since, now_);
     }
@@ -52,7 +52,7 @@ class Script {
 
 }  // namespace
 
-TEST(a_process_that_runs_has_no_pauses) {
+TEST(a_running_process_has_no_pauses) {
     Script script;
     for (int i = 0; i < 100; ++i) {
         script.run(7);
@@ -64,7 +64,7 @@ TEST(a_pause_is_known_before_and_after_the_beat_that_ends_it) {
     Script script;
     script.run(25);
     script.suspend(1000);
-    CHECK(script.known(0) == 30);  // until the beat that was due
+    CHECK(script.known(0) == 30);  // runs until the beat was due
     script.beat_if_due();
     CHECK(script.known(0) == 30);
     CHECK(script.known(20) == 10);
@@ -75,10 +75,10 @@ TEST(a_pause_is_known_before_and_after_the_beat_that_ends_it) {
     CHECK(script.known(1030) == 10);
 }
 
-// Of random suspensions: no time is taken off in which the process ran, so what stays at work alone
-// is found; and each suspension leaves no more than an interval and a half, so that what was
-// suspended too is not taken for late.
-TEST(what_is_known_to_have_run_is_what_ran_but_for_an_interval_and_a_half_of_each_suspension) {
+// Random suspensions: no time in which the process ran is subtracted, so another process that works
+// for too long is found late; and each suspension leaves at most an interval and a half, so that a
+// process that was suspended too is not.
+TEST(running_time_is_known_to_within_an_interval_and_a_half_per_suspension) {
     for (unsigned seed = 0; seed < 300; ++seed) {
         std::mt19937 dice(seed);
         const auto up_to = [&](int most) {
@@ -90,7 +90,7 @@ TEST(what_is_known_to_have_run_is_what_ran_but_for_an_interval_and_a_half_of_eac
             script.run(up_to(60));
             suspensions.push_back(script.now());
             script.suspend(up_to(seed % 2 == 0 ? 400 : 30));
-            for (int look = 0; look < 2; ++look) {  // before its thread beats, and after
+            for (int look = 0; look < 2; ++look) {  // before the thread beats, and after
                 for (int j = 0; j < 10; ++j) {
                     const std::int64_t since = up_to(static_cast<int>(script.now()));
                     const auto met = std::count_if(
@@ -105,7 +105,7 @@ TEST(what_is_known_to_have_run_is_what_ran_but_for_an_interval_and_a_half_of_eac
     }
 }
 
-TEST(a_thread_that_always_beats_late_still_counts_an_interval_with_each_beat) {
+TEST(a_thread_that_always_beats_late_still_counts_an_interval_per_beat) {
     Pulse pulse(kInterval, 0);
     for (std::int64_t beat = 1; beat <= 100; ++beat) {
         pulse.beat(beat * 5 * kInterval);

@@ -83,7 +83,7 @@ void consume(Memory& memory, std::uint64_t count, WaitPolicy policy) {
 
 }  // namespace
 
-TEST(what_is_published_is_read_in_order_and_once) {
+TEST(published_slots_are_read_once_in_order) {
     Memory memory;
     Ring ring = memory.handle();
     CHECK(ring.peek(1).count == 0 && ring.size() == 0);
@@ -118,7 +118,7 @@ TEST(a_run_ends_with_the_array) {
     CHECK(run.first == 0 && run.count == 2);
 }
 
-TEST(no_more_than_high_slots_are_full) {
+TEST(at_most_high_slots_are_full) {
     Memory memory;
     Ring ring = memory.handle({.slots = kSlots, .slot_bytes = 64, .high = 5, .low = 2});
     for (int lap = 0; lap < 10; ++lap) {
@@ -130,7 +130,7 @@ TEST(no_more_than_high_slots_are_full) {
     }
 }
 
-TEST(a_producer_that_found_it_full_sleeps_until_it_has_drained_to_low) {
+TEST(a_producer_sleeps_until_a_full_ring_has_drained_to_low) {
     Memory memory(kWrap - 8);
     Ring consumer = memory.handle();
     WaitPolicy policy = parking();
@@ -150,7 +150,7 @@ TEST(a_producer_that_found_it_full_sleeps_until_it_has_drained_to_low) {
     CHECK(futex_wake_count() == before + 1);
 }
 
-TEST(room_for_many_is_waited_for) {
+TEST(wait_room_waits_for_several_slots) {
     Memory memory;
     Ring ring = memory.handle();
     WaitPolicy policy = parking();
@@ -211,7 +211,7 @@ TEST(without_a_sleeper_no_call_is_a_system_call) {
     });
 }
 
-TEST(what_was_published_survives_the_producer_and_what_was_claimed_does_not) {
+TEST(published_slots_survive_the_producer_and_claimed_ones_do_not) {
     Memory memory;
     Ring ring = memory.handle();
     WaitPolicy policy = parking();
@@ -225,13 +225,13 @@ TEST(what_was_published_survives_the_producer_and_what_was_claimed_does_not) {
     CHECK(ring.peek(1).count == 0);
     CHECK(ring.wait_ready(1, kForever, policy) == Outcome::kLost);
     ring.clear_lost();
-    Ring next = memory.handle();  // goes on where the dead one had published
+    Ring next = memory.handle();  // continues behind the slots that the dead one published
     CHECK(next.claim(1).first == 2);
     next.publish(1);
     CHECK(ring.wait_ready(1, kForever, policy) == Outcome::kReady);
 }
 
-TEST(the_loss_of_the_consumer_is_told_when_there_is_no_room) {
+TEST(the_loss_of_the_consumer_is_reported_when_the_ring_is_full) {
     Memory memory;
     Ring ring = memory.handle();
     WaitPolicy policy = parking();
@@ -266,7 +266,7 @@ TEST(a_loss_wakes_either_side) {
     producer.join();
 }
 
-TEST(a_second_consumer_that_waits_is_told_so_and_a_killed_one_replaced) {
+TEST(a_second_waiting_consumer_gets_busy_and_replaces_a_killed_one) {
     Shared<Memory> memory;
     Child first([&] {
         WaitPolicy policy = parking();
@@ -282,12 +282,12 @@ TEST(a_second_consumer_that_waits_is_told_so_and_a_killed_one_replaced) {
     CHECK(ring.wait_ready(1, kForever, policy) == Outcome::kReady);
 }
 
-TEST(garbage_positions_are_seen_and_nothing_is_read) {
+TEST(garbage_positions_are_noticed_and_nothing_is_read) {
     Memory memory;
     Ring ring = memory.handle();
     push(ring, 3);
     CHECK(ring.sound());
-    memory.cell.tail.advance(kSlots - 2);  // one more than there are slots
+    memory.cell.tail.advance(kSlots - 2);  // a fill of one more than the slots
     CHECK(!ring.sound());
     CHECK(ring.peek(1).count == 0);
     CHECK(memory.handle().peek(1).count == 0);
@@ -298,7 +298,7 @@ TEST(garbage_positions_are_seen_and_nothing_is_read) {
     CHECK(memory.handle().claim(1).count == 0);
 }
 
-TEST(a_handle_that_looked_long_ago_looks_again) {
+TEST(a_handle_with_stale_positions_reads_them_again) {
     Memory memory;
     Ring old_consumer = memory.handle();
     Ring old_producer = memory.handle();

@@ -28,7 +28,7 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// Segments mapped, here by whichever handle.
+// How many segments are mapped in this process, by any handle.
 std::size_t mappings() {
     std::ifstream maps("/proc/self/maps");
     std::size_t count = 0;
@@ -36,7 +36,7 @@ std::size_t mappings() {
     return count;
 }
 
-// What a call threw: its message. It leaves nothing open and nothing mapped.
+// The message of the error that `call` throws. It must leave nothing open and nothing mapped.
 template <class Error, class Call>
 std::string error(Call&& call) {
     const std::size_t open = open_fds(), mapped = mappings();
@@ -61,7 +61,7 @@ SegmentHeader header_of(const Segment& segment) {
     return header;
 }
 
-// A memfd that any process could have made.
+// A memfd as any process could make it.
 int forge(const SegmentHeader& header, std::size_t size, int seals = kSeals) {
     const int fd = memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     CHECK(fd >= 0);
@@ -78,7 +78,7 @@ std::string attach_error(const SegmentHeader& header, std::size_t size, int seal
 
 }  // namespace
 
-TEST(a_segment_holds_what_was_asked_for_zeroed_and_in_whole_pages) {
+TEST(a_segment_has_the_requested_size_zeroed_in_whole_pages) {
     const auto segment = Segment::create(5000);
     CHECK(segment->size() % Segment::page() == 0);
     CHECK(segment->left() >= 5000);
@@ -89,7 +89,7 @@ TEST(a_segment_holds_what_was_asked_for_zeroed_and_in_whole_pages) {
     CHECK(Segment::create(0)->size() == Segment::page());
 }
 
-TEST(its_header_says_what_it_is) {
+TEST(the_header_describes_the_segment) {
     const auto segment = Segment::create(100);
     const SegmentHeader header = header_of(*segment);
     CHECK(std::memcmp(&header.magic, "pysamplr", 8) == 0);
@@ -103,7 +103,7 @@ TEST(its_header_says_what_it_is) {
     CHECK(costs[0] == WaitCosts::here().park_ns && costs[1] == WaitCosts::here().yield_ns);
 }
 
-TEST(it_is_sealed_against_resizing_and_closes_on_exec) {
+TEST(a_segment_is_sealed_against_resizing_and_closes_on_exec) {
     const auto segment = Segment::create(10'000);
     const int fd = segment->fd();
     CHECK(ftruncate(fd, 0) != 0 && errno == EPERM);
@@ -113,7 +113,7 @@ TEST(it_is_sealed_against_resizing_and_closes_on_exec) {
     CHECK(fcntl(fd, F_GETFD) & FD_CLOEXEC);
 }
 
-TEST(what_one_process_writes_another_that_attached_reads) {
+TEST(an_attached_process_sees_the_creators_writes) {
     const auto segment = Segment::create(1000);
     const std::size_t offset = segment->allocate(sizeof(Flag));
     auto* flag = new (segment->at(offset, sizeof(Flag))) Flag;
@@ -166,9 +166,9 @@ TEST(a_foreign_descriptor_is_refused_and_closed) {
     error<std::system_error>([] { Segment::attach(-1); });
 }
 
-TEST(a_memfd_that_says_something_else_is_refused_and_closed) {
+TEST(a_memfd_with_another_header_or_seals_is_refused_and_closed) {
     const SegmentHeader right = header_of(*Segment::create(100));
-    Segment::attach(forge(right, right.size));  // the rest tells it apart by one thing each
+    Segment::attach(forge(right, right.size));  // the cases below differ from it in one thing each
     const int half_sealed[] = {0, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SHRINK | F_SEAL_GROW};
     for (const int seals : half_sealed) {
         CHECK(has(attach_error(right, right.size, seals), "not a pysampler segment"));
@@ -190,7 +190,7 @@ TEST(a_memfd_that_says_something_else_is_refused_and_closed) {
     CHECK(has(attach_error(right, 0), "not a pysampler segment"));
 }
 
-TEST(what_is_allocated_lies_on_lines_of_its_own) {
+TEST(allocations_share_no_cache_line) {
     const auto segment = Segment::create(4 * Segment::page());
     const std::size_t a = segment->allocate(1);
     const std::size_t b = segment->allocate(129);
@@ -202,7 +202,7 @@ TEST(what_is_allocated_lies_on_lines_of_its_own) {
     CHECK(d > c && d % Segment::page() == 0);
 }
 
-TEST(no_more_is_allocated_than_there_is) {
+TEST(allocating_more_than_is_left_raises) {
     const auto segment = Segment::create(1000);
     const std::string what = error<OutOfMemory>([&] { segment->allocate(segment->left() + 1); });
     CHECK(has(what, std::to_string(segment->left() + 1)));
@@ -211,12 +211,12 @@ TEST(no_more_is_allocated_than_there_is) {
         error<OutOfMemory>([&] { segment->allocate(huge); });
     }
     error<OutOfMemory>([&] { segment->allocate(1, segment->size()); });
-    segment->allocate(segment->left());  // what was refused took nothing
+    segment->allocate(segment->left());  // the refused calls took nothing
     CHECK(segment->left() == 0);
     error<OutOfMemory>([&] { segment->allocate(1); });
 }
 
-TEST(room_has_addresses_and_no_memory_before_it_is_taken) {
+TEST(room_has_addresses_but_no_memory_before_take) {
     const std::size_t room = 64 << 20;
     const auto segment = Segment::create(100, room);
     const auto blocks = [&] {
@@ -251,7 +251,7 @@ TEST(only_the_creator_allocates) {
     segment->allocate(1);
 }
 
-TEST(only_what_lies_behind_the_header_and_inside_is_given_out) {
+TEST(only_addresses_behind_the_header_and_inside_are_returned) {
     const auto segment = Segment::create(1000);
     const std::size_t size = segment->size();
     CHECK(segment->at(kLine, size - kLine) != nullptr);
@@ -265,7 +265,7 @@ TEST(only_what_lies_behind_the_header_and_inside_is_given_out) {
     error<LayoutError>([&] { segment->at(SIZE_MAX / kLine * kLine, 2 * kLine); });
 }
 
-TEST(mapped_twice_each_byte_has_three_addresses) {
+TEST(map_twice_gives_each_byte_two_more_addresses) {
     const std::size_t page = Segment::page();
     const std::size_t mapped = mappings();
     auto segment = Segment::create(4 * page);
@@ -282,7 +282,7 @@ TEST(mapped_twice_each_byte_has_three_addresses) {
     CHECK(std::memcmp(once + 2 * page - 7, text, 7) == 0);
     CHECK(std::memcmp(once, text + 7, sizeof text - 7) == 0);
     segment.reset();
-    CHECK(std::memcmp(twice.get() + 2 * page, text + 7, 3) == 0);  // lives as long as it is held
+    CHECK(std::memcmp(twice.get() + 2 * page, text + 7, 3) == 0);  // lives with its pointer
     CHECK(mappings() == mapped + 2);
 }
 
@@ -299,7 +299,7 @@ TEST(only_whole_pages_are_mapped_twice) {
     CHECK(mappings() == mapped + 1);
 }
 
-TEST(too_much_is_an_error_with_the_size_in_it) {
+TEST(a_too_large_segment_raises_an_error_with_its_size) {
     for (const std::size_t huge : {SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 4, SIZE_MAX >> 14}) {
         CHECK(has(error<OutOfMemory>([&] { Segment::create(huge); }), "cannot make segment of "));
     }
@@ -308,8 +308,8 @@ TEST(too_much_is_an_error_with_the_size_in_it) {
     CHECK(has(error<OutOfMemory>([&] { Segment::create(more); }), "leave "));
 }
 
-// The kernel would answer with SIGXFSZ, which kills.
-TEST(a_limit_on_file_sizes_is_an_error_and_no_signal) {
+// The kernel would send SIGXFSZ, which kills.
+TEST(a_limit_on_file_sizes_raises_instead_of_a_signal) {
     Child([] {
         const rlimit limit{2 * Segment::page(), RLIM_INFINITY};
         CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
@@ -318,7 +318,7 @@ TEST(a_limit_on_file_sizes_is_an_error_and_no_signal) {
     }).finish();
 }
 
-TEST(a_limit_on_address_space_is_an_error) {
+TEST(a_limit_on_address_space_raises) {
     if (support::kSanitized) return support::skipped("sanitizers need address space");
     Child([] {
         std::size_t pages = 0;
@@ -333,7 +333,7 @@ TEST(a_limit_on_address_space_is_an_error) {
     }).finish();
 }
 
-TEST(a_limit_on_descriptors_is_an_error) {
+TEST(a_limit_on_descriptors_raises) {
     Child([] {
         const rlimit limit{3, 3};  // all of them in use
         CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);

@@ -65,7 +65,7 @@ void pop(SharedRing& ring, std::uint64_t count) {
     }
 }
 
-// Batches of random size, and now and then a slot that is given up.
+// Produces batches of random size, and abandons a slot now and then.
 void produce(Memory& memory, std::uint64_t author, std::uint64_t count, WaitPolicy policy) {
     SharedRing ring = memory.producer();
     Random random(author);
@@ -114,7 +114,7 @@ void consume(Memory& memory, std::uint64_t producers, std::uint64_t count, WaitP
 
 }  // namespace
 
-TEST(there_are_so_many_places_and_a_left_one_is_free) {
+TEST(join_fails_without_a_free_place_and_leave_frees_one) {
     Memory memory;
     SharedRing a = memory.producer();
     SharedRing b = memory.producer();
@@ -128,7 +128,7 @@ TEST(there_are_so_many_places_and_a_left_one_is_free) {
     CHECK(!b.join());
 }
 
-TEST(the_place_of_the_dead_is_taken) {
+TEST(join_takes_the_place_of_a_dead_producer) {
     Shared<Memory> memory;
     Child first([&] {
         for (std::uint32_t i = 0; i < kPlaces; ++i) memory->producer();
@@ -141,7 +141,7 @@ TEST(the_place_of_the_dead_is_taken) {
     CHECK(ring.join());
 }
 
-TEST(what_is_published_is_read_in_the_order_of_the_claims) {
+TEST(slots_are_read_in_the_order_of_their_claims) {
     Memory memory;
     SharedRing a = memory.producer();
     SharedRing b = memory.producer();
@@ -164,7 +164,7 @@ TEST(what_is_published_is_read_in_the_order_of_the_claims) {
     CHECK(consumer.peek(1).count == 0 && consumer.size() == 0);
 }
 
-TEST(a_slot_is_published_once_and_by_its_owner_only) {
+TEST(only_its_producer_publishes_a_slot_and_only_once) {
     Memory memory;
     SharedRing a = memory.producer();
     SharedRing b = memory.producer();
@@ -203,7 +203,7 @@ TEST(a_run_ends_with_the_array) {
     CHECK(consumer.peek(5).first == 0 && consumer.peek(5).count == 3);
 }
 
-TEST(no_more_than_high_slots_are_claimed) {
+TEST(at_most_high_slots_are_claimed) {
     Memory memory;
     const RingGeometry geometry{.slots = kSlots, .slot_bytes = 64, .high = 5, .low = 2};
     SharedRing a = memory.producer(geometry);
@@ -218,7 +218,7 @@ TEST(no_more_than_high_slots_are_claimed) {
     }
 }
 
-TEST(high_is_kept_by_a_producer_that_looked_long_ago) {
+TEST(a_producer_with_a_stale_head_respects_high) {
     Memory memory;
     const RingGeometry geometry{.slots = kSlots, .slot_bytes = 64, .high = 5, .low = 2};
     SharedRing old = memory.producer(geometry);
@@ -233,7 +233,7 @@ TEST(high_is_kept_by_a_producer_that_looked_long_ago) {
     CHECK(!old.claim());
 }
 
-TEST(producers_that_found_it_full_sleep_until_it_has_drained_to_low) {
+TEST(producers_sleep_until_a_full_ring_has_drained_to_low) {
     Memory memory(kWrap - 8);
     SharedRing first = memory.producer();
     push(first, kSlots);
@@ -280,7 +280,7 @@ TEST(time_outs_are_never_early) {
     }
 }
 
-TEST(only_the_post_that_is_wanted_wakes) {
+TEST(only_the_wanted_post_wakes) {
     Memory memory;
     SharedRing a = memory.producer();
     WaitPolicy policy = parking();
@@ -313,7 +313,7 @@ TEST(without_a_sleeper_no_call_is_a_system_call) {
     });
 }
 
-TEST(what_the_dead_had_published_stays_and_what_they_had_claimed_is_skipped) {
+TEST(published_slots_of_the_dead_stay_and_claimed_ones_are_skipped) {
     Shared<Memory> memory;
     Child dead([&] {
         SharedRing ring = memory->producer();
@@ -327,7 +327,7 @@ TEST(what_the_dead_had_published_stays_and_what_they_had_claimed_is_skipped) {
     SharedRing living = memory->producer();
     SharedRing consumer = memory->handle();
     push(living, 1);
-    CHECK(consumer.peek(9).count == 0);  // nobody has told yet
+    CHECK(consumer.peek(9).count == 0);  // the loss is not reported yet
     consumer.mark_producer_lost(pid);
     WaitPolicy policy = parking();
     CHECK(consumer.wait_ready(2, 1, policy) == Outcome::kReady);
@@ -336,15 +336,15 @@ TEST(what_the_dead_had_published_stays_and_what_they_had_claimed_is_skipped) {
     CHECK(consumer.peek(9).first == 3 && consumer.peek(9).count == 1);
     consumer.release(1);
     CHECK(consumer.size() == 0 && consumer.peek(1).count == 0);
-    push(living, kSlots);  // every slot is of use again
+    push(living, kSlots);  // every slot is usable again
     pop(consumer, kSlots);
 }
 
-TEST(the_dead_left_no_tail_behind_and_hold_nobody_up) {
+TEST(a_producer_that_died_before_moving_the_tail_delays_nobody) {
     Memory memory;
     SharedRing a = memory.producer();
     CHECK(a.claim() == 0);
-    memory.cell.tail = 0;  // as if it had died before it moved the tail on
+    memory.cell.tail = 0;  // as if it had died before it moved the tail
     SharedRing b = memory.producer();
     CHECK(b.claim() == 1);
 }
@@ -355,16 +355,16 @@ TEST(a_producer_declared_dead_publishes_nothing) {
     SharedRing consumer = memory.handle();
     const auto position = ghost.claim();
     consumer.mark_producer_lost(getpid());
-    CHECK(consumer.peek(1).count == 0);  // and so skips it
+    CHECK(consumer.peek(1).count == 0);  // skips the slot
     CHECK(!ghost.publish(*position) && !ghost.abandon(*position));
-    SharedRing heir = memory.producer();  // of the same place
+    SharedRing heir = memory.producer();  // in the same place
     push(heir, kSlots);
     CHECK(!ghost.publish(*position));
     CHECK(!ghost.publish(*position + kSlots));
     pop(consumer, kSlots);
 }
 
-TEST(one_declared_dead_that_leaves_leaves_only_its_own_place) {
+TEST(leaving_after_being_declared_dead_keeps_the_successors_place) {
     Memory memory;
     SharedRing ghost = memory.producer();
     SharedRing consumer = memory.handle();
@@ -377,7 +377,7 @@ TEST(one_declared_dead_that_leaves_leaves_only_its_own_place) {
     CHECK(consumer.peek(1).count == 1);
 }
 
-TEST(what_a_producer_leaves_claimed_is_skipped) {
+TEST(slots_that_a_leaving_producer_had_claimed_are_skipped) {
     Memory memory;
     SharedRing a = memory.producer();
     SharedRing b = memory.producer();
@@ -388,11 +388,11 @@ TEST(what_a_producer_leaves_claimed_is_skipped) {
     CHECK(consumer.peek(1).first == 1 && consumer.peek(1).count == 1);
 }
 
-TEST(the_loss_is_told_when_all_producers_are_gone_and_one_of_them_died) {
+TEST(a_loss_is_reported_when_all_producers_are_gone_and_one_died) {
     Memory memory;
     WaitPolicy policy = parking();
     SharedRing consumer = memory.handle();
-    CHECK(consumer.wait_ready(1, 1, policy) == Outcome::kTimedOut);  // nobody has come yet
+    CHECK(consumer.wait_ready(1, 1, policy) == Outcome::kTimedOut);  // no producer has joined yet
     SharedRing leaver = memory.producer();
     leaver.leave();
     CHECK(consumer.wait_ready(1, 1, policy) == Outcome::kTimedOut);
@@ -409,7 +409,7 @@ TEST(the_loss_is_told_when_all_producers_are_gone_and_one_of_them_died) {
     CHECK(consumer.wait_ready(1, kForever, policy) == Outcome::kReady);
 }
 
-TEST(a_loss_wakes_the_consumer_and_it_goes_on_with_the_living) {
+TEST(a_loss_wakes_the_consumer_which_serves_the_living) {
     Shared<Memory> memory;
     Child dead([&] {
         SharedRing ring = memory->producer();
@@ -433,7 +433,7 @@ TEST(a_loss_wakes_the_consumer_and_it_goes_on_with_the_living) {
     consumer.join();
 }
 
-TEST(a_dead_claimant_is_found_at_the_deadline_by_those_without_a_watch) {
+TEST(a_dead_claimant_is_found_at_the_deadline_without_a_watch) {
     Shared<Memory> memory;
     SharedRing living = memory->producer();
     Child dead([&] {
@@ -450,7 +450,7 @@ TEST(a_dead_claimant_is_found_at_the_deadline_by_those_without_a_watch) {
     CHECK(consumer.peek(1).first == 1 && consumer.peek(1).count == 1);
 }
 
-TEST(what_was_published_and_never_posted_is_ready_at_the_deadline) {
+TEST(a_slot_published_but_never_posted_is_ready_at_the_deadline) {
     Memory memory;
     SharedRing consumer = memory.handle();
     SharedRing dead = memory.producer();
@@ -480,7 +480,7 @@ TEST(the_loss_of_the_consumer_wakes_every_producer) {
     CHECK(first.wait_room(1, policy) == Outcome::kTimedOut);
 }
 
-TEST(a_second_consumer_that_waits_is_told_so_and_a_killed_one_replaced) {
+TEST(a_second_waiting_consumer_gets_busy_and_replaces_a_killed_one) {
     Shared<Memory> memory;
     Child first([&] {
         WaitPolicy policy = parking();
@@ -510,11 +510,11 @@ TEST(a_second_consumer_takes_no_loss_from_the_first) {
     CHECK(consumer.wait_ready(1, kForever, policy) == Outcome::kLost);
 }
 
-TEST(a_consumer_that_died_between_freeing_a_slot_and_passing_it_loses_nothing) {
+TEST(a_consumer_that_died_between_free_and_pass_loses_nothing) {
     Memory memory;
     SharedRing a = memory.producer();
     push(a, 3);
-    memory.words[0] = 1ULL << 32;  // free for the next lap, and the head has not moved
+    memory.words[0] = 1ULL << 32;  // free for the next lap, but the head has not moved
     SharedRing next = memory.handle();
     CHECK(next.peek(9).first == 1 && next.peek(9).count == 2);
     next.release(2);

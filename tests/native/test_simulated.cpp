@@ -1,5 +1,6 @@
 // The production templates on the simulated platform of sim.h: every schedule and every stale read
-// within a budget, then random ones; and each order of memory taken away in turn, to see who minds.
+// within a budget, then random ones; and each memory order weakened in turn, which a scenario must
+// notice.
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -27,7 +28,7 @@ namespace {
 // -- scenarios
 // --------------------------------------------------------------------------------------
 
-// A question and an answer to it, twice, in one place that nothing but two flags protects.
+// A question and its answer, twice, in one place that only two flags protect.
 struct Exchange {
     BasicFlag<Sim> there, back;
     Plain<int> record;
@@ -57,7 +58,7 @@ struct Exchange {
     void end() { world.expect(!there.is_set() && !back.is_set(), "a flag is left set"); }
 };
 
-// A poster that goes by the flag alone, and may die; a reaper; a waiter with deadlines in between.
+// A poster that relies on the flag alone and may die; a reaper; a waiter with deadlines in between.
 struct MortalPoster {
     BasicFlag<Sim> flag;
     Plain<int> record;
@@ -94,8 +95,8 @@ struct MortalPoster {
     void end() {}
 };
 
-// What the other side wrote before clear() or take() is seen after the next set() or post(), and
-// what was posted is seen after a take() without a wait.
+// Writes of the other side before clear() or take() are visible after the next set() or post(), and
+// a posted result is visible after a take() without a wait.
 struct Receipts {
     BasicFlag<Sim> flag;
     BasicDoorbellCell<Sim> cell;
@@ -134,7 +135,7 @@ struct Receipts {
     void end() {}
 };
 
-// A waiter asks for less than before: who posts must not go by what it asked for then.
+// A waiter lowers its target: posters must not go by the old one.
 struct Lower {
     BasicPosition<Sim, Waiters::kOne> position;
 
@@ -150,7 +151,7 @@ struct Lower {
     void end() {}
 };
 
-// Two who post once each, one of whom may die; one who waits for both.
+// Two posters post once each, one of which may die; a waiter waits for both.
 struct Sum {
     BasicPosition<Sim, Waiters::kOne> position;
     std::array<Plain<int>, 2> parts;
@@ -182,7 +183,7 @@ struct Sum {
     void end() { world.expect(!lost || world.killed(0), "a loss without a death"); }
 };
 
-// Two wait for different positions of one poster.
+// Two waiters wait for different positions of one poster.
 struct Audience {
     BasicPosition<Sim, Waiters::kMany> position;
     Plain<int> first, second;
@@ -206,7 +207,7 @@ struct Audience {
     void end() {}
 };
 
-// Two wait at one place, one after the other; the first may die there.
+// Two waiters use one place, one after the other; the first may die there.
 struct Succession {
     BasicPosition<Sim, Waiters::kOne> position;
     Plain<int> count;
@@ -278,7 +279,7 @@ struct Pipe {
     void end() {}
 };
 
-// Two producers, one of whom may die, two records each, into two slots.
+// Two producers, one of which may die, write two records and one into two slots.
 struct Pool {
     static constexpr RingGeometry kGeometry{.slots = 2, .slot_bytes = 4, .high = 2, .low = 1};
     BasicSharedRingCell<Sim> cell;
@@ -287,7 +288,7 @@ struct Pool {
     std::vector<BasicSharedRing<Sim>> handles;
     std::array<int, 2> last{};
     std::array<bool, 2> joined{};
-    bool told = false;
+    bool loss_known = false;
 
     Pool() {
         for (int i = 0; i < 4; ++i) {
@@ -321,17 +322,17 @@ struct Pool {
     void consume() {
         Policy policy;
         BasicSharedRing<Sim>& ring = handles[3];
-        while (!(last[1] == 1 && (last[0] == 2 || told))) {
+        while (!(last[1] == 1 && (last[0] == 2 || loss_known))) {
             Run run = ring.peek(1);
-            // Whether there is still something to come from the dead is known once it is reaped.
+            // Once the dead producer is reaped, an empty ring means that it left nothing more.
             const Outcome outcome =
                 run.count == 1 ? Outcome::kReady : ring.wait_ready(1, 1, policy);
             if (outcome == Outcome::kTimedOut) {
-                if (world.killed(0) && world.over(2) && ring.peek(1).count == 0) told = true;
+                if (world.killed(0) && world.over(2) && ring.peek(1).count == 0) loss_known = true;
                 continue;
             }
-            if (outcome == Outcome::kLost) {  // of those who have joined; the other may still come
-                told = true;
+            if (outcome == Outcome::kLost) {  // all that have joined; the other may still join
+                loss_known = true;
                 world.until([this] { return joined[1]; });
                 continue;
             }
@@ -350,7 +351,7 @@ struct Pool {
     }
 };
 
-// Two members, one of whom may die, post twice; one waits for both.
+// Two members, one of which may die, post twice and once; a waiter waits for both.
 struct Bell {
     BasicDoorbellCell<Sim> cell;
     std::array<BasicMember<Sim>, 2> members;
@@ -388,7 +389,8 @@ struct Bell {
             const std::uint32_t both = taken[1] == 0 && taken[0] < 2 && !lost ? 2 : 1;
             const Outcome outcome = bell.wait_until(both, kForever, policy);
             if (outcome == Outcome::kLost) {
-                world.expect(!lost && bell.lost().size() == 1 && bell.lost()[0] == 0, "told twice");
+                world.expect(!lost && bell.lost().size() == 1 && bell.lost()[0] == 0,
+                             "reported twice");
                 lost = true;
             }
             for (const std::uint32_t i : bell.ready()) {
@@ -401,7 +403,7 @@ struct Bell {
     void end() { world.expect(!lost || world.killed(0), "a loss without a death"); }
 };
 
-// Versions 1 and 2, and 3 over 1: never a mixture, never an older one than last time.
+// Publishes versions 1, 2, and 3 over 1: no read returns a mixture or an older version than before.
 struct Wall {
     BasicBoardCell<Sim> cell;
     std::array<BasicBoard<Sim>::Stamp, 2> stamps;
@@ -437,7 +439,7 @@ struct Wall {
     void end() {}
 };
 
-// -- how each is explored
+// -- budgets of each scenario
 // ---------------------------------------------------------------------------
 
 // preemptions, stale reads, kills, early ends of a sleep
@@ -455,14 +457,14 @@ const std::vector<sim::Scenario> kScenarios = {
     sim::scenario<Wall>("wall", {{3, 0, 1, 0}, {2, 2, 0, 0}, {1, 3, 0, 0}}),
 };
 
-// Orders that no scenario here would miss.
+// Memory orders that no scenario here needs.
 const std::vector<sim::Spare> kSpare = {
     {"board.h", "publish", "advance() releases too; the stamp is read before the version says so"},
     {"board.h", "read", "the version was acquired before"},
     {"shared_ring.h", "claim", "the load, the exchange and the head's position each acquire it"},
     {"shared_ring.h", "free", "pass() releases too"},
-    {"shared_ring.h", "aborted", "is() and free() do it"},
-    {"producers.h", "gone", "aborted() has acquired the claim, which comes after the joining"},
+    {"shared_ring.h", "aborted", "is() and free() order it too"},
+    {"producers.h", "gone", "aborted() has acquired the claim, which comes after join()"},
     {"producers.h", "take_place", "rare"},
     {"producers.h", "mark_lost", "rare"},
     {"producers.h", "all_lost", "rare"},
@@ -473,11 +475,11 @@ const std::vector<sim::Spare> kSpare = {
 
 }  // namespace
 
-TEST(within_the_budget_nothing_goes_wrong) { sim::check_within_budgets(kScenarios); }
+TEST(all_executions_within_the_budgets_succeed) { sim::check_within_budgets(kScenarios); }
 
-TEST(at_random_nothing_goes_wrong) { sim::check_at_random(kScenarios); }
+TEST(random_executions_succeed) { sim::check_at_random(kScenarios); }
 
-TEST(an_order_of_memory_that_is_taken_away_is_missed) {
+TEST(weakening_any_memory_order_fails_a_scenario) {
     sim::check_that_orders_are_missed(kScenarios, kSpare);
 }
 

@@ -1,6 +1,6 @@
 // A pool's commands and completions (pool.h, pool_worker.h) on the simulated platform of sim.h:
 // every schedule and every stale read within a budget, a death at every access, then at random; and
-// each order of memory taken away in turn.
+// each memory order weakened in turn.
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -23,11 +23,11 @@ using sim::world;
 
 namespace {
 
-constexpr std::uint32_t kEnd = 7;  // a kind of command: the worker is to end
+constexpr std::uint32_t kEnd = 7;  // a kind of command that ends the worker
 constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
-// Bytes that are mapped twice in a row, one for each worker. What is left of the last execution is
-// never read: each begins with fresh cells.
+// The inbox bytes of each worker, mapped twice in a row. Bytes left over from the last execution
+// are never read, since each execution begins with fresh cells.
 std::byte* inbox_bytes(std::size_t worker) {
     static const auto segment = Segment::create(4 * Segment::page());
     static const std::array<std::shared_ptr<std::byte>, 2> mapped = {
@@ -36,7 +36,7 @@ std::byte* inbox_bytes(std::size_t worker) {
     return mapped[worker].get();
 }
 
-// A pool whose workers have one group each, and what a frame holds: plain memory beside it.
+// A pool whose workers have one group each, with plain memory beside it for the frames' content.
 template <std::size_t workers, std::size_t slots>
 struct Shared {
     std::array<BasicRingCell<Sim>, workers> command_cells, inbox_cells;
@@ -72,7 +72,7 @@ struct Shared {
         return {&inbox_cells[worker], inbox_bytes(worker), Segment::page()};
     }
 
-    // The next command of a worker; none if the parent is lost.
+    // The next command of a worker; nullopt if the parent is lost.
     std::optional<Command> next(BasicPoolWorker<Sim>& worker) {
         Policy policy;
         for (;;) {
@@ -89,7 +89,7 @@ struct Shared {
         return text;
     }
 
-    // Answers each action with its negative, until it is told to end.
+    // Answers each action with its negative, until kEnd.
     void serve(std::uint32_t group) {
         BasicPoolWorker<Sim> worker(parts(), group);
         for (std::uint32_t number = 0;;) {
@@ -116,12 +116,12 @@ struct Shared {
     void end_workers(BasicPool<Sim>& pool) {
         for (std::uint32_t group = 0; group < workers; ++group) {
             pool.send({group, kEnd, 0});
-            pool.take(group);  // it does not answer
+            pool.take(group);  // the worker does not answer
         }
     }
 };
 
-// Two workers step at once.
+// Two workers step at the same time.
 struct Together : Shared<2, 2> {
     BasicPool<Sim> pool = Shared::pool({1, 1});
 
@@ -172,7 +172,7 @@ struct Orphan : Shared<1, 2> {
     void end() { world.expect(pool.pending() == 0 || world.killed(0), "something is left"); }
 };
 
-// Groups of different weights come back as they like, with deadlines in between.
+// Groups of different weights come back in any order, with deadlines in between.
 struct Some : Shared<2, 2> {
     BasicPool<Sim> pool = Shared::pool({1, 3});
     std::array<int, 2> returned{};
@@ -241,7 +241,7 @@ struct Replacement : Shared<1, 2> {
             world.expect(outcome == Outcome::kLost, "neither ready nor lost");
             world.expect(pool.wait(kForever, policy) == Outcome::kLost, "reported once only");
             world.expect(world.killed(1) && !replaced, "a loss without a death");
-            world.until([this] { return marked; });  // as Watch.settle()
+            world.until([this] { return marked; });  // like Watch::settle()
             world.after(1);
             pool.renew(0);
             world.expect(pool.owed(0) && pool.is_new(0), "nothing is owed");
@@ -257,7 +257,7 @@ struct Replacement : Shared<1, 2> {
 struct Full : Shared<1, 2> {
     static constexpr std::size_t kLarge = 6000;
     BasicPool<Sim> pool = Shared::pool({1});
-    Plain<int> beside;  // written before what is sent
+    Plain<int> beside;  // written before the commands are sent
 
     Full() {
         world.spawn([this] {
@@ -339,12 +339,12 @@ const std::vector<sim::Scenario> kScenarios = {
     sim::scenario<Inline>("inline", {{2, 0, 0, 0}, {1, 1, 0, 1}}),
 };
 
-// Orders that no scenario here would miss.
+// Memory orders that no scenario here needs.
 const std::vector<sim::Spare> kSpare = {
     {"doorbell.h", "post", "the command ring orders it too: a post answers a command"},
     {"doorbell.h", "take", "likewise: the next post answers a later command"},
     {"doorbell.h", "revive", "likewise"},
-    {"position.h", "advance", "matters to one who lowers its target: test_simulated.cpp"},
+    {"position.h", "advance", "needed by waiters that lower their target: test_simulated.cpp"},
     {"position.h", "park", "likewise"},
     {"waiter.h", "claim", "orders the stores to target_: here no store is ever late"},
     {"waiter.h", "leave", "likewise"},
@@ -352,11 +352,11 @@ const std::vector<sim::Spare> kSpare = {
 
 }  // namespace
 
-TEST(within_the_budget_nothing_goes_wrong) { sim::check_within_budgets(kScenarios); }
+TEST(all_executions_within_the_budgets_succeed) { sim::check_within_budgets(kScenarios); }
 
-TEST(at_random_nothing_goes_wrong) { sim::check_at_random(kScenarios); }
+TEST(random_executions_succeed) { sim::check_at_random(kScenarios); }
 
-TEST(an_order_of_memory_that_is_taken_away_is_missed) {
+TEST(weakening_any_memory_order_fails_a_scenario) {
     sim::check_that_orders_are_missed(kScenarios, kSpare);
 }
 

@@ -12,7 +12,7 @@ using namespace pysampler;
 
 namespace {
 
-// Zeroed, as the memory of a segment is.
+// Zeroed, like the memory of a segment.
 struct Trace {
     std::unique_ptr<TraceSwitch> wanted = std::make_unique<TraceSwitch>();
     std::unique_ptr<TraceRing> ring = std::make_unique<TraceRing>();
@@ -26,7 +26,7 @@ bool operator==(const Slice& a, const Slice& b) {
     return a.begin == b.begin && a.end == b.end && a.kind == b.kind && a.id == b.id;
 }
 
-TEST(nothing_is_written_unless_it_is_wanted) {
+TEST(nothing_is_written_unless_a_trace_is_wanted) {
     Trace trace;
     trace.wanted->until = 0;
     CHECK(trace.track->begin() == 0);
@@ -34,7 +34,7 @@ TEST(nothing_is_written_unless_it_is_wanted) {
     {
         const Traced traced(trace.track, TraceKind::kWait, 1);
     }
-    trace.wanted->until = 3;  // what ends then is not wanted any more
+    trace.wanted->until = 3;  // a slice that ends then is no longer wanted
     trace.track->add(TraceKind::kStep, 1, 2, 3);
     CHECK(trace.ring->claimed == 0);
     trace.wanted->until = 4;
@@ -42,7 +42,7 @@ TEST(nothing_is_written_unless_it_is_wanted) {
     CHECK(trace.ring->claimed == 1);
 }
 
-TEST(a_slice_is_read_once_and_is_what_was_done) {
+TEST(a_slice_is_read_once_as_it_was_written) {
     Trace trace;
     trace.track->add(TraceKind::kReset, 7, 20, 30);
     const std::vector<Slice> read = trace.reader.read();
@@ -50,7 +50,7 @@ TEST(a_slice_is_read_once_and_is_what_was_done) {
     CHECK(trace.reader.read().empty());
 }
 
-TEST(a_reader_begins_with_what_comes) {
+TEST(a_reader_sees_only_slices_after_its_construction) {
     Trace trace;
     trace.track->add(TraceKind::kStep, 1, 2, 3);
     TraceReader later(*trace.ring);
@@ -60,7 +60,7 @@ TEST(a_reader_begins_with_what_comes) {
     CHECK(read.size() == 1 && read[0].id == 2);
 }
 
-TEST(a_scope_is_a_slice_even_if_the_owner_lets_go_of_its_track) {
+TEST(a_scope_is_traced_even_if_the_owner_drops_its_track) {
     Trace trace;
     auto owned = std::make_shared<Track>(*trace.wanted, *trace.ring);
     const std::int64_t before = now_ns();
@@ -76,7 +76,7 @@ TEST(a_scope_is_a_slice_even_if_the_owner_lets_go_of_its_track) {
     CHECK(before <= read[0].begin && read[0].begin <= read[0].end && read[0].end <= now_ns());
 }
 
-TEST(slices_that_came_too_fast_are_counted_as_missed) {
+TEST(overwritten_slices_are_counted_as_missed) {
     constexpr std::uint32_t kTooMany = 10;
     Trace trace;
     for (std::uint32_t i = 0; i < TraceRing::kSlices + kTooMany; ++i) {
@@ -88,7 +88,7 @@ TEST(slices_that_came_too_fast_are_counted_as_missed) {
     CHECK(trace.reader.read().empty());
 }
 
-TEST(a_slice_that_is_being_written_comes_later) {
+TEST(a_slice_under_way_is_read_later) {
     Trace trace;
     trace.track->add(TraceKind::kStep, 0, 1, 2);
     ++trace.ring->claimed;
@@ -101,7 +101,7 @@ TEST(a_slice_that_is_being_written_comes_later) {
     CHECK(trace.reader.missed() == 0);
 }
 
-TEST(a_slice_whose_writer_died_is_missed_once_many_came_after_it) {
+TEST(a_slice_whose_writer_died_is_missed_after_many_others) {
     constexpr std::uint32_t kAfter = 100;
     Trace trace;
     ++trace.ring->claimed;
@@ -110,7 +110,7 @@ TEST(a_slice_whose_writer_died_is_missed_once_many_came_after_it) {
     CHECK(trace.reader.read().size() == kAfter && trace.reader.missed() == 1);
 }
 
-TEST(a_slot_has_no_slice_of_another_lap) {
+TEST(a_slot_returns_no_slice_of_another_lap) {
     Trace trace;
     TraceSlot& slot = trace.ring->slot(5);
     slot.write({1, 2, TraceKind::kStep, 3}, 5);
@@ -120,7 +120,7 @@ TEST(a_slot_has_no_slice_of_another_lap) {
     CHECK(!slot.read(5).has_value());
 }
 
-TEST(what_is_read_while_it_is_overwritten_is_whole) {
+TEST(a_slice_read_while_it_is_overwritten_is_whole) {
     constexpr std::uint64_t kLaps = 1'000'000;
     TraceSlot slot{};
     std::atomic<std::uint64_t> written = 0;
@@ -143,7 +143,7 @@ TEST(what_is_read_while_it_is_overwritten_is_whole) {
     }
 }
 
-TEST(threads_write_slices_of_their_own_while_they_are_read) {
+TEST(threads_write_slices_while_they_are_read) {
     constexpr std::uint32_t kThreads = 4, kEach = 3000;
     Trace trace;
     std::vector<Slice> read;

@@ -33,7 +33,7 @@ Child sleeper() {
     });
 }
 
-// Until so many losses are known.
+// Waits until this many losses are known.
 void wait_for(Watch& watch, std::uint64_t losses) {
     WaitPolicy policy = parking();
     CHECK(watch.wait(losses - 1, kForever, policy) == Outcome::kReady);
@@ -45,22 +45,22 @@ void wait_for(Watch& watch, std::uint64_t losses) {
 TEST(a_killed_child_is_noticed_with_its_signal) {
     Watch watch;
     Child child = sleeper();
-    std::atomic<int> told{0};
-    watch.add(child.pid(), [&] { ++told; });
+    std::atomic<int> runs{0};
+    watch.add(child.pid(), [&] { ++runs; });
     CHECK(watch.watched() == std::vector<pid_t>({child.pid()}));
-    CHECK(told == 0 && watch.losses().empty());
+    CHECK(runs == 0 && watch.losses().empty());
     const std::int64_t killed_at = now_ns();
     child.send(SIGKILL);
     wait_for(watch, 1);
     const Loss loss = watch.losses().at(0);
-    CHECK(told == 1);
+    CHECK(runs == 1);
     CHECK(loss.pid == child.pid() && loss.noticed_at >= killed_at && loss.noticed_at <= now_ns());
     CHECK(loss.signal == SIGKILL && !loss.exit_code);
     CHECK(watch.watched().empty());
-    CHECK(WTERMSIG(child.status()) == SIGKILL);  // still ours to reap
+    CHECK(WTERMSIG(child.status()) == SIGKILL);  // the watch has not reaped it
 }
 
-TEST(one_that_leaves_is_noticed_with_its_exit_code) {
+TEST(a_child_that_exits_is_noticed_with_its_exit_code) {
     Watch watch;
     for (const int code : {0, 3}) {
         Child child([=] { _exit(code); });
@@ -72,7 +72,7 @@ TEST(one_that_leaves_is_noticed_with_its_exit_code) {
     }
 }
 
-TEST(one_that_aborts_is_noticed_with_its_signal) {
+TEST(a_child_that_aborts_is_noticed_with_its_signal) {
     Watch watch;
     Child child([] {
         std::signal(SIGABRT, SIG_DFL);
@@ -83,14 +83,14 @@ TEST(one_that_aborts_is_noticed_with_its_signal) {
     CHECK(watch.losses().at(0).signal == SIGABRT);
 }
 
-TEST(one_that_is_already_reaped_is_told_before_add_returns) {
+TEST(a_reaped_process_is_reported_before_add_returns) {
     Watch watch;
     Child child([] {});
     const pid_t pid = child.pid();
     child.finish();
-    int told = 0;
-    watch.add(pid, [&] { ++told; });
-    CHECK(told == 1 && watch.losses().size() == 1);
+    int runs = 0;
+    watch.add(pid, [&] { ++runs; });
+    CHECK(runs == 1 && watch.losses().size() == 1);
     const Loss loss = watch.losses()[0];
     CHECK(loss.pid == pid && !loss.exit_code && !loss.signal);
     CHECK(watch.watched().empty());
@@ -98,22 +98,22 @@ TEST(one_that_is_already_reaped_is_told_before_add_returns) {
     CHECK(watch.wait(0, 1, policy) == Outcome::kReady);
 }
 
-TEST(one_that_is_dead_and_not_reaped_is_told_before_add_returns) {
+TEST(a_dead_unreaped_process_is_reported_before_add_returns) {
     Watch watch;
     for (int i = 0; i < 20; ++i) {
         Child child([=] { _exit(i); });
         siginfo_t info;
         CHECK(waitid(P_PID, static_cast<id_t>(child.pid()), &info, WEXITED | WNOWAIT) == 0);
-        std::thread::id teller;
-        watch.add(child.pid(), [&] { teller = std::this_thread::get_id(); });
-        CHECK(teller == std::this_thread::get_id());
+        std::thread::id runner;
+        watch.add(child.pid(), [&] { runner = std::this_thread::get_id(); });
+        CHECK(runner == std::this_thread::get_id());
         CHECK(watch.losses().back().pid == child.pid());
         CHECK(watch.losses().back().exit_code == i);
     }
     CHECK(watch.watched().empty());
 }
 
-TEST(every_action_of_a_process_is_run_once) {
+TEST(every_action_of_a_process_runs_once) {
     Watch watch;
     Child child = sleeper();
     std::atomic<int> first{0}, second{0};
@@ -125,7 +125,7 @@ TEST(every_action_of_a_process_is_run_once) {
     CHECK(watch.losses().size() == 1);
 }
 
-TEST(an_action_set_takes_the_place_of_all_others) {
+TEST(set_replaces_all_other_actions) {
     Watch watch;
     Child child = sleeper();
     std::atomic<int> before{0}, after{0};
@@ -137,29 +137,29 @@ TEST(an_action_set_takes_the_place_of_all_others) {
     CHECK(before == 0 && after == 1);
 }
 
-TEST(once_settled_nothing_more_is_told_of_a_process) {
+TEST(a_settled_process_is_not_reported_again) {
     for (int i = 0; i < 100; ++i) {
         Watch watch;
         Child child = sleeper();
-        std::atomic<int> told{0};
-        watch.add(child.pid(), [&] { ++told; });
+        std::atomic<int> runs{0};
+        watch.add(child.pid(), [&] { ++runs; });
         CHECK(!watch.settle(child.pid()));
-        CHECK(told == 0);
+        CHECK(runs == 0);
         child.send(SIGKILL);
-        until([&] { return watch.settle(child.pid()); });  // this thread, or the watch's
-        CHECK(told == 1 && watch.losses().size() == 1);
+        until([&] { return watch.settle(child.pid()); });  // notices here or in the poll thread
+        CHECK(runs == 1 && watch.losses().size() == 1);
         CHECK(watch.settle(child.pid()));
-        CHECK(told == 1);
+        CHECK(runs == 1);
     }
 }
 
-TEST(the_forgotten_are_not_told_of) {
+TEST(forgotten_processes_are_not_reported) {
     Watch watch;
     Child forgotten = sleeper();
     Child watched = sleeper();
-    std::atomic<int> told{0};
-    watch.add(forgotten.pid(), [&] { told = -1; });
-    watch.add(watched.pid(), [&] { ++told; });
+    std::atomic<int> runs{0};
+    watch.add(forgotten.pid(), [&] { runs = -1; });
+    watch.add(watched.pid(), [&] { ++runs; });
     CHECK(watch.forget(forgotten.pid()));
     CHECK(!watch.forget(forgotten.pid()));
     CHECK(!watch.forget(getpid()));
@@ -167,19 +167,19 @@ TEST(the_forgotten_are_not_told_of) {
     forgotten.status();
     watched.send(SIGKILL);
     wait_for(watch, 1);
-    CHECK(told == 1 && watch.losses().size() == 1);
+    CHECK(runs == 1 && watch.losses().size() == 1);
 }
 
-TEST(one_forgotten_may_be_watched_again) {
+TEST(a_forgotten_process_may_be_watched_again) {
     Watch watch;
     Child child = sleeper();
-    std::atomic<int> told{0};
-    watch.add(child.pid(), [&] { told = -1; });
+    std::atomic<int> runs{0};
+    watch.add(child.pid(), [&] { runs = -1; });
     CHECK(watch.forget(child.pid()));
-    watch.add(child.pid(), [&] { ++told; });
+    watch.add(child.pid(), [&] { ++runs; });
     child.send(SIGKILL);
     wait_for(watch, 1);
-    CHECK(told == 1);
+    CHECK(runs == 1);
 }
 
 TEST(a_stopped_process_is_not_lost) {
@@ -194,30 +194,30 @@ TEST(a_stopped_process_is_not_lost) {
     killed.send(SIGKILL);
     wait_for(watch, 1);
     CHECK(watch.losses().size() == 1 && watch.losses()[0].pid == killed.pid());
-    stopped.send(SIGKILL);  // which ends the stopped too
+    stopped.send(SIGKILL);  // SIGKILL ends a stopped process too
     wait_for(watch, 2);
 }
 
-TEST(many_are_noticed_each_once) {
+TEST(many_deaths_are_each_noticed_once) {
     const std::size_t fds = support::open_fds();
     {
         Watch watch;
-        constexpr std::uint64_t kMany = 40;  // more than one call of the kernel tells of
+        constexpr std::uint64_t kMany = 40;  // more than one epoll_wait returns
         std::vector<Child> children;
-        std::atomic<std::uint64_t> told{0};
+        std::atomic<std::uint64_t> runs{0};
         for (std::uint64_t i = 0; i < kMany; ++i) {
             children.push_back(sleeper());
-            watch.add(children.back().pid(), [&] { ++told; });
+            watch.add(children.back().pid(), [&] { ++runs; });
         }
         CHECK(watch.watched().size() == kMany);
         for (const Child& child : children) child.send(SIGKILL);
         wait_for(watch, kMany);
-        CHECK(told == kMany && watch.losses().size() == kMany && watch.watched().empty());
+        CHECK(runs == kMany && watch.losses().size() == kMany && watch.watched().empty());
     }
     CHECK(support::open_fds() == fds && support::no_child_left());
 }
 
-TEST(a_wait_for_losses_times_out_never_early) {
+TEST(a_wait_for_losses_never_times_out_early) {
     Watch watch;
     for (WaitPolicy policy : support::policies()) {
         const std::int64_t deadline = now_ns() + 200 * kMicrosecond;
@@ -226,7 +226,7 @@ TEST(a_wait_for_losses_times_out_never_early) {
     }
 }
 
-TEST(a_death_wakes_whoever_sleeps_for_the_dead) {
+TEST(a_death_wakes_all_who_wait_for_the_dead) {
     Watch watch;
     Flag flag;
     RingCell cell;
@@ -272,7 +272,7 @@ TEST(a_child_notices_that_its_parent_is_gone) {
             watch.add(self, [&] { *stage = kNoticed; });
             *stage = kWatching;
             wait_for(watch, 1);
-            CHECK(!watch.losses()[0].signal && !watch.losses()[0].exit_code);  // not its to know
+            CHECK(!watch.losses()[0].signal && !watch.losses()[0].exit_code);  // not its child
             _exit(0);
         }
         for (;;) pause();
@@ -282,7 +282,7 @@ TEST(a_child_notices_that_its_parent_is_gone) {
     until([&] { return *stage == kNoticed; });
 }
 
-TEST(what_cannot_be_watched_is_an_error) {
+TEST(watching_an_invalid_pid_raises) {
     Watch watch;
     for (const pid_t pid : {0, -1}) {
         bool thrown = false;
@@ -296,7 +296,7 @@ TEST(what_cannot_be_watched_is_an_error) {
     CHECK(watch.watched().empty() && watch.losses().empty());
 }
 
-TEST(a_watch_is_destroyed_with_its_thread_while_it_watches) {
+TEST(destroying_a_watch_ends_its_thread) {
     const std::size_t fds = support::open_fds();
     Child child = sleeper();
     for (int i = 0; i < 50; ++i) {
@@ -306,11 +306,11 @@ TEST(a_watch_is_destroyed_with_its_thread_while_it_watches) {
     CHECK(support::open_fds() == fds);
 }
 
-TEST(in_a_forked_child_a_watch_is_not_its_own_and_can_be_destroyed) {
+TEST(a_forked_child_can_destroy_an_inherited_watch) {
     Child watched = sleeper();
     auto watch = std::make_unique<Watch>();
-    std::atomic<int> told{0};
-    watch->add(watched.pid(), [&] { ++told; });
+    std::atomic<int> runs{0};
+    watch->add(watched.pid(), [&] { ++runs; });
     CHECK(watch->mine());
     const std::size_t fds = support::open_fds();
     Child([&] {
@@ -318,21 +318,21 @@ TEST(in_a_forked_child_a_watch_is_not_its_own_and_can_be_destroyed) {
         watch.reset();
         CHECK(support::open_fds() == fds - 3);
     }).finish();
-    watched.send(SIGKILL);  // the parent's goes on
+    watched.send(SIGKILL);  // the parent's watch continues
     wait_for(*watch, 1);
-    CHECK(told == 1);
+    CHECK(runs == 1);
 }
 
-TEST(the_poll_thread_sleeps_though_a_child_inherited_what_it_watched) {
+TEST(the_poll_thread_sleeps_although_a_child_inherited_the_pidfd) {
     for (const bool forgotten : {false, true}) {
         Watch watch;
         Child watched = sleeper();
         watch.add(watched.pid(), [] {});
-        Child heir = sleeper();  // of the pidfd
+        Child heir = sleeper();  // inherits the pidfd
         if (forgotten) watch.forget(watched.pid());
         watched.send(SIGKILL);
         if (!forgotten) wait_for(watch, 1);
-        // Asleep every time that one looks, as a thread that spins is not.
+        // The poll thread must be asleep at every look; a spinning one would not be.
         pid_t poller = 0;
         DIR* threads = opendir("/proc/self/task");
         while (const dirent* thread = readdir(threads)) {
@@ -354,10 +354,10 @@ TEST(the_poll_thread_sleeps_though_a_child_inherited_what_it_watched) {
     }
 }
 
-TEST(a_watch_without_a_thread_is_an_error_that_changes_nothing) {
-    if (support::kSanitized) return support::skipped("the sanitizer needs threads of its own");
+TEST(failing_to_start_the_poll_thread_changes_nothing) {
+    if (support::kSanitized) return support::skipped("the sanitizer needs its own threads");
     Child([] {
-        if (setuid(65534) != 0) return support::skipped("no other user to be");
+        if (setuid(65534) != 0) return support::skipped("cannot change the user");
         const rlimit none{0, 0};
         CHECK(setrlimit(RLIMIT_NPROC, &none) == 0);
         const std::size_t fds = support::open_fds();
@@ -375,7 +375,7 @@ TEST(a_watch_without_a_thread_is_an_error_that_changes_nothing) {
     }).finish();
 }
 
-TEST(the_poll_thread_takes_no_signals) {
+TEST(the_poll_thread_handles_no_signals) {
     static std::atomic<pid_t> taken_by{0};
     struct sigaction action{}, before{};
     action.sa_handler = [](int) { taken_by = gettid(); };
@@ -385,7 +385,7 @@ TEST(the_poll_thread_takes_no_signals) {
     sigemptyset(&mask);
     sigaddset(&mask, SIGUSR1);
     CHECK(pthread_sigmask(SIG_BLOCK, &mask, &saved) == 0);
-    kill(getpid(), SIGUSR1);  // nobody else would take it
+    kill(getpid(), SIGUSR1);  // no other thread could handle it
     WaitPolicy policy = parking();
     watch.wait(0, now_ns() + kMillisecond, policy);
     CHECK(taken_by == 0);
