@@ -171,7 +171,7 @@ class Segment:
     @property
     def left(self) -> int:
         """
-        How many bytes are not yet allocated; 0 in processes that attached it.
+        How many bytes are not yet allocated; 0 except in the process that made it.
         """
     @property
     def size(self) -> int:
@@ -387,7 +387,7 @@ class Flag:
         ...
     def clear(self) -> bool:
         """
-        Clear the flag, when the waiter has handled the post.
+        Clear the flag once the waiter has handled the post.
         
         Returns:
             False if it was not set.

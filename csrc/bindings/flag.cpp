@@ -95,7 +95,7 @@ void register_flag(py::module_& m) {
              "Returns:\n"
              "    False if the last post has not been cleared.\n")
         .def("clear", &PyFlag::clear,
-             "Clear the flag, when the waiter has handled the post.\n\n"
+             "Clear the flag once the waiter has handled the post.\n\n"
              "Returns:\n"
              "    False if it was not set.\n")
         .def("is_set", &PyFlag::is_set, "Return whether there is a post that has not been cleared.")

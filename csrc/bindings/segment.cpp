@@ -85,7 +85,7 @@ void register_segment(py::module_& m) {
             "The size in bytes, header included.")
         .def_property_readonly(
             "left", [](const PySegment& self) { return Pin(self, "use").segment()->left(); },
-            "How many bytes are not yet allocated; 0 in processes that attached it.")
+            "How many bytes are not yet allocated; 0 except in the process that made it.")
         .def("__repr__", &repr);
     m.def("memory_left", &memory_left,
           "Return how many bytes may still be allocated: the available memory, capped by the "
