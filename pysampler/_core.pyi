@@ -1055,7 +1055,7 @@ class Pool:
         """
     def round(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Step every group, wait until all are back, and take them; return False if something is left to do: flush, look for late members, or read a message.
+        Step every group, wait until all are back, and take them; return False if something is left to do: flush, look for late envs, or read a message.
         """
     def run_inline(self) -> bool:
         """

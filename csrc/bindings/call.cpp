@@ -51,9 +51,9 @@ class Call {
     // -- its frames -----------------------------------------------------------------------------
 
     // From now on calls use these frames. None: there are none until they are laid out anew.
-    void use_frames(const py::object& batch) {
-        batch_ = batch.is_none() ? nullptr : &batch.cast<FrameAccess&>();
-        batch_object_ = batch;
+    void use_frames(const py::object& frames) {
+        frames_ = frames.is_none() ? nullptr : &frames.cast<FrameAccess&>();
+        frames_object_ = frames;
         entries_when_armed_ = 0;
     }
     bool laid_out() const { return frames_ != nullptr; }
@@ -104,9 +104,9 @@ class Call {
     // waited or read already: nothing is taken from the pool before the results are kept.
     py::object step_inside(const py::handle& actions) {
         if (!kept_.is_none()) return not_sent();  // an exception kept them from the caller
-        const std::uint32_t frame = batch_->next();
-        if (!batch_->write(frame, actions)) return not_sent();  // of other types
-        batch_->use(frame);
+        const std::uint32_t frame = frames_->next();
+        if (!frames_->write(frame, actions)) return not_sent();  // of other types
+        frames_->use(frame);
         name_ = step_name_;
         if (!pool_.step(frame)) return sent();  // a ring was full
         if (!pool_.wait_all_back()) return sent();
@@ -115,7 +115,7 @@ class Call {
         // values of some keys of infos may have no common dtype.
         const py::handle observations = read[0], mixed_keys = read[5];
         if (observations.is_none() || PyObject_IsTrue(mixed_keys.ptr()) != 0) return sent();
-        batch_->mark_all_seen();  // by the caller: the next step writes another frame
+        frames_->mark_all_seen();  // by the caller: the next step writes another frame
         const auto stepped = py::reinterpret_steal<py::object>(PyTuple_GetSlice(read.ptr(), 0, 5));
         if (!stepped) throw py::error_already_set();
         keep(groups_, stepped, py::none());
@@ -137,7 +137,7 @@ class Call {
                PyUnicode_CompareWithASCIIString(name_.ptr(), "send") == 0;
     }
 
-    py::object pool_object_, entry_object_, batch_object_;  // keep the C++ objects below alive
+    py::object pool_object_, entry_object_, frames_object_;  // keep the C++ objects below alive
     PyPool& pool_;
     Entry& entry_;
     FrameAccess* frames_ = nullptr;
@@ -192,7 +192,7 @@ void register_call(py::module_& m) {
             "returned", [](const Call& self) { return self.kept().is_none(); }, &Call::set_returned,
             "Whether nothing is kept; set it right before returning the kept results.")
         .def("forget", &Call::forget, "Note that nothing is pending or kept.")
-        .def("use_frames", &Call::use_frames, py::arg("batch"),
+        .def("use_frames", &Call::use_frames, py::arg("frames"),
              "Use these frames from now on; None: there are none until they are laid out anew.")
         .def_property_readonly("laid_out", &Call::laid_out, "Whether there are frames to use.")
         .def("arm_fast_path", &Call::arm_fast_path,

@@ -320,13 +320,13 @@ void register_frame_access(py::module_& m) {
              "whose values do not share a dtype.")
         .def("groups_of", &FrameAccess::groups_of, py::arg("envs"),
              "Return the groups of these envs, which must be whole groups.")
-        .def("write_some", &FrameAccess::write_some, py::arg("parts"), py::arg("actions"),
+        .def("write_some", &FrameAccess::write_some, py::arg("group_frames"), py::arg("actions"),
              "Write actions of a common kind, one row for each env last passed to groups_of(), "
              "whose groups these are; return False for any other kind.")
-        .def("read_some", &FrameAccess::read_some, py::arg("parts"),
+        .def("read_some", &FrameAccess::read_some, py::arg("group_frames"),
              "Like read(), for these groups and their frames, in this order.");
-    Hot<FrameAccess, Write>::install(batch, "write");
-    Hot<FrameAccess, Read>::install(batch, "read");
+    Hot<FrameAccess, Write>::install(access, "write");
+    Hot<FrameAccess, Read>::install(access, "read");
 }
 
 }  // namespace pysampler::bindings

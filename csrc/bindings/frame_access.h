@@ -40,11 +40,11 @@ class FrameAccess {
     // env that does not exist.
     std::vector<std::uint32_t> groups_of(const py::array_t<std::int64_t>& envs);
     // Groups, and the frame that each uses.
-    using Parts = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+    using GroupFrames = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
     // Like write(); row i is for the i-th env last passed to groups_of(), whose groups these are.
-    bool write_some(const Parts& parts, const py::handle& actions);
+    bool write_some(const GroupFrames& group_frames, const py::handle& actions);
     // Like read().
-    py::tuple read_some(const Parts& parts) const;
+    py::tuple read_some(const GroupFrames& group_frames) const;
 
     // -- which frames are used --
 

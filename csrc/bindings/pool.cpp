@@ -166,8 +166,8 @@ void register_pool(py::module_& m) {
              "Send a step to every group; return False if commands remain to be flushed.")
         .def("round", &PyPool::round, py::arg("frame"),
              "Step every group, wait until all are back, and take them; return False if something "
-             "is left to do: flush, look for late members, or read a message.")
-        .def("step_some", &PyPool::step_some, py::arg("parts"),
+             "is left to do: flush, look for late envs, or read a message.")
+        .def("step_some", &PyPool::step_some, py::arg("group_frames"),
              "Send a step to some groups, given as (group, frame) pairs; return False if commands "
              "remain to be flushed.")
         .def(
@@ -232,7 +232,7 @@ void register_pool(py::module_& m) {
              "Take groups that are back, or whose answers are no longer wanted.")
         .def("take_all", &PyPool::take_all, "Take all groups in flight.")
         .def_property("look_at", &PyPool::look_at, &PyPool::set_look_at,
-                      "When to look for late members next, in ns.")
+                      "When to look for late envs next, in ns.")
         .def_property_readonly("look_due", &PyPool::look_due, "Whether `look_at` has passed.")
         .def("until", &PyPool::until, py::arg("deadline"),
              "Return when a wait must end: at its deadline or at `look_at`.")

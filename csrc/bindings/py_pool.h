@@ -72,7 +72,7 @@ class PyPool : public Handle {
     }
 
     // Sends a step to some groups, each with its frame. False as above.
-    bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& parts) {
+    bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& group_frames) {
         const Pin pin(*this, "send to");
         const Traced sending(track_, TraceKind::kSend,
                              static_cast<std::uint32_t>(group_frames.size()));
@@ -240,7 +240,7 @@ class PyPool : public Handle {
 
     // -- late envs ------------------------------------------------------------------------------
 
-    // When Python next looks for late members, in ns; never, by default.
+    // When Python next looks for late envs, in ns; never, by default.
     void set_look_at(std::int64_t at) { look_at_ = at; }
     std::int64_t look_at() const { return look_at_; }
     bool look_due() const { return now_ns() >= look_at_; }
