@@ -1,8 +1,8 @@
-"""Lanes: where the commands of some groups are run, and where their answers come from.
+"""Lanes: each runs the commands of some groups and delivers their answers.
 
 A pool has one lane for each worker process, and one more if this process runs groups itself. All
-lanes have groups in one ``_core.Pool``, so that what is in flight, ready, or taken, and in which
-order groups came back, is one thing for all of them. A lane only knows how its side is reached:
+lanes share one ``_core.Pool``, which tracks the groups that are in flight, ready or taken, and the
+order in which they came back. A lane knows only how to reach its side:
 
 ==============  =========================  ============================
                 process                    inline
@@ -13,8 +13,8 @@ answers         by mail                    kept here
 ends            with its process           with the pool
 ==============  =========================  ============================
 
-An inline lane runs its commands before the pool waits, not when they are sent: workers get theirs
-first, and step meanwhile.
+An inline lane runs its commands when the pool is about to wait, not when they are sent, so that
+the workers get theirs first and step meanwhile.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ _NOTE: int = _core.Command.NOTE
 
 
 class Lane(Protocol):
-    """What a pool needs of a lane, wherever its groups run."""
+    """The interface of a lane, wherever its groups run."""
 
     def answer(self, group: int, doing: str, deadline: int | None) -> Any:
-        """Return the answer of a group to its last command; the same again until ``drop``.
+        """Return the answer of a group to its last command, as often as asked until ``drop``.
 
-        Raises WaitTimeoutError if it has not come whole by the deadline, in ns.
+        Raises WaitTimeoutError if it has not arrived in full by the deadline, in ns.
         """
 
     def drop(self, group: int) -> None:
-        """Free the answer of a group, which was taken."""
+        """Free the answer of a group that was taken."""
 
     def error_of(self, failure: Failure, doing: str) -> EnvError:
-        """Return the exception that an env raised, or the env server of the lane."""
+        """Return the error for a failure of an env, or of the env server of the lane."""
 
 
 class ProcessLane:
-    """The lane of one worker process, whichever has its index now."""
+    """The lane of one worker process, and later of its replacements."""
 
     def __init__(self, index: int, processes: Processes, native: _core.Pool, mail: Inbox) -> None:
         self.mail = mail
@@ -69,37 +69,36 @@ class ProcessLane:
         self._native = native
 
     def answer(self, group: int, doing: str, deadline: int | None) -> Any:
-        """Return what the worker sent. An answer that cannot be unpickled here is a failure."""
+        """Return the worker's answer, or a Failure if it cannot be unpickled here."""
         message = self.mail.read(group, self._native.number_of(group), deadline)
         try:
             return loads(message)
         except Exception as error:
-            # An exception of a signal handler does not come again: it is raised, and the next wait
-            # reads the answer.
+            # Try again, to tell an answer that cannot be unpickled from a signal handler that
+            # raised: the latter's exception goes to the caller, and the next wait reads the answer.
             try:
                 loads(message)
-            except Exception as again:
-                return Failure(None, f"when {doing}, in its answer", report(again))
+            except Exception as repeated:
+                return Failure(None, f"when {doing}, in its answer", report(repeated))
             raise error
 
     def drop(self, group: int) -> None:
-        """Free the memory of the message about a group."""
+        """Free the memory of the message with a group's answer."""
         self.mail.drop(group)
 
     def error_of(self, failure: Failure, doing: str) -> EnvError:
-        """Return the exception, which names the worker."""
+        """Return the error, which names the worker."""
         return self._processes.error_of(self._index, failure, doing)
 
 
 class InlineLane:
     """The lane of this process: envs that the caller's own thread serves.
 
-    Any exception of a signal handler may come while it runs a command. That command stays in
-    flight, and the next wait resumes it: a step with the env that was at work, a job from its
-    beginning.
+    A signal handler may raise while a command runs. The command then stays in flight, and the next
+    wait resumes it: a step at the env that was interrupted, a job from its beginning.
 
     Args:
-        assignment: Its envs.
+        assignment: The envs and groups of the lane.
         make: Returns the function that makes the env server, and its arguments.
     """
 
@@ -108,7 +107,7 @@ class InlineLane:
     ) -> None:
         self._assignment = assignment
         self.envs = assignment.envs
-        # By group, the number of the command and its answer, beside what is in the frame.
+        # By group: the number of its command, and the answer besides the frame's content.
         self._answers: dict[int, tuple[int, Any]] = {}
         self._failed_note: Failure | None = None
         function, arguments = make(assignment)
@@ -124,7 +123,7 @@ class InlineLane:
     def attach(
         self, native: _core.Pool, first: int, meter: _core.Meter, gauges: WorkerGauges
     ) -> None:
-        """Run groups from ``first`` on of a pool; count with this meter and these gauges."""
+        """Run the groups of a pool from ``first`` on; count with this meter and these gauges."""
         self._native = native
         self._first = first
         meter.idle()
@@ -137,11 +136,11 @@ class InlineLane:
         self._native.set_inline_blocks(server.blocks)
 
     def note(self, note: Note) -> None:
-        """Apply a note to the env server before its next command. Any thread."""
+        """Apply a note to the env server before its next command. Any thread may call this."""
         self._native.note_inline(note.snapshot())
 
     def run(self, job_of: Callable[[int], Job | None]) -> None:
-        """Run all that is due. The pool steps groups, and calls this for jobs and notes."""
+        """Run all commands that are due: C++ runs the steps, this the jobs and notes."""
         while not self._native.run_inline():
             kind, group, frame, note = self._native.due
             if kind == _NOTE:
@@ -152,7 +151,7 @@ class InlineLane:
                 self._run(job, group, frame)
 
     def _apply(self, note: Note) -> None:
-        """Apply a note. It has no answer: if it fails, the next answer is the failure."""
+        """Apply a note. Since notes have no answer, the next answer reports a failure."""
         try:
             note.apply(self._open_server())
         except BaseException as error:
@@ -174,7 +173,7 @@ class InlineLane:
         self._failed_note = None
 
     def answer(self, group: int, doing: str, deadline: int | None) -> Any:  # noqa: ARG002
-        """Return what a job returned, or the overflow of a step."""
+        """Return the result of a job, or the overflow of a step."""
         number = self._native.number_of(group)
         known, answer = self._answers.get(group, (None, None))
         if known == number:
@@ -193,13 +192,13 @@ class InlineLane:
         self._answers.clear()
 
     def error_of(self, failure: Failure, doing: str) -> EnvError:
-        """Return the exception, which names no worker."""
+        """Return the error, which names no worker."""
         error = error_from(failure.report, self._assignment.describe(failure, "", doing))
         error.env = failure.env
         return error
 
     def close(self) -> None:
-        """Close the envs unless that was done, or raise EnvError."""
+        """Close the envs, or raise EnvError. May be repeated."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -209,7 +208,7 @@ class InlineLane:
             raise self.error_of(failure_of(error, "close()"), "closing") from error.__cause__
 
     def _open_server(self) -> Server:
-        """Return the env server; ClosedError if a signal handler has closed it meanwhile."""
+        """Return the env server; raise ClosedError if a signal handler has closed it meanwhile."""
         if self._server is None:
             raise ClosedError("cannot go on: the envs were closed meanwhile")
         return self._server

@@ -1,11 +1,10 @@
-"""The pool: sends commands to its lanes, waits for completions, replaces workers that are lost.
+"""The pool: sends commands to its lanes, waits for completions, replaces lost workers.
 
-All lanes (lanes.py) have their groups in one ``_core.Pool``, which knows what is in flight, ready
-and taken, and in which order groups came back. A pool with workers, one without any, and one whose
-last groups this process runs itself are the same class: its callers never ask which they have.
+All lanes (lanes.py) share one ``_core.Pool``, which tracks the groups that are in flight, ready or
+taken, and the order in which they came back. One class serves pools with workers, without workers,
+and with their last groups in this process, so callers need no special cases.
 
-A pool does not know what its lanes serve, nor what they do: that comes as functions that make
-env servers, and as jobs.
+A pool knows nothing about envs: callers pass functions that make env servers, and jobs to run.
 """
 
 from __future__ import annotations
@@ -41,36 +40,36 @@ __all__ = ["Pool"]
 
 # Seconds to wait for a worker to drain its full command ring.
 SEND_TIMEOUT_S = 60.0
-# Seconds to wait, at the end of a pool, until its workers are reaped.
+# Seconds to wait for the workers to be reaped when a pool ends.
 _REAPING = 2.0
-# Seconds for which a worker may be stopped (SIGSTOP) while it is to close.
+# Seconds that a worker may stay stopped (SIGSTOP) before ``close`` gives up on it.
 _STOPPED = 1.0
-# Seconds between two looks whether a worker that closes has died.
+# Seconds between two checks for closing workers that have died or are stopped.
 _LOOK = 0.05
 
 
-def _no_notes(envs: range) -> list[Note]:
+def _replace_note(envs: range) -> list[Note]:
     return [Replace([0] * len(envs))]
 
 
 class Pool:
     """Groups of envs in worker processes, in this process, or in both.
 
-    The envs of an averaging are its trainers: the pool knows envs by their server only.
+    An "env" may be anything that an env server serves: in an averaging, envs are trainers.
 
-    Any exception of a signal handler may come after any call: what was interrupted is finished by
-    the next call, and what has come back is returned again until it is taken.
+    A signal handler may raise at any point of any method. The next call finishes the interrupted
+    work, and groups that have come back are returned again until they are taken.
 
     Args:
-        assignments: What each worker has.
+        assignments: The envs and groups of each worker.
         make: Returns the function that makes the env server of a lane, and its arguments.
-        inline: What this process runs itself: the last groups. It counts as the last worker.
-        context: How processes are started: "forkserver", "fork" or "spawn".
-        preload: Modules that the fork server imports; None: those that the first workers had to.
-        policy: How to wait, as ``wait_policy`` takes it.
-        faults: What to do about lost workers and late envs.
-        restore: What envs that replace lost ones do instead of a step.
-        for_replaced: Returns the notes that such envs get before anything else.
+        inline: The last groups, if this process runs them itself. Counts as the last worker.
+        context: How to start processes: "forkserver", "fork" or "spawn".
+        preload: Modules that the fork server imports; None: those that the first workers imported.
+        policy: Spin and yield times, see ``wait_policy``.
+        faults: How to handle lost workers and late envs.
+        restore: The job that replacement envs run instead of a step.
+        for_replaced: Returns the notes that replacement envs get before anything else.
     """
 
     def __init__(
@@ -84,24 +83,24 @@ class Pool:
         policy: tuple[int, int] | None = None,
         faults: Faults | None = None,
         restore: Job | None = None,
-        for_replaced: Callable[[range], Sequence[Note]] = _no_notes,
+        for_replaced: Callable[[range], Sequence[Note]] = _replace_note,
     ) -> None:
         self.assignments = list(assignments)
-        self.closed = False  # or its workers are being ended
-        self._gone = False  # that is done
-        everywhere = [*assignments, *([] if inline is None else [inline])]
-        self._sizes = [one.sizes for one in everywhere]  # of the groups of each worker
+        self.closed = False  # True as soon as the workers are being ended
+        self._gone = False  # True once they have ended and the memory is released
+        shares = [*assignments, *([] if inline is None else [inline])]
+        self._sizes = [share.sizes for share in shares]  # of the groups of each worker
         self.groups = [len(sizes) for sizes in self._sizes]
-        self.group_envs = [envs for one in everywhere for envs in one.group_envs]  # of each group
+        self.group_envs = [envs for share in shares for envs in share.group_envs]  # of each group
         self.worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
-        self._everyone = everywhere[-1].envs.stop
+        self._num_envs = shares[-1].envs.stop
         self._faults = faults or Faults()
         self._learn_modules = preload is None and context == "forkserver" and len(assignments) > 0
         self._layouts = 0
         self._frames_segment: Segment | None = None
         servers = [make(one) for one in assignments]
-        new = False  # whether this fork server has made no such env servers yet
-        if servers and context == "forkserver":  # which imports once what all workers need
+        new = False  # whether some modules are new to the fork server
+        if servers and context == "forkserver":  # it imports shared modules once for all workers
             modules = {servers[0][0].__module__}
             if restore is not None:
                 modules.add(type(restore).__module__)
@@ -131,7 +130,7 @@ class Pool:
         restore: Job | None,
         for_replaced: Callable[[range], Sequence[Note]],
     ) -> None:
-        """Make what this process shares with its workers."""
+        """Connect this process to its workers: shared memory, commands, recovery."""
         links = self._links = Links(self.assignments, policy, self._processes, inline)
         self._native = links.native
         self._commands = Commands(
@@ -143,7 +142,7 @@ class Pool:
             links,
             self._commands,
             self._faults,
-            self._placed,
+            self._current_layout,
             self.kill,
         )
         self._lanes: list[Lane] = [*links.lanes]
@@ -151,10 +150,10 @@ class Pool:
             self._lanes.append(self._inline)
 
     def lay_out(self, segment: Segment, attach: Attach) -> None:
-        """Let the workers work on what lies in a segment.
+        """Attach all lanes to a segment, such as one with frames.
 
-        The first time, attach them to everything else too. Nothing may be in flight. One that is
-        interrupted must be repeated before anything else is sent.
+        The first call also attaches the workers to the pool's own segment. Nothing may be in
+        flight. An interrupted call must be repeated before anything else is sent.
         """
         self._layout = Layout(self._layouts + 1, attach)
         self._frames_segment = segment
@@ -168,10 +167,10 @@ class Pool:
 
     def _lay_out_again(self) -> None:
         self.gauges.clear()
-        # A worker that is lost meanwhile, and replaced, begins with this segment.
+        # If a worker is lost meanwhile, its replacement starts with this segment.
         self._recovery.finish()
         for index in range(len(self.assignments)):
-            self._processes.lay_out(index, self._placed())
+            self._processes.lay_out(index, self._current_layout())
         heads = [groups.start for groups in self._links.groups_of]
         self.request(dict.fromkeys(heads, 0).items(), dict.fromkeys(heads, LayOut(self._layouts)))
         answers = self.wait() or []
@@ -181,13 +180,14 @@ class Pool:
                 raise self.error_of(answer.group, answer.result)
         self._links.watch_no_more(self.pids)
 
-    def _placed(self) -> tuple[Layout, int]:
+    def _current_layout(self) -> tuple[Layout, int]:
+        """Return the layout of the frames, and the descriptor of their segment."""
         assert self._frames_segment is not None
         return self._layout, self._frames_segment.fd
 
     def _attach(self) -> None:
         links = self._links
-        self._processes.attach(links.attachments, links.segment.fd, self._placed())
+        self._processes.attach(links.attachments, links.segment.fd, self._current_layout())
         for index, pid in enumerate(self.pids):
             links.watch_worker(index, pid)
         if self._learn_modules:
@@ -200,14 +200,14 @@ class Pool:
             self._inline.attach(self._native, first, meter, gauges)
 
     def watch_also(self, part: _core.Part) -> None:
-        """Mark this part as lost when a worker dies, until frames are laid out anew."""
+        """Mark this part as lost when a worker dies, until frames are laid out again."""
         self._links.watch_also(part, self.pids)
 
     # -- states ----------------------------------------------------------------------------------
 
     @property
     def native(self) -> _core.Pool:
-        """The commands and completions, for what steps all groups in one call."""
+        """The commands and completions, for callers that step all groups in one call."""
         return self._native
 
     @property
@@ -217,22 +217,22 @@ class Pool:
 
     @property
     def number(self) -> int:
-        """The number of its segment, which tells it from others."""
+        """The id of the pool's segment, which distinguishes it from other pools."""
         return self._links.segment.id
 
     @property
     def counters(self) -> Counters:
-        """What all envs and workers count."""
+        """The counters of all envs and workers."""
         return self._links.counters
 
     @property
     def gauges(self) -> Gauges:
-        """What all workers and samplers note for programs that look on."""
+        """The gauges of all workers and samplers, for monitoring programs."""
         return self._links.gauges
 
     @property
     def can_fast_step(self) -> bool:
-        """Whether the next command to each group is like the last one, a step."""
+        """Whether each group's last command was a step, and no worker is being replaced."""
         return not self._recovery.replacing and self._commands.all_steps
 
     @property
@@ -242,12 +242,12 @@ class Pool:
 
     @property
     def pending(self) -> int:
-        """The number of envs that are at work, or done and not taken yet."""
+        """The number of envs that are at work, or done but not yet taken."""
         return self._native.pending_weight
 
     @property
     def ready(self) -> int:
-        """The number of those that are done."""
+        """The number of pending envs that are done."""
         return self._native.ready_weight
 
     def is_pending(self, group: int) -> bool:
@@ -255,11 +255,11 @@ class Pool:
         return self._native.in_flight(group)
 
     def busy_seconds(self) -> float:
-        """Return how long all envs together have been at work."""
+        """Return the total time that all envs have been at work, in seconds."""
         return self._links.counters.busy_seconds()
 
     def stats(self) -> Stats:
-        """Return what envs and workers have done. Groups of this process are the last's."""
+        """Return statistics of envs and workers. Inline groups count as the last worker."""
         losses = [len(of_worker) for of_worker in self._recovery.losses]
         if self._inline is not None:
             losses.append(0)
@@ -270,34 +270,34 @@ class Pool:
         return self._recovery.overdue(timeout_ns)
 
     def look_for_late(self) -> None:
-        """Do what is to be done about envs that are late."""
+        """Replace late envs, warn, or raise, depending on ``Faults.on_hang``."""
         self._recovery.look_for_late()
 
     def paused_ns(self, since: int) -> int:
-        """Return how long this process did not run since then, as when it was suspended, in ns."""
+        """Return for how many ns since then this process did not run, e.g. was suspended."""
         return self._recovery.paused_ns(since)
 
     def stopped(self) -> bool:
-        """Return whether a worker is stopped, as by SIGSTOP."""
+        """Return whether any worker is stopped, e.g. by SIGSTOP."""
         return any(child.stopped() for child in self._processes.children)
 
     def error_of(self, group: int, failure: Failure) -> EnvError:
-        """Return the exception that an env of a group raised, or the env server of its lane."""
+        """Return the error for a failure of a group's env, or of the env server of its lane."""
         return self._lanes[self.worker_of[group]].error_of(failure, self._commands.doing(group))
 
     # -- commands --------------------------------------------------------------------------------
 
     def step(self, frame: int) -> None:
-        """Let every group step, reading actions from the frame and writing results to it."""
+        """Step every group, reading actions from the frame and writing results to it."""
         if self._recovery.replacing:
             self._recovery.finish()
         if not self._commands.step(frame):
             self._flush()
 
     def round(self, frame: int) -> list[Answer]:
-        """Let every group step, wait until all are back, and take them; return what they answered.
+        """Step every group, wait until all are back, take them, and return their answers.
 
-        As ``step``, ``wait`` and ``take_all``, in one call of C++ where nothing unusual happens.
+        Same as ``step``, ``wait`` and ``take_all``, but usually a single call into C++.
         """
         if not self.can_fast_step:
             self.step(frame)
@@ -310,16 +310,16 @@ class Pool:
         return answers
 
     def step_some(self, group_frames: Sequence[tuple[int, int]]) -> None:
-        """Let some groups step, each with its frame."""
+        """Step some groups, each with its frame."""
         if self._recovery.replacing:
             self._recovery.finish()
         if not self._commands.step_some(group_frames):
             self._flush()
 
     def request(self, group_frames: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
-        """Give groups jobs, each in the frame beside it. All get theirs, or none.
+        """Send jobs to groups, each with its frame. Either all are sent or none.
 
-        Those of this process are run at once, while workers run theirs: the caller may change the
+        Inline jobs run at once, while the workers run theirs, so that the caller may change the
         arguments of a job afterwards.
         """
         self._recovery.finish()
@@ -330,26 +330,26 @@ class Pool:
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
         """Send each lane the note for its envs, if it has one, before its next command.
 
-        A standing note also goes to workers that replace lost ones, until there is another of the
-        same class or ``drop_standing``. Any thread may call this while another samples.
+        A standing note also goes to workers that replace lost ones, until a newer one of its class
+        or ``drop_standing``. Any thread may call this while another samples.
         """
         self._commands.note(note_for, standing=standing)
         if self._inline is not None and (note := note_for(self._inline.envs)) is not None:
             self._inline.note(note)
 
     def cancel_inline(self) -> None:
-        """Forget what this process has yet to run itself; it is not in flight any more."""
+        """Drop inline commands that have not run yet; their groups are no longer in flight."""
         self._native.cancel_inline()
 
     def drop_standing(self) -> None:
-        """Send workers that replace lost ones no standing notes any more."""
+        """Stop sending standing notes to workers that replace lost ones."""
         self._commands.drop_standing()
 
     def _flush(self) -> None:
-        """Wait until all that was sent has gone. What is interrupted goes with the next wait."""
+        """Wait until all commands have gone out. If interrupted, the next wait sends the rest."""
         try:
             began = now()
-            # A worker reads between the steps of its envs, however long these are.
+            # A worker reads only between the steps of its envs, which may take any time.
             while not self._native.flush(SEND_TIMEOUT_S):
                 self.look_for_late()
                 if not self._recovery.at_work() and not self.paused_ns(began):
@@ -368,10 +368,10 @@ class Pool:
     # -- completions -----------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> list[Answer] | None:
-        """Return what groups answered beside what is in the frame, once all have come back.
+        """Wait until all groups have come back; return their answers besides the frame's content.
 
-        None if not all that is in flight came back in time. All stays in flight, and is returned
-        again, until it is taken.
+        Returns None if some are missing at the timeout. All groups stay in flight, and their
+        answers are returned again, until they are taken.
         """
         deadline = None if timeout is None else now() + int(timeout * 1e9)
         while True:
@@ -394,10 +394,10 @@ class Pool:
     def wait_some(
         self, least: int, most: int, deadline: int | None
     ) -> tuple[list[int], list[Answer]]:
-        """Return groups that came back, longest ready first, and what they answered.
+        """Return groups that came back, longest ready first, and their answers.
 
-        As soon as they have ``least`` envs or are all, or at the deadline in ns; groups of up to
-        ``most`` envs. They stay in flight until they are taken.
+        Waits until these have ``least`` envs or are all in flight, or until the deadline in ns.
+        Returns groups of up to ``most`` envs, which stay in flight until they are taken.
         """
         groups: list[int] = []
 
@@ -423,44 +423,44 @@ class Pool:
             return [group for group in groups if group not in missing], answers
 
     def wait_for(self, groups: Sequence[int]) -> list[Answer]:
-        """Wait until these groups are back; return what they answered, not what others did.
+        """Wait until these groups are back; return their answers and no others.
 
         They stay in flight until they are taken.
         """
         while True:
             self._run_inline()
-            # In this order: one that comes back in between is not waited for twice.
+            # Read ``ready`` first, or a group that comes back in between counts twice.
             ready = self.ready
             missing = sum(len(self.group_envs[g]) for g in groups if not self._native.is_ready(g))
             deadline = None if missing else 0
-            back, answers = self.wait_some(ready + missing, self._everyone, deadline)
+            back, answers = self.wait_some(ready + missing, self._num_envs, deadline)
             if set(groups) <= set(back):
                 by_group = {answer.group: answer for answer in answers}
                 return [by_group[group] for group in groups if group in by_group]
-            if not missing:  # what one of them says has yet to arrive
-                self.wait_some(self.ready + 1, self._everyone, None)
+            if not missing:  # the answer of one of them has yet to arrive
+                self.wait_some(self.ready + 1, self._num_envs, None)
 
     def take_all(self) -> None:
-        """Take all groups, which have come back and whose answers were received."""
+        """Take all groups, which must have come back and whose answers must be received."""
         self._native.take_all()
         if self._inline is not None:
             self._inline.drop_all()
 
     def take(self, groups: Sequence[int]) -> None:
-        """Take groups, which have come back and whose answers were received."""
+        """Take groups, which must have come back and whose answers must be received."""
         self._native.take(groups)
         for group in groups:
             self._lanes[self.worker_of[group]].drop(group)
 
     def _run_inline(self) -> None:
-        """Run what this process has to run itself, before it waits for others."""
+        """Run inline commands; called before each wait for workers."""
         if self._inline is not None:
             self._inline.run(self._commands.job_of)
 
     def _answers(self, deadline: int | None) -> list[Answer] | None:
-        """Return the answers that have come by the deadline; None if late envs were looked for.
+        """Return the answers that come by the deadline; None after a check for late envs.
 
-        A worker that hangs in an env sends no more of what its other envs have to say.
+        A worker that hangs in one env does not send the remaining answers of its other envs.
         """
         groups = self._native.groups_with_mail
         answers = self._received(groups, self._native.until(deadline))
@@ -470,7 +470,7 @@ class Pool:
         return None
 
     def _received(self, groups: Iterable[int], deadline: int | None) -> list[Answer]:
-        """Return the answers of groups, as far as they have come by then."""
+        """Return the answers of groups up to the first that misses the deadline."""
         answers: list[Answer] = []
         with contextlib.suppress(WaitTimeoutError):
             for group in groups:
@@ -482,18 +482,18 @@ class Pool:
 
     def _recover(self, error: LostError) -> None:
         """Replace lost workers, or end the pool and raise."""
-        if self.closed:  # and that is what the error says
+        if self.closed:  # the error says so
             raise error
         self._recovery.recover(error)
 
     # -- ending ----------------------------------------------------------------------------------
 
     def interrupt_wait(self) -> None:
-        """End the wait that was interrupted by the signal handler that calls this to close."""
+        """End the wait that a signal handler has interrupted; the handler calls this to close."""
         self._native.interrupt_wait()
 
     def close(self, grace: float = SHUTDOWN_TIMEOUT_S) -> None:
-        """Let all lanes close their envs, and end.
+        """Close the envs of all lanes, and end the workers.
 
         Raises:
             EnvError: If an env raised in ``close()``.
@@ -509,7 +509,7 @@ class Pool:
             idle = not (self._native.pending or self._native.unsent or self._recovery.replacing)
             if idle and not self.closed:
                 failed = self._close_workers(grace)
-        except BusyError:  # a signal handler has come into the reading of a message
+        except BusyError:  # a signal handler that interrupted the reading of a message closes
             pass
         finally:
             self.kill()
@@ -522,13 +522,13 @@ class Pool:
         def left() -> float:
             return grace - (now() - began - self.paused_ns(began)) / 1e9
 
-        # From here on the end of a worker is no loss.
+        # From here on the end of a worker does not count as a loss.
         children = self._processes.children
         first = dict(zip((groups.start for groups in self._links.groups_of), children, strict=True))
         for child in children:
             self._links.watch.forget(child.pid)
         self._commands.send_last(dict.fromkeys(first, Close()))
-        looks = dict.fromkeys(first, 0)  # in a row that found the worker stopped
+        looks = dict.fromkeys(first, 0)  # consecutive looks that found the worker stopped
         while not self._closed_within(min(_LOOK, left())):
             for group, child in first.items():
                 looks[group] = looks[group] + 1 if child.stopped() else 0
@@ -538,11 +538,11 @@ class Pool:
             if left() <= 0:
                 return None
         failures = [
-            (group, said)
-            for group, said, _ in self._received(
+            (group, result)
+            for group, result, _ in self._received(
                 self._native.groups_with_mail, now() + int(left() * 1e9)
             )
-            if isinstance(said, Failure)
+            if isinstance(result, Failure)
         ]
         stopped = [index for index, child in enumerate(children) if child.stopped()]
         if stopped:
@@ -555,7 +555,7 @@ class Pool:
         return self.error_of(*failures[0]) if failures else None
 
     def _closed_within(self, timeout: float) -> bool:
-        """Return whether all that is in flight is back. Losses of before are forgotten."""
+        """Return whether all groups in flight are back. Forgets losses noticed before."""
         try:
             return self._native.wait(max(0.0, timeout))
         except LostError:
@@ -563,18 +563,18 @@ class Pool:
             return False
 
     def abandon(self) -> None:
-        """End the workers, and close the envs that live in this process, whatever they raise."""
+        """End the workers, and close the inline envs, ignoring their errors."""
         self.kill()
         with contextlib.suppress(EnvError):
             self.close_inline()
 
     def close_inline(self) -> None:
-        """Close the envs that live in this process, unless that was done."""
+        """Close the inline envs. May be repeated."""
         if self._inline is not None:
             self._inline.close()
 
     def kill(self, wait: float = _REAPING) -> None:
-        """End the workers, whatever they are doing, and give everything back. May be repeated.
+        """End the workers, whatever they are doing, and release all memory. May be repeated.
 
         Waits up to ``wait`` seconds until the processes are reaped. A finalizer passes 0.
         """
