@@ -1,4 +1,4 @@
-"""What a pool's groups are commanded: steps, jobs, and notes before them."""
+"""The commands of a pool's groups: steps, jobs, and the notes that precede them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _REQUEST: int = _core.Command.REQUEST
 
 
 class Commands:
-    """The commands of a pool. Each method that sends returns whether all of it has gone.
+    """The commands of a pool. Each method that sends returns whether everything has gone out.
 
     Args:
-        assignments: What each worker has.
+        assignments: The envs and groups of each worker.
         links: The links to the workers.
-        restore: What envs that replace lost ones do instead of a step.
-        replacement_notes: Returns the notes that such envs get before anything else.
-        groups: How many there are. Those beyond the workers' are inline: their jobs stay here.
+        restore: The job that replacement envs run instead of a step.
+        replacement_notes: Returns the notes that replacement envs get before anything else.
+        groups: The number of groups. Those after the workers' are inline: their jobs stay here.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Commands:
         self._groups = range(groups)
         self._restore = restore
         self._replacement_notes = replacement_notes
-        self._jobs: dict[int, Job] = {}  # of groups whose last command was no step
+        self._jobs: dict[int, Job] = {}  # of groups whose last command was not a step
         self._standing: dict[type[Note], dict[int, bytes]] = {}  # by worker
 
     @property
@@ -59,17 +59,17 @@ class Commands:
         return self._jobs.get(group)
 
     def doing(self, group: int) -> str:
-        """Return how errors name what the group was last commanded."""
+        """Return the group's last command as errors name it, such as "resetting"."""
         return self._jobs[group].doing if group in self._jobs else "stepping"
 
     def step(self, frame: int) -> bool:
-        """Let every group step, reading actions from the frame and writing results to it."""
+        """Step every group, reading actions from the frame and writing results to it."""
         if not self.all_steps:
             return self.step_some([(group, frame) for group in self._groups])
         return self._native.step(frame)
 
     def step_some(self, group_frames: Sequence[tuple[int, int]]) -> bool:
-        """Let some groups step, each with its frame."""
+        """Step some groups, each with its frame."""
         if self._native.any_new():
             frames = dict(group_frames)
             return self.send(dict.fromkeys(frames), frames)
@@ -79,13 +79,13 @@ class Commands:
         return self._native.step_some(group_frames)
 
     def send(self, jobs: Mapping[int, Job | None], frames: Mapping[int, int]) -> bool:
-        """Give groups jobs, each with its frame; None is a step. All get theirs, or none."""
+        """Send jobs to groups, each with its frame; None is a step. Either all go or none."""
         settled: list[int] = []
         if self._native.any_new():
             jobs = {group: self._for_new(group, job, settled) for group, job in jobs.items()}
-        # Pickled before the first is sent: what cannot be leaves no group waiting.
+        # Pickle all before the first is sent: if one fails, no group is left waiting.
         commands = [self._command(group, job, frames[group]) for group, job in jobs.items()]
-        for group, job in jobs.items():  # says nothing of groups that are not in flight
+        for group, job in jobs.items():  # has no meaning for groups that are not in flight
             if job is None:
                 self._jobs.pop(group, None)
             else:
@@ -93,14 +93,14 @@ class Commands:
         return self._native.send(commands, settled)
 
     def send_last(self, jobs: Mapping[int, Job]) -> None:
-        """Give groups jobs after which nothing is sent, whether envs are new or not."""
+        """Send groups their last jobs, as they are even if envs have replaced lost ones."""
         self._jobs.update(jobs)
         self._native.send([self._command(group, job, 0) for group, job in jobs.items()])
 
     def resend(self, index: int, lost: str) -> bool:
-        """Give a replaced worker its notes, and what its groups were at when it was lost.
+        """Send a replacement its notes, and the commands that its groups have not answered.
 
-        Each group gets the same command again, or a job in its place. ``lost`` is the error.
+        Each group gets the same command again, or a job in its place. ``lost`` is the error text.
         """
         notes = self._replacement_notes(self._assignments[index].envs)
         standing = [by[index] for by in list(self._standing.values()) if index in by]
@@ -130,7 +130,7 @@ class Commands:
         self._native.note(list(messages.items()))
 
     def drop_standing(self) -> None:
-        """Send workers that replace lost ones no standing notes any more."""
+        """Stop sending standing notes to workers that replace lost ones."""
         self._standing.clear()
 
     def _command(
@@ -145,9 +145,9 @@ class Commands:
         return group >= len(self._worker_of)
 
     def _for_new(self, group: int, job: Job | None, settled: list[int]) -> Job | None:
-        """Return the job of a group whose envs may have replaced lost ones.
+        """Return the job to send to a group, whose envs may have replaced lost ones.
 
-        Groups that need not hear of that again are added to ``settled``.
+        Adds to ``settled`` the groups for which the job deals with the replacement.
         """
         if self._is_inline(group):
             return job

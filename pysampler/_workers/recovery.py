@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_RESTARTS", "RESTART_WINDOW", "Faults", "Recovery"]
 
-# What users get if they say nothing about how often a worker may be replaced.
+# The public defaults for how often a worker may be replaced.
 MAX_RESTARTS = 3
 RESTART_WINDOW = 10.0
-# How often this process notices that it runs, within the time that it gives to envs.
+# How many times per time-out this process records that it runs, to notice when it was suspended.
 _BEATS = 16
 
 _log = logging.getLogger("pysampler")
@@ -39,10 +39,10 @@ _log = logging.getLogger("pysampler")
 
 @dataclass(frozen=True)
 class Faults:
-    """What to do about workers that are lost, and envs that do not answer."""
+    """How to handle lost workers, and envs that do not answer."""
 
     on_worker_loss: Literal["raise", "restart"] = "raise"
-    # More restarts of one worker than this within that many seconds end the pool all the same.
+    # The pool ends if one worker restarts more often than this within ``restart_window`` seconds.
     max_restarts: int = MAX_RESTARTS
     restart_window: float = RESTART_WINDOW
     step_timeout: float | None = None
@@ -52,16 +52,16 @@ class Faults:
 class Recovery:
     """Replaces workers of a pool.
 
-    Each step of a replacement may be repeated: one that an exception of a signal handler
-    interrupts is finished by the next call of ``finish``.
+    Each step of a replacement may be repeated: if a signal handler raises in between, the next
+    ``finish`` completes the replacement.
 
     Args:
-        assignments: What each worker has.
+        assignments: The envs and groups of each worker.
         processes: The workers.
         links: The links to them.
-        commands: What they were commanded.
-        faults: What to do.
-        placed: Returns what lies in the segment that workers work on, and the fd of that.
+        commands: The commands that they were given.
+        faults: How to handle losses and late envs.
+        current_layout: Returns the layout of the frames, and the descriptor of their segment.
         end: Ends the pool.
     """
 
@@ -72,7 +72,7 @@ class Recovery:
         links: Links,
         commands: Commands,
         faults: Faults,
-        placed: Callable[[], tuple[Layout, int]],
+        current_layout: Callable[[], tuple[Layout, int]],
         end: Callable[[], None],
     ) -> None:
         self.faults = faults
@@ -80,14 +80,14 @@ class Recovery:
         self._processes = processes
         self._links = links
         self._commands = commands
-        self._placed = placed
+        self._current_layout = current_layout
         self._end = end
-        # Of each worker: when it was lost, by time.monotonic(), and the error.
+        # By worker: the time of each loss, by time.monotonic(), and its error.
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in assignments]
-        # Lost workers, by index, until others are in their place.
+        # Lost workers that are not replaced yet, by index.
         self.replacing: dict[int, WorkerLostError] = {}
-        # Workers that have a step to make and are at no env: when they last moved, and when
-        # that was seen first.
+        # Workers that have a step to make but have not begun with an env: when they last moved,
+        # and when this process first saw that.
         self._unbegun: dict[int, tuple[int, int]] = {}
         self._reported_late: set[tuple[int, int]] = set()
         # Late workers that this process kills, by index: their pids, and why.
@@ -114,10 +114,10 @@ class Recovery:
         ]
 
     def _unanswered(self) -> list[tuple[int, int, int]]:
-        """Return (worker, env, since) of envs at work, and of those that are not begun with.
+        """Return (worker, env, since) of envs at work, and of workers that should have begun.
 
-        A worker that has a step to make, and is at no env, moves on at once. If it has not moved
-        since this was looked at before, it is stopped, or hangs outside of its envs.
+        A worker that has a step to make begins with an env at once. If it has not moved since the
+        previous look, it is stopped or hangs outside of its envs. It is listed by its first env.
         """
         at, moved = self._links.at_work()
         found = []
@@ -128,7 +128,7 @@ class Recovery:
                 found.append((index, env, since))
             elif self._has_to_begin(index):
                 before = self._unbegun.get(index)
-                if before is None or before[0] != since:  # it has moved, or is seen first
+                if before is None or before[0] != since:  # seen for the first time, or it has moved
                     before = since, now()
                 unbegun[index] = before
                 found.append((index, envs.start, before[1]))
@@ -136,7 +136,7 @@ class Recovery:
         return found
 
     def _has_to_begin(self, index: int) -> bool:
-        """Return whether a worker was sent what its envs do at once, and has not answered."""
+        """Return whether a worker owes the answer to a command that its envs begin at once."""
         native, job_of = self._links.native, self._commands.job_of
         return any(
             native.in_flight(group)
@@ -146,12 +146,12 @@ class Recovery:
         )
 
     def _worked(self, since: int, patience: int) -> int:
-        """Return for how long an env has been at work, exactly from ``patience`` on, in ns."""
+        """Return for how many ns an env has been at work; exact only from ``patience`` on."""
         worked = now() - since
         return worked if worked < patience else worked - self.paused_ns(since)
 
     def paused_ns(self, since: int) -> int:
-        """Return how long this process did not run since then, as when it was suspended, in ns."""
+        """Return for how many ns since then this process did not run, e.g. was suspended."""
         return self._links.watch._paused_ns(since) if self._assignments else 0
 
     def at_work(self) -> bool:
@@ -160,9 +160,9 @@ class Recovery:
         return bool((envs >= 0).any())
 
     def wait(self, wait: Callable[..., bool], deadline: int | None) -> bool:
-        """Return whether ``wait`` was over by the deadline, looking for late envs meanwhile.
+        """Return whether ``wait`` succeeded by the deadline, checking for late envs meanwhile.
 
-        Also where each wait is short: who receives some envs must hear of the others.
+        It checks even if each wait is short: a caller that receives some must hear of the others.
         """
         native = self._links.native
         while True:
@@ -174,31 +174,31 @@ class Recovery:
                 return False
 
     def look_for_late(self) -> None:
-        """Do what is to be done about late envs, and note when the next could be late."""
+        """Replace late envs, warn, or raise; then set the time of the next check."""
         if self.faults.step_timeout is None:
             return
         native = self._links.native
         patience = int(self.faults.step_timeout * 1e9)
-        native.look_at = now() + patience  # if this raises
+        native.look_at = now() + patience  # in case the rest raises
         for index, env, since in self.overdue(patience):
             pid = self._processes.children[index].pid
             seconds = self._worked(since, patience) / 1e9
-            what = (
+            text = (
                 f"env {env} in worker {index} (pid {pid}) has not answered for {seconds:.3g} s, "
                 f"step_timeout is {self.faults.step_timeout:.3g} s"
             )
             if self.faults.on_hang == "restart":
-                # First: a signal handler may raise behind the kill, and it is no other loss.
-                self._killed[index] = pid, f"killed, since {what},"
+                # Before the kill, after which a signal handler may raise: it is not another loss.
+                self._killed[index] = pid, f"killed, since {text},"
                 self._processes.children[index].kill()
                 self._replace(index, self._killed[index][1])
             elif self.faults.on_hang == "raise":
-                error = EnvTimeoutError(what)
+                error = EnvTimeoutError(text)
                 error.env, error.worker = env, index
                 raise error
             elif (index, since) not in self._reported_late:
                 self._reported_late.add((index, since))
-                warnings.warn(what, stacklevel=2)
+                warnings.warn(text, stacklevel=2)
         worked = [
             self._worked(since, patience)
             for index, _, since in self._unanswered()
@@ -206,7 +206,7 @@ class Recovery:
         ]
         native.look_at = now() + max(0, patience - max((ns for ns in worked if ns > 0), default=0))
 
-    # -- workers that are lost -------------------------------------------------------------------
+    # -- lost workers ----------------------------------------------------------------------------
 
     def recover(self, error: LostError) -> None:
         """Replace all lost workers, or end the pool and raise."""
@@ -242,7 +242,7 @@ class Recovery:
             self._replace(index)
 
     def _replace(self, index: int, why: str = "") -> None:
-        """Let another process take a worker's place, with new envs."""
+        """Replace a worker with another process, which makes new envs."""
         child = self._processes.children[index]
         if index not in self.replacing:
             if not child.ended(SHUTDOWN_TIMEOUT_S):
@@ -252,15 +252,15 @@ class Recovery:
             self._count_loss(index, error)
             self.replacing[index] = error
         error = self.replacing[index]
-        child.kill()  # a replacement that was not sent everything
+        child.kill()  # it may be a replacement whose setup was interrupted
         child.ended(SHUTDOWN_TIMEOUT_S)
         self._links.renew(index, child.pid)
-        # Making envs counts as work of the first, which may take longer than a step.
+        # Making envs counts as work of the first env, and may take longer than a step.
         start = now() + int(SHUTDOWN_TIMEOUT_S * 1e9)
         self._links.counters.begin(index, self._assignments[index].envs.start, start)
         attachment, segment = self._links.attachments[index], self._links.segment
         try:
-            self._processes.replace(index, attachment, segment.fd, self._placed())
+            self._processes.replace(index, attachment, segment.fd, self._current_layout())
         except (OSError, PysamplerError) as cause:
             self._end()
             raise error from cause
@@ -278,14 +278,14 @@ class Recovery:
         return error
 
     def _count_loss(self, index: int, error: WorkerLostError) -> None:
-        """Remember a loss; raise it if there were too many."""
+        """Record a loss; end the pool and raise it if there were too many."""
         at = time.monotonic()
         losses = self.losses[index]
         if not losses or losses[-1][1].pid != error.pid:
             losses.append((at, error))
         self._links.gauges.restarts[index] = len(losses)
         recent = [(t, e) for t, e in losses if at - t <= self.faults.restart_window]
-        # One with a cause could not even start.
+        # An error with a cause: the worker could not even start.
         if len(recent) > self.faults.max_restarts or error.__cause__ is not None:
             self._end()
             if story := "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1]):
