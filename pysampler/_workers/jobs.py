@@ -1,8 +1,8 @@
 """Jobs and notes for workers, their answers and failures, and the interface of an env server.
 
-A pool and its workers know these classes, and no jobs but ``Close`` and ``LayOut``. A job is a
-small frozen class in the package that it belongs to. It is pickled, sent to the worker of a group,
-and run there on the env server of the worker.
+A pool and its workers know only these classes, and only the jobs ``Close`` and ``LayOut``. Other
+jobs are small frozen classes in the packages that use them. The pool pickles a job and sends it to
+the worker of a group, which runs it on its env server.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ Replaced = Literal["step", "reset"]
 
 
 class Server(Protocol):
-    """What a worker serves: envs, or a trainer. Its envs form groups, with a block for each."""
+    """The interface of an env server, which holds envs, or a trainer: a block for each group."""
 
-    blocks: list[Any]  # blocks of envs are stepped by the loop in C++
-    here: bool  # whether it lives in the user's process, whose signal handlers raise exceptions
+    blocks: list[Any]  # the loop in C++ steps blocks of envs
+    here: bool  # whether it lives in the user's process, whose signal handlers may raise
 
     def describe(self) -> Any:
-        """Return what the parent must know before it lays out frames; ps shows its ``name``."""
+        """Return a description, from which the parent lays out frames; ps shows its ``name``."""
 
     def count_with(self, meter: Any, gauges: WorkerGauges) -> None:
-        """Count steps and resets of the envs with this meter; note the rest in ``gauges``."""
+        """Count steps and resets of the envs with this meter, everything else in ``gauges``."""
 
     def replace(self, seeds: Sequence[int]) -> None:
-        """Remember that the envs replace lost ones; ``seeds`` are for their next resets."""
+        """Record that the envs replace lost ones; ``seeds`` are for their next resets."""
 
     def take_overflow(self, block: int) -> Any:
-        """Return the results of a step of a block that have no place in the frame."""
+        """Return the overflow of a block's step: results that do not fit into the frame."""
 
     def peek_overflow(self, block: int) -> Any:
-        """Return the same, and keep them until the next step."""
+        """Return the overflow, and keep it until the next step."""
 
     def close(self) -> None:
         """Close the envs."""
@@ -68,18 +68,18 @@ class Server(Protocol):
 class _Message:
     """Base class of jobs and notes."""
 
-    doing: str = ""  # what errors call it, such as "resetting"
-    # What errors blame for an exception that no env raised, and while doing what.
+    doing: str = ""  # its name in errors, such as "resetting"
+    # The (culprit, activity) that errors name for exceptions not raised by an env.
     culprit: ClassVar[tuple[str, str] | None] = None
 
 
 class Note(_Message):
-    """A message to a worker, which does not answer it."""
+    """A message to a worker, without an answer."""
 
     def snapshot(self) -> Self:
-        """Return what this is now, for this process, which applies it before its next command.
+        """Return the note with its present content, for this process to apply later.
 
-        Workers get a pickled copy. The caller may change the content of a note afterwards.
+        Workers get a pickled copy, so the caller may change the content of a note once it is sent.
         """
         return self
 
@@ -89,30 +89,30 @@ class Note(_Message):
 
 
 class Job(_Message):
-    """A task for a group, which answers it."""
+    """A task for a group, with an answer."""
 
-    # Whether the first env begins at once: nothing large is unpickled or imported before.
+    # Whether the first env begins at once, with nothing large to unpickle or import before.
     of_members: ClassVar[bool] = False
-    # Set if this is done in the place of a step or a reset, by envs that replace lost ones.
+    # The command that this job replaces, if the envs run it because they replace lost ones.
     replaces: Replaced | None = None
-    # Which groups have dealt with replaced envs after this: none, its group, all of its worker.
+    # The groups whose replaced envs this job deals with: none, its own, all of its worker.
     settles: ClassVar[Literal["none", "group", "worker"]] = "none"
 
     def run(self, server: Any, block: int, frame: int) -> Any:
-        """Do it in the worker, with the block of the group and the frame of the command."""
+        """Run the job in the worker, with the group's block and the command's frame."""
         raise NotImplementedError
 
     def for_replaced(self) -> Job:
-        """Return the job to give instead to a group whose envs replace lost ones."""
+        """Return the job that a group whose envs replace lost ones runs instead."""
         return self
 
     def after_loss(self, lost: str) -> Job:
-        """Return the job for the replacement of a worker that was lost while it did this."""
+        """Return the job for the replacement of a worker that was lost while running this one."""
         return ReportLoss(lost, self.doing)
 
 
 class Repeated(Job):
-    """A job that is given to the replacement too if the worker was lost while it did this."""
+    """A job that the replacement of a lost worker runs again."""
 
     def after_loss(self, lost: str) -> Job:  # noqa: ARG002
         """Return the same job."""
@@ -135,9 +135,9 @@ class Close(Job):
 
 @dataclass(frozen=True)
 class LayOut(Repeated):
-    """Attaches the env server of a worker to another layout, which comes through its socket.
+    """Attaches the env server of a worker to a new layout, which comes through its socket.
 
-    A replacement begins with that layout.
+    A replacement starts with that layout.
     """
 
     number: int  # of the layout
@@ -146,7 +146,7 @@ class LayOut(Repeated):
 
 @dataclass(frozen=True)
 class ReportLoss(Job):
-    """Raises WorkerLostError: another worker was lost while it did a job of the group."""
+    """Raises WorkerLostError in a replacement: the lost worker did not finish a job."""
 
     lost: str
     doing: str = ""
@@ -170,28 +170,28 @@ class Replace(Note):
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that an env of a group raised, or something else in a worker."""
+    """An exception raised by an env of a group, or by something else in its worker."""
 
-    env: int | None  # None: something else
-    doing: str  # empty if the command of the group says it
+    env: int | None  # None: not raised by an env
+    doing: str  # empty: named by the group's command
     report: Report
-    culprit: str = ""  # what raised it, if that was no env and has a name
+    culprit: str = ""  # the name of the code that raised it, if that is not an env and has one
 
 
 class Answer(NamedTuple):
     """The answer of a group to a command, besides what it wrote to its frame."""
 
     group: int
-    result: Any  # what the job returned, or a Failure
-    replaced: Replaced | None = None  # if it is that of a job with `replaces`
+    result: Any  # the job's result, or a Failure
+    replaced: Replaced | None = None  # `replaces` of the job
 
 
 def is_users(error: BaseException, *, here: bool) -> bool:
-    """Return whether an exception is the user's, such as of Ctrl-C, and none that envs raise.
+    """Return whether an exception comes from the user, such as Ctrl-C, and not from an env.
 
     Args:
         error: The exception.
-        here: Whether it came in the user's process, whose signal handlers may raise any.
+        here: Whether it was raised in the user's process, whose signal handlers may raise any.
     """
     if isinstance(error, KeyboardInterrupt):
         return True
@@ -199,7 +199,7 @@ def is_users(error: BaseException, *, here: bool) -> bool:
 
 
 def failure_of(error: BaseException, message: _Message | str) -> Failure:
-    """Return the failure for an exception raised by a job or a note, or while doing something."""
+    """Return the failure for an exception raised by a job or note, or in a named activity."""
     if isinstance(error, Raised):
         cause = error.__cause__
         return Failure(error.env, error.doing, report(cause or error))

@@ -1,8 +1,7 @@
-"""What a pool's parent shares with its workers, in one segment.
+"""The shared memory of a pool and its workers: one segment.
 
-That is the commands and completions (``_core.Pool``), a ring for each worker's mail, counters and
-gauges.
-A watch marks a worker's parts as lost when its process dies.
+It holds the commands and completions (``_core.Pool``), a ring for each worker's mail, counters and
+gauges. A watch marks a worker's parts as lost when its process dies.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Links"]
 
-# Bytes of a worker's inbox, and of its outbox. What is larger goes in parts.
+# Bytes of a worker's inbox, and of its outbox. Larger messages go in parts.
 _MAIL = 1 << 16
 
 
@@ -40,10 +39,10 @@ class Links:
     """The links to the workers of a pool.
 
     Args:
-        assignments: What each worker has.
-        policy: How to wait, as ``wait_policy`` takes it.
+        assignments: The envs and groups of each worker.
+        policy: Spin and yield times, see ``wait_policy``.
         processes: The workers, whose sockets carry large messages.
-        own: What this process runs itself; it counts as the last of the workers.
+        own: The envs and groups that this process runs itself, as the last worker.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Links:
         trace = TraceMemory(workers)
         segment = Segment(size, trace.size)
         trace_at = trace.begins(segment)
-        _, told = segment.array((room,), np.dtype(np.uint8), None)
+        _, manifest = segment.array((room,), np.dtype(np.uint8), None)
         (counters_at, counters), (gauges_at, gauges) = (
             segment.array((size,), np.dtype(np.uint8), None) for size in sizes
         )
@@ -82,7 +81,7 @@ class Links:
             counters=counters_at,
             gauges=gauges_at,
             trace=trace_at,
-        ).write(told)
+        ).write(manifest)
         self.segment = segment
         self.counters = Counters(*counts, counters)
         self.counters.workers["env"] = -1
@@ -114,16 +113,16 @@ class Links:
             )
             for index in range(workers)
         ]
-        # Without workers there is none: it has a thread, and file descriptors.
+        # Created only for workers, because a watch costs a thread and file descriptors.
         self.watch: Watch = Watch() if assignments else None  # type: ignore[assignment]
-        self._parts: list[_core.Part] = []  # which every worker has beside its own
+        self._parts: list[_core.Part] = []  # marked as lost with any worker
 
     def _inbox(self, index: int) -> Inbox:
         socket = functools.partial(self._processes.socket_of, index)
         return Inbox(self._outboxes[index], self.groups_of[index], socket)
 
     def at_work(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return which env is at work in each worker, and since when, as counters do."""
+        """Return the env at work in each worker, and since when; see ``Counters.at_work``."""
         envs, since = self.counters.at_work()
         workers = len(self.groups_of)
         return envs[:workers], since[:workers]
@@ -134,7 +133,7 @@ class Links:
         self.watch.add(pid, *self._parts, *own, alone=True)
 
     def watch_also(self, part: _core.Part, pids: Iterable[int]) -> None:
-        """Mark this part as lost too when a worker dies, whichever it is."""
+        """Mark this part as lost too when any worker dies."""
         self._parts.append(part)
         for pid in pids:
             self.watch.add(pid, part)
@@ -146,14 +145,14 @@ class Links:
             self.watch_worker(index, pid)
 
     def renew(self, index: int, dead: int) -> None:
-        """Make all links to a worker anew whose process is known to be dead. May be repeated."""
-        self.watch.settle(dead)  # marks must not hit the process that comes next
+        """Reset all links to a worker whose process is known to be dead. May be repeated."""
+        self.watch.settle(dead)  # marks must not hit the next process
         self.native.renew(index)
         self._outboxes[index].renew()
         self.lanes[index].mail = self._inbox(index)
 
     def close(self) -> None:
-        """Let go of the memory. May be repeated."""
+        """Release the memory. May be repeated."""
         if self.watch is not None:
             self.watch.close()
         self.native.close()
