@@ -1,10 +1,10 @@
-"""Exceptions on their way to another process, and as errors of an env there.
+"""Exceptions sent to another process, and raised there as ``EnvError``.
 
-pickle calls the type of an exception with its ``args``, which fails, or makes another exception,
-where the constructor takes something else; and one attribute that cannot be pickled is enough to
-lose all. So an exception is sent in two ways: as a pickle, if that makes the same exception again,
-and as its types, arguments and attributes, each pickled by itself. From these another process makes
-what it can without calling the constructor.
+pickle calls the type of an exception with its ``args``. That fails, or makes a different exception,
+if the constructor takes other arguments; and a single attribute that cannot be pickled loses all.
+So an exception is sent twice: as a pickle, if that restores the same exception, and as its types,
+arguments and attributes, each pickled separately, from which the other process rebuilds as much as
+it can without calling the constructor.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["Raised", "Report", "error_from", "report"]
 
 
-class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
-    """Carries an exception as its cause, and says which env raised it.
+class Raised(Exception):  # noqa: N818 - not an error itself: it carries one
+    """Carries an exception as its cause, with the env that raised it.
 
-    ``env`` is None if something else did. ``doing`` is what was being done.
+    ``env`` is None if something else raised it. ``doing`` names the activity.
     """
 
     def __init__(self, env: int | None, doing: str) -> None:
@@ -40,7 +40,7 @@ class Raised(Exception):  # noqa: N818 - not an error of its own: it carries one
 
 
 class _Part:
-    """A type, an argument or an attribute of an exception, pickled by itself."""
+    """A type, an argument or an attribute of an exception, pickled separately."""
 
     def __init__(self, value: Any) -> None:
         self.kind = type(value).__name__
@@ -58,21 +58,21 @@ class _Part:
 
 
 class _Sent:
-    """An exception on its way."""
+    """An exception in transit."""
 
     def __init__(self, error: BaseException, text: str) -> None:
-        self._pickled: bytes | None = None  # None: pickle does not make the same again
+        self._pickled: bytes | None = None  # None: pickle does not restore the same exception
         with contextlib.suppress(Exception):
             pickled = dumps(error)
-            again = loads(pickled)
-            if type(again) is type(error) and _text_of(again) == text:
+            restored = loads(pickled)
+            if type(restored) is type(error) and _text_of(restored) == text:
                 self._pickled = pickled
         self._types = [(kind.__qualname__, _Part(kind)) for kind in type(error).__mro__]
         self._args = [_Part(value) for value in error.args]
         self._attributes = {name: _Part(value) for name, value in _attributes(error).items()}
 
     def received(self) -> _Received:
-        """Return what this process can make of it."""
+        """Return the exception, as far as this process can rebuild it."""
         kinds, unknown = [], []
         for name, part in self._types:
             try:
@@ -100,24 +100,24 @@ class _Sent:
         error = None
         if not unknown:
             with contextlib.suppress(Exception):
-                error = _made(kinds[0], args, attributes)
+                error = _rebuilt(kinds[0], args, attributes)
         return _Received(error, kinds, unknown, args, attributes, lost)
 
 
 class _Received(NamedTuple):
-    """An exception of another process, as far as this one can make it."""
+    """An exception of another process, as far as this one can rebuild it."""
 
     error: BaseException | None
-    kinds: list[type]  # its type and the bases of that
-    unknown: list[str]  # the names of those that this process cannot import
+    kinds: list[type]  # its type and all bases
+    unknown: list[str]  # names of the types that this process cannot import
     args: Sequence[Any]
     attributes: dict[str, Any]
-    lost: list[str]  # arguments and attributes
+    lost: list[str]  # arguments and attributes that could not be pickled or unpickled
 
 
 @dataclass(frozen=True)
 class Report:
-    """An exception, as it is sent to another process."""
+    """An exception in the form that another process receives."""
 
     kind: str  # name of its type
     text: str
@@ -131,23 +131,23 @@ class Report:
 
 
 class RemoteTraceback(Exception):  # noqa: N818
-    """The traceback of an exception in another process; raised here as its cause."""
+    """The traceback of an exception in another process, as the cause of that exception here."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
 
 def report(error: BaseException) -> Report:
-    """Return a report of an exception, for another process."""
+    """Return a report of an exception, to send to another process."""
     try:
         lines = traceback.format_exception(type(error), error, _user_traceback(error))
     except Exception:
-        lines = [f"{type(error).__qualname__}: no traceback of it can be made\n"]
+        lines = [f"{type(error).__qualname__}: its traceback cannot be formatted\n"]
     return Report(type(error).__qualname__, _text_of(error), "".join(lines), error)
 
 
 def _text_of(error: BaseException) -> str:
-    """Return the message of an exception, whose ``__str__`` may be code of the user."""
+    """Return the message of an exception, whose ``__str__`` may be the user's and raise."""
     try:
         return str(error)
     except Exception as another:
@@ -155,7 +155,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _user_traceback(error: BaseException) -> types.TracebackType | None:
-    """Return the traceback from the first frame on that is not of pysampler."""
+    """Return the traceback without its leading frames of pysampler."""
     start = error.__traceback__
     while start is not None and start.tb_frame.f_globals.get("__name__", "").startswith(
         "pysampler."
@@ -165,10 +165,10 @@ def _user_traceback(error: BaseException) -> types.TracebackType | None:
 
 
 def error_from(remote: Report, message: str) -> EnvError:
-    """Return an ``EnvError`` that is also an instance of the type of an exception.
+    """Return an ``EnvError`` that is also an instance of the exception's type.
 
     Its cause is the exception, whose own cause is the traceback in the worker, unless the exception
-    was raised in this process. Notes say what this process cannot have.
+    was raised in this process. Notes name the types and attributes that this process cannot have.
     """
     text = f"{message}: {remote.text}" if remote.text else message
     if (original := remote.error) is not None:
@@ -178,13 +178,13 @@ def error_from(remote: Report, message: str) -> EnvError:
         return error
     assert remote.sent is not None
     if remote.kind == "BdbQuit":
-        text += "; breakpoint() needs the terminal, which a worker has not: pass num_workers=0"
+        text += "; breakpoint() needs a terminal, which workers do not have: pass num_workers=0"
     got = remote.sent.received()
     error = _env_error(text, got.kinds, got.args, got.attributes)
     cause = RemoteTraceback(_with_lines(remote.traceback))
     error.__cause__ = cause if got.error is None else got.error
     if got.error is not None:
-        BaseException.__setattr__(got.error, "__cause__", cause)  # which its type may not allow
+        BaseException.__setattr__(got.error, "__cause__", cause)  # its type may forbid plain ``=``
     if got.unknown:
         names = " and ".join(got.unknown)
         error.add_note(f"it is not an instance of {names}, which this process cannot import")
@@ -194,12 +194,12 @@ def error_from(remote: Report, message: str) -> EnvError:
     return error
 
 
-# A frame of a traceback without its line of source.
+# A traceback frame without its source line.
 _BARE_FRAME = re.compile(r'^( *)File "([^"]+)", line (\d+), in .*\n(?!\1  )', re.MULTILINE)
 
 
 def _with_lines(traceback_text: str) -> str:
-    """Return a traceback of a worker with lines that only this process knows: of notebook cells."""
+    """Return a worker's traceback with source lines that only this process has: notebook cells."""
 
     def line(match: re.Match[str]) -> str:
         source = linecache.getline(match[2], int(match[3])).strip()
@@ -214,25 +214,25 @@ _env_types: dict[tuple[type, ...], type[EnvError]] = {}  # by the types of excep
 def _env_error(
     text: str, kinds: list[type], args: Sequence[Any], attributes: dict[str, Any]
 ) -> EnvError:
-    """Return an ``EnvError`` that is also of these types, as far as there can be such an error.
+    """Return an ``EnvError`` that is also an instance of as many of these types as possible.
 
     Args:
-        text: Of the error.
-        kinds: The type of an exception, and the bases of that, in Python's order.
+        text: The message of the error.
+        kinds: The type of an exception, and its bases, in method resolution order.
         args: The arguments of the exception.
         attributes: The attributes of the exception, which the error gets too.
     """
-    if Exception not in kinds:  # it ends programs
+    if Exception not in kinds:  # such as SystemExit, which would end the program
         return EnvError(text)
     own = {name: value for name, value in attributes.items() if not name.startswith("__")}
     for at, kind in enumerate(kinds):
         with contextlib.suppress(Exception):
-            error: EnvError = _made(_env_type(tuple(kinds[at:])), args, own)
+            error: EnvError = _rebuilt(_env_type(tuple(kinds[at:])), args, own)
             error.args = (text,)
             str(error)
             if at:
                 refused = " and ".join(one.__qualname__ for one in kinds[:at])
-                error.add_note(f"it is not an instance of {refused}, which allows no subclass")
+                error.add_note(f"it is not an instance of {refused}, which cannot be subclassed")
             return error
         if kind is Exception:
             break
@@ -240,7 +240,7 @@ def _env_error(
 
 
 def _env_type(kinds: tuple[type, ...]) -> type[EnvError]:
-    """Return a type of errors that are instances of ``EnvError`` and of all these."""
+    """Return an exception type that is a subclass of ``EnvError`` and of all these."""
     if kinds not in _env_types:
         every = dict.fromkeys((EnvError, *kinds))
         bases = tuple(
@@ -252,21 +252,21 @@ def _env_type(kinds: tuple[type, ...]) -> type[EnvError]:
             "__str__": Exception.__str__,
             "__setattr__": Exception.__setattr__,
         }
-        # An EnvError stays what it is.
+        # An EnvError keeps its type.
         made = type(f"EnvError[{kinds[0].__name__}]", bases, namespace) if bases[1:] else bases[0]
         _env_types[kinds] = made
     return _env_types[kinds]
 
 
-# How C and __slots__ keep attributes.
+# The descriptors of attributes kept by C or by __slots__.
 _MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-# Sent as they are, and what may be a whole env.
+# ``args`` are sent separately; ``obj`` may be a whole env.
 _LEFT_OUT = (BaseException.args, AttributeError.obj)
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not one of Python's own
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not one of Python's built-in types
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:
-    """Return the attributes of an exception that have a value, whatever keeps them."""
+    """Return the attributes of an exception that have a value, wherever they are stored."""
     found: dict[str, Any] = {}
     for kind in type(error).__mro__:
         for name, member in vars(kind).items():
@@ -280,8 +280,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
     return found
 
 
-def _made(kind: type, args: Iterable[Any], attributes: dict[str, Any]) -> Any:
-    """Return an exception of a type whose constructor may take anything: it is not called."""
+def _rebuilt(kind: type, args: Iterable[Any], attributes: dict[str, Any]) -> Any:
+    """Return an exception of this type without calling its constructor, which may take anything."""
     base: Any = kind
     while base.__flags__ & _HEAP_TYPE:
         base = base.__base__

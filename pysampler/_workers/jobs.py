@@ -179,7 +179,7 @@ class Failure:
 
 
 class Answer(NamedTuple):
-    """The answer of a group to a command, besides what it wrote to its frame."""
+    """The answer of a group to a command, besides its results in the frame."""
 
     group: int
     result: Any  # the job's result, or a Failure

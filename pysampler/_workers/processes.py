@@ -1,4 +1,4 @@
-"""The processes of a pool: starts its workers, sets them up, replaces and ends them."""
+"""Processes: starts the workers of a pool, sets them up, replaces and ends them."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ["SHUTDOWN_TIMEOUT_S", "Processes", "WorkerAssignment"]
 
-# How long a process may take to end, in seconds.
+# Seconds to wait for a process to end.
 SHUTDOWN_TIMEOUT_S = 10.0
-# How long other workers wait for what the first one imports, in seconds.
+# Seconds that the other workers wait for the imports of the first one.
 _FIRST = 5.0
 
 
 @dataclass(frozen=True)
 class WorkerAssignment:
-    """The share of one worker: which envs of the pool it serves, in which groups."""
+    """The share of one worker: its envs, and their groups."""
 
-    first: int  # env
+    first: int  # index of its first env in the pool
     sizes: tuple[int, ...]  # of its groups
-    noun: str = "env"  # what errors call an env
+    noun: str = "env"  # the word for an env in errors
 
     @property
     def envs(self) -> range:
@@ -55,13 +55,13 @@ class WorkerAssignment:
         return [range(first, end) for first, end in itertools.pairwise(ends)]
 
     def __str__(self) -> str:
-        """Return the envs as errors name them."""
+        """Return the name of the envs in errors."""
         if len(self.envs) == 1:
             return f"{self.noun} {self.first}"
         return f"{self.noun}s {self.first}-{self.envs.stop - 1}"
 
     def describe(self, failure: Failure, where: str, doing: str) -> str:
-        """Return what raised, where and while doing what, as errors say it."""
+        """Return the text of a failure for errors, e.g. "env 3 in worker 1 raised X stepping"."""
         kind = failure.report.kind
         if kind == WorkerLostError.__name__:  # the replacement of the lost worker says so
             return f"{self} did not answer"
@@ -79,13 +79,12 @@ class Processes:
     They end with this object, or with this process.
 
     Args:
-        assignments: What each worker has.
+        assignments: The envs and groups of each worker.
         servers: The function that makes the env server of each worker, and its arguments.
-        context: How processes are started: "forkserver", "fork" or "spawn".
-        replaceable: Whether what makes env servers is kept for replacements.
-        one_first: Whether the fork server learns from the first worker what the others would
-            import, each for itself: with a few workers for each CPU that takes longer, and more
-            memory.
+        context: How to start processes: "forkserver", "fork" or "spawn".
+        replaceable: Whether to keep the pickled ``servers`` for replacements.
+        one_first: Whether to start one worker first, so that the fork server imports its modules
+            for all: with a few workers for each CPU, importing in each costs time and memory.
     """
 
     def __init__(
@@ -102,8 +101,8 @@ class Processes:
         self._context = context
         self._launcher = Launcher(context)
         self._owner = os.getpid()
-        # For an object that is dropped, and at exit. end() does not call the finalizer, which runs
-        # only once: an interrupted end() must be repeatable.
+        # Runs when this object is dropped, and at exit. end() does not call the finalizer, which
+        # runs only once: an interrupted end() must be repeatable.
         weakref.finalize(self, _end, self.children, self._launcher, self._owner)
         self._servers = servers
         if assignments:
@@ -129,12 +128,12 @@ class Processes:
     def end(self, wait: float = 0) -> None:
         """End the workers, whatever they are doing. May be repeated.
 
-        Waits up to ``wait`` seconds until they are reaped and what they had started has ended.
+        Waits up to ``wait`` seconds until they are reaped and their child processes have ended.
         """
         _end(self.children, self._launcher, self._owner, wait)
 
     def _begin(self, count: int) -> None:
-        """Start workers until there are ``count``, and let them make their env servers."""
+        """Start workers until there are ``count``, and have them make their env servers."""
         new = range(len(self.children), count)
         for index in new:
             self.children.append(self._start(index))
@@ -147,7 +146,7 @@ class Processes:
         return self._launcher.start(index, self._servers[index])
 
     def _setup(self, *, is_replacement: bool) -> Setup:
-        """Return what all workers need to make their env servers."""
+        """Return the part of the setup that is the same for all workers."""
         return Setup(
             index=0,
             workers=len(self._assignments),
@@ -163,7 +162,7 @@ class Processes:
         )
 
     def _set_up(self, index: int, setup: Setup) -> None:
-        """Send a worker what it needs to make its env server."""
+        """Send a worker its setup, from which it makes its env server."""
         setup = replace(setup, index=index)
         connection = self.children[index].connection
         if self._packed is None:
@@ -176,10 +175,9 @@ class Processes:
     def _receive_descriptions(
         self, described: dict[int, Any], timeout: float | None = None
     ) -> None:
-        """Receive the description of each env server, and the modules that were imported for it.
+        """Receive the description of each env server, and the modules imported for it.
 
-        Raises at once when the first worker fails. Returns when none answers for ``timeout``
-        seconds.
+        Raises as soon as one worker fails. Returns when none has answered for ``timeout`` seconds.
         """
         stopped: set[int] = set()
         with selectors.DefaultSelector() as waiting:
@@ -203,7 +201,7 @@ class Processes:
                     described[index] = answer
 
     def _stopped(self, waiting: selectors.BaseSelector) -> set[int]:
-        """Return those of the workers that are waited for that are stopped, as by SIGSTOP."""
+        """Return the workers in ``waiting`` that are stopped, e.g. by SIGSTOP."""
         return {key.data for key in waiting.get_map().values() if self.children[key.data].stopped()}
 
     def socket_of(self, index: int) -> int:
@@ -215,7 +213,7 @@ class Processes:
     ) -> None:
         """Attach all workers to a segment and a first layout, and wait until they are attached.
 
-        ``fd`` and the second of ``layout`` are the descriptors of the segments.
+        ``fd`` and the second item of ``layout`` are the descriptors of the segments.
         """
         for index, attachment in enumerate(attachments):
             with self._noticing_loss(index):
@@ -230,7 +228,7 @@ class Processes:
 
     def lay_out(self, index: int, layout: tuple[Layout, int]) -> None:
         """Send a worker another layout and the descriptor of its segment."""
-        with contextlib.suppress(ConnectionError):  # the watch notices its loss
+        with contextlib.suppress(ConnectionError):  # the watch notices the loss
             self._send(index, *layout)
 
     def _send(self, index: int, message: Any, fd: int) -> None:
@@ -245,13 +243,13 @@ class Processes:
         before.ended(SHUTDOWN_TIMEOUT_S)
         self.children[index] = self._start(index)
         before.release()
-        # If it is lost already, the watch notices.
+        # If the new worker is lost already, the watch notices.
         with contextlib.suppress(ConnectionError):
             self._set_up(index, self._setup(is_replacement=True))
             self._send(index, attachment, fd)
             self._send(index, *layout)
 
-    # -- what goes wrong -------------------------------------------------------------------------
+    # -- losses and failures ---------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _noticing_loss(self, index: int) -> Iterator[None]:
@@ -262,8 +260,11 @@ class Processes:
             raise self.lost(index, "being made") from None
 
     def lost(self, index: int, doing: str, why: str = "") -> WorkerLostError:
-        """Return the error for a worker that has ended, ``doing`` something, because of ``why``."""
-        _stay_in_a_thread_that_ends_with_the_program()
+        """Return the error for a worker that ended while ``doing`` something.
+
+        ``why`` replaces its signal or exit code in the message.
+        """
+        _block_daemon_thread_at_exit()
         child, assignment = self.children[index], self._assignments[index]
         child.ended(SHUTDOWN_TIMEOUT_S)
         status = child.status()
@@ -277,8 +278,8 @@ class Processes:
         text = f"worker {index} (pid {child.pid}) lost: {why or how} while {doing}"
         failure = self._failure_of(child)
         if failure is not None:
-            what = "it could not start" if failure.doing != "serving" else "it failed"
-            text += f"; {what}: {failure.report.kind}: {failure.report.text}"
+            stage = "it could not start" if failure.doing != "serving" else "it failed"
+            text += f"; {stage}: {failure.report.kind}: {failure.report.text}"
         error = WorkerLostError(text)
         if failure is not None:
             error.__cause__ = self.error_of(index, failure, "being made")
@@ -291,7 +292,7 @@ class Processes:
         return error
 
     def _failure_of(self, child: Child) -> Failure | None:
-        """Return the exception that a worker reported before it ended, if it did."""
+        """Return the failure that a worker reported before it ended, if any."""
         with contextlib.suppress(OSError, EOFError):
             while child.connection.poll():
                 message = child.connection.recv_bytes()
@@ -301,14 +302,14 @@ class Processes:
         return None
 
     def error_of(self, index: int, failure: Failure, doing: str) -> EnvError:
-        """Return the error for an exception that an env raised, or something else in its worker."""
+        """Return the error for a failure of an env, or of something else in its worker."""
         where = f" in worker {index} (pid {self.children[index].pid})"
         error = error_from(failure.report, self._assignments[index].describe(failure, where, doing))
         error.env, error.worker = failure.env, index
         return error
 
     def preload(self) -> None:
-        """Make the fork server import what workers imported, for replacements and later pools."""
+        """Have the fork server import the workers' modules, for replacements and later pools."""
         self._preload(self._modules)
 
     def _preload(self, modules: list[str]) -> None:
@@ -316,8 +317,8 @@ class Processes:
             fork_server.preload(modules)
 
 
-def _stay_in_a_thread_that_ends_with_the_program() -> None:
-    """Never return to a daemon thread while the program exits, which has ended the workers."""
+def _block_daemon_thread_at_exit() -> None:
+    """Never return in a daemon thread while the program exits: the exit has ended the workers."""
     if threading.current_thread().daemon and not threading.main_thread().is_alive():
         threading.Event().wait()
 
@@ -331,8 +332,8 @@ def _directory() -> str | None:
 
 
 def _end(children: list[Child], launcher: Launcher, owner: int, wait: float = 0) -> None:
-    """End workers. Sends nothing and takes no lock: finalizers call this, at any time."""
-    if os.getpid() != owner:  # a fork of their parent
+    """End workers. Sends nothing and takes no lock, because finalizers call this at any time."""
+    if os.getpid() != owner:  # this is a fork of their parent
         return
     for child in children:
         child.kill()

@@ -247,7 +247,7 @@ class Recovery:
         if index not in self.replacing:
             if not child.ended(SHUTDOWN_TIMEOUT_S):
                 self._end()
-                raise PysamplerError(f"cannot replace worker {index}: pid {child.pid} does not end")
+                raise PysamplerError(f"cannot replace worker {index}: pid {child.pid} did not end")
             error = self._loss_of(index, why)
             self._count_loss(index, error)
             self.replacing[index] = error

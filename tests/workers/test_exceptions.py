@@ -251,7 +251,7 @@ class UntraceableError(RuntimeError):
 def test_exceptions_whose_own_methods_raise_are_reported():
     assert exceptions.report(SpeechlessError()).text == "<its __str__ raised OSError>"
     assert exceptions.report(UntraceableError("lost")).traceback == (
-        "UntraceableError: no traceback of it can be made\n"
+        "UntraceableError: its traceback cannot be formatted\n"
     )
 
 
@@ -265,7 +265,7 @@ def test_base_classes_match_if_the_type_allows_no_subclass(received):
     error = received(FinalError("last"))
     assert isinstance(error, EnvError)
     assert isinstance(error, RuntimeError)
-    assert error.__notes__ == ["it is not an instance of FinalError, which allows no subclass"]
+    assert error.__notes__ == ["it is not an instance of FinalError, which cannot be subclassed"]
     assert str(error) == "env 3 raised: last"
     assert type(error.__cause__) is FinalError
 
