@@ -2,23 +2,23 @@
 
 A tour of the code, from the bottom up:
 
-- ``csrc/`` holds the primitives, a header each, without Python: ``clock``, ``futex``, ``wait`` (how
-  to wait), ``position``, ``flag``, ``doorbell`` (who wakes whom), ``ring``, ``shared_ring``,
-  ``byte_ring``, ``board`` (what travels), ``segment``, ``watch`` (where it lies, which process has
-  died). ``csrc/bindings/`` makes ``pysampler._core`` of them.
-- ``sync`` makes that usable: handles that pickle, NumPy views, errors. ``errors`` has the one tree
-  of exceptions.
+- ``csrc/`` holds the primitives, one header each, without Python: ``clock``, ``futex``, ``wait``
+  (waiting); ``position``, ``flag``, ``doorbell`` (waking); ``ring``, ``shared_ring``,
+  ``byte_ring``, ``board`` (passing data); ``segment`` (shared memory) and ``watch`` (noticing that
+  a process died). ``csrc/bindings/`` exposes them as ``pysampler._core``.
+- ``sync`` makes them usable from Python: handles that pickle, NumPy views, errors. ``errors`` holds
+  the one tree of exceptions.
 - ``_workers``: the pool and its lanes; recovery, the fork server, the worker's loop, mail.
 - ``_frames``: a space as fields, frames in shared memory, columns of infos.
 - ``_vector``: gymnasium's vector env on a pool, servers of Python envs, partial batches.
 - ``_policies``: calling and checking a policy; its weights, states and random numbers.
-- ``_rollouts`` and ``_actors``: samplers, which are two ways to walk the frames.
+- ``_rollouts`` and ``_actors``: samplers, two ways to walk the frames.
 - ``_learning``: a replay buffer, averaging, checkpoints.
 - ``envs``: envs with tasks. ``adapters``: interfaces of training libraries. ``ray``: samplers on
   many machines.
 
-Each of these is a package whose docstring says what it knows and what it does not. Imports point
-from the last to the first: ``tests/test_layers.py`` has the order.
+Each of these is a package whose docstring states its scope. Later ones import earlier ones, never
+the reverse: ``tests/test_layers.py`` enforces the order.
 """
 
 import sys
@@ -122,8 +122,8 @@ __all__ = [
     "uninstall",
 ]
 
-# Where each name is imported from when it is used first: a worker that steps envs imports neither
-# samplers nor what learners keep.
+# The module that each name is imported from on first use. Imports are lazy so that a worker that
+# steps envs loads neither samplers nor learner code.
 _HOMES = {
     "ActorStats": "_actors.actor_stats",
     "Actors": "_actors.actors",

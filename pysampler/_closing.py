@@ -25,12 +25,12 @@ class Uncopyable:
 
 
 def ends_by_signal(kind: type[BaseException] | None) -> bool:
-    """Return whether a ``with`` block ends by Ctrl-C or an exit instead of an error."""
+    """Return whether a ``with`` block was ended by Ctrl-C or an exit, not by an error."""
     return kind is not None and not issubclass(kind, Exception)
 
 
 class Closing:
-    """Base class of objects that a ``with`` block closes, however the block ends."""
+    """Base class of objects that a ``with`` block closes, whether or not it raises."""
 
     def __enter__(self) -> Self:
         return self

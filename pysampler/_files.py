@@ -1,6 +1,7 @@
-"""Files of saved arrays: replaced atomically, and read in no more memory than their size.
+"""Files of saved arrays: uncompressed ``.npz`` files, which ``numpy.load`` reads too.
 
-They are uncompressed ``.npz`` files, which ``numpy.load`` reads too.
+They are replaced atomically, so a crash never leaves half a file. Compression is refused, so that
+reading a damaged or hostile file never takes more memory than its size.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-# Bytes that the header of an array may take: NumPy's own limit is too small for large records.
+# Most bytes in an array's header: NumPy's default limit is too small for large records.
 _MAX_HEADER = 1 << 20
 
 
 def why_not_regular(path: Path, *, follow: bool = True) -> str | None:
-    """Return what ``path`` is instead of a regular file, as errors say it; None if it is one."""
+    """Return None for a regular file, else an error text: "a pipe, expected ..."."""
     kind = stat.S_IFMT(path.stat(follow_symlinks=follow).st_mode)
     if kind == stat.S_IFREG:
         return None
-    return f"{_KINDS.get(kind, 'no file')}, expected a regular file"
+    return f"{_KINDS.get(kind, 'an unknown kind of file')}, expected a regular file"
 
 
 def open_regular(path: Path, make_error: Callable[[str], Exception]) -> io.BufferedReader:
@@ -61,11 +62,11 @@ def open_regular(path: Path, make_error: Callable[[str], Exception]) -> io.Buffe
 
 @contextlib.contextmanager
 def atomic_write(path: Path, make_error: Callable[[str], Exception]) -> Iterator[IO[bytes]]:
-    """Yield a file to write, which replaces ``path`` once it is on the disk.
+    """Yield a file to write, which replaces ``path`` once it has reached the disk.
 
-    If the block raises, ``path`` stays as it was and the new file is removed. Raises
-    ``make_error(cause)`` if ``path`` is something other than a regular file, and an OSError that
-    names ``path`` if it cannot be written.
+    If the block raises, ``path`` stays unchanged and the new file is removed. Raises
+    ``make_error(cause)`` if ``path`` exists but is not a regular file, and an OSError that names
+    ``path`` if it cannot be written.
     """
     with contextlib.suppress(FileNotFoundError):
         if (cause := why_not_regular(path, follow=False)) is not None:
@@ -87,7 +88,7 @@ def atomic_write(path: Path, make_error: Callable[[str], Exception]) -> Iterator
 
 
 def _sync_directory(directory: Path) -> None:
-    """Wait until the names in a directory are on the disk."""
+    """Wait until the directory's entries are on the disk: ``rename`` alone does not ensure it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,12 +97,12 @@ def _sync_directory(directory: Path) -> None:
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype with which a file gives an array back: bytes for types not of NumPy."""
+    """Return the dtype an array has after saving and reading: bytes for types foreign to NumPy."""
     return np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
 
 
 def write_arrays(file: IO[bytes], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write the arrays to a file, each under its name."""
+    """Write arrays to a file, each under its name."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(name + _NPY), "w", force_zip64=True) as member:
@@ -109,12 +110,12 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, npt.NDArray[Any]]) -> Non
 
 
 def read_arrays(file: IO[bytes]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays in a file by name; raise an exception of any type if it is damaged."""
+    """Return the arrays in a file by name. A damaged file may raise any type of exception."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if sum(member.file_size for member in members) > size:
-            raise ValueError(f"its parts claim to take more than its {size} bytes")
+            raise ValueError(f"its parts claim more than its {size} bytes")
         arrays: dict[str, npt.NDArray[Any]] = {}
         for member in members:
             name = member.filename.removesuffix(_NPY)
@@ -125,7 +126,7 @@ def read_arrays(file: IO[bytes]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """Return one array, checking its size before taking memory for it."""
+    """Return one array; its claimed size is checked before memory is allocated."""
     if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
         raise ValueError(f"{member.filename!r} is compressed")
     with archive.open(member) as stream:
@@ -133,19 +134,19 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]
         expected, size = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
     if size != expected and not dtype.hasobject:
         raise ValueError(f"{member.filename!r} has {size} bytes, expected {expected}")
-    with archive.open(member) as stream:  # read to its end, where the checksum is verified
+    with archive.open(member) as stream:  # read to the end: only there zipfile checks the CRC
         array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_MAX_HEADER)
         if stream.read(1):
-            raise ValueError(f"{member.filename!r} goes on behind its array")
+            raise ValueError(f"{member.filename!r} has extra bytes after its array")
     return np.asarray(array)
 
 
 def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and dtype of the array that begins here; names of fields may be garbled."""
+    """Return the shape and dtype in an array's header; names of fields may be garbled."""
     first = np.lib.format.read_magic(stream) == (1, 0)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     try:
         shape, _, dtype = read(stream, max_header_size=_MAX_HEADER)
     except MemoryError as error:  # a limit of Python's parser
-        raise ValueError("a description nested too deep") from error
+        raise ValueError("its header is nested too deeply") from error
     return shape, dtype

@@ -1,6 +1,6 @@
 """Checks of the numbers and arrays that users pass.
 
-Those that return a value raise *cannot <operation>: <name> <got>, <expected>* if it does not fit.
+Functions that return the value raise *cannot <operation>: <name> <got>, <expected>* on a bad one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _NUMBERS = "biufc"  # kinds of dtypes
 
 
 def is_whole(got: Any, minimum: int) -> bool:
-    """Return whether ``got`` is an integer of at least ``minimum``, and not a bool."""
+    """Return whether ``got`` is an integer, not a bool, and at least ``minimum``."""
     return isinstance(got, (int, np.integer)) and not isinstance(got, bool) and bool(got >= minimum)
 
 
 def is_real(got: Any, minimum: float = -math.inf) -> bool:
-    """Return whether ``got`` is a number of at least ``minimum``: not NaN, a string or a bool."""
+    """Return whether ``got`` is a real number >= ``minimum``: not NaN, a string or a bool."""
     real = isinstance(got, (int, float, np.integer, np.floating)) and not isinstance(got, bool)
     return real and bool(got >= minimum)
 
 
 def whole_number(operation: str, name: str, got: Any, minimum: int) -> int:
-    """Return ``got`` as an int, or raise ValueError if it is not one of at least ``minimum``."""
+    """Return ``got`` as an int, or raise ValueError unless it is an integer >= ``minimum``."""
     if not is_whole(got, minimum):
         raise ValueError(
             f"cannot {operation}: {name} {got!r}, expected a whole number of at least {minimum}"
@@ -46,19 +46,21 @@ def whole_number(operation: str, name: str, got: Any, minimum: int) -> int:
 
 
 def true_or_false(operation: str, name: str, got: Any) -> bool:
-    """Return ``got`` as a bool, or raise TypeError: a word like "no" would count as true."""
+    """Return ``got`` as a bool, or raise TypeError: the string "no" would count as true."""
     if not isinstance(got, (bool, np.bool_)):
         raise TypeError(f"cannot {operation}: {name} {got!r}, expected True or False")
     return bool(got)
 
 
 def plain_array(operation: str, name: str, got: Any) -> npt.NDArray[Any]:
-    """Return ``got`` as an array, or raise ValueError if that fails or would lose a mask."""
+    """Return ``got`` as an array, or raise ValueError if it cannot be one or would lose a mask."""
     try:
         masked = _is_masked(got)
         array = None if masked else np.asarray(got)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"cannot {operation}: {name} cannot be made an array: {error}") from error
+        raise ValueError(
+            f"cannot {operation}: {name} cannot be converted to an array: {error}"
+        ) from error
     if array is None:
         raise ValueError(f"cannot {operation}: {name} is masked, expected an array without a mask")
     return array
@@ -92,7 +94,7 @@ def fitting_array(operation: str, name: str, got: Any, dtype: np.dtype[Any]) -> 
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Return the least and the greatest value of a dtype of integers or bools."""
+    """Return the smallest and largest value of an integer or bool dtype."""
     if dtype.kind == "b":
         return 0, 1
     limits = np.iinfo(dtype)
@@ -100,7 +102,7 @@ def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 
 def _fits(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Return whether all values of an array can be converted to a dtype."""
+    """Return whether every value of an array can be represented in a dtype."""
     kind, safe = array.dtype.kind, np.can_cast(array.dtype, dtype, "safe")
     if array.size == 0:
         return True

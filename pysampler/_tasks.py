@@ -1,4 +1,4 @@
-"""What makes an env one of many tasks: a mixin for env classes, and a wrapper for envs."""
+"""Envs with many tasks: the mixin ``Tasks`` for env classes, and ``TaskWrapper`` for envs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["Task", "TaskWrapper", "Tasks"]
 
 Task = dict[str, Any]
-"""What tells one task of an env from others: names and values, as ``sample_tasks`` returns them."""
+"""The parameters of a task, by name, as ``sample_tasks`` returns them."""
 
 
 class Tasks:
-    """A mixin for env classes, before their base: ``reset`` takes a task in its options.
+    """A mixin for env classes, listed before their base: ``reset`` takes a task in its options.
 
-    A subclass defines ``sample_tasks`` and ``reset_task``.
+    Subclasses define ``sample_tasks`` and ``reset_task``.
 
     >>> class Walk(Tasks, gym.Env):
     ...     def sample_tasks(self, count):
@@ -29,17 +29,17 @@ class Tasks:
 
     Attributes:
         takes_tasks: Tells samplers that ``reset`` takes ``options={"task": task}``.
-        task: The task that was set last; None before that.
+        task: The current task; None until one is set.
     """
 
     takes_tasks = True
     task: Task | None = None
 
     def sample_tasks(self, count: int) -> list[Task]:
-        """Draw tasks with the random generator of the env.
+        """Draw tasks with the env's random generator.
 
         Args:
-            count: How many.
+            count: The number of tasks.
 
         Returns:
             The tasks, each a dict.
@@ -47,13 +47,13 @@ class Tasks:
         raise NotImplementedError
 
     def reset_task(self, task: Task) -> None:
-        """Set the task of the following steps and episodes.
+        """Set the task for the following steps and episodes.
 
         Args:
-            task: The task, as ``sample_tasks`` returns one.
+            task: A task, as ``sample_tasks`` returns them.
 
         Raises:
-            ValueError: If it is not a task of this env.
+            ValueError: If ``task`` is not a task of this env.
         """
         raise NotImplementedError
 
@@ -63,7 +63,7 @@ class Tasks:
         """Begin an episode.
 
         Args:
-            seed: The seed of the random generator; None to go on with it.
+            seed: The seed of the random generator; None keeps its state.
             options: ``{"task": task}`` sets a task first.
 
         Returns:
@@ -77,7 +77,7 @@ class Tasks:
         return result
 
     def _set(self, task: Task, key: str) -> Any:
-        """Note a task and return its only value, or raise ValueError if it has other keys."""
+        """Set a task whose only key is ``key`` and return its value, or raise ValueError."""
         if not isinstance(task, dict) or set(task) != {key}:
             raise ValueError(
                 f"cannot set task of {type(self).__name__}: {task!r}, expected {{{key!r}: ...}}"
@@ -93,10 +93,10 @@ class TaskWrapper(gym.Wrapper[Any, Any, Any, Any]):
     >>> observation, info = env.reset(options={"task": {"goal": [0.1, 0.2]}})
 
     Args:
-        env: An env whose innermost env has ``sample_tasks(count)`` and ``reset_task(task)``.
+        env: An env whose unwrapped env has ``sample_tasks(count)`` and ``reset_task(task)``.
 
     Raises:
-        TypeError: If the env lacks one of these methods.
+        TypeError: If the unwrapped env lacks one of these methods.
     """
 
     takes_tasks = True
@@ -116,7 +116,7 @@ class TaskWrapper(gym.Wrapper[Any, Any, Any, Any]):
         """Begin an episode.
 
         Args:
-            seed: The seed of the random generator; None to go on with it.
+            seed: The seed of the random generator; None keeps its state.
             options: ``{"task": task}`` sets a task first. Other options go to the env.
 
         Returns:

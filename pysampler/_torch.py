@@ -1,4 +1,4 @@
-"""What the package needs of torch, which it imports only where tensors are asked for."""
+"""The package's uses of torch, which is optional: it is imported only to make tensors."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ def is_module(policy: Any) -> bool:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor, of torch or of a library like it."""
+    """Return whether a value is a tensor, of torch or a similar library."""
     return hasattr(value, "detach")
 
 
 def is_distribution(value: Any) -> bool:
-    """Return whether a value is a distribution of torch."""
+    """Return whether a value is a ``torch.distributions.Distribution``."""
     torch = loaded_torch()
     return torch is not None and isinstance(value, torch.distributions.Distribution)
 
 
 def to_array(value: Any) -> npt.NDArray[Any]:
-    """Return a tensor, or what NumPy can convert, as an array on the CPU."""
+    """Return a tensor, or anything that NumPy can convert, as an array on the CPU."""
     return np.asarray(value.detach().cpu().numpy() if is_tensor(value) else value)
 
 
 def tensor_from(array: npt.NDArray[Any], device: Any = None, *, non_blocking: bool = False) -> Any:
-    """Return a tensor of the same memory, or a copy on a device."""
-    import torch  # noqa: PLC0415 - only where tensors are wanted
+    """Return a tensor that shares the array's memory, or a copy on ``device``."""
+    import torch  # noqa: PLC0415 - torch is optional
 
     tensor = torch.from_numpy(array)
     return tensor if device is None else tensor.to(device, non_blocking=non_blocking)
 
 
 def needs_torch(policy: Any) -> bool:
-    """Return whether unpickling a policy imports torch: it is a module, or its file does."""
+    """Return whether unpickling a policy imports torch: it is a module, or its file imports it."""
     home = getattr(policy, "__module__", None)
     if home == "__main__" or home not in sys.modules:  # pickled by value
         return is_module(policy)
@@ -69,12 +69,12 @@ def needs_torch(policy: Any) -> bool:
 
 
 def get_torch_threads() -> int | None:
-    """Return how many threads torch uses on the CPU; None if torch is not imported."""
+    """Return torch's number of CPU threads; None if torch is not imported."""
     torch = loaded_torch()
     return None if torch is None else int(torch.get_num_threads())
 
 
 def set_torch_threads(count: int | None) -> None:
-    """Set how many threads torch uses, if torch is imported. None changes nothing."""
+    """Set torch's number of CPU threads, if torch is imported. None changes nothing."""
     if count is not None and (torch := loaded_torch()) is not None:
         torch.set_num_threads(count)

@@ -2,7 +2,7 @@
 
 PysamplerError
 ├── ClosedError           the object is closed, or belongs to another process
-├── BusyError             another thread is in a call that only one thread may make at a time
+├── BusyError             another thread is in a call that one thread at a time may make
 ├── LayoutError           shared memory was laid out by another version, or is corrupt
 ├── LostError             another process died
 │   ├── WorkerLostError   a worker of a vector env died: which, how, and while doing what
@@ -49,11 +49,11 @@ class PysamplerError(Exception):
 
 
 class ClosedError(PysamplerError):
-    """The object was closed, or another process made it."""
+    """The object is closed, or belongs to another process."""
 
 
 class BusyError(PysamplerError):
-    """Another thread is in a call that only one thread may make at a time."""
+    """Another thread is in a call that one thread at a time may make."""
 
 
 class LayoutError(PysamplerError):
@@ -61,7 +61,7 @@ class LayoutError(PysamplerError):
 
 
 class LostError(PysamplerError):
-    """Another process died that this one was waiting for.
+    """A process died that this one was waiting for.
 
     Attributes:
         members: From a doorbell: the members that were lost since the last wait.
@@ -78,7 +78,7 @@ class WorkerLostError(LostError):
     Attributes:
         worker: The index of the worker.
         pid: Its process id.
-        exit_code: Its exit code, minus the number of the signal that killed it, or None if unknown.
+        exit_code: Its exit code, or minus the signal that killed it; None if unknown.
         envs: The indices of its envs.
     """
 
@@ -92,7 +92,7 @@ class HostLostError(LostError):
     """A host of a sampler on Ray died, hung or was removed, or none could be started.
 
     Attributes:
-        host: The index of the host; None if the error is of no single host.
+        host: The index of the host; None if the error is not about one host.
     """
 
     host: int | None = None
@@ -101,10 +101,10 @@ class HostLostError(LostError):
 class EnvError(PysamplerError):
     """An env raised an exception.
 
-    It is also an instance of the type of that exception, so that ``except ValueError`` catches a
-    ``ValueError`` of the env, and has its attributes. Its cause (``__cause__``) is the exception of
-    the env, whose own cause shows the traceback in the worker. Notes name what could not be sent
-    from a worker: attributes that cannot be pickled, types that cannot be imported here (their
+    It is also an instance of that exception's type, with its attributes:
+    ``except ValueError`` catches an env's ``ValueError``. Its ``__cause__`` is the env's exception,
+    whose cause in turn shows the traceback in the worker. Notes name the parts that a worker could
+    not send: attributes that cannot be pickled, types that cannot be imported here (their
     importable bases still match).
 
     Attributes:

@@ -1,23 +1,24 @@
 """The ring of frames: each frame holds the arrays of one step of all envs.
 
-Every field but the infos is one array ``[frames, envs, ...]``. So workers write the rows of
-their envs in place, a frame is read without a copy, and T consecutive frames are a rollout.
+Every field but the infos is one array ``[frames, envs, ...]``. Thus workers write the rows of
+their envs in place, a frame is read without a copy, and T consecutive frames form a rollout. The
+price: memory for every frame, and fixed shapes only; everything else goes by mail.
 
 ============================== ================================================================
 ``observations``               one array for each leaf of the observation space
 ``final_observations``         last observations of episodes that ended in this step, where envs
                                are reset in the same step
-``actions``                    of the dtypes of the action space
-``other_actions``              bytes, for actions of another dtype: that which they were given with
-``action_types``               NumPy's number of the dtype, by leaf, in the row of the first env of
-                               each group
+``actions``                    in the dtypes of the action space
+``other_actions``              bytes of actions that the caller gave in another dtype
+``action_types``               for each leaf the number (``dtype.num``) of the dtype given, in the
+                               row of the first env of each group
 ``rewards``                    float64
 ``terminated`` ``truncated``   bool
-``has_final``                  0, FINAL, FINAL_BY_MAIL (the object itself, too, is a message), or
-                               LOST: the env was lost in this step (rollouts only)
+``has_final``                  0, FINAL, FINAL_BY_MAIL (a message holds the object itself, too),
+                               or LOST: the env was lost in this step (rollouts only)
 ``options_versions``           the version of the options that an episode was reset with; 0: none
-``extras``                     what a policy returned besides its actions: an array for each field
-``infos``                      bytes for columns of infos (infos.py), behind all other fields: they
+``extras``                     a policy's outputs besides actions: an array for each field
+``infos``                      bytes for columns of infos (infos.py), after all other fields: they
                                take no memory until there are columns
 ============================== ================================================================
 """
@@ -44,30 +45,30 @@ __all__ = ["FINAL_BY_MAIL", "LOST", "Frames", "Plan", "addresses_are_limited", "
 # In has_final; also in csrc/bindings/env_block.cpp.
 FINAL, FINAL_BY_MAIL, LOST = 1, 2, 3
 
-# An action keeps the dtype that it was given with if an element has at most this many bytes.
+# Actions keep the dtype that the caller gave if an element has at most this many bytes.
 _MAX_ACTION_ITEMSIZE = 8
-# Bytes reserved for the infos of one env in one frame; a number takes nine. Fewer where the address
+# Bytes reserved for the infos of one env in one frame (a number takes nine), and where the address
 # space of the process is limited.
 _INFO_BYTES, _INFO_BYTES_IF_LIMITED = 8192, 1024
-# Bytes of infos that get memory at a time.
+# Memory for infos is allocated in steps of this many bytes.
 _INFO_CHUNK = 1 << 16
 
 
 def addresses_are_limited() -> bool:
-    """Return whether this process may reserve less than it likes beside the memory that it uses."""
+    """Return whether a limit keeps this process from reserving memory that it does not use."""
     limits = [resource.getrlimit(of)[0] for of in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
     return any(limit != resource.RLIM_INFINITY for limit in limits)
 
 
 def info_bytes(envs: int, frames: int) -> int:
-    """Return how many bytes to reserve for columns of infos."""
+    """Return the number of bytes to reserve for columns of infos."""
     each = _INFO_BYTES_IF_LIMITED if addresses_are_limited() else _INFO_BYTES
     return max(envs * frames * each, 1 << 16)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a ring of frames: which arrays it has, and for how many envs."""
+    """The plan of a ring of frames: its arrays, and their numbers of frames and envs."""
 
     spec: Spec
     envs: int
@@ -78,7 +79,7 @@ class Plan:
 
     @property
     def fields(self) -> list[tuple[str, tuple[int, ...], npt.DTypeLike]]:
-        """Each array of ``Frames``: its name, its shape in one frame, and its dtype."""
+        """The arrays of ``Frames``: each one's name, shape in one frame, and dtype."""
         spec, envs = self.spec, self.envs
         observations = [((envs, *f.shape), f.dtype) for f in spec.observations]
         return [
@@ -105,14 +106,14 @@ class Plan:
 class Frames:
     """A ring of frames in a segment, whose last ``plan.infos`` bytes are reserved for infos.
 
-    New frames are zeros. Frames that another process has laid out begin at ``offset``.
+    New frames are zeros. Pass ``offset`` to attach to frames that another process laid out.
     """
 
     def __init__(self, plan: Plan, segment: Segment, offset: int | None = None) -> None:
         self.offset, memory = segment.array((plan.size,), np.dtype(np.uint8), offset)
         self._segment = segment
         self._infos_offset = segment.size - plan.infos
-        self._infos_backed = 0  # bytes of infos that have memory
+        self._infos_backed = 0  # bytes of infos with memory
         self.plan = plan
         self.spec = plan.spec
         self.envs = plan.envs
@@ -124,7 +125,7 @@ class Frames:
             "other_actions": [],
             "extras": [],
         }
-        self._spans: list[tuple[int, int]] = []  # of each array: its offset, and bytes of a frame
+        self._spans: list[tuple[int, int]] = []  # offset and bytes per frame of each array
         begin = 0
         for name, shape, dtype in plan.fields:
             each = _bytes(shape, dtype)
@@ -145,22 +146,16 @@ class Frames:
         [self.has_final] = arrays["has_final"]
         [self.options_versions] = arrays["options_versions"]
         _, self.infos = segment.array((plan.infos,), np.dtype(np.uint8), self._infos_offset)
-        self.memory = memory  # all frames, and the infos that have memory
+        self.memory = memory  # all frames, and the infos with memory
 
     def take(self, frames: range) -> None:
-        """Allocate memory for frames that lie in the segment's room, or raise MemoryError.
-
-        May be repeated.
-        """
+        """Allocate memory for reserved frames, or raise MemoryError. May be repeated."""
         for begin, each in self._spans:
             if each > 0:
                 self._segment.take(begin + frames.start * each, len(frames) * each)
 
     def take_infos(self, size: int) -> None:
-        """Allocate memory for the first ``size`` bytes of infos, or raise MemoryError.
-
-        May be repeated.
-        """
+        """Allocate the first ``size`` bytes of infos, or raise MemoryError. May be repeated."""
         if size <= self._infos_backed:
             return
         new = min(-(-size // _INFO_CHUNK) * _INFO_CHUNK, self.plan.infos)
@@ -170,7 +165,7 @@ class Frames:
         self._infos_backed = new
 
     def actions_as(self, leaf: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return the actions of a leaf as ``dtype``: that of the space, or of at most 8 bytes."""
+        """Return a leaf's actions as ``dtype``: the space's, or one of at most 8 bytes."""
         if dtype.num == self.actions[leaf].dtype.num:
             return self.actions[leaf]
         shape = self.spec.actions[leaf].shape

@@ -1,8 +1,8 @@
-"""Infos: the info dicts of single envs, batched as gymnasium batches them.
+"""Infos: the info dicts of single envs, batched exactly like gymnasium's ``VectorEnv._add_info``.
 
-A number, a plain array or a small object gets a column in the frames once it has been seen
-(csrc/bindings/infos.h). Values without a column, or of another type than their column, come by
-mail and are merged in here. Either way the result is that of gymnasium's ``VectorEnv._add_info``.
+A key gets a column in the frames (csrc/bindings/infos.h) when it first has a number, a plain array
+or a small object as its value, since mail in every step is slow. Values without a
+column, or of another type than their column, come by mail and are merged in here.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 __all__ = ["Column", "Infos", "add_columns"]
 
 Path = tuple[str, ...]
-# What a value is: a number of Python's, a number of NumPy's, a np.bool_ (of which gymnasium makes
-# arrays of objects), an array, or a small object, which is written as a pickle.
+# Kinds of values: a Python number, a NumPy number, a np.bool_ (which gymnasium batches in arrays of
+# objects), an array, or a small object, which is written as a pickle.
 Form = Literal["python", "scalar", "object", "array", "pickle"]
-# The columns that a key may have, one for each type of its values; other types come by mail.
+# Most columns of a key, one for each type of its values; further types come by mail.
 _MAX_TYPES = 4
-# The columns of a vector env: keys that change with each step come by mail when these are used up.
+# Most columns of a vector env: keys could change with each step. Further ones come by mail.
 _MAX_COLUMNS = 512
-# Bytes of a small object in a column: its pickle, and the length of that.
+# Bytes of a small object in a column: its pickle and the pickle's length.
 _PICKLE_BYTES = 128
-# How often a key may have a value that cannot have a column before a warning is logged.
+# Log a warning once a key has had this many values that do not fit into a column.
 _WARN_AFTER = 1000
 
 # Dtype and shape of an element, its form, and the type of small objects.
 _Kind = tuple[np.dtype[Any], tuple[int, ...], Form, type | None]
 
 _log = logging.getLogger("pysampler")
-_logged: set[Path] = set()  # keys of this program that a warning was logged for
+_logged: set[Path] = set()  # keys that this process has logged a warning for
 
 
 @dataclass(frozen=True)
 class Column:
-    """Where the values of a key lie: ``[frames, envs, ...]``, and a mask ``[frames, envs]``.
+    """The place of a key's values, ``[frames, envs, ...]``, and their mask, ``[frames, envs]``.
 
-    A nested dict has a mask only, and no dtype. Small objects are rows of bytes.
+    A nested dict has only a mask, and no dtype. Small objects are rows of bytes.
     """
 
     path: Path  # the keys that lead to the value
@@ -62,7 +62,7 @@ class Column:
     of: type | None = None  # the type of small objects
 
     def views(self, frames: Frames) -> list[npt.NDArray[Any]]:
-        """Return the values, if it is no nested dict, and the mask of the envs that have one."""
+        """Return the values, unless this is a nested dict, and the mask of envs that have one."""
 
         def view(offset: int, dtype: np.dtype[Any], *shape: int) -> npt.NDArray[Any]:
             shape = frames.count, frames.envs, *shape
@@ -74,7 +74,7 @@ class Column:
 
 
 def add_columns(infos: _core.Infos, frames: Frames, columns: Sequence[Column]) -> None:
-    """Add new columns to the C++ object with which this process reads or writes infos."""
+    """Add new columns to the C++ object through which this process reads or writes infos."""
     for column in columns:
         *values, mask = column.views(frames)
         if column.of is not None:
@@ -91,8 +91,8 @@ class Infos:
     Args:
         frames: The frames that the columns lie in.
         columns: A list to which new columns are added.
-        add_info: gymnasium's way of adding the info of an env to those of others.
-        pickled: Whether values without a column are pickled, since the envs are in workers.
+        add_info: gymnasium's ``_add_info``, which adds an env's info to the batch.
+        pickled: Whether values without a column are pickled, as they are if envs are in workers.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class Infos:
         self.columns = columns  # grows
         self._frames = frames
         self._rows = frames.count * frames.envs
-        self._end = 0  # of the columns, in the infos of the frames
+        self._end = 0  # end of the columns, in the infos of the frames
         self._column_of: dict[tuple[Path, Any], Column] = {}
-        self._names: dict[str, int] = {}  # of columns at the top, in order
-        self._types: dict[Path, int] = {}  # how many columns a path has
-        self._unfit: dict[Path, int] = {}  # how often a value could not have a column
+        self._names: dict[str, int] = {}  # order of the top-level keys that have columns
+        self._types: dict[Path, int] = {}  # number of columns of each path
+        self._unfit: dict[Path, int] = {}  # number of values that did not fit into a column
         self._pickled = pickled
         self._add_info = add_info
 
@@ -124,18 +124,18 @@ class Infos:
     ) -> dict[str, Any]:
         """Return ``infos`` of (frame, env) rows with the ``mailed`` (env, info) merged in.
 
-        ``mixed`` are keys whose values in these rows do not go into one array.
+        ``mixed`` are keys whose values in these rows do not fit into one array.
         """
         by_env: dict[int, list[dict[str, Any]]] = {}
         rebuilt = dict.fromkeys(mixed)
         for env, info in mailed:
             by_env.setdefault(env, []).append(info)
             rebuilt.update(dict.fromkeys(info))
-        # A key with values from both sources is batched anew, env by env: the first value decides
-        # on the dtype.
+        # A key with values from both sources is batched again, env by env, because the first value
+        # decides the dtype.
         rebuilt.pop("final_obs", None)
         stored = [key for key in rebuilt if isinstance(key, str)]
-        # A key "_a" uses the place of the mask of "a", so that both are batched anew.
+        # A key "_a" collides with the mask of "a", so both are batched again.
         for key in stored:
             rebuilt.update(dict.fromkeys([f"_{key}", *([key[1:]] * key.startswith("_"))]))
         stored = sorted(self._names.keys() & rebuilt.keys(), key=self._names.__getitem__)
@@ -150,18 +150,18 @@ class Infos:
         return infos
 
     def learn(self, mailed: Sequence[tuple[int, dict[str, Any]]]) -> list[Column]:
-        """Return new columns for values that came by mail, as far as their bytes suffice."""
+        """Make columns for values that came by mail, as far as space lasts; return the new ones."""
         for _, info in mailed:
             self._learn(info, ())
-        # From the count: Ctrl-C may have come before the last columns were added.
+        # From the count on: Ctrl-C may have prevented the last call from adding its columns.
         new = self.columns[self.core.count :]
         add_columns(self.core, self._frames, new)
         return new
 
     def _learn(self, info: dict[Any, Any], path: Path) -> None:
-        """Make columns for the values of an info dict, which lies at ``path``."""
+        """Make columns for the values of the info dict at ``path``."""
         for key, value in info.items():
-            # gymnasium keeps "final_obs" as one object for each env, whatever its type.
+            # gymnasium keeps "final_obs" as one object per env, whatever its type.
             if type(key) is not str or key == "final_obs":
                 continue
             here = (*path, key)
@@ -189,9 +189,9 @@ class Infos:
         return None
 
     def _column(self, path: Path, kind: _Kind | None) -> Column | None:
-        """Return the column for such values, made now if need be; None if it cannot have one.
+        """Return the column for values of a kind, made if need be; None if there cannot be one.
 
-        A nested dict has no ``kind``.
+        ``kind`` is None for a nested dict.
         """
         known = self._column_of.get((path, kind))
         if known is not None:
@@ -204,7 +204,7 @@ class Infos:
             end = self._end + self._rows
         else:
             if self._types.get(path, 0) == _MAX_TYPES:
-                self._warn(path, f"another type than {_MAX_TYPES} before it")
+                self._warn(path, f"it has values of more than {_MAX_TYPES} types")
                 return None
             dtype, shape, form, of = kind
             values = _aligned(self._end + self._rows)
@@ -212,7 +212,7 @@ class Infos:
             end = values + self._rows * math.prod(shape) * dtype.itemsize
         try:
             if end > len(self._frames.infos):
-                raise MemoryError("there is no room left for infos")
+                raise MemoryError("no space left for infos")
             self._frames.take_infos(end)
         except MemoryError as error:
             self._warn(path, str(error))
@@ -225,7 +225,7 @@ class Infos:
         return column
 
     def _warn(self, path: Path, why: str) -> None:
-        """Log that a key is slow, once for each key of a program."""
+        """Log that a key is slow, once per key and process."""
         if not self._pickled or path in _logged or len(_logged) == _MAX_COLUMNS:
             return
         _logged.add(path)
@@ -234,7 +234,7 @@ class Infos:
 
 
 def _aligned(offset: int) -> int:
-    """Round an offset up to a multiple of 16, to which any dtype is aligned."""
+    """Round an offset up to a multiple of 16, which aligns it for any dtype."""
     return -(-offset // 16) * 16
 
 

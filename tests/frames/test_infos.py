@@ -339,7 +339,7 @@ def test_key_gets_columns_for_four_types_and_mail_for_the_fifth(caplog):
     assert [column.dtype.char for column in batched.infos.columns] == ["l", "d", "?", "f"]
     assert [env for env, _ in batched.mailed] == [0]
     assert [record.getMessage() for record in caplog.records] == [
-        "info['x'] is pickled with every step, which is slow: another type than 4 before it"
+        "info['x'] is pickled with every step, which is slow: it has values of more than 4 types"
     ]
 
 
@@ -363,7 +363,7 @@ def test_values_without_room_come_by_mail(caplog):
     assert [list(info) for _, info in batched.mailed] == [["large"]] * 2
     [record] = caplog.records
     assert "['large'] is pickled with every step" in record.getMessage()
-    assert "there is no room left for infos" in record.getMessage()
+    assert "no space left for infos" in record.getMessage()
 
 
 def test_value_that_never_gets_a_column_is_logged_once_and_late(caplog):
