@@ -1,8 +1,8 @@
 """Infos: the info dicts of single envs, batched exactly like gymnasium's ``VectorEnv._add_info``.
 
 A key gets a column in the frames (csrc/bindings/infos.h) when it first has a number, a plain array
-or a small object as its value, since mail in every step is slow. Values without a
-column, or of another type than their column, come by mail and are merged in here.
+or a small object as its value, since mail in every step is slow. Values without a column, or of
+another type than their column, come by mail and are merged in here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Spaces as they lie in the frames: a tree of dicts and tuples, whose leaves are arrays.
+"""The layout of spaces in the frames: a tree of dicts and tuples, whose leaves are arrays.
 
-Leaves whose values have no fixed shape (Text, Sequence, Graph, OneOf, spaces of the user's) are
+Leaves whose values have no fixed shape (Text, Sequence, Graph, OneOf, user-defined spaces) are
 *unshaped*: their values are pickled and sent by mail.
 
 A tree is ``("leaf", i)``, ``("unshaped", i)``, ``("dict", ((key, tree), ...))`` or
@@ -54,10 +54,7 @@ class Spec:
 
     @property
     def shaped(self) -> Spec:
-        """The spec without the unshaped parts of observations.
-
-        The numbers of the other leaves are the same.
-        """
+        """The spec without unshaped parts of observations; other leaves keep their numbers."""
         if not self.unshaped_observations:
             return self
         tree = _shaped(self.observation_tree) or ("tuple", ())
@@ -65,7 +62,7 @@ class Spec:
 
 
 def spec_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
-    """Return how these spaces lie in the frames."""
+    """Return the layout of these spaces in the frames."""
     observation_tree, observations, unshaped_observations = _tree_of(observation)
     action_tree, actions, unshaped_actions = _tree_of(action)
     return Spec(
@@ -79,7 +76,7 @@ def spec_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
 
 
 def _tree_of(space: spaces.Space[Any]) -> tuple[Tree, tuple[Field, ...], int]:
-    """Return the tree of a space, the fields of its leaves, and how many leaves are unshaped."""
+    """Return a space's tree, the fields of its leaves, and its number of unshaped leaves."""
     fields: list[Field] = []
     unshaped = 0
 
@@ -143,7 +140,7 @@ class Spaces:
         actions: Sequence[spaces.Space[Any]],
         mode: str | tuple[spaces.Space[Any], spaces.Space[Any]],
     ) -> Spaces:
-        """Return the spaces of a vector env, from those of its envs and ``observation_mode``."""
+        """Return a vector env's spaces, given its envs' spaces and ``observation_mode``."""
         if isinstance(mode, tuple) and len(mode) == 2:
             if not all(isinstance(space, spaces.Space) for space in mode):
                 raise TypeError(
@@ -193,7 +190,7 @@ class Spaces:
 
 
 def build(tree: Tree, leaf: Callable[[int], Any], unshaped: Callable[[int], Any]) -> Any:
-    """Return the dicts and tuples of a tree, whose leaves the two functions return by number."""
+    """Return a tree as dicts and tuples, calling the two functions with each leaf's number."""
     kind, content = tree
     if kind == "leaf":
         return leaf(content)
@@ -205,15 +202,15 @@ def build(tree: Tree, leaf: Callable[[int], Any], unshaped: Callable[[int], Any]
 
 
 def leaves(tree: Tree, batch: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each leaf of a batch with its path (such as ``["a"][0]``), in order.
+    """Yield the path (such as ``["a"][0]``) and value of each leaf of a batch, in order.
 
-    Raises TypeError or ValueError if the batch does not have the structure of the tree.
+    Raises TypeError or ValueError if the structure of the batch differs from the tree.
     """
     yield from _leaves(tree, batch, "")
 
 
 def _leaves(tree: Tree, batch: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of the part of a batch that lies at ``path``."""
+    """Yield the leaves of ``batch``, which is at ``path`` in the whole one."""
     kind, content = tree
     if kind == "dict":
         if not isinstance(batch, Mapping):
@@ -235,7 +232,7 @@ def _leaves(tree: Tree, batch: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def leaf_paths(tree: Tree) -> list[str]:
-    """Return the path of each leaf, in order: ``[""]`` for a tree that is one leaf."""
+    """Return the paths of all leaves, in order: ``[""]`` for a tree that is one leaf."""
     kind, content = tree
     if kind == "dict":
         return [f"[{key!r}]{path}" for key, child in content for path in leaf_paths(child)]
@@ -249,9 +246,10 @@ def _at(path: str) -> str:
 
 
 def checked_actions(spec: Spec, num_envs: int, actions: Any) -> Sequence[npt.NDArray[Any]] | None:
-    """Return the arrays of a batch of actions, leaf by leaf; None if it has leaves of other types.
+    """Return the arrays of a batch of actions, by leaf; None if they cannot be copied to frames.
 
-    Raises ValueError or TypeError if an array has an unexpected shape, length or kind of dtype.
+    That holds for lists, unshaped leaves and some dtypes. Raises ValueError or TypeError if an
+    array has an unexpected shape, length or kind of dtype.
     """
     arrays = []
     if spec.unshaped_actions:

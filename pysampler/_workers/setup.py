@@ -1,7 +1,8 @@
-"""What a parent sends to a worker before that serves: both ends of it.
+"""Starting a worker: the messages that set it up, how the parent sends and the worker reads them.
 
-First a ``Setup`` with the env server, then an ``Attachment`` and a ``Layout``, each with the
-segment that it describes. Further layouts follow while the worker serves.
+First comes a ``Setup`` with the env server, then an ``Attachment`` and a ``Layout``, each with the
+segment that it describes. Further layouts may follow while the worker serves. Large arrays of env
+servers are not pickled: all workers map one copy-on-write segment, so n workers need one copy.
 """
 
 from __future__ import annotations
@@ -47,14 +48,13 @@ __all__ = [
     "wait_policy",
 ]
 
-# Arrays of an env server that have at least this many bytes lie in memory that all workers share,
-# until they write to it.
+# Arrays of an env server of at least this many bytes are shared by all workers, copy-on-write.
 _LARGE = 1 << 16
 
 
 @dataclass(frozen=True)
 class ArraySpan:
-    """Where the memory of an array of an env server lies in a segment."""
+    """The place in a segment of one array of an env server."""
 
     begin: int
     size: int
@@ -63,24 +63,24 @@ class ArraySpan:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs to make its env server."""
+    """The process state and the pickled function from which a worker makes its env server."""
 
     index: int
     workers: int
     environment: dict[str, str]
-    directory: str | None  # in which it works; None if it was deleted
+    directory: str | None  # working directory; None if it was deleted
     path: list[str]  # sys.path
     arguments: list[str]  # sys.argv
     server: bytes | None  # pickled function and arguments; None if they are inherited
-    arrays: tuple[ArraySpan, ...]  # of the env server; if there are any, their segment's fd follows
-    open_files: int  # the limit
+    arrays: tuple[ArraySpan, ...]  # of the env server; if not empty, their segment's fd follows
+    open_files: int  # soft limit
     logging: LoggingSetup | None  # None: leave it as it is
-    is_replacement: bool  # of a lost worker; it does not describe its env server
+    is_replacement: bool  # of a lost worker: then it does not describe its env server
 
 
 @dataclass(frozen=True)
 class LoggingSetup:
-    """How the root logger of the parent is set up, as far as a worker can copy it."""
+    """The settings of the parent's root logger that a worker can copy."""
 
     level: int
     format: tuple[str | None, str | None, str] | None  # format, datefmt, style; None: no handler
@@ -88,21 +88,21 @@ class LoggingSetup:
 
     @classmethod
     def here(cls) -> LoggingSetup:
-        """Return how the root logger of this process is set up."""
+        """Return the settings of this process's root logger."""
         root = logging.getLogger()
         format_: tuple[str | None, str | None, str] | None = None
         for handler in root.handlers[:1]:
             formatter = handler.formatter or logging.Formatter()
             style = getattr(formatter, "_style", None)
             styles: dict[Any, str] = {kind: name for name, (kind, _) in logging._STYLES.items()}
-            # Formatters of the user's own classes are not copied.
+            # Instances of custom formatter classes are not copied.
             if type(formatter) is logging.Formatter and type(style) in styles:
                 format_ = formatter._fmt, formatter.datefmt, styles[type(style)]
         captures = getattr(logging, "_showwarning", None) is warnings.showwarning
         return cls(root.level, format_, captures)
 
     def apply(self) -> None:
-        """Set up the root logger of this process likewise; it writes to stderr."""
+        """Apply these settings to this process's root logger, which writes to stderr."""
         root = logging.getLogger()
         root.setLevel(self.level)
         logging.captureWarnings(self.captures_warnings)
@@ -114,36 +114,38 @@ class LoggingSetup:
 
 @dataclass(frozen=True)
 class Attachment:
-    """Where a worker finds what it shares with its parent, in the segment that comes with this."""
+    """Where the worker finds its shared objects, in the segment that comes with this."""
 
-    pool: int  # offsets
+    pool: int  # this and the next five: offsets in the segment
     inbox: int
     outbox: int
     counters: int
     gauges: int
     trace: int
-    groups: list[int]  # how many each worker has
-    own_groups: int  # how many the parent runs itself
-    counted: tuple[int, int]  # how many envs and workers are, the parent perhaps as the last
+    groups: list[int]  # number of groups of each worker
+    own_groups: int  # number of groups that the parent runs itself
+    counted: tuple[
+        int, int
+    ]  # numbers of envs and workers with counters; the last may be the parent
     capacity: int  # of the inbox, and of the outbox
     policy: tuple[int, int] | None  # see wait_policy()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How an env server attaches to the segment that comes with this, such as one with frames."""
+    """Attaches an env server to the segment that comes with this, such as one with frames."""
 
-    number: int  # of the layouts of this pool, from 1
+    number: int  # counts the layouts of the pool, from 1
     attach: Attach
 
 
 def wait_policy(fixed: tuple[int, int] | None) -> WaitPolicy | None:
-    """Return the wait policy for ``(spin, yield)`` times in ns, or the adaptive one for None."""
+    """Return the wait policy for fixed ``(spin, yield)`` times in ns; None stands for adaptive."""
     return None if fixed is None else WaitPolicy.fixed(spin_ns=fixed[0], yield_ns=fixed[1])
 
 
 def send_message(connection: Connection, message: Any, fd: int) -> None:
-    """Send an object and the descriptor of a segment, as one message however large it is."""
+    """Send an object of any size and the descriptor of a segment, in one message."""
     pickled = np.frombuffer(pickle.dumps(message), np.uint8)
     with Segment(len(pickled)) as segment:
         begin, memory = segment.array(pickled.shape, pickled.dtype, None)
@@ -168,23 +170,22 @@ def receive_message(connection: Connection) -> tuple[Any, Segment]:
 
 
 def _receive_descriptors(connection: Connection, count: int) -> tuple[bytes, list[int]]:
-    """Return the bytes and the descriptors of the next message; no bytes at the end."""
+    """Return the next message's bytes and descriptors; no bytes once the other end has closed."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         message, fds, _, _ = socket.recv_fds(end, 16, count, socket.MSG_CMSG_CLOEXEC)
     return message, fds
 
 
 class PackedServers:
-    """Pickled env servers, and a segment with their large arrays, each once."""
+    """Pickled env servers, and a segment that holds each of their large arrays once."""
 
     def __init__(self, servers: Sequence[MakeServer]) -> None:
         self.pickled: list[bytes] = []
         self.arrays: list[tuple[ArraySpan, ...]] = []  # of each env server
         self.segment: Segment | None = None
         memories: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}  # by address and size
-        keys: list[
-            list[tuple[tuple[int, int], bool]]
-        ] = []  # of each env server; whether it is read-only
+        # For each env server, its arrays: the key in ``memories``, and whether it is read-only.
+        keys: list[list[tuple[tuple[int, int], bool]]] = []
         for server in servers:
             large: list[memoryview] = []
             self.pickled.append(_pickle_server(server, large))
@@ -201,8 +202,8 @@ class PackedServers:
             assert self.segment is not None
             begins[key], copied = self.segment.array(array.shape, array.dtype, None)
             copied[:] = array
-        for of_host in keys:
-            spans = (ArraySpan(begins[key], key[1], readonly) for key, readonly in of_host)
+        for of_server in keys:
+            spans = (ArraySpan(begins[key], key[1], readonly) for key, readonly in of_server)
             self.arrays.append(tuple(spans))
 
     def send_arrays(self, connection: Connection, index: int) -> None:
@@ -212,7 +213,7 @@ class PackedServers:
 
 
 def _pickle_server(server: MakeServer, large: list[memoryview]) -> bytes:
-    """Return a pickled env server without its large arrays, whose memory is added to ``large``."""
+    """Return the pickled env server; append its large arrays to ``large`` instead."""
 
     def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
         memory = buffer.raw()
@@ -224,13 +225,16 @@ def _pickle_server(server: MakeServer, large: list[memoryview]) -> bytes:
         return dumps_by_value(server, keep_in_band)
     except Exception as error:
         raise TypeError(
-            f"cannot send env_fns to workers: {type(error).__name__}: {error}; make what they "
-            'need inside of them, or pass context="fork"'
+            f"cannot send env_fns to workers: {type(error).__name__}: {error}; create "
+            'such objects inside of env_fns, or pass context="fork"'
         ) from error
 
 
 def unpack_server(setup: Setup, connection: Connection) -> MakeServer:
-    """Return what makes an env server. No other worker sees what it writes to arrays."""
+    """Return the function that makes the env server, and its arguments.
+
+    Their arrays are copy-on-write: no other worker sees a worker's writes.
+    """
     assert setup.server is not None
     arrays: list[memoryview] = []
     if setup.arrays:

@@ -1,8 +1,8 @@
 """A worker process: makes its env server, attaches to shared memory, and runs jobs until it closes.
 
-Every worker begins in ``main``, whatever process it was forked from. The function that makes its
-env server comes pickled, with its arguments; the loop that steps the blocks is in C++
-(``_core.Worker``).
+Every worker begins in ``main``, whatever process it was forked from. It receives the function that
+makes its env server pickled, with its arguments, unless it inherits them in a fork of the parent.
+The loop that steps the blocks is in C++ (``_core.Worker``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["become_worker", "main"]
 
 
-# Whether this process replaces a lost worker; its env server may read that when it is made.
+# Whether this process replaces a lost worker; the env server may read this during construction.
 is_replacement = False
 
 
@@ -48,18 +48,18 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
 
     Args:
         fd: The descriptor of the connection to the parent.
-        parent: The pid of the process that the worker serves, and with which it ends.
-        inherited: In a fork of the parent, the function that makes its env server, and arguments.
+        parent: The pid of the process that the worker serves; the worker ends when it does.
+        inherited: In a fork of the parent, the function that makes the env server, and arguments.
     """
     global is_replacement
-    _core.outlive_signals()  # which the parent handles; this process ends with it
+    _core.outlive_signals()  # the parent handles them; this process ends with the parent
     os.set_inheritable(fd, False)  # noqa: FBT003
     os.register_at_fork(after_in_child=_default_signals)
-    with contextlib.suppress(PermissionError):  # an interpreter of its own leads one already
+    with contextlib.suppress(PermissionError):  # a spawned interpreter already leads one
         os.setsid()
     watch = Watch()
     watch.leave_with(parent)
-    watch._leave_at_end(fd, code=0)  # where the parent may not send a signal
+    watch._leave_at_end(fd, code=0)  # in case the parent may not signal this process
     connection = Connection(fd)
     try:
         setup: Setup = connection.recv()
@@ -89,17 +89,17 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
 
 
 def become_worker(fd: int, outputs: list[int], parent: int, server: Any = None) -> NoReturn:
-    """Run a worker in this forked process, and exit, whatever happens.
+    """Run a worker in this forked process and always exit, never return.
 
     Args:
         fd: The descriptor of the connection to the parent.
         outputs: Descriptors for stdout and stderr.
         parent: The pid of the process that the worker serves.
-        server: The function that makes its env server, and its arguments, in a fork of the parent.
+        server: In a fork of the parent, the function that makes the env server, and arguments.
     """
     code = 1
     try:
-        # A worker has no stdin. 0 to 2 are open here, to whatever file.
+        # A worker has no stdin. Descriptors 0 to 2 are open here, to whatever files.
         null = os.open(os.devnull, os.O_RDONLY)
         for number, output in enumerate([null, *outputs]):
             if output != number:
@@ -120,7 +120,7 @@ def become_worker(fd: int, outputs: list[int], parent: int, server: Any = None) 
 
 
 def _default_signals() -> None:
-    """Restore the defaults of signals in a process that an env has forked."""
+    """Restore default signal handling in a process that an env has forked."""
     _core.default_signals()
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -128,11 +128,11 @@ def _default_signals() -> None:
 
 @contextlib.contextmanager
 def _reporting_failure(connection: Connection, doing: str) -> Iterator[None]:
-    """Report the exception that ends this process to the parent, and exit."""
+    """On an exception, report it to the parent and exit."""
     try:
         yield
     except BaseException as error:
-        # An env that exits is reported by its exit code.
+        # If an env exits, the exit code reports it.
         if isinstance(error, SystemExit) and doing == "serving":
             raise
         with contextlib.suppress(OSError):
@@ -141,7 +141,7 @@ def _reporting_failure(connection: Connection, doing: str) -> Iterator[None]:
 
 
 def _imitate_parent(setup: Setup) -> None:
-    """Take over the environment, paths, limits and logging of the parent."""
+    """Adopt the parent's environment, paths, limits and logging."""
     os.environ.clear()
     os.environ.update(setup.environment)
     if setup.directory is not None:
@@ -155,24 +155,23 @@ def _imitate_parent(setup: Setup) -> None:
     sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
-            # Whole lines, so that those of workers do not mix, even if Python runs unbuffered.
+            # Whole lines, so that output of workers does not mix, even if Python is unbuffered.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     if setup.logging is not None:
         setup.logging.apply()
-    # Forks of one process must not draw the same numbers.
+    # Otherwise all forks of one process would draw the same numbers.
     seed_globals(np.random.SeedSequence())
     _core.set_process_title(f"pysampler: worker {setup.index}/{setup.workers}")
 
 
 def _make_server(setup: Setup, connection: Connection, inherited: Any) -> Server:
-    """Return the env server of this worker, made here."""
     function, arguments = inherited if setup.server is None else unpack_server(setup, connection)
     server: Server = function(*arguments)
     return server
 
 
 def _installed_modules(modules: set[str]) -> list[str]:
-    """Return installed modules; the user's own may change before they are imported again."""
+    """Return the installed modules only: the user's own may change before the next import."""
     library, packages = Path(os.__file__).parent, Path(np.__file__).parents[1]
     return [
         name
@@ -183,7 +182,7 @@ def _installed_modules(modules: set[str]) -> list[str]:
 
 
 class _CommandLoop:
-    """The worker once it is attached: reads commands, runs jobs, and sends answers."""
+    """The attached worker: reads commands, runs jobs, and sends answers."""
 
     def __init__(
         self,
@@ -202,7 +201,7 @@ class _CommandLoop:
         server.count_with(meter, Gauges(at.counted[1], gauges).of(setup.index))
         self.server = server
         self.connection = connection
-        self.layout = 0  # the number of the newest
+        self.layout = 0  # number of the newest layout
         self.lay_out(1)
         meter.idle()
         self.failed_note: Failure | None = None
@@ -216,16 +215,16 @@ class _CommandLoop:
         self.outbox = Outbox(ring, connection.fileno())
 
     def lay_out(self, number: int) -> None:
-        """Attach the env server to the layout of this number, unless the worker began with it."""
+        """Attach the env server to this layout, unless the worker began with it or a later one."""
         layout = None
-        while self.layout < number:  # layouts before it were given up
+        while self.layout < number:  # the parent gave up earlier layouts
             layout, segment = receive_message(self.connection)
             self.layout = layout.number
         if layout is not None:
             layout.attach.attach(self.server, segment)
 
     def run(self) -> None:
-        """Do what the parent commands, until that is to close."""
+        """Serve the parent's commands until it sends ``Close``."""
         while True:
             kind, group, frame, number = self.core.serve(
                 self.server.blocks, self.report, self.outbox.flush
@@ -248,13 +247,13 @@ class _CommandLoop:
             except BaseException as error:
                 answer = failure_of(error, request)
             if kind == _core.Command.NOTE:
-                # A note has no answer: if it failed, the next answer is the failure.
+                # Notes have no answer: the next answer reports a note's failure.
                 self.failed_note = self.failed_note or answer
                 self.core.set_overflow(self.failed_note is not None)
                 continue
             answer, self.failed_note = self.failed_note or answer, None
             doing = request if isinstance(request, str) else request.doing
-            # Before the completion, which wakes the parent: it finds the message.
+            # Before the completion: that wakes the parent, which must find the message.
             unsent = self.outbox.post(group, number, self.pickled(answer, doing))
             self.core.complete(group, message=True)
             if isinstance(request, Close):
@@ -263,15 +262,15 @@ class _CommandLoop:
                 return
 
     def report(self, group: int, number: int) -> bool:
-        """Send what a step of a group has left; return whether some of it waits to be sent."""
+        """Send a group's overflow after a step; return whether some is still unsent."""
         overflow: Any = self.server.take_overflow(group - self.first_group)
         if self.failed_note is not None:
             overflow, self.failed_note = self.failed_note, None
         return self.outbox.post(group, number, self.pickled(overflow, "stepping"))
 
     def pickled(self, answer: Any, doing: str) -> bytes:
-        """Return a pickled answer, or a failure if it cannot be pickled."""
+        """Return the pickled answer, or a pickled failure if it cannot be pickled."""
         try:
             return dumps(answer)
         except Exception as error:
-            return dumps(failure_of(error, f"sending what came of {doing}"))
+            return dumps(failure_of(error, f"sending the result of {doing}"))
