@@ -1,7 +1,7 @@
-"""Child processes: how this process starts, watches, ends and reaps them, and talks to them.
+"""Child processes: starting, watching, ending and reaping them, and connections to them.
 
-An exception of a signal handler may come after any call. So a child is owned by an object from the
-moment it exists: one that an exception came past ends by itself, and is reaped with the next start.
+A signal handler may raise after any call. So an object owns each child from the moment it exists:
+if an exception drops the object, the child is ended, and reaped at the next start.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ __all__ = [
     "stopped_error",
 ]
 
-# One thread each for the numerical libraries of a worker, unless the user says otherwise: there is
-# a worker for every CPU.
+# One thread for each numerical library in a worker, unless the user sets these: there is a worker
+# for every CPU already.
 _THREADS = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -60,30 +60,30 @@ _THREADS = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-# Bytes for the name that ps shows, which is written over the arguments of the process.
+# Reserves bytes for the name that ps shows: it overwrites the arguments of the process.
 _TITLE_PADDING = "pysampler ".ljust(160, "-")
-# How long to wait for the answer of a process before looking whether it is stopped, in seconds.
+# Seconds to wait for a process to answer before checking whether it is stopped.
 STOPPED = 5.0
-# How long a look is at something that does not answer, in seconds.
+# Seconds of one poll of a file that is not readable yet.
 _LOOK = 0.25
-# Signals that a new interpreter has blocked until it can say that it outlives them.
+# Signals that a new interpreter starts with blocked, until it has arranged to outlive them.
 _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# The seed of hashes in a new interpreter, unless the user has chosen one: with a random one, each
-# fork server would iterate over sets of strings in another order.
+# The hash seed of a new interpreter, unless the user has chosen one: with a random seed, each fork
+# server would iterate over sets of strings in a different order.
 _HASH_SEED = "0"
-# The descriptor at which a new interpreter finds its connection.
+# The descriptor of the connection in a new interpreter.
 _CONNECTION_FD = 3
 
 
-# Pids of children of this process that no object owns any more, each in a list of its own.
+# Pids of children of this process that no object owns any more, each in a separate list.
 _unclaimed: list[list[int]] = []
-os.register_at_fork(after_in_child=_unclaimed.clear)  # they are the children of the parent
+os.register_at_fork(after_in_child=_unclaimed.clear)  # they are the parent's children
 
 
 class Process:
     """A process that this one may end."""
 
-    # As they are where an exception of a signal handler comes into __init__.
+    # The values if a signal handler raises inside __init__.
     pid = 0
     _pidfd: _core.Pidfd | None = None
 
@@ -94,33 +94,33 @@ class Process:
                 self._pidfd = _core.Pidfd(pid)
 
     def ended(self, timeout: float = 0) -> bool:
-        """Return whether it has ended, or does so within ``timeout`` seconds."""
+        """Return whether the process ends within ``timeout`` seconds, or has ended."""
         if self._pidfd is None or self._pidfd.fileno() < 0:
             return True
         return is_readable(self._pidfd, timeout)
 
     def kill(self) -> bool:
-        """End it, whatever it is doing; return False if this process may not."""
+        """Kill the process; return False if this process lacks permission."""
         return self._pidfd is None or self._pidfd.kill()
 
     def stopped(self) -> bool:
-        """Return whether it is stopped, as by SIGSTOP."""
+        """Return whether the process is stopped, for example by SIGSTOP."""
         with contextlib.suppress(OSError):
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         return False
 
     def status(self) -> int | None:
-        """Return its exit code, or minus the signal, once it has ended; None if that is unknown."""
+        """Return the exit code, or minus the signal, once it has ended; None if unknown."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Close what refers to it, once it has ended. Sends nothing, and may be repeated."""
+        """Close the pidfd of an ended process. Sends nothing, and may be repeated."""
         if self._pidfd is not None:
             self._pidfd.close()
 
 
 class OwnProcess(Process):
-    """A child of this process, which reaps it."""
+    """A child of this process, to be reaped here."""
 
     _status: int | None = None
     _reaped = False
@@ -131,14 +131,14 @@ class OwnProcess(Process):
         super().__init__(pid)
 
     def status(self) -> int | None:
-        """Reap it, with all that it had started; return its exit code or minus the signal."""
+        """Reap it after killing its process group; return its exit code or minus the signal."""
         if not self._reaped:
-            # What it had started ends with it. Until it is reaped no other group has its number.
+            # Its descendants end with it. Until it is reaped, no other group can have its number.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             try:
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # another part of the program has waited for it
+            except ChildProcessError:  # another part of the program has reaped it
                 self._reaped = True
             else:
                 if ended:
@@ -147,19 +147,19 @@ class OwnProcess(Process):
         return self._status
 
     def release(self) -> None:
-        """Reap it, and close what refers to it. May be repeated."""
+        """Reap the child and close its pidfd. May be repeated."""
         self.status()
         super().release()
 
     def __del__(self, unclaimed: list[list[int]] = _unclaimed) -> None:
-        # An exception came past it, or into the finalizer that would have ended it.
+        # An exception dropped this object, or interrupted the finalizer that would have ended it.
         if not self._reaped and self.pid > 0 and os.getpid() == self._owner:
             self.kill()
             unclaimed.append([self.pid])
 
 
 class Child:
-    """A worker process as its parent sees it, and the connection to it."""
+    """The parent's handle to a worker process, and the connection to it."""
 
     def __init__(self, process: Process, connection: OwnedConnection) -> None:
         self.pid = process.pid
@@ -170,18 +170,18 @@ class Child:
         self._process = process
 
     def kill(self) -> None:
-        """End it, whatever it is doing."""
+        """Kill the worker; without permission to, close the connection so that it ends itself."""
         if not self._process.kill():
             self.connection.shut()
 
     def release(self) -> None:
-        """Close what refers to a worker that has ended. Sends nothing, and may be repeated."""
+        """Release an ended worker's handles. Sends nothing, and may be repeated."""
         self._process.release()
         self.connection.close()
 
 
 def await_answer(file: Any, process: Process | Child, name: str) -> None:
-    """Wait until a file can be read from to which a process writes, or raise if it is stopped."""
+    """Wait until ``file``, which ``process`` writes, is readable; raise if it stays stopped."""
     stopped = False
     while not is_readable(file, STOPPED):
         before, stopped = stopped, process.stopped()
@@ -190,7 +190,7 @@ def await_answer(file: Any, process: Process | Child, name: str) -> None:
 
 
 def stopped_error(process: Process | Child, name: str) -> PysamplerError:
-    """Return the error for a process that is stopped and does not answer."""
+    """Return the error for a process that does not answer because it is stopped."""
     return PysamplerError(
         f"cannot start workers: {name} (pid {process.pid}) is stopped; continue it "
         f"(kill -CONT {process.pid}) and try again"
@@ -198,16 +198,16 @@ def stopped_error(process: Process | Child, name: str) -> PysamplerError:
 
 
 def await_ends(children: Iterable[Child], left: Callable[[], float]) -> None:
-    """Wait until all children have ended, as long as seconds are left."""
+    """Wait until all children have ended, or ``left()`` returns no more seconds."""
     for child in children:
         child.ended(left())
 
 
 def start_own(start: Callable[[], int]) -> OwnProcess:
-    """Start a child of this process with a function that returns its pid (0 in a fork)."""
+    """Start a child by calling ``start``, which returns its pid (0 in a fork)."""
     reap_unclaimed()
     pid = _NewPid()
-    # Within one call into C: no signal handler comes between the start and the pid.
+    # Within one call into C: no signal handler runs between the start and storing the pid.
     pid.extend(itertools.islice(iter(start, None), 1))
     process = OwnProcess(pid[0])
     pid.clear()
@@ -215,7 +215,7 @@ def start_own(start: Callable[[], int]) -> OwnProcess:
 
 
 class _NewPid(list[int]):
-    """The pid of a child that has just been started, until an object owns it."""
+    """The pid of a newly started child, until an object owns it."""
 
     def __del__(self, unclaimed: list[list[int]] = _unclaimed) -> None:
         if self and self[0] > 0:
@@ -223,13 +223,13 @@ class _NewPid(list[int]):
 
 
 def reap_unclaimed() -> None:
-    """Reap the children that have ended and that no object owns any more."""
+    """Reap ended children that no object owns any more."""
     for pid in list(_unclaimed):
         ended = True
         with contextlib.suppress(ChildProcessError, IndexError):
             ended = os.waitpid(pid[0], os.WNOHANG)[0] != 0
         if ended:
-            with contextlib.suppress(ValueError):  # another thread has done so
+            with contextlib.suppress(ValueError):  # another thread removed it
                 _unclaimed.remove(pid)
 
 
@@ -237,10 +237,10 @@ def reap_unclaimed() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a worker.
+    """Return the environment variables of a worker.
 
-    Once Ray runs in this process, breakpoint() means Ray's debugger. In a worker, which Ray does
-    not know, that debugger does nothing or waits without end: so the worker does not get it.
+    Once Ray runs in this process, breakpoint() means Ray's debugger. Ray does not know our workers,
+    where its debugger does nothing or waits forever, so they do not inherit that setting.
     """
     variables = {**dict.fromkeys(_THREADS, "1"), **os.environ}
     if variables.get("PYTHONBREAKPOINT", "").startswith("ray."):
@@ -251,12 +251,12 @@ def environment() -> dict[str, str]:
 def interpreter(module: str, connection: _socket.socket, *arguments: int) -> Callable[[], int]:
     """Return a function that starts a clean interpreter, which calls ``main`` of a module.
 
-    ``main`` gets a descriptor of the connection and ``arguments``. The interpreter has the flags
-    and the path of this one, and imports nothing from the current directory. It leads a session of
-    its own, and signals that are meant for this process and its group wait until it outlives them.
-    Its hash seed is for itself and its forks: the environment of what they start is this one's.
+    ``main`` gets a descriptor of the connection and ``arguments``. The interpreter has this one's
+    flags and path, and imports nothing from the current directory. It leads a new session, and
+    signals meant for this process and its group stay blocked until it has arranged to outlive them.
+    The hash seed applies to it and its forks; programs that they start inherit this environment.
     """
-    open_descriptors()  # an interpreter without /proc ends without saying why to this process
+    open_descriptors()  # raises here: an interpreter without /proc would end without reporting why
     variables = environment()
     forget = "" if "PYTHONHASHSEED" in variables else 'del os.environ["PYTHONHASHSEED"]'
     code = f"""
@@ -266,7 +266,7 @@ for fd in map(int, os.listdir("/proc/self/fd")):
     try:
         if fd > {_CONNECTION_FD}:
             os.close(fd)
-    except OSError:  # the one that it was listed with
+    except OSError:  # the descriptor of the listing
         pass
 sys.path[:] = json.loads(sys.argv[1])
 from {module} import main
@@ -281,7 +281,7 @@ main{(_CONNECTION_FD, *arguments)}
     actions += [
         (os.POSIX_SPAWN_DUP2, fd, fd)
         for fd in (1, 2)
-        if not os.get_inheritable(fd)  # which took the place of one that was closed
+        if not os.get_inheritable(fd)  # opened in place of a closed one
     ]
     if not sys.executable:
         raise PysamplerError(
@@ -300,7 +300,7 @@ main{(_CONNECTION_FD, *arguments)}
 
 
 def open_descriptors() -> list[str]:
-    """Return the numbers of this process's open files; raise OSError where /proc is missing."""
+    """Return the numbers of this process's open files; raise OSError if /proc is missing."""
     try:
         return os.listdir("/proc/self/fd")  # noqa: PTH208
     except FileNotFoundError as error:
@@ -312,11 +312,11 @@ def open_descriptors() -> list[str]:
 
 
 def open_standard_files() -> None:
-    """Open what is closed of stdin, stdout and stderr: a socket could get its number."""
+    """Open stdin, stdout and stderr if closed: otherwise a socket could get such a number."""
     for fd in range(3):
         try:
             os.fstat(fd)
-        except OSError:  # the lowest that is free, and it stays open
+        except OSError:  # open() takes the lowest free number, this one; it stays open
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003
 
 
@@ -326,27 +326,27 @@ def open_standard_files() -> None:
 def socket_pair(kind: int = _socket.SOCK_STREAM) -> tuple[_socket.socket, _socket.socket]:
     """Return two connected sockets.
 
-    Python's own ``socketpair`` takes descriptors out of one object and puts them into another: an
-    exception of a signal handler in between would lose them.
+    ``socket.socketpair`` moves descriptors from one object to another: if a signal handler raised
+    in between, they would leak.
     """
     return _socket.socketpair(_socket.AF_UNIX, kind)
 
 
 def identity(file: Any) -> tuple[int, int]:
-    """Return what tells the file behind a descriptor from others that get its number later."""
+    """Return (device, inode), which identifies a file even if its descriptor is reused later."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino
 
 
 def is_own(file: Any, known: tuple[int, int]) -> bool:
-    """Return whether a descriptor still is what it was: the program may have closed it."""
+    """Return whether a descriptor is still the known file: the program may have closed it."""
     with contextlib.suppress(OSError):
         return identity(file) == known
     return False
 
 
 def close_own(end: _socket.socket, known: tuple[int, int]) -> None:
-    """Close a socket, unless its number belongs to a file of the program now."""
+    """Close a socket, unless the program has reused its number for another file."""
     if is_own(end, known):
         end.close()
     else:
@@ -354,14 +354,14 @@ def close_own(end: _socket.socket, known: tuple[int, int]) -> None:
 
 
 class OwnedConnection(Connection):
-    """A connection that owns a descriptor, not just its number: it is closed when dropped."""
+    """A connection that owns its descriptor, and closes it when dropped."""
 
     def __init__(self, end: _socket.socket) -> None:
         self._end = _core.Detached(end)
         super().__init__(self._end.fileno())
 
     def shut(self) -> None:
-        """Let the other end see that nothing more will come: a worker ends with that."""
+        """Signal the end of the connection to the other side: a worker then exits."""
         self._end.shut()
 
     def _close(self) -> None:
@@ -369,16 +369,17 @@ class OwnedConnection(Connection):
 
 
 def is_readable(file: Any, timeout: float = 0) -> bool:
-    """Return whether a file or socket can be read from, now or within ``timeout`` seconds."""
+    """Return whether a file or socket is readable now or becomes so in ``timeout`` seconds."""
     poller = select.poll()
     poller.register(file, select.POLLIN)
-    # By looks: where this process is suspended, the other end may be too, and go on after it.
-    looks = max(1, math.ceil(timeout / _LOOK))
-    return any(poller.poll(max(0.0, timeout) * 1000 / looks) for _ in range(looks))
+    # In short polls: if this process is suspended, the other end may be too, and resume later; the
+    # suspension then uses up one poll instead of the whole timeout.
+    polls = max(1, math.ceil(timeout / _LOOK))
+    return any(poller.poll(max(0.0, timeout) * 1000 / polls) for _ in range(polls))
 
 
 def is_at_end(connection: Connection) -> bool:
-    """Return whether the other end is closed, and all that it sent has been read."""
+    """Return whether the other end is closed and everything it sent has been read."""
     if not is_readable(connection):
         return False
     unread = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))

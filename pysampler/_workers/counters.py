@@ -1,4 +1,8 @@
-"""Counters of what envs and workers have done, in shared memory (csrc/meter.h)."""
+"""Counters of env steps, resets and worker waits, in shared memory (csrc/meter.h).
+
+Workers always count: a few stores a step, without locks. Thus numbers read together may be of
+slightly different moments. Durations go into a histogram with two buckets per power of two.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ _WORKER = np.dtype(
         "itemsize": 128,
     }
 )
-# Lower ends of the buckets, in ns; two buckets for each power of two.
+# Lower bounds of the buckets, in ns; two buckets per power of two.
 _LOWER = np.array(
     [
         2.0 ** ((b + _core.Meter.FIRST_BUCKET) // 2) * (1 + (b % 2) / 2)
@@ -51,30 +55,30 @@ class Counters:
 
     @staticmethod
     def size_of(envs: int, workers: int) -> int:
-        """Return how many bytes of memory the counters take."""
+        """Return the size of the counters in bytes."""
         return envs * _ENV.itemsize + workers * _WORKER.itemsize
 
     def meter(self, worker: int) -> _core.Meter:
-        """Return the meter that a worker counts with."""
+        """Return the meter through which a worker counts."""
         return _core.Meter(self._env_rows, self._worker_rows, worker)
 
     def begin(self, worker: int, env: int, now: int) -> None:
-        """Note, in the place of a worker that is starting, that an env is at work since ``now``."""
+        """Record for a worker that is still starting that ``env`` is at work since ``now``."""
         self.workers["since"][worker] = now
         self.workers["env"][worker] = env
 
     def at_work(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return which env is at work in each worker (-1: none), and since when, in ns of now()."""
+        """Return the env at work in each worker (-1: none), and since when, in ns of now()."""
         envs = self.workers["env"].copy()  # before the times: see meter.h
         return envs, self.workers["since"].copy()
 
     def busy_seconds(self) -> float:
-        """Return for how long all envs together have been at work."""
+        """Return the time that all envs together have been at work, in seconds."""
         rows = self.envs
         return float(rows["steps"]["total_ns"].sum() + rows["resets"]["total_ns"].sum()) / 1e9
 
 
-# An env is named as slow after this many steps of each, if its mean is this many seconds longer.
+# Report an env as slow after this many steps of each, if its mean is this many seconds longer.
 _ENOUGH, _STRAGGLES = 100, 50e-6
 
 
@@ -83,10 +87,10 @@ class Times:
     """How often each env did something (such as a step), and how long it took.
 
     Attributes:
-        count: How often, for each env.
-        seconds: How long in total, for each env.
+        count: The number of times, for each env.
+        seconds: The total duration, for each env.
         buckets: A histogram of durations for each env: ``[envs, buckets]``.
-        lower: The lower ends of the buckets, in seconds.
+        lower: The lower bounds of the buckets, in seconds.
     """
 
     count: npt.NDArray[np.uint64]
@@ -119,14 +123,13 @@ class Times:
 
 
 class BatchChoice(NamedTuple):
-    """What ``recv(min_envs="auto")`` or ``recv(timeout="auto")`` has chosen, and why.
+    """The choice of ``recv(min_envs="auto")`` or ``recv(timeout="auto")``, and its reasons.
 
     Attributes:
-        min_envs: How many envs it waits for.
-        timeout: After how many seconds it returns fewer; None: it waits for them.
-        rates: Env steps a second of each ``(min_envs, timeout)`` in the last trial that was
-            completed.
-        trials: The number of trials that were completed.
+        min_envs: The number of envs that ``recv`` waits for.
+        timeout: Seconds after which it returns fewer envs; None to wait for ``min_envs``.
+        rates: Env steps per second of each ``(min_envs, timeout)`` in the last completed trial.
+        trials: The number of completed trials.
     """
 
     min_envs: int
@@ -135,30 +138,30 @@ class BatchChoice(NamedTuple):
     trials: int
 
     def __str__(self) -> str:
-        chosen = f"recv waits for {_way(self.min_envs, self.timeout)}"
+        chosen = f"recv waits for {_wait_text(self.min_envs, self.timeout)}"
         if not self.rates:
             return f"{chosen}, in its first trial"
-        tried = (f"{_way(*way)}: {rate:,.0f}" for way, rate in self.rates.items())
+        tried = (f"{_wait_text(*wait)}: {rate:,.0f}" for wait, rate in self.rates.items())
         return f"{chosen}; tried, in env steps/s: {'; '.join(tried)}"
 
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """What envs and workers have done so far, as ``envs.stats()`` returns it; prints as a table.
+    """Statistics of envs and workers so far, as ``envs.stats()`` returns them; prints as a table.
 
     Attributes:
-        steps: Steps of each env.
-        resets: Resets of each env.
+        steps: Number and durations of each env's steps.
+        resets: Number and durations of each env's resets.
         worker_of: The index of the worker of each env.
         waits: How often each worker waited for a command.
-        parks: How often it slept in a wait, since spinning and yielding took too long.
-        spin_seconds: How long each worker spun in waits.
-        yield_seconds: How long it yielded the CPU in waits.
-        park_seconds: How long it slept in waits.
+        parks: How often it slept in a wait, after spinning and yielding for too long.
+        spin_seconds: Time each worker spent spinning in waits.
+        yield_seconds: Time it spent yielding the CPU in waits.
+        park_seconds: Time it slept in waits.
         losses: How often each worker was lost and replaced.
         native: Whether the envs are simulated together. Then a step's time is that of its group,
             divided by the number of envs.
-        batches: What ``recv`` has chosen, if it was called with "auto".
+        batches: The choice of ``recv``, if it was called with "auto".
     """
 
     steps: Times
@@ -176,15 +179,15 @@ class Stats:
 
     @classmethod
     def of(cls, counters: Counters, groups: list[tuple[int, ...]], losses: list[int]) -> Stats:
-        """Return the counters as they are now.
+        """Return a snapshot of the counters.
 
         Args:
             counters: The counters of a pool.
-            groups: How many envs each group of each worker has.
+            groups: The number of envs of each group of each worker.
             losses: How often each worker was lost.
 
         Returns:
-            A copy that does not change any more.
+            A copy, which does not change.
         """
         rows, workers = counters.envs.copy(), counters.workers.copy()
         worker_of = np.repeat(np.arange(len(groups)), [sum(own) for own in groups])
@@ -202,7 +205,7 @@ class Stats:
         )
 
     def to_dict(self) -> dict[str, float]:
-        """Return the numbers of all envs and workers together, for loggers; times in seconds."""
+        """Return totals over all envs and workers, for loggers; times in seconds."""
         numbers: dict[str, float] = {}
         for name, times in (("step", self.steps), ("reset", self.resets)):
             buckets = times.buckets.sum(axis=0)
@@ -237,7 +240,7 @@ class Stats:
         return "\n".join([*lines, *self._remarks()])
 
     def _table(self) -> list[list[str]]:
-        """Return the names of the columns, and a row for each worker."""
+        """Return the column names, and a row for each worker."""
         names = ["", "envs", "steps", "p50", "p99", "resets", "p50", "p99"]
         table = [[*names, "spun", "yielded", "parked", "lost"]]
         for worker in range(len(self.waits)):
@@ -254,7 +257,7 @@ class Stats:
         return table
 
     def _remarks(self) -> list[str]:
-        """Return lines about what is special: envs that are slow, what ``recv`` has chosen."""
+        """Return lines below the table: native envs, slow envs, the choice of ``recv``."""
         lines = ["native: a group's envs step together, in the time of all / their number"]
         lines = lines[: self.native]
         slow = slow_envs(self.steps.count, self.steps.mean, self._groups, 2, _ENOUGH)
@@ -269,12 +272,11 @@ class Stats:
 
 
 def _times(rows: npt.NDArray[Any]) -> Times:
-    """Return rows of durations in seconds."""
     return Times(rows["count"], rows["total_ns"] / 1e9, rows["buckets"], _LOWER / 1e9)
 
 
 def quantile(buckets: npt.NDArray[np.uint32], share: float) -> float:
-    """Return a quantile of a histogram of these counters, in seconds."""
+    """Return a quantile of a histogram in these counters, in seconds."""
     return _quantile(buckets, _LOWER / 1e9, share)
 
 
@@ -285,17 +287,17 @@ def slow_envs(
     least: float,
     enough: int,
 ) -> list[tuple[int, float]]:
-    """Return envs that are slow, the slowest first, and how many times the usual each takes.
+    """Return slow envs, slowest first, each with its step time as a multiple of the usual one.
 
     The first env of a group steps after a wait, with cold caches: it is compared with the first
-    ones of other groups, and the others with each other.
+    envs of other groups, and all others with each other.
 
     Args:
         count: The number of steps of each env.
-        mean: What a step of each takes on average, in seconds.
-        sizes: How many envs each group has.
-        least: How many times the usual a slow one takes.
-        enough: How many steps all must have made before any is called slow.
+        mean: The mean duration of a step of each env, in seconds.
+        sizes: The number of envs of each group.
+        least: The smallest multiple of the usual time that counts as slow.
+        enough: The number of steps that every env must have made before any is called slow.
     """
     if count.min() < enough:
         return []
@@ -303,7 +305,7 @@ def slow_envs(
     first[np.cumsum([0, *sizes])[:-1]] = True
     times = np.zeros(len(mean))
     for alike in (first, ~first):
-        peers = np.sort(mean[alike])[:-1]  # of whatever is slow, the others
+        peers = np.sort(mean[alike])[:-1]  # without the slowest, which may be the culprit
         if not len(peers) and alike is not first:
             peers = mean[first]
         if len(peers):
@@ -316,7 +318,7 @@ def slow_envs(
 def _quantile(
     buckets: npt.NDArray[np.uint32], lower: npt.NDArray[np.float64], share: float
 ) -> float:
-    """Return a quantile of one histogram: the middle of its bucket."""
+    """Return a quantile of one histogram: the middle of the bucket it falls into."""
     total = int(buckets.sum())
     if total == 0:
         return 0.0
@@ -326,21 +328,20 @@ def _quantile(
 
 
 def _summary(times: Times, envs: npt.NDArray[np.bool_]) -> list[str]:
-    """Return count, median and 99th percentile of some envs as cells of a table."""
+    """Return count, median and 99th percentile of some envs as table cells."""
     buckets = times.buckets[envs].sum(axis=0)
     p50, p99 = (_quantile(buckets, times.lower, share) for share in (0.5, 0.99))
     return [f"{int(times.count[envs].sum()):,}", with_unit(p50), with_unit(p99)]
 
 
-def _way(min_envs: int, timeout: float | None) -> str:
-    """Return a way to wait as text."""
+def _wait_text(min_envs: int, timeout: float | None) -> str:
     return f"{min_envs} env{'s' * (min_envs != 1)}" + (
         "" if timeout is None else f" or {with_unit(timeout)}"
     )
 
 
 def with_unit(seconds: float) -> str:
-    """Return a duration with a unit that suits it."""
+    """Return a duration as text in s, ms or us."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     if seconds >= 1e-3:

@@ -1,4 +1,4 @@
-"""Numbers that programs which look on from outside read beside the counters, in shared memory."""
+"""Gauges: numbers in shared memory that observing programs read, beside the counters."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ NO_VERSION = -1
 
 
 class Gauges:
-    """A line of numbers for each worker, and one for all, in ``size_of`` bytes of memory.
+    """A cache line of numbers per worker, and one for all, in ``size_of`` bytes of memory.
 
-    The process that changes what a number is about stores it, and waits for nothing. So each was
-    right a moment ago, and several together may be of different moments.
+    The process that knows a number stores it without waiting or locks. So each number was right a
+    moment ago, and several together may be of different moments.
 
     Args:
         workers: The number of workers.
-        memory: Where the numbers lie; zero at first.
+        memory: The memory of the numbers; initially zero.
 
     Attributes:
-        restarts: How often each worker was lost and replaced. The parent writes it.
+        restarts: How often each worker was lost and replaced. Written by the parent.
         versions: The version of the weights that each worker acts with: 0 until it has loaded any,
-            ``NO_VERSION`` if it has no policy. It writes it itself; the parent between samplers.
-        blocked_ns: How long a full ring has blocked each actor, written likewise.
-        waited_ns: How long the parent has waited for workers, in one number that it writes.
+            ``NO_VERSION`` without a policy. Written by the worker; between samplers by the parent.
+        blocked_ns: How long a full ring has blocked each actor. Written by the same processes.
+        waited_ns: How long the parent has waited for workers: one number, written by the parent.
     """
 
     def __init__(self, workers: int, memory: npt.NDArray[np.uint8]) -> None:
@@ -43,27 +43,27 @@ class Gauges:
 
     @staticmethod
     def size_of(workers: int) -> int:
-        """Return how many bytes of memory the gauges take."""
+        """Return the size of the gauges in bytes."""
         return (workers + 1) * LINE
 
     @classmethod
     def unread(cls, workers: int) -> Gauges:
-        """Return gauges in memory of this process, which no other can read."""
+        """Return gauges in private memory, which no other process reads."""
         return cls(workers, np.zeros(cls.size_of(workers), np.uint8))
 
     def of(self, worker: int) -> WorkerGauges:
-        """Return what one worker writes."""
+        """Return the gauges that one worker writes."""
         return WorkerGauges(self._lines[worker], self._lines[-1])
 
     def clear(self) -> None:
-        """Note that no sampler uses the workers. None may be at work."""
+        """Reset the gauges of samplers, when none uses the workers. No worker may be at work."""
         self.versions[:] = NO_VERSION
         self.blocked_ns[:] = 0
         self._lines[-1, :3] = NO_VERSION, 0, 0
 
     @property
     def newest(self) -> int:
-        """The newest version of the weights, written by the parent; ``NO_VERSION`` if none are."""
+        """The newest version of the weights, written by the parent; ``NO_VERSION`` if none."""
         return int(self._lines[-1, 0])
 
     @newest.setter
@@ -72,7 +72,7 @@ class Gauges:
 
     @property
     def records(self) -> int:
-        """How many records lie in the ring of actors, written by all who push or release some."""
+        """The number of records in the actors' ring, written by each process that changes it."""
         return int(self._lines[-1, 1])
 
     @records.setter
@@ -81,7 +81,7 @@ class Gauges:
 
     @property
     def most_records(self) -> int:
-        """With how many records in the ring actors block, written by the parent; 0: no ring."""
+        """The number of records at which actors block, written by the parent; 0: no ring."""
         return int(self._lines[-1, 2])
 
     @most_records.setter
@@ -96,13 +96,13 @@ class WorkerGauges:
         self._line, self._common = line, common
 
     def version(self, version: int) -> None:
-        """Note the version of the weights that the worker acts with."""
+        """Store the version of the weights that the worker acts with."""
         self._line[1] = version
 
     def blocked_ns(self, ns: int) -> None:
-        """Note how long a full ring has blocked the worker."""
+        """Store how long a full ring has blocked the worker."""
         self._line[2] = ns
 
     def records(self, count: int) -> None:
-        """Note how many records lie in the ring of actors."""
+        """Store the number of records in the actors' ring."""
         self._common[1] = count

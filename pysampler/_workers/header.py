@@ -1,4 +1,4 @@
-"""How a segment begins, for what reads it without the C++ module (csrc/layout.h)."""
+"""The header of a segment, for code that reads it without the C++ module (csrc/layout.h)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 __all__ = ["HEADER", "LAYOUT", "LINE", "MAGIC"]
 
-LINE = 128  # bytes; the header takes one, and what is allocated begins at one
+LINE = 128  # bytes of a line; the header takes one, and allocations begin at a line
 MAGIC = b"pysamplr"
 LAYOUT = 1  # the version that this package writes and reads
 HEADER = np.dtype(

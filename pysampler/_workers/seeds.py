@@ -1,4 +1,4 @@
-"""The random numbers of a process: no two workers draw the same."""
+"""Seeding the global random generators of a process, so that no two workers draw the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["number_from", "seed_globals"]
 
 
 def seed_globals(seeds: np.random.SeedSequence) -> None:
-    """Seed the global generators of this process: of Python, NumPy, and torch if it is imported."""
+    """Seed this process's global generators: Python's, NumPy's, and torch's if it is imported."""
     number = number_from(seeds)
     random.seed(number)
     np.random.seed(number)
@@ -21,5 +21,5 @@ def seed_globals(seeds: np.random.SeedSequence) -> None:
 
 
 def number_from(seeds: np.random.SeedSequence) -> int:
-    """Return a seed of 32 bits."""
+    """Return a 32-bit seed."""
     return int(seeds.generate_state(1)[0])
