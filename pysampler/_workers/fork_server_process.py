@@ -1,8 +1,8 @@
 """The process of a fork server: it imports modules, forks workers, and reaps them.
 
-Each worker leads its own session, by which the fork server finds the processes that the worker has
-started, and ends them with it. A process that an env starts in another session has made itself
-independent, as daemons do, and is left alone.
+Each worker leads a session, by which the fork server finds the worker's descendants and ends them
+with it. A process that has moved to another session, like a daemon, counts as independent and is
+left alone.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# How long a fork server that exits goes on ending what workers had started, in seconds.
+# Seconds that an exiting fork server spends on ending its workers and their descendants.
 _LEAVE_SECONDS = 5.0
 
 
 def main(fd: int) -> None:
-    """Serve the process that started this one until that closes its door and its lines."""
+    """Serve the parent until it has closed the door and all lines."""
     _core.outlive_signals()
     os.set_inheritable(fd, False)  # noqa: FBT003
     _ForkServer(socket.socket(fileno=fd)).serve()
@@ -54,14 +54,14 @@ class _ForkServer:
     """The sockets and the children of this process."""
 
     def __init__(self, door: socket.socket) -> None:
-        self._door: socket.socket | None = door  # None: it is closed
+        self._door: socket.socket | None = door  # None once closed
         self._parent_pid = os.getppid()
         self._parent = os.pidfd_open(self._parent_pid)
         self._lines: set[socket.socket] = set()
         self._ending: set[socket.socket] = set()  # closed at the other end, with workers to reap
         self._workers: dict[int, _Worker] = {}  # by pid
-        self._ended: set[int] = set()  # sessions of workers that have ended
-        self._threads = _thread_count()  # at first: not started by an import
+        self._ended: set[int] = set()  # sessions of ended workers
+        self._threads = _thread_count()  # before any import could start threads
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._waker)
@@ -71,7 +71,7 @@ class _ForkServer:
             self._selector.register(source, selectors.EVENT_READ)
 
     def serve(self) -> NoReturn:
-        """Do what comes through the door and the lines, and reap workers."""
+        """Handle requests from the door and the lines, and reap workers."""
         while self._door is not None or self._lines or self._ending:
             ready = {key.fileobj for key, _ in self._selector.select()}
             if self._parent in ready:
@@ -88,7 +88,7 @@ class _ForkServer:
         self._leave()
 
     def _answer_door(self) -> bool:
-        """Do what the parent requests; return False if that is to leave."""
+        """Handle a request of the parent; return False if it is to leave."""
         door = self._door
         assert door is not None
         message, fds = _receive(door, 1)
@@ -97,7 +97,9 @@ class _ForkServer:
             self._door = None
             return True
         request, *content = pickle.loads(message)
-        if request == "line" and fds:  # none: too many open files, and the pool sees the end
+        if (
+            request == "line" and fds
+        ):  # without fds: too many open files; the pool sees its line end
             line = socket.socket(fileno=fds[0])
             self._lines.add(line)
             self._selector.register(line, selectors.EVENT_READ)
@@ -111,7 +113,7 @@ class _ForkServer:
     # -- lines -----------------------------------------------------------------------------------
 
     def _answer_line(self, line: socket.socket) -> None:
-        """Fork the worker that a pool requests, and answer; end its workers if it has closed."""
+        """Fork the requested worker and answer; if the line is closed, end its workers."""
         message, fds = _receive(line, 3)
         if not message:
             self._drop(line)
@@ -125,13 +127,13 @@ class _ForkServer:
         self, line: socket.socket, number: int, index: int, fds: list[int]
     ) -> tuple[Any, ...]:
         """Fork a worker, and return the answer to the request of this number."""
-        if len(fds) < 3:  # they were sent, but this process has too many files open
+        if len(fds) < 3:  # three were sent, but this process has too many open files
             return "error", number, errno.EMFILE, "cannot start worker: too many open files"
-        if _thread_count() > self._threads:  # which its forks would lack
+        if _thread_count() > self._threads:  # forks would lack these threads
             return "retired", number
         worker = _Worker(line, index)
         for pid, other in self._workers.items():
-            if other == worker:  # an answer about it was given up
+            if other == worker:  # the pool gave up waiting for the answer about it
                 _kill(pid)
         gc.freeze()
         try:
@@ -146,17 +148,17 @@ class _ForkServer:
         return "forked", number, pid
 
     def _send(self, line: socket.socket, message: tuple[Any, ...]) -> None:
-        """Send a message to a pool, without waiting for it to read."""
+        """Send a message to a pool without blocking."""
         try:
             line.send(pickle.dumps(message), socket.MSG_DONTWAIT)
         except BlockingIOError:
-            if message[0] != "ended":  # the pool has not read its line for a long time
+            if message[0] != "ended":  # the pool has not read its line for long
                 self._drop(line)
         except OSError:
             self._drop(line)
 
     def _drop(self, line: socket.socket) -> None:
-        """End the workers of a pool whose end of the line is closed."""
+        """Stop serving a line, and end its workers."""
         if line in self._lines:
             self._lines.discard(line)
             self._selector.unregister(line)
@@ -167,7 +169,7 @@ class _ForkServer:
         self._close_ended()
 
     def _close_ended(self) -> None:
-        """Close lines whose last worker has been reaped: their pools may be waiting for that."""
+        """Close ending lines whose workers are all reaped: their pools may wait for this."""
         for line in self._ending - {worker.line for worker in self._workers.values()}:
             self._ending.discard(line)
             line.close()
@@ -175,7 +177,7 @@ class _ForkServer:
     # -- children --------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """Reap workers that have ended, and end what they had started."""
+        """Reap ended workers, and end their descendants."""
         reaped = False
         with contextlib.suppress(ChildProcessError):
             while (child := os.waitpid(-1, os.WNOHANG))[0]:
@@ -192,7 +194,7 @@ class _ForkServer:
             self._close_ended()
 
     def _sweep(self) -> None:
-        """End orphaned processes of the sessions of workers that have ended."""
+        """Kill orphaned processes in the sessions of ended workers."""
         left = set()
         with contextlib.suppress(OSError):
             listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
@@ -202,11 +204,11 @@ class _ForkServer:
                     if session in self._ended:
                         left.add(session)
                         _kill(pid)
-        # What such a process had started becomes an orphan of this one when it is gone.
+        # When such a process dies, its children become orphans, adopted by this process.
         self._ended &= left
 
     def _leave(self) -> NoReturn:
-        """End all workers, what they had started, and this process."""
+        """End all workers, their descendants, and this process."""
         signal.set_wakeup_fd(-1)
         for pid in self._workers:
             _kill(pid)
@@ -218,7 +220,7 @@ class _ForkServer:
         os._exit(0)
 
     def _close_all(self) -> None:
-        """Close all of this in a worker, which needs none of it."""
+        """Close all descriptors of the server in a newly forked worker."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
@@ -230,10 +232,10 @@ class _ForkServer:
 
 
 def _receive(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
-    """Return a message and the descriptors that came with it; an empty one at the end."""
+    """Return a message and the descriptors sent with it; an empty message at the end."""
     try:
         message, fds, _, _ = socket.recv_fds(connection, 1 << 20, count, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionError:  # the other end has left something unread
+    except ConnectionError:  # the other end closed with unread messages
         return b"", []
     return message, fds
 
@@ -253,7 +255,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _import(modules: Iterable[str]) -> None:
-    """Import the modules that can be imported, without output."""
+    """Import modules, ignoring failures and suppressing their output."""
     with open(os.devnull, "w") as null:  # noqa: PTH123
         outputs = [os.dup(1), os.dup(2)]
         try:

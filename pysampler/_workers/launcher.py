@@ -1,4 +1,8 @@
-"""Start the workers of a pool: forked from a fork server, from this process, or spawned."""
+"""Start a pool's workers: forked from a fork server or this process, or spawned.
+
+"forkserver" is the default: it starts faster than "spawn" (modules are imported once) and is safe
+with threads and CUDA, unlike "fork", which in turn needs no pickling of env functions.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,13 @@ __all__ = ["CONTEXTS", "Launcher", "allow_workers", "files_for", "open_files"]
 
 CONTEXTS = ("forkserver", "fork", "spawn")
 
-# File descriptors of this process for each worker: its connection, both ends of it at first, and
-# two that tell of its end; and some for the rest of a pool.
+# Descriptors of this process per worker: both ends of its connection (one of them only at first),
+# and two that report the worker's end; and some for the rest of a pool.
 _FILES_PER_WORKER, _FILES_PER_POOL = 4, 32
 
 # This process's ends of the connections to its own children.
 _own_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
-_files_before: int | None = None  # the limit on open files, if it was raised here
+_files_before: int | None = None  # the limit on open files before it was raised here
 
 
 class Launcher:
@@ -40,10 +44,10 @@ class Launcher:
         self._closed = False
 
     def start(self, index: int, server: Any) -> children.Child:
-        """Return a process that runs ``main`` of ``worker.py`` at the end of its connection.
+        """Return a new process that runs ``main`` of ``worker.py`` with its connection.
 
-        An earlier worker with this index is ended, if it lives. ``server`` is what a fork of this
-        process inherits: a function that makes an env server, and its arguments.
+        An earlier worker with this index is ended if it lives. A fork of this process inherits
+        ``server``: a function that makes an env server, and its arguments.
         """
         if self._closed:
             raise ClosedError("cannot start worker: the pool is closed")
@@ -58,25 +62,24 @@ class Launcher:
     def close(self, wait: float = 0) -> None:
         """End the workers that came from fork servers. Takes no lock, and may be repeated.
 
-        They are reaped, and what they had started is ended, when this returns, unless it takes more
-        than ``wait`` seconds.
+        Waits up to ``wait`` seconds until they are reaped and their descendants have ended.
         """
         self._closed = True
         for line in self._lines:
             line.close(wait)
 
     def _line(self) -> fork_server.Line:
-        """Return a line to the fork server that is in use now."""
+        """Return a line to the fork server in use."""
         current = fork_server.current()
         if not self._lines or self._lines[-1].fork_server is not current:
-            if self._lines and not self._lines[-1].used:  # its fork server would wait for its end
+            if self._lines and not self._lines[-1].used:  # its server would wait for it
                 self._lines.pop().close()
             self._lines.append(fork_server.Line(current))
         return self._lines[-1]
 
 
 def _start_here(context: str, server: Any) -> children.Child:
-    """Start a worker that is a child of this process."""
+    """Start a worker as a child of this process."""
     parent = os.getpid()
     try:
         ours, theirs = children.socket_pair()
@@ -88,23 +91,23 @@ def _start_here(context: str, server: Any) -> children.Child:
                 return children.Child(children.start_own(spawn), connection)
             with warnings.catch_warnings():  # about forking with threads, which the user asked for
                 warnings.simplefilter("ignore", DeprecationWarning)
-                # Signals wait until it outlives them; this process's handlers are not its own.
+                # Signals stay blocked until the fork outlives them: it must not run our handlers.
                 process = children.start_own(_core.fork_with_signals_blocked)
             if process.pid == 0:
-                for end in _own_ends:  # an open copy would hide the end of another worker
+                for end in _own_ends:  # an open copy would hide the closing from another worker
                     end.close()
                 become_worker(theirs.detach(), [1, 2], parent, server)
         return children.Child(process, connection)
     finally:
-        if os.getpid() != parent:  # a handler's exception, in the fork, which must not go on
+        if os.getpid() != parent:  # a signal handler raised in the fork, which must not continue
             os._exit(1)
 
 
 def allow_workers(count: int) -> None:
-    """Raise this process's limit on open files as far as ``count`` more workers need it.
+    """Raise this process's limit on open files as far as ``count`` more workers need.
 
-    Raises OSError if the hard limit is lower. Workers keep the limit that there was before: what an
-    env runs may rely on small numbers (``select`` does).
+    Raises OSError if the hard limit is lower. Workers keep the old limit: code in envs may rely on
+    small descriptor numbers, as ``select`` does.
     """
     global _files_before
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -122,12 +125,12 @@ def allow_workers(count: int) -> None:
 
 
 def files_for(count: int) -> int:
-    """Return how many files this process has open once it has ``count`` more workers."""
+    """Return the number of files this process will have open with ``count`` more workers."""
     already = len(children.open_descriptors())
     return already + _FILES_PER_WORKER * count + _FILES_PER_POOL
 
 
 def open_files() -> int:
-    """Return the limit on open files of a worker: this process's, before it was raised."""
+    """Return the limit on open files of a worker: this process's limit before it was raised."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return soft if _files_before is None else min(soft, _files_before)
