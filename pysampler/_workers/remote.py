@@ -1,4 +1,9 @@
-"""Pickles of objects on their way to another process."""
+"""Pickles of objects that are sent to other processes.
+
+Plain pickle is tried first, since it is fast; cloudpickle takes what it cannot pickle. The user's
+functions and classes go by value if a clean interpreter could not import them. ``loads`` never
+alters a class that the process already has, which cloudpickle alone would do.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ __all__ = ["copy_from", "dumps", "dumps_by_value", "loads"]
 
 
 def dumps(obj: Any) -> bytes:
-    """Return a pickle of an object whose type the other process can import, as a rule."""
+    """Return a pickle of an object whose type the other process can usually import."""
     try:
         return pickle.dumps(obj, protocol=5)
     except Exception:  # a lambda, a class of __main__, ...
@@ -30,7 +35,7 @@ def dumps(obj: Any) -> bytes:
 
 
 class _Reader:
-    """A file whose bytes are elsewhere: ``io.BytesIO`` would copy them, which may be pictures."""
+    """A file over existing bytes: ``io.BytesIO`` would copy them, and they may be large images."""
 
     def __init__(self, content: Buffer) -> None:
         self._left = memoryview(content)
@@ -53,24 +58,24 @@ class _Reader:
 
 
 class _LeavesClasses(pickle.Unpickler):
-    """Unpickles, and changes no class that this process has.
+    """An unpickler that changes no class that this process has.
 
-    Where a process knows a class that was pickled by value, cloudpickle returns that class, and
+    If a process knows a class that was pickled by value, cloudpickle returns the known class, and
     overwrites its methods and attributes with those of the pickle, which may be old.
 
     Args:
         pickled: The pickle.
-        anew: Whether to make other classes than those that are known.
+        anew: Whether to make new classes even of those that are known.
     """
 
     def __init__(self, pickled: Buffer, *, anew: bool) -> None:
         file = io.BytesIO(pickled) if isinstance(pickled, bytes) else _Reader(pickled)
         super().__init__(file)
         self._anew = anew
-        self._made: set[type] = set()  # by this, and not known before
+        self._made: set[type] = set()  # made by this unpickler, not known before
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a pickle refers to."""
+        """Return a global that the pickle refers to, replacing cloudpickle's class factories."""
         found = super().find_class(module, name)
         if module == _cloudpickle.__name__:
             if name in ("_make_skeleton_class", "_make_skeleton_enum"):
@@ -94,12 +99,12 @@ class _LeavesClasses(pickle.Unpickler):
 
 
 def loads(pickled: Buffer) -> Any:
-    """Return what another process has pickled. Classes that this process has stay as they are."""
+    """Return an object pickled by another process. This process's classes stay unchanged."""
     return _LeavesClasses(pickled, anew=False).load()
 
 
 def copy_from(pickled: Buffer) -> Any:
-    """Return a copy of what this process has pickled by value, with classes of its own."""
+    """Return a copy of an object that this process pickled by value, with separate classes."""
     return _LeavesClasses(pickled, anew=True).load()
 
 
@@ -107,7 +112,7 @@ _NO_FILE = "<dynamic-code>"  # cloudpickle's name for every file
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles by value what a clean interpreter cannot import: functions, classes."""
+    """Pickles functions and classes by value if a clean interpreter cannot import them."""
 
     def __init__(
         self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None
@@ -117,7 +122,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         self._seen: set[str] = set()
 
     def register(self, module: types.ModuleType) -> None:
-        """Pickle what a module defines by value until ``unregister``."""
+        """Pickle the functions and classes of a module by value until ``unregister``."""
         if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
             cloudpickle.register_pickle_by_value(module)
             self._registered.append(module)
@@ -130,7 +135,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         """Register the module of a function or class if it cannot be imported elsewhere.
 
-        Code keeps the name of its file, which tracebacks show and newer cloudpickles leave out.
+        Code keeps its file name, which tracebacks show but newer versions of cloudpickle omit.
         """
         if isinstance(obj, types.CodeType):
             make, arguments = self.dispatch_table[types.CodeType](obj)
@@ -141,7 +146,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
             name = getattr(obj, "__module__", None)
             if isinstance(name, str) and name not in self._seen:
                 self._seen.add(name)
-                if name.startswith("pysampler."):  # which every worker has
+                if name.startswith("pysampler."):  # every worker has it
                     return super().reducer_override(obj)
                 module = sys.modules.get(name)
                 if module is not None and not _importable(name, module):
@@ -155,12 +160,12 @@ def dumps_by_value(
     *,
     home: str | None = None,
 ) -> bytes:
-    """Return a pickle of what the user wrote, which need not be importable anywhere else.
+    """Return a pickle of a user's object, whose code need not be importable elsewhere.
 
     Args:
-        obj: What to pickle.
-        buffer_callback: As for pickle: arrays for which it returns something false are left out.
-        home: A module whose functions and classes are pickled by value in any case.
+        obj: The object.
+        buffer_callback: As in ``pickle``: arrays for which it returns a false value are left out.
+        home: A module whose functions and classes are always pickled by value.
     """
     file = io.BytesIO()
     pickler = _ByValue(file, buffer_callback)
@@ -173,7 +178,8 @@ def dumps_by_value(
     return file.getvalue()
 
 
-# Modules that were found: by which name, on which path. A policy is pickled for every rollout.
+# Importable modules, with the name and path they were found by: cached, since a policy is pickled
+# for every rollout.
 _found: weakref.WeakKeyDictionary[types.ModuleType, tuple[str, list[str]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -190,12 +196,12 @@ def _importable(name: str, module: types.ModuleType) -> bool:
 
 
 def _can_be_found(name: str, module: types.ModuleType) -> bool:
-    if name == "__main__":  # which cloudpickle handles
+    if name == "__main__":  # cloudpickle handles it
         return True
     if name in sys.builtin_module_names:
         return True
-    # Through the finders, not sys.modules: a clean interpreter has only the former. Parents first,
-    # since a package that cannot be found has no findable modules.
+    # Use the finders, not sys.modules: a clean interpreter has only the former. Parents come first:
+    # if a package cannot be found, neither can its modules.
     parent = name.rpartition(".")[0]
     if parent:
         package = sys.modules.get(parent)

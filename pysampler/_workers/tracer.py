@@ -1,4 +1,4 @@
-"""A process that traces a pool from its beginning to its end: ``pysampler trace``, started here."""
+"""Tracing a pool from its beginning to its end, in a process that runs ``pysampler trace``."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pysampler._workers.children import environment, is_readable
 
 __all__ = ["Tracer"]
 
-# Seconds within which it must have begun, and those for which its end is waited for.
-_BEGIN, _PATIENCE = 30.0, 60.0
+# Seconds that the process may take to begin, and to end.
+_BEGIN_SECONDS, _END_SECONDS = 30.0, 60.0
 _BEGUN = b"tracing "
 _CODE = """
 import json, runpy, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
 runpy.run_module("pysampler", run_name="__main__", alter_sys=True)
 """
-# Processes that write the end of a trace which nothing waits for.
+# Processes that are writing the end of a trace while nothing waits for them.
 _ending: list[subprocess.Popen[bytes]] = []
 
 
 class Tracer:
-    """Writes what the processes of a pool do to a file, until it is closed or this process ends.
+    """Writes a trace of a pool's processes to a file, until it is closed or this process ends.
 
     Args:
-        path: The file.
+        path: The file to write.
         pool: The number of the pool's segment.
 
     Raises:
-        OSError: The file cannot be opened, or the trace cannot be read.
+        OSError: If the file cannot be opened, or the trace cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str], pool: int) -> None:
@@ -49,7 +49,7 @@ class Tracer:
             [sys.executable, *flags, "-P", "-c", _CODE, places, *trace, f"--output={self._path}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # In a session of its own: Ctrl-C is the program's, which may go on.
+            # In a new session: Ctrl-C is meant for the program, which may continue.
             start_new_session=True,
             env=environment(),
         )
@@ -65,18 +65,18 @@ class Tracer:
             raise OSError(f"cannot trace to {self._path}: {why}")
 
     def _begin(self) -> str:
-        """Wait until it traces; return why it does not, or nothing."""
-        output, deadline = self._output, time.monotonic() + _BEGIN
-        said = b""
+        """Wait until tracing has begun; return the reason if it fails, else an empty string."""
+        output, deadline = self._output, time.monotonic() + _BEGIN_SECONDS
+        text = b""
         while is_readable(output, deadline - time.monotonic()):
             part = os.read(output.fileno(), 4096)
-            said += part
-            lines = said.split(b"\n")[:-1]
+            text += part
+            lines = text.split(b"\n")[:-1]
             if any(line.startswith(_BEGUN) for line in lines):
                 return ""
             if not part:
-                return _last_line(said) or "pysampler trace has ended"
-        return f"pysampler trace has not begun within {_BEGIN:.0f} s"
+                return _last_line(text) or "pysampler trace has ended"
+        return f"pysampler trace did not begin within {_BEGIN_SECONDS:.0f} s"
 
     def _kill(self) -> None:
         self._process.kill()
@@ -90,31 +90,31 @@ class Tracer:
             self._process.stdin.close()
 
     def end(self) -> None:
-        """Let it write the rest, and end. May be repeated; in a fork it does nothing."""
+        """Ask it to finish, without waiting. May be repeated; in a fork it does nothing."""
         if self._ask():
             self._check()
-            # What it has to say from now on goes to stderr.
+            # Later output of the process goes to stderr only.
             self._output.close()
 
     def _ask(self) -> bool:
-        """Ask it to end; return whether it was not asked before."""
+        """Ask it to finish; return False if it was asked before, or in a fork."""
         assert self._process.stdin is not None
         if os.getpid() != self._owner or self._process.stdin.closed:
             return False
         with contextlib.suppress(OSError):
-            # Not only its end: a fork of this process may hold it open.
+            # A byte, not just end of file: a fork of this process may hold the pipe open.
             self._process.stdin.write(b"\n")
         self._close_input()
         _ending.append(self._process)
         return True
 
     def close(self) -> None:
-        """Wait until it has written all. May be repeated; in a fork it does nothing."""
+        """Wait until the trace is complete. May be repeated; in a fork it does nothing."""
         self._ask()
         if os.getpid() != self._owner:
             return
         try:
-            self._process.wait(_PATIENCE)
+            self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             warnings.warn(
                 f"{self._path} is still being written, by process {self._process.pid}",
@@ -125,7 +125,7 @@ class Tracer:
         _reap()
 
     def _check(self) -> None:
-        """Warn if it has ended without having written all. May be repeated."""
+        """Warn if it has failed before the trace was complete. May be repeated."""
         if not self._process.poll() or self._output.closed:
             return
         ended = f"pysampler trace has ended with {self._process.returncode}"
@@ -133,13 +133,13 @@ class Tracer:
         warnings.warn(f"trace {self._path} ends early: {why}", RuntimeWarning, stacklevel=4)
 
 
-def _last_line(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
+def _last_line(text: bytes) -> str:
+    lines = text.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def _reap() -> None:
-    """Forget the processes that have ended."""
+    """Reap and forget the processes that have ended."""
     _ending[:] = [process for process in _ending if process.poll() is None]
 
 

@@ -1,4 +1,4 @@
-"""The memory of a pool's trace (csrc/trace.h): where it lies, and how another process reads it."""
+"""The memory of a pool's trace (csrc/trace.h): its place in the segment, and a reader."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 __all__ = ["SLICE", "TraceMemory", "TraceReader"]
 
-# A slice: what one process did from when to when, in ns of ``now()``.
+# A slice: one activity of a process, and its begin and end in ns of ``now()``.
 SLICE = np.dtype([("begin", "<i8"), ("end", "<i8"), ("kind", "<u4"), ("id", "<u4")])
 
 
 class TraceMemory:
     """The memory of a trace in the segment of a pool.
 
-    It is the segment's room: it takes no memory until a reader asks for slices.
+    It is reserved space, which takes no memory until a reader asks for slices.
 
     Args:
-        workers: How many there are. Each has a track; the last one is the parent's.
+        workers: The number of workers. Each has a track, and a last track belongs to the parent.
     """
 
     def __init__(self, workers: int) -> None:
@@ -33,25 +33,25 @@ class TraceMemory:
         self.size: int = _core.Track.size_of(self.tracks)
 
     def begins(self, segment: Segment) -> int:
-        """Return where it begins in a segment that was made with this room."""
+        """Return the offset of the trace in a segment that was made with space for it."""
         return segment.size - self.size
 
     @staticmethod
     def wanted_until(offset: int) -> int:
-        """Return where the time lies until which slices are wanted, an int64 in ns of ``now()``.
+        """Return the offset of the time until which readers want slices: int64, ns of ``now()``.
 
         Args:
-            offset: Where the trace begins.
+            offset: The offset of the trace.
         """
         return offset
 
 
 class TraceReader:
-    """Reads the slices of one track, from now on.
+    """Reads the slices of one track, beginning now.
 
     Args:
-        segment: All bytes of the segment; they may be mapped to be read only.
-        offset: Where the trace begins.
+        segment: All bytes of the segment; a read-only mapping suffices.
+        offset: The offset of the trace.
         index: The number of the track.
     """
 
@@ -59,10 +59,10 @@ class TraceReader:
         self._reader = _core.TraceReader(segment, offset, index)
 
     def read(self) -> npt.NDArray[Any]:
-        """Return the slices that ended since the last call, those that ended first first."""
+        """Return the slices that ended since the last call, in the order of their ends."""
         return np.frombuffer(self._reader.read(), SLICE)
 
     @property
     def missed(self) -> int:
-        """How many slices were overwritten before they were read."""
+        """The number of slices that were overwritten before they were read."""
         return self._reader.missed
