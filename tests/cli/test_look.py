@@ -353,7 +353,7 @@ def test_top_refuses_a_dumb_terminal():
     assert shown.startswith("pysampler: top needs a terminal that can redraw")
 
 
-NO_TERMINAL = "pysampler: top needs a terminal; pysampler dump prints once, --json for programs"
+NO_TERMINAL = "pysampler: top needs a terminal; use pysampler dump, with --json for programs"
 
 
 @pytest.mark.slow

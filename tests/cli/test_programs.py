@@ -220,7 +220,7 @@ def test_top_needs_a_terminal():
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "pysampler: top needs a terminal; pysampler dump prints once, --json for programs\n"
+        "pysampler: top needs a terminal; use pysampler dump, with --json for programs\n"
     )
 
 

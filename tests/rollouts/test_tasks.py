@@ -245,7 +245,7 @@ def test_bad_arguments_are_refused_before_any_step():
         before = one.envs.stats().steps.count.sum()
         for tasks, error, text in (
             ([1, 2, 3, 4], ValueError, "4 tasks, expected 6, one for each env, or a divisor"),
-            ([], ValueError, "0 of them"),
+            ([], ValueError, "0 tasks, expected 6"),
             ("ab", TypeError, "str, expected a list"),
             (3, TypeError, "int, expected a list"),
         ):
