@@ -234,7 +234,7 @@ TEST(an_open_position_rung_at_any_step_of_a_wait_is_seen) {
 TEST(a_waiter_that_comes_to_an_open_position_at_any_step_of_a_ring_sees_it) {
     at_every_step([](int n) {
         OpenPosition position;
-        Latecomer first;  // so that ring() has a waiter to wake
+        Latecomer first;  // so that wake() has a waiter to wake
         first.come([&] {
             WaitPolicy policy = parking();
             CHECK(position.wait_until(1, kForever, policy) == Outcome::kReady);
@@ -247,7 +247,7 @@ TEST(a_waiter_that_comes_to_an_open_position_at_any_step_of_a_ring_sees_it) {
             });
         });
         auto* poster = stepped<SteppedOpenPosition>(&position);
-        if (poster->advance(1)) poster->ring();
+        if (poster->advance(1)) poster->wake();
         return happened(n);
     });
 }
