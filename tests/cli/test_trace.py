@@ -376,7 +376,7 @@ def test_a_trace_reader_reads_the_newest_slices_of_a_track():
         assert (read["kind"] == _core.Track.STEP).all()
         assert len(reader.read()) == 0
         for wrong in (1, 4096, 2**40):
-            with pytest.raises(ValueError, match="has none there"):
+            with pytest.raises(ValueError, match="has no ring at this offset"):
                 TraceReader(whole, at - LINE + wrong, 0)
 
 

@@ -331,7 +331,7 @@ def test_the_best_choice_is_advised_only_beyond_the_spread():
     finals = {"default": default, auto: found(1.5), half: found(2.0)}
     advice, lines = advice_of(SETTING, CHOICES, finals)
     assert advice.startswith(f"{half} is 2.00 ")
-    assert f"for one that calls step, {auto} makes 1.50 " in advice
+    assert f"for one that calls step, {auto} is 1.50 " in advice
     assert lines == [
         *CHOICES[half].lines(SETTING),
         *("", "# with step"),
