@@ -133,7 +133,10 @@ def test_many_infos_and_numpy_bools_travel_in_the_frame():
 
 @pytest.mark.parametrize(
     ("info", "why"),
-    [({"image": np.ones(1 << 20)}, "no space left"), ({"a": {"name": "x" * 1000}}, "['a']['name']")],
+    [
+        ({"image": np.ones(1 << 20)}, "no space left"),
+        ({"a": {"name": "x" * 1000}}, "['a']['name']"),
+    ],
 )
 def test_slow_infos_are_logged_once(info, why, caplog, monkeypatch):
     monkeypatch.setattr(infos, "_WARN_AFTER", 5)
