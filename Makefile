@@ -49,7 +49,7 @@ test: build-native $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp  ## the qui
 	$(CTEST) -LE slow
 	$(PYTEST) --quick $(TESTS)
 
-test-all: test-native test-python  ## every test, native and Python, with each pair of parameters
+test-all: test-native test-python  ## every test but long ones, native and Python, with each pair of parameters
 
 test-python: $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp
 	$(PYTEST) $(TEST_SET) $(TESTS)

@@ -1,4 +1,4 @@
-"""The package's uses of torch, which is optional: it is imported only to make tensors."""
+"""The package's uses of torch, which is optional: it is imported only where needed."""
 
 from __future__ import annotations
 

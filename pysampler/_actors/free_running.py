@@ -91,7 +91,7 @@ class FreeRunningSampler(Sampler):
         self.settings = Settings(self._given_settings, count)
         self.leave_out = leave_out
         self._spec = visible_spec(self._purpose, envs, leave_out)
-        PolicyCaller(policy, self._spec, self._given_settings)  # raises if it is not a policy
+        PolicyCaller(policy, self._spec, self._given_settings)  # raises if it does not fit
         self.normalizer = normalize
         self._normalization = normalization_of(
             normalize, self._spec, self._purpose, counts=self._counts

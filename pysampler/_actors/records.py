@@ -169,7 +169,7 @@ class Records:
         return Records(self.rows[which], self._layout, self._convert)
 
     def by_step(self, name: str) -> npt.NDArray[Any]:
-        """Return a field as ``[n * T, ...]``; numbers that a record has once are repeated."""
+        """Return a field as ``[n * T, ...]``; values that a record has once are repeated."""
         array = self.rows[name]
         steps = self._layout.steps
         if steps is None:

@@ -154,7 +154,7 @@ class EpisodeStatistics:
             yield records[rows]
 
     def _described(self, episode: Episode, like: list[dict[str, float]]) -> dict[str, float]:
-        """Return the function's result for an episode, which must have the names of ``like``."""
+        """Return the function's result for an episode, with the names of ``like`` if it has any."""
         described = self._function(episode)
         names = like[0].keys() if like else None
         try:

@@ -39,7 +39,7 @@ class SumTree:
         self._finish()
 
     def _finish(self) -> None:
-        """Repeat an interrupted ``set`` from its start."""
+        """Do the work that ``set`` has noted, from its start; nothing if none is left."""
         if self._unfinished is None:
             return
         slots, priorities = self._unfinished

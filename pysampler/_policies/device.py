@@ -63,7 +63,7 @@ class PolicyDevice:
         return tensor_from(array, self.device, non_blocking=True)
 
     def fetched(self, returned: Any) -> Any:
-        """Copy the tensors of a tree to the CPU; return the tree. Call this in ``acting``."""
+        """Return a tree with its tensors on the CPU, once all are there. Call it in ``acting``."""
         if not self.is_gpu:
             return returned
         fetched = _on_cpu(returned, self.device)

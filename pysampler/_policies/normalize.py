@@ -215,9 +215,10 @@ class Normalizer:
 
     If the policy acts in the workers, each worker normalises with the common statistics plus the
     results of its own envs since the last merge. The statistics are merged, exactly, after each
-    rollout, or whenever you ``publish`` to actors. If a worker is lost, its data since the last
-    merge is not counted, and its replacement begins with the common statistics. You can use a
-    normalizer for any number of rollouts, or for one set of actors.
+    rollout, or whenever you ``publish`` to actors. If a worker is lost, data that it had not handed
+    over is not counted (it hands over at the end of a rollout, actors with each push of records),
+    and its replacement begins with the common statistics. You can use a normalizer for any number
+    of rollouts, or for one set of actors.
 
     Args:
         observations: Whether to normalise observations: floating-point arrays, element by element,

@@ -39,7 +39,7 @@ def arrays_of(state: Mapping[str, Any]) -> Weights:
 
 
 def weights_of(policy: Any) -> Weights:
-    """Return the parameters and buffers of a policy; TypeError if NumPy lacks their dtype."""
+    """Return the parameters and buffers of a policy; TypeError if NumPy has no such arrays."""
     state = policy.state_dict()
     if is_module(policy):
         for name, value in state.items():
@@ -57,7 +57,9 @@ def _array_of(name: str, value: Any) -> npt.NDArray[Any]:
 
 def _refusal(name: str, value: Any) -> TypeError:
     got = getattr(value, "dtype", type(value).__name__)
-    return TypeError(f"cannot send weights: {name} is {got}, expected a dtype that NumPy has")
+    return TypeError(
+        f"cannot send weights: {name} is {got}, expected a tensor of a dtype that NumPy has"
+    )
 
 
 def chosen_weights(weights: Any, policy: Any) -> Mapping[str, Any]:

@@ -44,7 +44,7 @@ class MainRunner(RolloutRunner):
         self._stopped = False
         self._copy_fingerprint: bytes | None = None  # of the policy that was copied last
         self._background = Background() if overlap else None
-        # The setting is per process: with a background thread it would affect the user's code, too.
+        # With a background thread, the setting could affect the user's code, too.
         self._threads = None if overlap else self._options.threads
         self._copy_seeds = np.random.SeedSequence(setup.entropy)
         if overlap and is_module(setup.policy):

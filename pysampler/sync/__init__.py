@@ -21,7 +21,7 @@ Waits take a ``timeout`` in seconds or a ``deadline`` in ns of :func:`now`, not 
 they wait forever; with a deadline in the past they check once. They let other threads run,
 respond to Ctrl-C, and raise ``LostError`` if the peer is known to be dead (see ``Watch``).
 
-There are no locks in shared memory, so a process that dies at any point leaves nothing to repair.
+There are no locks in shared memory, so a process that dies at any point blocks no other.
 """
 
 from pysampler.sync._board import Board

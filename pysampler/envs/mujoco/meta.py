@@ -88,7 +88,7 @@ class _Velocities(_OneNumber):
     initial = 1.0
 
     def progress(self, d: Simulations, velocity: Array) -> Array:
-        """Return minus the difference between a velocity and that of the task."""
+        """Return minus the absolute difference between a velocity and that of the task."""
         along: Array = super().progress(d, velocity)  # type: ignore[misc]
         return -np.abs(along - self.wanted[d.ids])
 
