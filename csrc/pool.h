@@ -152,8 +152,8 @@ class BasicPool {
         }
     }
 
-    // Waits until every command is in its worker's ring. kLost if a worker is lost: lost() has its
-    // groups. Throws CorruptRing.
+    // Waits until every command, and its message, has gone to its worker. kLost if a worker is
+    // lost: lost() has its groups. Throws CorruptRing.
     template <class Policy>
     Outcome flush(std::int64_t deadline, Policy& policy) {
         for (Worker& worker : workers_) {
@@ -168,7 +168,7 @@ class BasicPool {
         return Outcome::kReady;
     }
 
-    // How many commands are not yet in their worker's ring.
+    // How many commands, or their messages, have not yet gone to their worker entirely.
     std::size_t unsent() const {
         std::size_t count = 0;
         for (const Worker& worker : workers_) count += worker.sender.unsent();
@@ -274,12 +274,12 @@ class BasicPool {
         any_lost_ = !lost().empty();
     }
 
-    // Whether a group in flight must be sent its command again, since its worker was replaced.
+    // Whether a group in flight must be sent a command again, since its worker was replaced.
     bool owed(std::uint32_t group) const { return groups_[group].owed; }
     // Whether a group's worker was replaced and the group was not settled since.
     bool is_new(std::uint32_t group) const { return groups_[group].is_new; }
     bool any_new() const { return any_new_; }
-    // The groups have been sent the commands that set a new worker up.
+    // The groups have been sent a command that deals with the replacement of their worker.
     void settle(std::span<const std::uint32_t> groups) {
         for (const std::uint32_t group : groups) groups_[group].is_new = false;
         any_new_ =

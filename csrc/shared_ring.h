@@ -179,7 +179,7 @@ class BasicSharedRing {
 
     // -- any thread --
 
-    // This process is known to be dead. Its published slots stay; its claimed ones are aborted.
+    // Process `pid` is known to be dead. Its published slots stay; its claimed ones are aborted.
     void mark_producer_lost(pid_t pid) noexcept {
         producers_.mark_lost(static_cast<std::uint32_t>(pid));
         parts_.cell->published.mark_lost();
@@ -306,7 +306,7 @@ class BasicSharedRing {
             const Outcome outcome = published.wait_inside(seen + missing, until, policy);
             if (outcome == Outcome::kReady || outcome == Outcome::kLost) continue;
             if (outcome == Outcome::kInterrupted) return outcome;
-            // Nothing came for long: check that the producers live. A Watch would say so at once.
+            // Nothing came for long: have producers died? A Watch would say so at once.
             if (this->missing(count) == 0 || reap()) continue;
             if (outcome == Outcome::kTimedOut && until < deadline) continue;
             return outcome;

@@ -999,7 +999,7 @@ class Pool:
         """
     def flush(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
         """
-        Wait until every command is in its worker's ring; return False at the deadline.
+        Wait until every command has gone to its worker; return False at the deadline.
         """
     def forget_losses(self) -> None:
         """
@@ -1047,7 +1047,7 @@ class Pool:
         """
     def owed(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        Whether a group in flight must be sent its command again.
+        Whether a group in flight must be sent a command again.
         """
     def renew(self, worker: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
@@ -1160,7 +1160,7 @@ class Pool:
     @property
     def unsent(self) -> int:
         """
-        How many commands are not yet in their worker's ring.
+        How many commands have not yet gone to their worker entirely.
         """
 class Worker:
     def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, meter: Meter, policy: WaitPolicy | None = None, own: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
@@ -1465,7 +1465,7 @@ class Call:
     @property
     def name(self) -> typing.Any:
         """
-        The name of the pending call, or None.
+        The name of the pending call, or None; a send's until another call.
         """
     @property
     def returned(self) -> bool:

@@ -61,7 +61,7 @@ class Call {
     // -- a step in one call ---------------------------------------------------------------------
 
     // Python has checked everything that could be unusual: unless another call enters the guard
-    // first, the next step needs no checks.
+    // first, the next step may take the fast path.
     void arm_fast_path() { entries_when_armed_ = entry_.entries(); }
 
     // Returns the results of a step of all envs. If anything unusual happens, returns whether the
@@ -180,7 +180,9 @@ void register_call(py::module_& m) {
     Class<Call> call(m, "Call", py::custom_type_setup(collectable));
     call.def(py::init<const py::object&, const py::object&, py::object>(), py::arg("pool"),
              py::arg("entry"), py::arg("groups"))
-        .def_property_readonly("name", &Call::name, "The name of the pending call, or None.")
+        .def_property_readonly(
+            "name", &Call::name,
+            "The name of the pending call, or None; a send's until another call.")
         .def("begin", &Call::begin, py::arg("name"),
              "Note that this call is pending, before its first command is sent.")
         .def_property_readonly("kept", &Call::kept,

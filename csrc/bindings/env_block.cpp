@@ -84,7 +84,7 @@ void EnvBlock::use_action_types(std::uint32_t frame) {
 }
 
 bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& actions) {
-    if (here_ && actions) {  // a call with the same list as the last one resumes it
+    if (here_ && actions) {  // a call with the list of an interrupted one resumes it
         if (actions->is(actions_)) {
             start_ = reached_;
         } else {

@@ -210,9 +210,9 @@ void register_pool(py::module_& m) {
                 return self.flush(timeout, deadline);
             },
             py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none(),
-            "Wait until every command is in its worker's ring; return False at the deadline.")
+            "Wait until every command has gone to its worker; return False at the deadline.")
         .def_property_readonly("unsent", &PyPool::unsent,
-                               "How many commands are not yet in their worker's ring.")
+                               "How many commands have not yet gone to their worker entirely.")
         .def(
             "wait",
             [](PyPool& self, const Seconds& timeout, const Nanoseconds& deadline) {
@@ -245,7 +245,7 @@ void register_pool(py::module_& m) {
         .def("renew", &PyPool::renew, py::arg("worker"),
              "Let another process replace a dead worker; its groups in flight are owed a command.")
         .def("owed", &PyPool::owed, py::arg("group"),
-             "Whether a group in flight must be sent its command again.")
+             "Whether a group in flight must be sent a command again.")
         .def("is_new", &PyPool::is_new, py::arg("group"),
              "Whether a group's worker was replaced and the group was not settled since.")
         .def("any_new", &PyPool::any_new, "Whether any group is new.")

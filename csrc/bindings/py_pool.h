@@ -166,7 +166,7 @@ class PyPool : public Handle {
         const std::deque<py::object> notes = std::exchange(notes_, {});
     }
 
-    // Waits until every command is in its worker's ring. False at the deadline.
+    // Waits until every command, and its message, has gone to its worker. False at the deadline.
     bool flush(const py::handle& timeout, const py::handle& deadline) {
         const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, waiting_, "send to");

@@ -168,7 +168,7 @@ def max_concurrency(given: int | None) -> int | None:
 
 
 def assignments(envs: int, workers: int, groups: int, first: int = 0) -> list[WorkerAssignment]:
-    """Divide the envs from ``first`` on between workers and groups, as evenly as possible."""
+    """Divide the envs from ``first`` on between workers and groups, in order and evenly."""
     all_shares = []
     for count in _parts(envs, workers):
         all_shares.append(WorkerAssignment(first, tuple(_parts(count, min(groups, count)))))

@@ -76,8 +76,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         env_fns: Functions that each make an env.
         shared_memory: Results always travel in shared memory. Pass False only to allow spaces of
             types that gymnasium does not know.
-        copy: Whether returned observations are copies. Large observations are never copied: their
-            frame is not overwritten while you still refer to them.
+        copy: Whether returned observations are copies. Large observations are not copied if enough
+            frames are free: their frame is not overwritten while you still refer to them.
         context: How workers start. None or "forkserver" forks them from a clean interpreter, "fork"
             forks this process, and "spawn" starts a new interpreter for each.
         daemon: Ignored: workers always end with this process, and may have children.
@@ -658,7 +658,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     @property
     def late(self) -> list[int]:
-        """The envs that have been at work for longer than ``step_timeout``."""
+        """The envs that have not answered for longer than ``step_timeout``."""
         if self._step_timeout is None or self.closed:
             return []
         return [env for _, env, _ in self._pool.overdue(int(self._step_timeout * 1e9))]

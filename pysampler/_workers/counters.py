@@ -296,7 +296,7 @@ def slow_envs(
         count: The number of steps of each env.
         mean: The mean duration of a step of each env, in seconds.
         sizes: The number of envs of each group.
-        least: The smallest multiple of the usual time that counts as slow.
+        least: A slow env takes more than this multiple of the usual time, and 50 us longer.
         enough: The number of steps that every env must have made before any is called slow.
     """
     if count.min() < enough:

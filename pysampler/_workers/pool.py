@@ -232,7 +232,7 @@ class Pool:
 
     @property
     def can_fast_step(self) -> bool:
-        """Whether each group's last command was a step, and no worker is being replaced."""
+        """Whether each group's last command was a step, and no worker is new or being replaced."""
         return not self._recovery.replacing and self._commands.all_steps
 
     @property
@@ -266,7 +266,7 @@ class Pool:
         return Stats.of(self._links.counters, self._sizes, losses)
 
     def overdue(self, timeout_ns: int) -> list[tuple[int, int, int]]:
-        """Return (worker, env, since) of envs that have been at work for ``timeout_ns``."""
+        """Return (worker, env, since) of envs that have not answered for ``timeout_ns``."""
         return self._recovery.overdue(timeout_ns)
 
     def look_for_late(self) -> None:
@@ -396,7 +396,7 @@ class Pool:
     ) -> tuple[list[int], list[Answer]]:
         """Return groups that came back, longest ready first, and their answers.
 
-        Waits until these have ``least`` envs or are all in flight, or until the deadline in ns.
+        Waits until these have ``least`` envs, or none is at work, or until the deadline in ns.
         Returns groups of up to ``most`` envs, which stay in flight until they are taken.
         """
         groups: list[int] = []

@@ -1,7 +1,7 @@
 """Pickles of objects that are sent to other processes.
 
-Plain pickle is tried first, since it is fast; cloudpickle takes what it cannot pickle. The user's
-functions and classes go by value if a clean interpreter could not import them. ``loads`` never
+``dumps`` tries plain pickle first, since it is fast, then cloudpickle. ``dumps_by_value`` sends the
+user's functions and classes by value if a clean interpreter could not import them. ``loads`` never
 alters a class that the process already has, which cloudpickle alone would do.
 """
 

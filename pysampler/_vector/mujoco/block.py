@@ -284,7 +284,7 @@ class TaskBlock(_core.PythonBlock):
             self._meter.stepped(self.first + ids, each)
 
     def _stacked(self, actions: Sequence[Any]) -> Array | None:
-        """Return actions as one array, or None if their shapes or dtypes differ."""
+        """Return actions as one array; None if dtypes differ, or a shape is not the space's."""
         arrays = [np.asarray(action) for action in actions]
         shape = self.task.action_space.shape
         if any(array.shape != shape or array.dtype != arrays[0].dtype for array in arrays):
