@@ -39,8 +39,7 @@ def own_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"cannot make replay: {size} bytes: {error}") from error
     for begin in range(0, len(memory), _PIECE):
-        with contextlib.suppress(
-            OSError
-        ):  # an older kernel: pages are allocated on the first write
+        # An older kernel raises: pages are then allocated on the first write.
+        with contextlib.suppress(OSError):
             memory.madvise(_MADV_POPULATE_WRITE, begin, min(_PIECE, len(memory) - begin))
     return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from interrupts import SEED
 
 from pysampler import errors, sync
 
 ROUNDS = int(os.environ.get("PYSAMPLER_FAULT_ROUNDS", "15"))
-SEED = int(os.environ.get("PYSAMPLER_FAULT_SEED", "0"))
 FORK = multiprocessing.get_context("fork")
 WORDS = 16
 

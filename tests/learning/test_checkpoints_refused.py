@@ -16,15 +16,13 @@ import numpy as np
 import pytest
 from checkpoints_in_tests import Holder, make_replay, names
 from disk import full_after
+from interrupts import SEED
 from made_up import same
 
 from pysampler._learning.checkpoints import Checkpoints
 from pysampler.errors import LayoutError
 
 ROUNDS = int(os.environ.get("PYSAMPLER_FAULT_ROUNDS", "5"))
-
-
-SEED = int(os.environ.get("PYSAMPLER_FAULT_SEED", "0"))
 
 
 class Pair(NamedTuple):
