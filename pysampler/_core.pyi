@@ -1293,6 +1293,10 @@ class Infos:
         """
         Return an env's value under a key as {key: value}, or an empty dict.
         """
+    def store(self, frame: typing.SupportsInt | typing.SupportsIndex, env: typing.SupportsInt | typing.SupportsIndex, info: dict, under: str | None = None) -> dict | None:
+        """
+        Write an env's info, at the top or under a key; return the rest as a dict, or None.
+        """
     @property
     def count(self) -> int:
         """
@@ -1302,6 +1306,7 @@ class EnvBlock(Block):
     ERROR: typing.ClassVar[int] = 3
     FINAL_OBS: typing.ClassVar[int] = 1
     INFO: typing.ClassVar[int] = 0
+    UNLIKE: typing.ClassVar[int] = 4
     def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: str, keep: str, here: bool = False) -> None:
         ...
     def __reduce__(self) -> tuple:
@@ -1310,6 +1315,18 @@ class EnvBlock(Block):
         """
         Whether the next step resets env i.
         """
+    def ended_envs(self) -> list:
+        """
+        The envs that the next step resets.
+        """
+    def last(self, i: typing.SupportsInt | typing.SupportsIndex) -> typing.Any:
+        """
+        The last observation of env i, or None.
+        """
+    def options_used(self, i: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        The version of the options of env i's episode.
+        """
     def peek_overflow(self) -> list:
         """
         Return the overflow, like take_overflow(), without forgetting it.
@@ -1317,6 +1334,10 @@ class EnvBlock(Block):
     def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
         Let the envs replace lost ones; their next resets use these seeds.
+        """
+    def report_unlike(self, observations: bool, ints: bool) -> None:
+        """
+        Report rewards, and observations too or not, that the frame cannot hold unchanged.
         """
     def reset(self, frame: typing.SupportsInt | typing.SupportsIndex, calls: list) -> bool:
         """
@@ -1330,9 +1351,13 @@ class EnvBlock(Block):
         """
         Set whether the next step resets env i.
         """
-    def set_options(self, i: typing.SupportsInt | typing.SupportsIndex, options: typing.Any, version: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def set_last(self, i: typing.SupportsInt | typing.SupportsIndex, observation: typing.Any) -> None:
         """
-        Use these options for env i from its next reset on.
+        Set the last observation of env i, which a reset that leaves it unchanged returns.
+        """
+    def set_options(self, i: typing.SupportsInt | typing.SupportsIndex, options: typing.Any, version: typing.SupportsInt | typing.SupportsIndex, used: typing.SupportsInt | typing.SupportsIndex | None = None) -> None:
+        """
+        Use these options for env i from its next reset on; `used` is the version of its current episode.
         """
     def step(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: list | None = None) -> bool:
         """
@@ -1349,6 +1374,11 @@ class EnvBlock(Block):
     def use(self, frames: typing.Any, infos: Infos, autoreset: str, keep: str) -> None:
         """
         Use other frames of the same spec from now on; the envs stay unchanged.
+        """
+    @property
+    def double_rewards(self) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        Which envs' last rewards were NumPy's float64.
         """
 class Lent:
     """

@@ -140,10 +140,21 @@ bool EnvBlock::restore(std::uint32_t frame) {
     return !overflow_.empty();
 }
 
-void EnvBlock::set_options(std::size_t i, const py::object& options, std::int64_t version) {
+void EnvBlock::set_options(std::size_t i, const py::object& options, std::int64_t version,
+                           std::optional<std::int64_t> used) {
     options_.resize(count_);
     options_.at(i).options = options;
     options_[i].version = version;
+    if (used) options_[i].used = *used;
+}
+
+void EnvBlock::set_last(std::size_t i, const py::object& obs) {
+    if (last_rows_.empty()) {
+        last_obs_.at(i) = obs;
+        return;
+    }
+    obs_.store(0, i, obs.ptr(), nullptr, last_rows_);
+    has_last_.at(i) = true;
 }
 
 bool EnvBlock::step_once(std::uint32_t frame, std::uint32_t number) {
@@ -227,7 +238,7 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
     truncated_.mutable_at(frame, env) = was_truncated;
     const bool ended = was_terminated || was_truncated;
     if (ended && autoreset_ == Autoreset::kSameStep) {
-        store_final(frame, i, obs, info);
+        report(i, store_final(frame, i, obs, info), obs, reward);
         const std::int64_t now = now_ns();
         meter_->stepped(env, began_, now);
         began_ = now;
@@ -241,7 +252,7 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
     if (keep_ == KeepInfos::kAll || (keep_ == KeepInfos::kFinal && ended)) {
         store_info(frame, i, info);
     }
-    store_obs(frame, i, obs);
+    store_obs(frame, i, obs, reward);
 }
 
 // Passes keywords only if some are given, since some envs accept none.
@@ -297,8 +308,9 @@ bool EnvBlock::write_obs(std::uint32_t frame, std::size_t i, PyObject* obs,
     }
 }
 
-void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs) {
-    write_obs(frame, i, obs, obs_leaves_);
+// `reward` is that of the step which returned `obs`; null for a reset.
+void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* reward) {
+    report(i, write_obs(frame, i, obs, obs_leaves_), obs, reward);
     if (!unshaped_.empty()) {
         py::tuple values(unshaped_.size());
         for (std::size_t k = 0; k < unshaped_.size(); ++k) values[k] = std::move(unshaped_[k]);
@@ -341,15 +353,39 @@ py::object EnvBlock::last_obs(std::size_t i) const {
 
 // Writes the last observation of an episode to the frame. If that changes its type, or a part has
 // no fixed shape, the object itself becomes overflow too.
-void EnvBlock::store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info) {
+bool EnvBlock::store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info) {
     const bool same = write_obs(frame, i, obs, final_leaves_);
     unshaped_.clear();
     has_final_.mutable_at(frame, first_ + i) = same ? 1 : 2;
     if (!same) leave(kFinalObs, i, copied(obs));
-    if (keep_ == KeepInfos::kNone) return;
-    if (auto rest = infos_->store(frame, first_ + i, info, "final_info")) {
-        leave(kInfo, i, copied(rest->ptr()));
+    if (keep_ != KeepInfos::kNone) {
+        if (auto rest = infos_->store(frame, first_ + i, info, "final_info")) {
+            leave(kInfo, i, copied(rest->ptr()));
+        }
     }
+    return same;
+}
+
+void EnvBlock::report_unlike(bool observations, bool ints) {
+    ints_ = ints;
+    unlike_observations_ = observations;
+    unlike_rewards_ = true;
+    double_rewards_ = py::array_t<bool>(static_cast<py::ssize_t>(count_));
+    std::memset(double_rewards_.mutable_data(), 0, count_);
+}
+
+// See report_unlike(). `same` is whether the frame holds the observation unchanged.
+void EnvBlock::report(std::size_t i, bool same, PyObject* obs, PyObject* reward) {
+    bool number = true;
+    if (reward != nullptr && unlike_rewards_) {
+        number = PyFloat_Check(reward) || (ints_ && PyLong_CheckExact(reward));
+        double_rewards_.mutable_at(i) = !PyFloat_CheckExact(reward) && !PyLong_CheckExact(reward);
+    }
+    if ((same || !unlike_observations_) && number) return;
+    py::list results;
+    results.append(copied(obs));
+    if (reward != nullptr) results.append(py::handle(reward));
+    leave(kUnlike, i, py::tuple(results));
 }
 
 // A copy, since a reset may write to the same arrays before they are sent; the object itself if it
@@ -393,10 +429,28 @@ void register_env_block(py::module_& m) {
         .def("restore", &EnvBlock::restore, py::arg("frame"),
              "Write the results of the step in which the envs that these replace were lost.")
         .def("set_options", &EnvBlock::set_options, py::arg("i"), py::arg("options"),
-             py::arg("version"), "Use these options for env i from its next reset on.")
+             py::arg("version"), py::arg("used") = py::none(),
+             "Use these options for env i from its next reset on; `used` is the version of its "
+             "current episode.")
+        .def("set_last", &EnvBlock::set_last, py::arg("i"), py::arg("observation"),
+             "Set the last observation of env i, which a reset that leaves it unchanged returns.")
         .def("ended", &EnvBlock::ended, py::arg("i"), "Whether the next step resets env i.")
+        .def("ended_envs", &EnvBlock::ended_envs, "The envs that the next step resets.")
         .def("set_ended", &EnvBlock::set_ended, py::arg("i"), py::arg("ended"),
              "Set whether the next step resets env i.")
+        .def(
+            "last",
+            [](const EnvBlock& block, std::size_t i) {
+                const py::object last = block.last_obs(i);
+                return last ? last : py::object(py::none());
+            },
+            py::arg("i"), "The last observation of env i, or None.")
+        .def("report_unlike", &EnvBlock::report_unlike, py::arg("observations"), py::arg("ints"),
+             "Report rewards, and observations too or not, that the frame cannot hold unchanged.")
+        .def_property_readonly("double_rewards", &EnvBlock::double_rewards,
+                               "Which envs' last rewards were NumPy's float64.")
+        .def("options_used", &EnvBlock::options_used, py::arg("i"),
+             "The version of the options of env i's episode.")
         .def("stop", &EnvBlock::stop,
              "End the interrupted call as soon as its env returns; for signal handlers.")
         .def("peek_overflow", &EnvBlock::peek_overflow,
@@ -406,6 +460,7 @@ void register_env_block(py::module_& m) {
     block.attr("INFO") = static_cast<int>(EnvBlock::kInfo);
     block.attr("FINAL_OBS") = static_cast<int>(EnvBlock::kFinalObs);
     block.attr("ERROR") = static_cast<int>(EnvBlock::kError);
+    block.attr("UNLIKE") = static_cast<int>(EnvBlock::kUnlike);
 }
 
 }  // namespace pysampler::bindings

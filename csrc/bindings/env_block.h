@@ -23,7 +23,7 @@ enum class KeepInfos { kNone, kFinal, kAll };
 class EnvBlock : public Block {
  public:
     // Kinds of results that do not fit into the frame.
-    enum OverflowKind { kInfo = 0, kFinalObs = 1, kUnshapedObs = 2, kError = 3 };
+    enum OverflowKind { kInfo = 0, kFinalObs = 1, kUnshapedObs = 2, kError = 3, kUnlike = 4 };
 
     // `frames` is a Frames of pysampler._frames; `first` is the index of the block's first env
     // among its envs. `here`: this is the user's process, so an exception may come from one of the
@@ -50,9 +50,33 @@ class EnvBlock : public Block {
     // stay unchanged, unless autoreset is kSameStep.
     bool restore(std::uint32_t frame);
     // Env i uses these options from its next reset on, unless that reset is given others. Each step
-    // writes the version of the options of its episode.
-    void set_options(std::size_t i, const py::object& options, std::int64_t version);
+    // writes the version of the options of its episode, which is `used` if given.
+    void set_options(std::size_t i, const py::object& options, std::int64_t version,
+                     std::optional<std::int64_t> used);
+    // A reset that leaves env i unchanged returns this observation.
+    void set_last(std::size_t i, const py::object& obs);
+    // That observation; a null object if there is none.
+    py::object last_obs(std::size_t i) const;
 
+    // Which envs' last rewards were NumPy's float64, not Python's numbers: the type of their sums.
+    py::array_t<bool> double_rewards() const { return double_rewards_; }
+    // From now on, the results of an env whose observation or reward would be read from the frame
+    // as another type become overflow too: (observation, reward) of a step, (observation,) of a
+    // reset. Rewards are read as float64, which Python's floats are taken for, and `ints` too.
+    void report_unlike(bool observations, bool ints);
+    // The version of the options of env i's episode.
+    std::int64_t options_used(std::size_t i) const {
+        return options_.empty() ? 0 : options_.at(i).used;
+    }
+
+    // The envs that the next step resets.
+    py::list ended_envs() const {
+        py::list envs;
+        for (std::size_t i = 0; i < count_; ++i) {
+            if (ended_[i]) envs.append(i);
+        }
+        return envs;
+    }
     // Whether the next step resets env i.
     bool ended(std::size_t i) const { return ended_.at(i); }
     void set_ended(std::size_t i, bool ended) { ended_.at(i) = ended; }
@@ -75,10 +99,10 @@ class EnvBlock : public Block {
     void clear_results(std::uint32_t frame, std::size_t i);
     bool write_obs(std::uint32_t frame, std::size_t i, PyObject* obs,
                    const std::vector<Leaf>& leaves);
-    void store_obs(std::uint32_t frame, std::size_t i, PyObject* obs);
+    void store_obs(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* reward = nullptr);
+    void report(std::size_t i, bool same, PyObject* obs, PyObject* reward);
     std::vector<Leaf> own_rows(const py::object& arrays) const;
-    py::object last_obs(std::size_t i) const;
-    void store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info);
+    bool store_final(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* info);
     static py::object copied(PyObject* value);
     void store_info(std::uint32_t frame, std::size_t i, PyObject* info);
     void begin(std::uint32_t frame);
@@ -134,6 +158,9 @@ class EnvBlock : public Block {
     std::size_t start_ = 0;    // the env at which the next call begins
     std::size_t reached_ = 0;  // how many envs the current call has finished
     bool stopped_ = false;
+    py::array_t<bool> double_rewards_;
+    bool unlike_observations_ = false, unlike_rewards_ = false;  // report them
+    bool ints_ = true;                                           // rewards may be ints
     py::object actions_;                   // of an interrupted step_with()
     std::optional<std::uint32_t> number_;  // of the last step_once()
     py::str step_name_ = interned("step"), reset_name_ = interned("reset");

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <string>
 
 #include "support.h"
 
@@ -304,6 +306,14 @@ void register_infos(py::module_& m) {
         .def("add_pickles", &Infos::add_pickles, py::arg("path"), py::arg("mask"), py::arg("rows"),
              py::arg("type"), "Add a column for small objects of this type.")
         .def_property_readonly("count", &Infos::count, "The number of nodes and columns.")
+        .def(
+            "store",
+            [](Infos& infos, std::uint32_t frame, std::size_t env, const py::dict& info,
+               const std::optional<std::string>& under) {
+                return infos.store(frame, env, info.ptr(), under ? under->c_str() : nullptr);
+            },
+            py::arg("frame"), py::arg("env"), py::arg("info"), py::arg("under") = py::none(),
+            "Write an env's info, at the top or under a key; return the rest as a dict, or None.")
         .def("row", &Infos::row, py::arg("frame"), py::arg("env"), py::arg("key"),
              "Return an env's value under a key as {key: value}, or an empty dict.");
 }

@@ -107,8 +107,8 @@ class PyPool : public Handle {
 
     // -- inline groups --------------------------------------------------------------------------
 
-    // The blocks of the inline groups, in their order, which run_inline() steps.
-    void set_inline_blocks(const py::list& blocks) { inline_blocks_ = py::tuple(blocks); }
+    // The blocks of the inline groups, in their order, which run_inline() steps; the list may change.
+    void set_inline_blocks(const py::list& blocks) { inline_blocks_ = blocks; }
 
     // Steps the inline groups that are due, in the order of sending, up to a job or a note, which
     // Python runs. Returns whether nothing is left. A step that a signal handler's exception ends
@@ -162,7 +162,7 @@ class PyPool : public Handle {
     // Drops everything due, and the Python objects that belong to it.
     void release_inline() {
         pool_.release_inline();
-        const py::tuple blocks = std::exchange(inline_blocks_, py::tuple());
+        const py::list blocks = std::exchange(inline_blocks_, py::list());
         const std::deque<py::object> notes = std::exchange(notes_, {});
     }
 
@@ -412,7 +412,7 @@ class PyPool : public Handle {
     }
 
     std::uint32_t own_;  // how many groups, the last ones, are inline
-    py::tuple inline_blocks_;
+    py::list inline_blocks_;
     std::deque<py::object> notes_;  // the inline notes that are due
     bool has_overflow_ = false;
     std::int64_t look_at_ = kForever;

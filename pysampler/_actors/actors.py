@@ -83,8 +83,8 @@ class Actors(FreeRunningSampler):
         warm_up: Each env begins with a random number of random steps, up to this many, so that
             envs with the same time limit do not end together: see :class:`pysampler.Rollouts`.
         seed: Seed of the first reset, and of the policies' random numbers in the workers.
-        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
-            ``make_vec``, for the envs to make.
+        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
+            envs to make.
 
     Attributes:
         envs: The vector env.

@@ -22,6 +22,7 @@ from pysampler._cli.measuring import (
     counted,
     looked_at,
     slice_of,
+    stepping_shown,
     table,
 )
 from pysampler._cli.rounds import shown
@@ -94,7 +95,8 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(_document(setting, measured, alone, parts)))
         advice, call = advice_of(setting, measured, alone)
-        lines = [*_lines(setting, measured), *_parts_shown(ours, parts), ""]
+        stepped = stepping_shown(measured[ours].about)
+        lines = [*_lines(setting, measured), *_parts_shown(ours, parts), *stepped, ""]
         lines += textwrap.wrap(advice, width())
         display.end([*lines, *(["", *call] if call else [])])
     return int(any(one.trouble for one in measured.values()))

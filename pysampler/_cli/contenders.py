@@ -220,6 +220,15 @@ class Stepper:
         policy_seconds: float = 0.0,
     ) -> None:
         self._envs = envs = make()
+        self.about: dict[str, Any] = {}
+        if hasattr(envs, "division"):
+            division = envs.division
+            self.about = {
+                "num_workers": division.num_workers,
+                "main_envs": division.main_envs,
+                "native": envs.stats().native,
+                "described": envs.describe(),
+            }
         envs.action_space.seed(0)
         self._actions = [envs.action_space.sample() for _ in range(_BATCHES)]
         self._turn = 0
@@ -235,14 +244,6 @@ class Stepper:
         else:
             envs.reset(seed=0)
             self._step = self._step_all
-        self.about: dict[str, Any] = {}
-        if hasattr(envs, "division"):
-            division = envs.division
-            self.about = {
-                "num_workers": division.num_workers,
-                "main_envs": division.main_envs,
-                "native": envs.stats().native,
-            }
 
     def _step_all(self) -> int:
         self._turn += 1

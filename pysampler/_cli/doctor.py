@@ -154,7 +154,7 @@ def _mujoco() -> _Result:
     if importlib.util.find_spec("mujoco.batch") is None:
         return _look(
             f"{version} steps envs one by one: it has no batches",
-            "pip install 'mujoco>=3.17', and make_vec simulates many envs together",
+            "pip install 'mujoco>=3.17', and its v5 envs are simulated together",
         )
     return _ok(f"{version}; make_vec simulates its v5 envs together")
 

@@ -33,6 +33,7 @@ __all__ = [
     "looked_at",
     "positive",
     "slice_of",
+    "stepping_shown",
     "table",
 ]
 
@@ -174,6 +175,17 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
             shown = bar(one.fraction.middle / full, max(0, cells))
             lines.append((row + shown).rstrip())
     return lines
+
+
+def stepping_shown(about: Mapping[str, Any]) -> list[str]:
+    """Return lines on how envs are stepped, if some are native or on batches, or might be."""
+    table: str = about.get("described", "")
+    usual = all(
+        "in Python" in line and (": " not in line or " has no task " in line)
+        for line in table.splitlines()
+        if line.startswith("  ")
+    )
+    return [] if usual else ["", "how envs are stepped:", *table.splitlines()]
 
 
 def busy_remark(*references: Measured) -> list[str]:

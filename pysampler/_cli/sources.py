@@ -99,7 +99,6 @@ class EnvSource:
                 name, count, vector_kwargs=options, wrappers=wrappers, **kwargs
             )
             return envs
-        options.pop("native", None)
         return pysampler.VectorEnv(self.env_fns(count), **options)
 
 

@@ -24,6 +24,7 @@ from pysampler._cli.measuring import (
     looked_at,
     positive,
     slice_of,
+    stepping_shown,
     table,
 )
 from pysampler._cli.screen import Display, width
@@ -84,7 +85,9 @@ def run(options: argparse.Namespace) -> int:
         advice, lines = advice_of(tuning.setting, tuning.choices, tuning.finals, tuning.tried)
         if options.json:
             print(json.dumps({**tuning.to_dict(), "advice": advice, "lines": lines}))
-        display.end([*tuning.lines(), "", *textwrap.wrap(advice, width()), "", *lines])
+        stepped = stepping_shown(tuning.measured[DEFAULT].about)
+        advised = textwrap.wrap(advice, width())
+        display.end([*tuning.lines(), *stepped, "", *advised, "", *lines])
     return 0
 
 

@@ -384,7 +384,6 @@ def vector_env_of(
         functions = arguments.env_fns(envs)
         if num_envs is not None and whole_number(purpose, "num_envs", num_envs, 1) != len(envs):
             raise ValueError(f"cannot {purpose}: num_envs {num_envs}, but {len(envs)} functions")
-        options.pop("native", None)  # functions of the user make ordinary envs
         made = VectorEnv([EnvMaker(env_fn, kwargs, wrappers) for env_fn in functions], **options)
     try:
         if not isinstance(made, VectorEnv):

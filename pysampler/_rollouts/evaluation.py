@@ -102,8 +102,8 @@ def evaluate(
         normalize: Normalise observations with these statistics, without updating them; by default
             those of the open rollouts, if any. Returns sum the envs' own rewards.
         seed: Seed of the first reset and of the policy's random numbers.
-        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
-            ``make_vec``, for the envs to make.
+        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
+            envs to make.
 
     Returns:
         Returns and lengths of the episodes.

@@ -85,8 +85,8 @@ class MultiTaskSampler(Uncopyable, Closing):
         leave_out: The parts of observations that have no fixed shape, as in
             :class:`pysampler.Rollouts`.
         device: The torch device of the policy, as in :class:`pysampler.Rollouts`.
-        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
-            ``make_vec``, for the envs to make.
+        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
+            envs to make.
 
     Attributes:
         envs: The vector env.

@@ -116,8 +116,8 @@ class Rollouts(Sampler):
             begins after them.
         seed: Seed of the first reset, and of the policy's random numbers in workers and in
             ``generators``.
-        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, and ``native`` of
-            ``make_vec``, for the envs to make.
+        options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
+            envs to make.
 
     Attributes:
         envs: The vector env.

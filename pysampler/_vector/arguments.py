@@ -283,6 +283,44 @@ def seconds(timeout: float | None, what: str) -> float | None:
     return min(timeout, LONGEST)
 
 
+def native(given: Any) -> Literal["auto"] | bool:
+    """Return the option ``native``, or raise ValueError."""
+    if isinstance(given, str) and given == "auto":
+        return "auto"
+    if not isinstance(given, (bool, np.bool_)):
+        raise ValueError(
+            f"cannot make vector env: native {given!r}, expected 'auto', True or False"
+        )
+    return bool(given)
+
+
+def why_python(native: Any, worker: Any, mode: Any) -> str | None:
+    """Return which option requires that envs are stepped in Python; None if none does.
+
+    Raises:
+        ValueError: One does, but ``native`` is True.
+    """
+    why = None
+    if native is False:
+        why = "native=False"
+    elif worker is not None:
+        why = "worker is given"
+    elif not isinstance(mode, str) or mode != "same":
+        why = "observation_mode is given"
+    if why is not None and native is True:
+        raise ValueError(f"cannot make vector env: native=True, but {why}")
+    return why
+
+
+def joined(states: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the states of all groups in one array: of objects if their types differ."""
+    if len({some.dtype for some in states}) > 1:
+        objects = np.empty(sum(map(len, states)), object)
+        objects[:] = [state for some in states for state in some]
+        return objects
+    return np.concatenate(states)
+
+
 def is_auto(name: str, given: Any) -> bool:
     """Return whether an argument of ``recv`` is "auto"; raise ValueError for another string."""
     if isinstance(given, str) and given != "auto":

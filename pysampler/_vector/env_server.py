@@ -18,7 +18,10 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
+from pysampler._vector.blocks import Overflow, PythonBlock
+from pysampler._vector.mujoco.known import name_of
 from pysampler._vector.registry import register
+from pysampler._vector.stacks import parts_of
 from pysampler._workers.exceptions import Raised, report
 from pysampler._workers.jobs import Failure, is_users
 from pysampler._workers.remote import dumps
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pysampler._frames.frames import Frames
+    from pysampler._vector.stacks import Stack
     from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
 
@@ -38,7 +42,6 @@ __all__ = [
     "call",
     "expect_env",
     "layers_of",
-    "make_server",
     "prepare",
 ]
 
@@ -52,10 +55,7 @@ class EnvDescription:
     metadata: dict[str, Any]  # of the first env, like the next two
     render_mode: str | None
     name: str
-
-
-# Results that do not fit into the frame, as (kind, env, object).
-Overflow = list[tuple[int, int, Any]]
+    stacks: list[Stack]  # how each env is stepped
 
 
 def plain(overflow: Overflow) -> Overflow:
@@ -90,23 +90,30 @@ class EnvServer:
 
     Attributes:
         here: Whether the envs live in the user's process, whose signal handlers raise exceptions.
-        gauges: Where a policy records its numbers, once ``count_with`` was called.
+        stacks: How each env is stepped.
+        meter: Counts steps and resets, once ``count_with`` was called.
+        gauges: Where a policy records its numbers.
     """
 
     here = False
 
     def __init__(
-        self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], first: int, sizes: Sequence[int]
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        first: int,
+        sizes: Sequence[int],
+        why_python: str = "",
     ) -> None:
         self.first = first
         self.sizes = sizes
+        self._why_python = why_python
         self.envs: list[gym.Env[Any, Any]] = []
-        self.blocks: list[Any] = []  # an EnvBlock for each group
+        self.blocks: list[Any] = []  # for each group
+        self._places: dict[int, tuple[_core.EnvBlock, int]] = {}
+        self.stacks: list[Stack] = []
         for i, env_fn in enumerate(env_fns):
             try:
-                env = env_fn()
-                expect_env(env, first + i)
-                self.envs.append(env)
+                self.add(i, env_fn)
             except BaseException as error:
                 self.close()
                 if isinstance(error, KeyboardInterrupt):  # the user's, not the env's
@@ -115,6 +122,13 @@ class EnvServer:
         self.replaced: set[int] = set()  # blocks whose envs replace lost ones and did not begin yet
         self.seeds: Sequence[int] = ()  # of those envs
         self.acting: Any = None  # the policy of a sampler that acts in the workers
+
+    def add(self, i: int, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
+        """Make env ``i``."""
+        env = env_fn()
+        expect_env(env, self.first + i)
+        self.envs.append(env)
+        self.stacks.append(tuple(parts_of(env, "in Python", self._why_python)))
 
     def describe(self) -> EnvDescription:
         """Return the spaces of every env, and the name and metadata of the first."""
@@ -129,16 +143,22 @@ class EnvServer:
             [self._described(i, "action_space", known) for i in range(len(self.envs))],
             metadata,
             env.render_mode,
-            env.spec.id if env.spec is not None else type(env.unwrapped).__name__,
+            name_of(env),
+            self.stacks,
         )
 
     def _described(self, i: int, name: str, known: dict[Any, gym.Space[Any]]) -> gym.Space[Any]:
         """Return a space of an env: one object for all equal spaces, which a pickle stores once."""
-        space: gym.Space[Any] = getattr(self.envs[i], name)
+        space = self.space_of(i, name)
         if self.here:  # it need not be pickled
             return space
         with self._sending(i, name):
             return known.setdefault(_identity(space), space)
+
+    def space_of(self, i: int, name: str) -> gym.Space[Any]:
+        """Return a space of an env."""
+        space: gym.Space[Any] = getattr(self.envs[i], name)
+        return space
 
     @contextlib.contextmanager
     def _sending(self, i: int, name: str) -> Iterator[None]:
@@ -150,13 +170,13 @@ class EnvServer:
 
     def count_with(self, meter: _core.Meter, gauges: WorkerGauges) -> None:
         """Count steps and resets with ``meter``; policies record the rest in ``gauges``."""
-        self._meter = meter
+        self.meter = meter
         self.gauges = gauges
 
     @property
     def track(self) -> _core.Track | None:
         """Where to write trace events; None if nothing is traced."""
-        return self._meter.track
+        return self.meter.track
 
     def attach(
         self,
@@ -172,21 +192,27 @@ class EnvServer:
         self.acting = None
         self._infos = _core.Infos()
         self._known: set[int] = set()
-        self.add_columns(columns)
-        for block in self.blocks:
-            block.use(frames, self._infos, autoreset, keep)
+        self._use = frames, self._infos, autoreset, keep
         if self.blocks:
-            return
-        at = 0
-        for size in self.sizes:
-            envs = self.envs[at : at + size]
-            first = self.first + at
-            self.blocks.append(
-                _core.EnvBlock(
-                    *(envs, first, frames, self._infos, self._meter, autoreset, keep, self.here)
-                )
-            )
-            at += size
+            for block in self.blocks:
+                block.use(*self._use)
+        else:
+            self.blocks = [self.make_block(block) for block in range(len(self.sizes))]
+        self.add_columns(columns)
+
+    def make_block(self, block: int) -> Any:
+        """Return the block of a group's envs, which uses the frames."""
+        return self.env_block(self.rows(block))
+
+    def env_block(self, rows: range) -> _core.EnvBlock:
+        """Return a block that steps envs one by one."""
+        frames, infos, autoreset, keep = self._use
+        block = _core.EnvBlock(
+            *(self.envs[rows.start : rows.stop], self.first + rows.start, frames, infos),
+            *(self.meter, autoreset, keep, self.here),
+        )
+        self._places.update({i: (block, place) for place, i in enumerate(rows)})
+        return block
 
     def take_overflow(self, block: int) -> Overflow:
         """Take the overflow of a block's step or reset, with exceptions as failures."""
@@ -201,6 +227,9 @@ class EnvServer:
         new = [column for column in columns if column.mask not in self._known]
         self._known.update(column.mask for column in new)
         add_columns(self._infos, self.frames, new)
+        for block in self.blocks:
+            if isinstance(block, PythonBlock):
+                block.add_columns(new)
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Note that these envs replace lost ones; ``seeds`` are for their next resets."""
@@ -219,7 +248,8 @@ class EnvServer:
         raised: Raised | None = None
         for i, env in enumerate(self.envs):
             try:
-                env.close()
+                if env is not None:  # a BatchServer may not have made it
+                    env.close()
             except BaseException as error:
                 if is_users(error, here=self.here):
                     raise
@@ -239,10 +269,6 @@ class EnvServer:
         """Return a context with env ``i`` that reports exceptions as raised by it, in ``doing``."""
         return _Blaming(self, i, doing)
 
-    def kept(self, result: Any) -> Any:
-        """Return the result of a call so that calls of other envs do not change it."""
-        return result
-
     def blaming(self, i: int, doing: str) -> AbstractContextManager[Any]:
         """Return a context that reports exceptions as those of env ``i``."""
         return _Blaming(self, i, doing)
@@ -250,21 +276,25 @@ class EnvServer:
     def count_at(self, i: int | None) -> None:
         """Count env ``i`` as the one at work from now on; None: no env is."""
         if i is None:
-            self._meter.idle()
+            self.meter.idle()
         else:
-            self._meter.at(self.first + i)
+            self.meter.at(self.first + i)
 
-    def states(self, block: int, envs: Sequence[int]) -> Any:
+    def env_block_of(self, i: int) -> tuple[_core.EnvBlock, int]:
+        """Return the block in C++ that steps env ``i``, and the env's place there."""
+        return self._places[i]
+
+    def states(self, block: int, envs: Sequence[int]) -> Any:  # noqa: ARG002
         """Return the states of some of a block's envs as an array of objects."""
         states = np.empty(len(envs), object)
-        first = self.rows(block).start
         for row, i in enumerate(envs):
             with self.blaming(i, "get_state()"):
                 layers = list(layers_of(self.envs[i]))
                 elapsed = [vars(one).get("_elapsed_steps") for one in layers]
                 get_state = _offered(layers, "get_state")
                 state = copy.deepcopy(get_state()) if self.here else get_state()
-                states[row] = state, elapsed, self.blocks[block].ended(i - first)
+                env_block, place = self.env_block_of(i)
+                states[row] = state, elapsed, env_block.ended(place)
         return states
 
     def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
@@ -282,7 +312,8 @@ class EnvServer:
                         layer._elapsed_steps = steps  # of a TimeLimit
                     if "_has_reset" in vars(layer):  # of an OrderEnforcing
                         vars(layer)["_has_reset"] = True
-                self.blocks[block].set_ended(i - first, ended)
+                env_block, place = self.env_block_of(i)
+                env_block.set_ended(place, ended)
 
     def rows(self, block: int) -> range:
         """Return the indices, among the server's envs, of a block's envs."""
@@ -298,7 +329,7 @@ class _Blaming(AbstractContextManager[Any]):
 
     def __enter__(self) -> Any:
         self._server.count_at(self._i)
-        return self._server.envs[self._i] if self._i < len(self._server.envs) else None
+        return self._server.envs[self._i]
 
     def __exit__(
         self,
@@ -337,18 +368,6 @@ def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[
     return attribute(*args, **kwargs) if callable(attribute) else attribute
 
 
-def make_server(
-    env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
-    first: int,
-    sizes: Sequence[int],
-    specs: bytes,
-    init: Callable[[], Any] | None,
-) -> EnvServer:
-    """Prepare this process and make its envs."""
-    prepare(specs, init)
-    return EnvServer(env_fns, first, sizes)
-
-
 def prepare(specs: bytes, init: Callable[[], Any] | None) -> None:
     """Run the user's ``init`` and register the parent's specs."""
     if init is not None:
@@ -372,7 +391,9 @@ def expect_env(env: Any, number: int) -> None:
         raise TypeError(f"the function of env {number} returned {got}, expected a gymnasium.Env")
     kind = type(env).__name__
     name = f"env {number} is a{'n' * kind.startswith(tuple('AEIOU'))} {kind}"
-    if missing := [one for one in _ATTRIBUTES if not hasattr(env, one)]:
+    # Of the class first: a wrapper makes its spec anew whenever it is read.
+    missing = [one for one in _ATTRIBUTES if not (hasattr(type(env), one) or hasattr(env, one))]
+    if missing:
         raise TypeError(
             f"{name}, expected a gymnasium.Env: it has no {', '.join(missing)}; wrap it in a "
             "gymnasium.Env (envs of gym: shimmy.GymV21CompatibilityV0(env=env))"

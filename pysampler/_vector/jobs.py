@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Plan
     from pysampler._frames.infos import Column
-    from pysampler._vector.env_server import EnvServer, Overflow
+    from pysampler._vector.blocks import Overflow
+    from pysampler._vector.env_server import EnvServer
+    from pysampler._vector.stacks import Stack
     from pysampler.sync import Segment
 
 __all__ = [
     "AddColumns",
     "Apply",
     "AttachFrames",
+    "GetStacks",
     "GetStates",
     "Replacements",
     "Reset",
@@ -128,8 +131,18 @@ class Apply(Job):
         for i in server.rows(block):
             if self.envs is None or server.first + i in self.envs:
                 with server.using(i, self.what) as env:
-                    results.append(server.kept(self.function(env, *self.args)))
+                    results.append(self.function(env, *self.args))
         return results
+
+
+@dataclass(frozen=True)
+class GetStacks(Job):
+    """Return how the envs of a group are stepped."""
+
+    doing = "describing"
+
+    def run(self, server: EnvServer, block: int, frame: int) -> list[Stack]:  # noqa: ARG002
+        return [server.stacks[i] for i in server.rows(block)]
 
 
 @dataclass(frozen=True)

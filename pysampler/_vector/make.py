@@ -1,7 +1,6 @@
 """``make_vec``, and ``install``, which puts VectorEnv in the place of gymnasium's AsyncVectorEnv.
 
-``make_vec`` sorts its keyword arguments into options of the vector env and arguments of the env,
-and decides whether MuJoCo envs are simulated together.
+``make_vec`` sorts its keyword arguments into options of the vector env and arguments of the env.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 
 from pysampler._numbers import whole_number
-from pysampler._vector.mujoco.choice import choose, short
-from pysampler._vector.mujoco.known import knows, maker_of_task
+from pysampler._vector.mujoco.known import maker_of_task, makes_known_envs
 from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["OPTIONS", "EnvMaker", "install", "make_vec", "uninstall", "vector_options"]
 
 # The options of a vector env, as VectorEnv declares them, for make_vec and samplers.
-OPTIONS = frozenset(inspect.signature(VectorEnv).parameters) - {"env_fns"} | {"native"}
+OPTIONS = frozenset(inspect.signature(VectorEnv).parameters) - {"env_fns"}
 
 _gymnasium_class = gym.vector.AsyncVectorEnv
 
@@ -76,12 +73,9 @@ def make_vec(
             "sync" and "vector_entry_point".
         vector_kwargs: Options of the vector env in a dict, as in ``gymnasium.make_vec``.
         wrappers: Wrappers of each env.
-        **kwargs: Options of ``VectorEnv``, such as ``num_workers``, and ``native``: whether to
-            simulate gymnasium's MuJoCo envs together, many in each worker, with the same results
-            bit for bit. "auto", the default, does so if a trial beside real envs finds no
-            difference; True raises ValueError if it is not possible; False never does. All other
-            arguments go to the env or task, such as ``max_episode_steps``. So do options that are
-            also parameters of the env: pass those in ``vector_kwargs``.
+        **kwargs: Options of ``VectorEnv``, such as ``num_workers``. All other arguments go to the
+            env or task, such as ``max_episode_steps``. So do options that are also parameters of
+            the env: pass those in ``vector_kwargs``.
 
     Returns:
         The vector env.
@@ -196,42 +190,13 @@ def _pop_options(kwargs: dict[str, Any], entry_point: Any) -> dict[str, Any]:
 
 def _make_vector_env(maker: EnvMaker, num_envs: int, vector_kwargs: dict[str, Any]) -> VectorEnv:
     count = whole_number("make vector env", "num_envs", num_envs, 1)
-    options = dict(vector_kwargs)
-    native = options.pop("native", "auto")
     try:
-        return VectorEnv([_choose_maker(maker, native, options)] * count, **options)
+        return VectorEnv([maker] * count, **vector_kwargs)
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unexpected and (meant := _hint(unexpected[1])):
             error.add_note(f"neither VectorEnv nor the env takes {unexpected[1]!r}{meant}")
         raise
-
-
-def _choose_maker(maker: EnvMaker, native: Any, options: dict[str, Any]) -> EnvMaker:
-    """Return the maker of ordinary envs, or of envs that are simulated together."""
-    if not isinstance(native, (bool, np.bool_)) and native != "auto":
-        raise ValueError(
-            f"cannot make vector env: native {native!r}, expected 'auto', True or False"
-        )
-    native = native if native == "auto" else bool(native)
-    if native is False or (native == "auto" and not knows(maker.entry_point, maker.wrappers)):
-        return maker
-    together = maker.together()
-    why_not = None
-    if maker.render_mode == "human":
-        why_not = "each step of an env with render_mode='human' draws a picture"
-    for name, usual in (("worker", None), ("observation_mode", "same")):
-        if not isinstance(given := options.get(name, usual), type(usual)) or given != usual:
-            why_not = f"{name} is given"
-    if why_not is not None:
-        if native == "auto":
-            return maker
-        raise ValueError(f"cannot make vector env: native=True, but {why_not}")
-
-    def two() -> VectorEnv:
-        return VectorEnv([together.wrapped(short)] * 2, num_workers=0)
-
-    return together if choose(native, maker, two) else maker
 
 
 class EnvMaker:
@@ -246,32 +211,17 @@ class EnvMaker:
         self._make = make
         self.kwargs = kwargs
         self.wrappers = wrappers
-        self.native = False  # whether envs are simulated together
 
     @property
-    def entry_point(self) -> Any:
+    def _entry_point(self) -> Any:
         """The function that makes the envs, or its name."""
         spec = self.kwargs.get("id")
         return self._make if spec is None else spec.entry_point
 
     @property
-    def render_mode(self) -> str | None:
-        """The render mode of the envs."""
-        mode: str | None = self.kwargs.get("render_mode")
-        spec = self.kwargs.get("id")
-        return spec.kwargs.get("render_mode") if mode is None and spec is not None else mode
-
-    def wrapped(self, wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]) -> EnvMaker:
-        """Return a maker of the same envs in one more wrapper."""
-        maker = copy.copy(self)
-        maker.wrappers = (*self.wrappers, wrapper)
-        return maker
-
-    def together(self) -> EnvMaker:
-        """Return a maker of the same envs, simulated together."""
-        maker = copy.copy(self)
-        maker.native = True
-        return maker
+    def makes_alike(self) -> bool:
+        """Whether all envs are known to be alike, so that one tells about the others."""
+        return makes_known_envs(self._entry_point, self.wrappers)
 
     def __call__(self) -> gym.Env[Any, Any]:
         env = self._make(**self.kwargs)

@@ -47,4 +47,4 @@ class VectorOptions(TypedDict, total=False):
     replay_from: str | os.PathLike[str] | None
     worker_init: Callable[[], Any] | None
     trace: str | os.PathLike[str] | None
-    native: bool | Literal["auto"]
+    native: Literal["auto"] | bool

@@ -27,9 +27,10 @@ from pysampler._numbers import true_or_false
 from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout, VectorCore
 from pysampler._vector.division import divide
-from pysampler._vector.env_server import EnvDescription, EnvServer, call, make_server
+from pysampler._vector.env_server import EnvDescription, EnvServer, call
 from pysampler._vector.jobs import (
     Apply,
+    GetStacks,
     GetStates,
     Replacements,
     Reset,
@@ -42,6 +43,8 @@ from pysampler._vector.jobs import (
 from pysampler._vector.partial import Batches
 from pysampler._vector.registry import registered
 from pysampler._vector.results import first
+from pysampler._vector.serving import make_server
+from pysampler._vector.stacks import described, log_once, might_be_native, why_not_native
 from pysampler._workers.jobs import Failure
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import WorkerAssignment
@@ -95,8 +98,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             while the workers step theirs. With one process per CPU this beats one more worker, so
             the default ``num_workers`` is then one lower. "auto" chooses the number by a trial of
             one extra env. ``on_worker_loss``, ``step_timeout`` and ``worker_init`` do not cover
-            these envs, a crash of one ends the program, samplers cannot act in the workers, and
-            envs that are simulated together cannot live here.
+            these envs, a crash of one ends the program, and samplers cannot act in the workers.
         groups: Each worker's envs are split into this many groups, which can be stepped
             independently.
         frames: The number of steps whose results fit into shared memory. With ``copy=False`` a
@@ -130,6 +132,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         trace: A file for a trace of env steps and of processes waiting for each other, which a
             separate process writes until ``close``, or up to 1,000 MB. It is JSON in the format of
             ``torch.profiler``; open it in ui.perfetto.dev.
+        native: Whether workers simulate gymnasium's MuJoCo envs together and run gymnasium's
+            wrappers on arrays of all their envs, with the same results bit for bit. "auto" does so
+            where short trials find no difference; ``describe()`` says where, and why not. True
+            raises ValueError if an env cannot be simulated so; False steps envs one by one.
 
     >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 8, num_workers=2)
     >>> envs
@@ -170,6 +176,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         replay_from: str | os.PathLike[str] | None = None,
         worker_init: Callable[[], Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
+        native: Literal["auto"] | bool = "auto",
     ) -> None:
         self.env_fns = arguments.env_fns(env_fns)
         self.num_envs = len(self.env_fns)
@@ -196,15 +203,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._step_timeout = step_timeout
         self._timed_return = _core.TimedReturn()  # of recv
         functions = self.env_fns
+        native = arguments.native(native)
+        why_python = arguments.why_python(native, worker, observation_mode)
         alike = all(function is functions[0] for function in functions)
-        self._native = native = alike and getattr(functions[0], "native", False)
-        if native and main_envs != 0:
-            raise ValueError(
-                f"cannot make vector env: main_envs {main_envs!r} for envs that are simulated "
-                "together; pass native=False"
-            )
-        if native and num_workers == "auto":
-            num_workers = None
+        if num_workers == "auto" and alike and getattr(functions[0], "makes_alike", False):
+            num_workers = None  # "auto" goes by the time of a step in Python
         self.division = divide(num_workers, main_envs, functions, self.max_concurrency)
         self.num_workers = self.division.num_workers
         process = arguments.context(context)
@@ -226,17 +229,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         def make(assignment: WorkerAssignment) -> tuple[Callable[..., EnvServer], tuple[Any, ...]]:
             # This process has the specs already, and worker_init is for workers only.
             prepared = (b"", None) if assignment is own else (specs, worker_init)
-            if native:
-                from pysampler._vector.mujoco.env_server import make_task_server  # noqa: PLC0415
-
-                return make_task_server, (
-                    functions[0],
-                    assignment.first,
-                    assignment.sizes,
-                    *prepared,
-                )
             chosen = functions[assignment.first : assignment.envs.stop]
-            return make_server, (chosen, assignment.first, assignment.sizes, *prepared)
+            make_own = functools.partial(make_server, inline=assignment is own)
+            return make_own, (chosen, assignment.first, assignment.sizes, *prepared, why_python)
 
         self._pool = Pool(
             assignments,
@@ -251,6 +246,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         )
         try:
             spec = self._describe(self._pool.descriptions)
+            self._expect_native(native, self._pool.descriptions)
             self._pool.descriptions.clear()  # envs' spaces may be large
             self._core = core = VectorCore(
                 self._pool,
@@ -295,6 +291,20 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self.shared_memory:
             arguments.refuse_custom(self.single_observation_space)
         return spec_of(self.single_observation_space, self.single_action_space)
+
+    def _expect_native(self, native: Any, descriptions: Sequence[EnvDescription]) -> None:
+        """Note whether all envs are native; raise, or log a warning, if they might be but are not.
+
+        Raises:
+            ValueError: ``native`` is True, but some are not.
+        """
+        stacks = [stack for one in descriptions for stack in one.stacks]
+        why = why_not_native(stacks)
+        self._native = why is None
+        if why is not None and native is True:
+            raise ValueError(f"cannot make vector env: native=True, but {why}")
+        if why is not None and native == "auto" and might_be_native(stacks):
+            log_once(f"{self._name} is stepped in Python, which is slow: {why}")
 
     # -- reset -----------------------------------------------------------------------------------
 
@@ -656,6 +666,26 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         with self._core.enter("stats"):
             return replace(self._pool.stats(), native=self._native, batches=self._batches.choice)
 
+    def describe(self) -> str:
+        """Return a table of the envs' wrappers: which are native, on batches of envs, or in Python.
+
+        >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
+        >>> print(envs.describe())
+        envs 0 to 1:
+          TimeLimit          in Python
+          OrderEnforcing     in Python
+          PassiveEnvChecker  in Python
+          CartPole-v1        in Python: CartPole-v1 has no task of pysampler.envs.mujoco
+        >>> envs.close()
+        """
+        core = self._core
+        with core.enter("describe"):
+            core.expect_idle("describe")
+            core.request(dict.fromkeys(core.all_groups, GetStacks()), "describe")
+            stacks = self._answers("describe", None)
+        core.call.returned = True
+        return described(stacks)
+
     @property
     def late(self) -> list[int]:
         """The envs that have not answered for longer than ``step_timeout``."""
@@ -778,7 +808,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             envs = arguments.indices(self._indices(env_ids), self.num_envs)
             chosen = [[env for env in envs if env in group] for group in core.groups]
             core.request(dict(enumerate(map(GetStates, chosen))), "get_state")
-            states = np.concatenate(self._answers("get_state", None, by_group=True))
+            states = arguments.joined(self._answers("get_state", None, by_group=True))
         core.call.returned = True
         order = np.argsort([env for ids in chosen for env in ids], kind="stable")
         result: npt.NDArray[Any] = states[order[np.argsort(np.argsort(envs, kind="stable"))]]

@@ -18,6 +18,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._frames.frames import FINAL
+from pysampler._vector.blocks import GivenActions, RepeatableBlock
 from pysampler._vector.mujoco.columns import InfoColumns, row_of
 from pysampler.envs.mujoco._checks import (
     check_before,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._frames.infos import Column
-    from pysampler._vector.env_server import Overflow
     from pysampler.envs.mujoco.task import Task
 
     Array = npt.NDArray[Any]
@@ -46,10 +46,6 @@ __all__ = ["TaskBlock"]
 
 _COMPONENTS = {name: getattr(mujoco.mjtState, f"mjSTATE_{name.upper()}") for name in STATE_FIELDS}
 _INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
-# dtypes by their NumPy type number.
-_CODES = np.typecodes["AllInteger"] + "?efdgFD"
-_DTYPES: dict[int, np.dtype[Any]] = {np.dtype(code).num: np.dtype(code) for code in _CODES}
-_TYPE = 0xFFFF  # masks out the bit for actions that were Python numbers
 _LOW = (1 << 64) - 1
 _NONE: dict[str, Any] = {}
 # Bytes of a seed in a state.
@@ -58,7 +54,7 @@ _SEED = 32
 _NEVER = 1 << 62
 
 
-class TaskBlock(_core.PythonBlock):
+class TaskBlock(RepeatableBlock):
     """Simulations of a task, in place of the ``count`` envs from ``first`` on.
 
     Args:
@@ -67,6 +63,15 @@ class TaskBlock(_core.PythonBlock):
         first: The index of the first env.
         max_episode_steps: The number of steps after which an episode is truncated; None: no limit.
         meter: Counts steps and resets.
+        here: Whether the block is in the user's process.
+
+    Attributes:
+        ended: The simulations that the next step resets.
+        any_ended: Whether there is one.
+        seeds: Of the next resets, by simulation, unless those are given others.
+        options: Of later resets, and their version.
+        used: The version of the options of each episode.
+        failed: Whether the last step or reset raised before it had written all results.
     """
 
     def __init__(
@@ -76,8 +81,10 @@ class TaskBlock(_core.PythonBlock):
         first: int,
         max_episode_steps: int | None,
         meter: _core.Meter,
+        *,
+        here: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(here=here)
         self.task = task.for_simulations(count)
         self.count = count
         self.first = first
@@ -93,11 +100,15 @@ class TaskBlock(_core.PythonBlock):
         self.begun = np.zeros(count, bool)  # reset at least once
         self._all_begun = False
         self.ended = np.zeros(count, bool)  # to be reset by the next step
-        self._any_ended = False
-        self._seeds: dict[int, int] = {}  # for the next resets, unless those have a seed
-        self._options: dict[int, tuple[Any, int]] = {}
-        self._used = np.zeros(count, np.int64)  # the options version of each episode
-        self._overflow: Overflow = []
+        self.any_ended = False
+        self.seeds: dict[int, int] = {}  # for the next resets, unless those have a seed
+        self.options: dict[int, tuple[Any, int]] = {}
+        self.used = np.zeros(count, np.int64)  # the options version of each episode
+        self.failed = False
+        # The states of random generators since the last snapshot, before they were drawn from.
+        self._drawn_before: list[tuple[np.random.Generator, Any]] = []
+
+    double_rewards = True  # rewards are NumPy's float64
 
     def _make_simulations(self) -> None:
         task, model = self.task, self.task.model
@@ -143,8 +154,15 @@ class TaskBlock(_core.PythonBlock):
 
     # -- frames ----------------------------------------------------------------------------------
 
-    def use(self, frames: Frames, autoreset: str, keep: str) -> None:
-        """Use these frames from now on; the simulations do not change."""
+    def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:  # noqa: ARG002
+        """Use these frames from now on; the simulations do not change.
+
+        Args:
+            frames: The frames.
+            infos: How other blocks write infos; ``add_columns`` gives this one its columns.
+            autoreset: The name of the autoreset mode.
+            keep: Which infos are kept.
+        """
         rows = slice(self.first, self.first + self.count)
         self._frame_rows = rows
         self._autoreset, self._keep = autoreset, keep
@@ -156,9 +174,7 @@ class TaskBlock(_core.PythonBlock):
         self._truncated = frames.truncated[:, rows]
         self._has_final = frames.has_final[:, rows]
         self._versions = frames.options_versions[:, rows]
-        self._types = frames.action_types[:, self.first, 0]
-        self._frames = frames
-        self._actions: dict[int, Array] = {}
+        self._actions = GivenActions(frames, self.first, self.count)
         self._rows.use(frames, keep == "ALL")
         self._infos = InfoColumns(frames, self._rows)
 
@@ -166,13 +182,9 @@ class TaskBlock(_core.PythonBlock):
         """Write infos to these columns too."""
         self._infos.add(columns)
 
-    def _actions_of(self, frame: int) -> Array:
-        number = int(self._types[frame]) & _TYPE  # Python numbers become arrays here
-        if number not in self._actions:
-            of_all = self._frames.actions_as(0, _DTYPES[number])
-            self._actions[number] = of_all[:, self._frame_rows]
-        actions: Array = np.ascontiguousarray(self._actions[number][frame])
-        return actions
+    def last_observations(self) -> Array:
+        """Return the current observation of each simulation."""
+        return self.task.observe(self._d)
 
     def _begin(self, frame: int) -> None:
         if self._keep != "NONE":
@@ -182,16 +194,23 @@ class TaskBlock(_core.PythonBlock):
 
     # -- called by workers -----------------------------------------------------------------------
 
-    def step(self, frame: int, actions: Sequence[Any] | None = None) -> bool:
+    def step(self, frame: int, actions: Sequence[Any] | Array | None = None) -> bool:
         """Step every simulation, or reset it if its episode has ended.
+
+        Args:
+            frame: The frame.
+            actions: Actions to use in place of those in the frame.
 
         Returns:
             Whether there is overflow.
         """
+        self.failed = False
         try:
-            if self._all_begun and not self._any_ended and actions is None:
+            if actions is None:
+                actions = self._actions.of(frame)
+            if self._all_begun and not self.any_ended and isinstance(actions, np.ndarray):
                 self._rows.begin(frame)
-                self._step_together(frame)
+                self._step_together(frame, actions)
             else:
                 self._meter.at(self.first)
                 self._begin(frame)
@@ -200,19 +219,20 @@ class TaskBlock(_core.PythonBlock):
         except KeyboardInterrupt:  # the user's, not the task's
             raise
         except BaseException as error:
+            self.failed = True
             self._meter.idle()
             self._leave(_ERROR, 0, error)
         return self._done(frame)
 
     def _done(self, frame: int) -> bool:
         """Write the options version of each episode, and return whether there is overflow."""
-        if self._options:
-            self._versions[frame] = self._used
+        if self.options:
+            self._versions[frame] = self.used
         return bool(self._overflow)
 
-    def _step_together(self, frame: int) -> None:
-        """Step all simulations with the actions in the frame."""
-        task, d, actions = self.task, self._d, self._actions_of(frame)
+    def _step_together(self, frame: int, actions: Array) -> None:
+        """Step all simulations."""
+        task, d = self.task, self._d
         before = task.before(d)
         self._ctrl[:] = task.control(actions)
         failed = self.simulations.step(None, task.frame_skip, task.forces)
@@ -251,16 +271,16 @@ class TaskBlock(_core.PythonBlock):
         over = self._terminated[frame] | self._truncated[frame]
         if self._autoreset == "NEXT_STEP":
             self.ended[:] = over
-            self._any_ended = True
+            self.any_ended = True
         if self._autoreset == "SAME_STEP":
             self._end_episodes(frame, None, over, observations, infos)
         elif self._keep == "FINAL":
             chosen = {key: array[over] for key, array in infos.items()}
             self._write_infos(frame, self.all[over], chosen)
 
-    def _step_some(self, frame: int, actions: Sequence[Any] | None) -> None:
+    def _step_some(self, frame: int, actions: Sequence[Any] | Array) -> None:
         """Step the simulations that have begun an episode, and reset those that have ended one."""
-        given = self._actions_of(frame) if actions is None else self._stacked(actions)
+        given = actions if isinstance(actions, np.ndarray) else self._stacked(actions)
         resets = np.flatnonzero(self.ended)
         if len(resets):
             self._reset(frame, resets.astype(np.int32))
@@ -275,8 +295,7 @@ class TaskBlock(_core.PythonBlock):
         if given is not None:
             alike = [(steps, given[steps])] if len(steps) else []
         else:
-            assert actions is not None
-            alike = self._alike(steps, actions)
+            alike = self._alike(steps, list(actions))
         for ids, chosen in alike:
             self._step(frame, ids, chosen)
         each = (now() - began) // max(1, len(steps))
@@ -334,7 +353,7 @@ class TaskBlock(_core.PythonBlock):
         self._observations[frame, ids] = observations
         if self._autoreset == "NEXT_STEP":
             self.ended[ids] = over
-            self._any_ended = bool(self.ended.any())
+            self.any_ended = bool(self.ended.any())
         if self._keep == "ALL":
             self._write_infos(frame, ids, infos)
         elif self._keep == "FINAL" and any_over:
@@ -367,6 +386,7 @@ class TaskBlock(_core.PythonBlock):
         """Reset each simulation with its (seed, options); leave it unchanged if that is None."""
         self._meter.at(self.first)
         self._begin(frame)
+        self.failed = False
         try:
             ids = [i for i, call in enumerate(calls) if call is not None]
             kept = [i for i, call in enumerate(calls) if call is None]
@@ -378,6 +398,7 @@ class TaskBlock(_core.PythonBlock):
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            self.failed = True
             self._leave(_ERROR, 0, error)
         self._meter.idle()
         return self._done(frame)
@@ -399,12 +420,14 @@ class TaskBlock(_core.PythonBlock):
             clear: Whether to clear rewards and ends; False if a step has just written them.
         """
         began = now()
-        if calls is not None or self._seeds or self._options or not self._all_begun:
+        if calls is not None or self.seeds or self.options or not self._all_begun:
             ids = self._prepared(ids, calls or [(None, None)] * len(ids))
         if not len(ids):
             return
         self.rows[ids] = self._fresh
         rngs = [self.rngs[i] for i in ids]
+        if self.here:
+            self._drawn_before += [(rng, rng.bit_generator.state) for rng in rngs if rng]
         begun = self.task.reset(rngs, ids)
         if not self._checked_begin:
             check_begin(self.task, begun, len(ids))
@@ -422,7 +445,7 @@ class TaskBlock(_core.PythonBlock):
         self.begun[ids] = True
         self._all_begun = bool(self.begun.all())
         self.ended[ids] = False
-        self._any_ended = bool(self.ended.any())
+        self.any_ended = bool(self.ended.any())
         if clear:
             self._rewards[frame, ids] = 0
             self._terminated[frame, ids] = False
@@ -436,7 +459,7 @@ class TaskBlock(_core.PythonBlock):
         """Seed simulations and set their tasks; return those whose seed was valid."""
         kept, options = [], []
         for place, (seed, given) in zip(ids.tolist(), calls, strict=True):
-            own = self._seeds.pop(place, None)
+            own = self.seeds.pop(place, None)
             chosen = own if seed is None else seed
             try:
                 if chosen is not None or self.rngs[place] is None:
@@ -453,9 +476,9 @@ class TaskBlock(_core.PythonBlock):
         """Choose the options of each reset, and set the tasks in them."""
         chosen, tasks = [], []
         for place, given in zip(places, options, strict=True):
-            self._used[place] = 0
-            if not given and place in self._options:
-                given, self._used[place] = self._options[place]
+            self.used[place] = 0
+            if not given and place in self.options:
+                given, self.used[place] = self.options[place]
             if given and "task" in given:
                 chosen.append(place)
                 tasks.append(given["task"])
@@ -464,19 +487,21 @@ class TaskBlock(_core.PythonBlock):
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Note that these replace lost simulations; ``seeds`` are for their next resets."""
-        self._seeds = dict(enumerate(seeds))
+        self.seeds = dict(enumerate(seeds))
         self.ended[:] = self._autoreset == "NEXT_STEP"
-        self._any_ended = self._autoreset == "NEXT_STEP"
+        self.any_ended = self._autoreset == "NEXT_STEP"
 
     def restore(self, frame: int) -> bool:
         """Write the results of the step in which the replaced simulations were lost."""
         self._begin(frame)
+        self.failed = False
         if self._autoreset == "SAME_STEP":
             try:
                 self._reset(frame, self.all)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
+                self.failed = True
                 self._leave(_ERROR, 0, error)
         else:
             self._rewards[frame] = 0
@@ -486,24 +511,22 @@ class TaskBlock(_core.PythonBlock):
 
     def set_options(self, i: int, options: Any, version: int) -> None:
         """Use these options for resets of simulation ``i`` from now on."""
-        self._options[i] = options, version
+        self.options[i] = options, version
 
-    def step_once(self, frame: int, number: int) -> bool:  # noqa: ARG002
-        """Step. After an interrupt by Ctrl-C, the step is repeated as a whole."""
-        self._overflow = []
-        return self.step(frame)
+    def snapshot(self) -> Any:
+        """Return the state of all simulations, for ``return_to``."""
+        self._drawn_before = []
+        arrays = {name: array.copy() for name, array in self._state_arrays().items()}
+        return arrays, dict(self.seeds), self.used.copy(), (self._all_begun, self.any_ended)
 
-    def stop(self) -> None:
-        """Do nothing: simulations step together."""
-
-    def peek_overflow(self) -> Overflow:
-        """Return the overflow, and keep it."""
-        return self._overflow
-
-    def take_overflow(self) -> Overflow:
-        """Return the overflow, and drop it."""
-        left, self._overflow = self._overflow, []
-        return left
+    def return_to(self, snapshot: Any) -> None:
+        """Return to the state of the last snapshot."""
+        arrays, self.seeds, used, (self._all_begun, self.any_ended) = snapshot
+        for name, array in self._state_arrays().items():
+            array[:] = arrays[name]
+        self.used[:] = used
+        for rng, state in reversed(self._drawn_before):
+            rng.bit_generator.state = state
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -547,7 +570,7 @@ class TaskBlock(_core.PythonBlock):
             array[ids] = states[name]
         self.ended &= self._autoreset == "NEXT_STEP"  # the states may come from another mode
         for row, i in enumerate(ids):
-            self._seeds.pop(i, None)
+            self.seeds.pop(i, None)
             if states["seeded"][row]:
                 self.rngs[i] = _generator_of(states["generator"][row])
                 self.rng_seeds[i] = int.from_bytes(states["seed"][row], "little", signed=True)
@@ -556,7 +579,7 @@ class TaskBlock(_core.PythonBlock):
             else:
                 self.rngs[i] = self.rng_seeds[i] = None
         self._all_begun = bool(self.begun.all())
-        self._any_ended = bool(self.ended.any())
+        self.any_ended = bool(self.ended.any())
 
     # -- helpers ---------------------------------------------------------------------------------
 

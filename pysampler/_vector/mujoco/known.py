@@ -6,6 +6,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from gymnasium import wrappers as gymnasium_wrappers
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from pysampler._tasks import TaskWrapper
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
 
     from pysampler.envs.mujoco.task import Task
 
-__all__ = ["NotNativeError", "is_of_a_task", "knows", "maker_of_task", "task_of"]
+__all__ = [
+    "BLOCK_WRAPPERS",
+    "NotNativeError",
+    "has_task",
+    "is_of_a_task",
+    "maker_of_task",
+    "makes_known_envs",
+    "name_of",
+    "task_of",
+]
 
 _GYMNASIUM = "gymnasium.envs.mujoco"
 _META = "pysampler.envs.meta.mujoco"
@@ -44,16 +54,33 @@ _TASKS = {
     (_META, "HalfCheetahVel"): "HalfCheetahVel",
 }
 # Wrappers whose work blocks do themselves.
-_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
+BLOCK_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
 
 
-def knows(entry_point: Any, wrappers: Sequence[Any]) -> bool:
-    """Return whether envs of this entry point and these wrappers may be simulated together."""
-    if any(wrapper not in _WRAPPERS for wrapper in wrappers):
+def makes_known_envs(entry_point: Any, wrappers: Sequence[Any]) -> bool:
+    """Return whether this entry point makes envs of tasks, and these are gymnasium's wrappers.
+
+    Such envs are all alike, so one of them tells about the others.
+    """
+    known = [one is TaskWrapper or one in vars(gymnasium_wrappers).values() for one in wrappers]
+    if not all(known):
         return False
     if not isinstance(entry_point, str):
         entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
     return entry_point == f"{_TASK_ENV}:make_env" or (tuple(entry_point.split(":")) in _TASKS)
+
+
+def name_of(env: gym.Env[Any, Any]) -> str:
+    """Return the name of an env: its id, or that of its class or task."""
+    if env.spec is not None:
+        return env.spec.id
+    base: Any = env.unwrapped
+    return type(base.task if is_of_a_task(env) else base).__name__
+
+
+def has_task(env: Any) -> bool:
+    """Return whether an env, without wrappers, is of a class that has a task."""
+    return is_of_a_task(env) or (type(env).__module__, type(env).__name__) in _TASKS
 
 
 def maker_of_task(thing: Any) -> Any:
@@ -76,7 +103,7 @@ def task_of(env: gym.Env[Any, Any]) -> tuple[Task, int | None]:
     """
     limit = None
     while env is not env.unwrapped:
-        if type(env) not in _WRAPPERS:
+        if type(env) not in BLOCK_WRAPPERS:
             raise NotNativeError(f"the wrapper {type(env).__name__} is Python code for one env")
         if isinstance(env, TimeLimit):
             steps = env._max_episode_steps
@@ -89,8 +116,7 @@ def task_of(env: gym.Env[Any, Any]) -> tuple[Task, int | None]:
     else:
         name = _TASKS.get((kind.__module__, kind.__name__))
         if name is None:
-            named = kind.__name__ if env.spec is None else env.spec.id
-            raise NotNativeError(f"{named} has no task of pysampler.envs.mujoco")
+            raise NotNativeError(f"{name_of(env)} has no task of pysampler.envs.mujoco")
         task = getattr(importlib.import_module("pysampler.envs.mujoco"), name).of(env)
     if task.frame_skip < 1:
         raise NotNativeError(f"frame_skip is {task.frame_skip}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 __all__ = [
-    "cannot_change",
+    "ChangedError",
     "check_before",
     "check_begin",
     "check_infos",
@@ -124,9 +124,5 @@ def _arrays_in(value: Any) -> Iterator[Array]:
             yield from _arrays_in(one)
 
 
-def cannot_change(names: Sequence[str]) -> AttributeError:
-    """Return the error for a change of an env that its simulations would ignore."""
-    return AttributeError(
-        f"cannot change {', '.join(names)} of envs that are simulated together: pass "
-        "vector_kwargs={'native': False} to make_vec"
-    )
+class ChangedError(Exception):
+    """A call changed an attribute of an env that its simulation cannot have; this is its name."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler.envs.mujoco._checks import cannot_change
+from pysampler.envs.mujoco._checks import ChangedError
 from pysampler.envs.mujoco._gymnasium import GymnasiumTask, norm, squares
 from pysampler.envs.mujoco.task import draw
 
@@ -86,7 +86,7 @@ class Pusher(GymnasiumTask):
     def read_from(self, env: Any, i: int) -> None:
         """Read the initial position of the object."""
         if not np.array_equal(env.init_qpos[:-4], self.init_qpos[:-4]):
-            raise cannot_change(["init_qpos"])
+            raise ChangedError("init_qpos")
         self.placed[i] = env.cylinder_pos
 
 

@@ -1,0 +1,585 @@
+"""LayeredBlock: runs the layers of wrappers around a block of envs.
+
+The inner block writes to the frames of the vector env, except for what layers change: observations
+and rewards, which it writes to memory of the layered block. After each of its calls the layers
+change all rows at once, and the results are written to the frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler import _core
+from pysampler._frames.frames import FINAL, FINAL_BY_MAIL
+from pysampler._frames.spec import spec_of
+from pysampler._vector.blocks import GivenActions, Overflow, PythonBlock, RepeatableBlock
+from pysampler._vector.wrapped.layers import Rows
+from pysampler._workers.jobs import is_users
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._frames.frames import Frames
+    from pysampler._frames.infos import Column
+    from pysampler._vector.wrapped.layers import Layer
+
+    Array = npt.NDArray[Any]
+
+__all__ = ["GroupBlock", "LayeredBlock", "PythonEnvs"]
+
+_INFO, _FINAL_OBS = _core.EnvBlock.INFO, _core.EnvBlock.FINAL_OBS
+_ERROR, _UNLIKE = _core.EnvBlock.ERROR, _core.EnvBlock.UNLIKE
+_OTHER_TYPE = "an observation was not of its space's type, or a reward neither a float64 nor an int"
+
+
+class _InnerFrames:
+    """The frames as an inner block sees them: with other rewards and, if need be, observations.
+
+    Each of its frames lies in the same memory, since the layers read it before the next step.
+    """
+
+    def __init__(self, frames: Frames, space: Any) -> None:
+        self._frames = frames
+
+        def every_frame(shape: tuple[int, ...], dtype: Any) -> Array:
+            one = np.zeros((frames.envs, *shape), dtype)
+            strides = 0, *one.strides
+            return np.lib.stride_tricks.as_strided(one, (frames.count, *one.shape), strides)
+
+        self.rewards = every_frame((), np.float64)
+        if space is not None:
+            tree = spec_of(space, space).observation_tree
+            self.spec = types.SimpleNamespace(
+                observation_tree=tree, action_tree=frames.spec.action_tree
+            )
+            self.observations = [every_frame(space.shape, space.dtype)]
+            self.final_observations = [
+                every_frame(space.shape, space.dtype) for _ in frames.final_observations
+            ]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._frames, name)
+
+
+class PythonEnvs:
+    """Envs in Python within wrappers, as the inner block of a LayeredBlock.
+
+    Args:
+        envs: The envs.
+        first: The index of the first env.
+        meter: Counts steps and resets.
+        observations: Whether layers change observations.
+        ints: Whether layers may take rewards that are ints of Python for floats.
+
+    Attributes:
+        block: The block in C++ that steps them.
+        options: Of later resets, and their version, by env.
+        seeds: Of the next resets, if these replace lost envs.
+    """
+
+    failed = False
+
+    def __init__(
+        self,
+        envs: Sequence[Any],
+        first: int,
+        meter: _core.Meter,
+        *,
+        observations: bool,
+        ints: bool,
+    ) -> None:
+        self._envs, self.first, self.count = list(envs), first, len(envs)
+        self._meter = meter
+        self._observations, self._ints = observations, ints
+        self.block: Any = None
+        self.options: dict[int, tuple[Any, int]] = {}
+        self.seeds: Sequence[int] = ()
+
+    @property
+    def ended(self) -> Array:
+        """The envs that the next step resets, as a mask."""
+        ended = np.zeros(self.count, bool)
+        ended[self.block.ended_envs()] = True
+        return ended
+
+    @property
+    def any_ended(self) -> bool:
+        """Whether there is one."""
+        return bool(self.block.ended_envs())
+
+    def use(self, frames: Any, infos: _core.Infos, autoreset: str, keep: str) -> None:
+        """Use these frames from now on; the envs do not change."""
+        if self.block is not None:
+            self.block.use(frames, infos, autoreset, keep)
+            return
+        self.block = _core.EnvBlock(
+            self._envs, self.first, frames, infos, self._meter, autoreset, keep
+        )
+        self.block.report_unlike(self._observations, self._ints)
+
+    def add_columns(self, columns: Sequence[Column]) -> None:
+        """Do nothing: the block writes infos through the object that all blocks share."""
+
+    def replace(self, seeds: Sequence[int]) -> None:
+        """Note that these replace lost envs; ``seeds`` are for their next resets."""
+        self.seeds = seeds
+        self.block.replace(seeds)
+
+    def set_options(self, i: int, options: Any, version: int) -> None:
+        """Use these options for resets of env ``i`` from now on."""
+        self.options[i] = options, version
+        self.block.set_options(i, options, version)
+
+    def step(self, frame: int, actions: Any) -> None:
+        """Step every env, or reset it if its episode has ended."""
+        self.seeds = ()  # the parent restores or resets replaced envs before it steps them
+        self.block.step(frame, None if actions is None else list(actions))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.block, name)
+
+
+class LayeredBlock(RepeatableBlock):
+    """A block whose envs are in wrappers that layers stand for.
+
+    Args:
+        inner: The block of the envs within the wrappers.
+        layers: The layers, the outermost first.
+        space: The observation space of the envs within the wrappers.
+        outer_space: The observation space of the wrapped envs.
+        leave: Makes a block that steps the envs one by one from now on; it is given why.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        layers: Sequence[Layer],
+        space: Any,
+        outer_space: Any,
+        leave: Callable[[str], Any],
+    ) -> None:
+        super().__init__(here=False)
+        self.inner = inner
+        self.layers = layers
+        self.count, self.first = inner.count, inner.first
+        self._leave = leave
+        self._successor: Any = None
+        self._acting = [layer for layer in layers if layer.acts]
+        self._outwards = list(reversed(layers))
+        self.observes = any(layer.observes for layer in layers)
+        self._space = space if self.observes else None
+        self._everyone: Array = np.arange(self.count)
+        # Envs whose results had types that layers cannot have: their wrappers have their state.
+        self.in_wrappers: set[int] = set()
+        if self.observes:
+            # For resets that leave an env unchanged: the frame that had it may be written to.
+            self.last = np.zeros((self.count, *outer_space.shape), outer_space.dtype)
+
+    def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
+        """Use these frames from now on; the envs do not change."""
+        envs = slice(self.first, self.first + self.count)
+        inner: Any = _InnerFrames(frames, self._space)
+        self.inner.use(inner, infos, autoreset, keep)
+        self._infos, self._same_step, self._keep = infos, autoreset == "SAME_STEP", keep
+        self._rewards = frames.rewards[:, envs]
+        self._terminated, self._truncated = frames.terminated[:, envs], frames.truncated[:, envs]
+        self._inner_rewards = inner.rewards[0, envs]
+        if self._acting:
+            self._actions = GivenActions(frames, self.first, self.count)
+        if self.observes:
+            self._has_final = frames.has_final[:, envs]
+            self._observations = frames.observations[0][:, envs]
+            self._inner_observations = inner.observations[0][0, envs]
+            if self._same_step:
+                self._finals = frames.final_observations[0][:, envs]
+                self._inner_finals = inner.final_observations[0][0, envs]
+
+    def add_columns(self, columns: Sequence[Column]) -> None:
+        """Write infos to these columns too."""
+        self.inner.add_columns(columns)
+
+    # -- called by workers -----------------------------------------------------------------------
+
+    def step(self, frame: int, actions: Sequence[Any] | None = None) -> bool:
+        """Step every env, or reset it if its episode has ended.
+
+        Returns:
+            Whether there is overflow.
+        """
+        if self._successor is None and (why := self._why_leave(frame, actions)) is not None:
+            self._successor = self._leave(why)
+        if self._successor is not None:  # a loop in C++ may hold this block longer
+            stepped: bool = self._successor.step(frame, actions)
+            return stepped
+        fresh = self.inner.ended if self.inner.any_ended else None
+        self._overflow = []
+        with self._blaming():
+            self._step(frame, actions, None if fresh is None else fresh.copy())
+        return bool(self._overflow)
+
+    def _why_leave(self, frame: int, actions: Sequence[Any] | None) -> str | None:
+        """Return why the layers cannot run in this step; None if they can."""
+        if self.in_wrappers:
+            return _OTHER_TYPE
+        if any(layer.stale() for layer in self.layers):
+            return "a variable that its wrappers read was changed"
+        if self._acting and (actions is not None or self._actions.were_python(frame)):
+            return "actions were given that are not arrays"
+        return None
+
+    @contextlib.contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """Report an exception of the layers, such as a FloatingPointError, as the first env's."""
+        try:
+            yield
+        except BaseException as error:
+            if is_users(error, here=False):
+                raise
+            self._overflow.append((_ERROR, self.first, error))
+
+    def _step(self, frame: int, actions: Sequence[Any] | None, fresh: Array | None) -> None:
+        given: Any = actions
+        if self._acting:
+            given = self._actions.of(frame).copy()  # an env may keep its action
+            for layer in self._acting:
+                given = layer.act(given)
+        self.inner.step(frame, given)
+        failed, unlike = self._take_inner_overflow()
+        if fresh is None and not failed and not unlike:
+            self._stepped(frame, self._everyone, slice(None))
+            return
+        if fresh is None:
+            fresh = np.zeros(self.count, bool)
+        stepped = ~fresh
+        for chosen in (fresh, stepped):
+            chosen[failed] = False
+            chosen[list(unlike)] = False
+        if stepped.any():
+            self._stepped(frame, *(np.flatnonzero(stepped),) * 2)
+        if fresh.any():
+            self._began(frame, np.flatnonzero(fresh))
+        for i, results in unlike.items():
+            self._through_wrappers(frame, i, results)
+
+    def _take_inner_overflow(self) -> tuple[list[int], dict[int, list[Any]]]:
+        """Take the overflow of the inner block.
+
+        Returns:
+            The envs that raised, and the results of those that returned something whose type layers
+            cannot have: (observation, reward) of a step, (observation,) of a reset.
+        """
+        overflow: Overflow = self.inner.take_overflow()
+        if not overflow:
+            return [], {}
+        unlike: dict[int, list[Any]] = {}
+        for kind, env, value in overflow:
+            if kind == _UNLIKE:
+                unlike.setdefault(env - self.first, []).append(value)
+            elif kind != _FINAL_OBS or not self.observes:  # else layers change the observation
+                self._overflow.append((kind, env, value))
+        if self.inner.failed:
+            return list(range(self.count)), {}
+        failed = [env - self.first for kind, env, _ in overflow if kind == _ERROR]
+        return failed, {i: results for i, results in unlike.items() if i not in failed}
+
+    def _stepped(self, frame: int, ids: Array, at: Any, *, begin: bool = True) -> None:
+        """Run the layers on the results of a step of some envs, and write them to the frame."""
+        terminated, truncated = self._terminated[frame, at], self._truncated[frame, at]
+        over = terminated | truncated if self._same_step else np.zeros(0, bool)
+        observations = None
+        if self.observes:
+            observations = self._inner_observations[at].copy()
+            if over.any():
+                observations[over] = self._inner_finals[at][over]
+        rewards, doubles = self._inner_rewards[at].copy(), self.inner.double_rewards
+        if doubles is not True:
+            doubles = doubles[at]
+        rows = Rows(ids, at, observations, rewards, terminated, truncated, doubles)
+        for layer in self._outwards:
+            layer.step(rows)
+        self._rewards[frame, at] = rows.rewards
+        if self.observes:
+            self._write(frame, at, rows.observations)
+        for i, info in rows.infos:
+            self._leave_info(frame, i, info)
+        if over.any():
+            if rows.observations is not None:
+                self._finals[frame, ids[over]] = rows.observations[over]
+            if begin:
+                self._began(frame, ids[over], clear=False)
+
+    def _began(self, frame: int, ids: Array, *, clear: bool = True) -> None:
+        """Run the layers on first observations of episodes, and write them to the frame."""
+        none = np.zeros(len(ids), bool)
+        observations = self._inner_observations[ids] if self.observes else None
+        rows = Rows(ids, ids, observations, np.zeros(len(ids)), none, none)
+        for layer in self._outwards:
+            layer.begin(rows)
+        if self.observes:
+            self._write(frame, ids, rows.observations)
+        if clear:
+            self._rewards[frame, ids] = 0
+
+    def _write(self, frame: int, at: Any, observations: Any) -> None:
+        self.last[at] = observations
+        self._observations[frame, at] = observations
+
+    def _through_wrappers(self, frame: int, i: int, results: list[Any]) -> None:
+        """Let the wrappers of env ``i`` themselves change its results, and write these.
+
+        From then on the wrappers have the env's state, until the next step leaves the batch.
+
+        Args:
+            frame: The frame.
+            i: The env.
+            results: Its results that have an unusual type, see ``_take_inner_overflow``.
+        """
+        one = np.array([i])
+        ends = bool(self._terminated[frame, i]), bool(self._truncated[frame, i])
+        over = self._same_step and any(ends)
+        if over and len(results) == 1 and len(results[0]) == 2:  # the reset after it was usual
+            results.append((self._inner_observations[i].copy() if self.observes else None,))
+        for result in results:
+            if len(result) == 2:
+                returned = (*result, *ends, {})
+                action = self._actions.of(frame)[i] if self._acting else None
+                call = functools.partial(_step, action)
+                observation, reward, _, _, info = self._with_results(i, call, returned)
+                self._rewards[frame, i] = reward
+                if self.observes:
+                    (self._write_final if over else self._write)(frame, i, observation)
+                if info:
+                    self._leave_info(frame, i, info)
+            else:
+                if over and len(results) == 1:  # the last step of the episode was usual
+                    self._stepped(frame, one, one, begin=False)
+                first, _ = self._with_results(i, lambda env: env.reset(), (result[0], {}))
+                if self.observes:
+                    self._write(frame, i, first)
+                if not over:
+                    self._rewards[frame, i] = 0
+
+    def _with_results(self, i: int, call: Callable[[Any], Any], returned: Any) -> Any:
+        """Call env ``i`` in its wrappers, whose innermost one gets these results."""
+        if i not in self.in_wrappers:
+            for layer in self.layers:
+                layer.store(i)
+            self.in_wrappers.add(i)
+        innermost = self.layers[-1].wrappers[i]
+        env = innermost.env
+        try:
+            innermost.env = _Returning(env, returned)
+            return call(self.layers[0].wrappers[i])
+        finally:
+            innermost.env = env
+
+    def _write_final(self, frame: int, i: int, observation: Any) -> None:
+        self._finals[frame, i] = observation
+        own = self._finals[frame, i]
+        same = isinstance(observation, np.ndarray) and (observation.dtype, observation.shape) == (
+            own.dtype,
+            own.shape,
+        )
+        self._has_final[frame, i] = FINAL if same else FINAL_BY_MAIL
+        if not same:
+            self._overflow.append((_FINAL_OBS, self.first + i, observation))
+
+    def _leave_info(self, frame: int, i: int, info: dict[str, Any]) -> None:
+        """Write an info that a layer adds at the end of an episode."""
+        if self._keep == "NONE":
+            return
+        env = self.first + i
+        under = "final_info" if self._same_step else None
+        rest = self._infos.store(frame, env, info, under)
+        if rest is None:
+            return
+        for kind, other, value in self._overflow:
+            if kind == _INFO and other == env and (under is None or under in value):
+                (value if under is None else value[under]).update(
+                    rest if under is None else rest[under]
+                )
+                return
+        self._overflow.append((_INFO, env, rest))
+
+    def reset(self, frame: int, calls: Sequence[tuple[int | None, Any] | None]) -> bool:
+        """Reset each env with its (seed, options); leave it unchanged if that is None."""
+        if self.in_wrappers:
+            reset: bool = self._leave(_OTHER_TYPE).reset(frame, calls)
+            return reset
+        self._overflow = []
+        self.inner.reset(frame, calls)
+        failed, unlike = self._take_inner_overflow()
+        if self.observes:
+            self._observations[frame] = self.last
+        chosen = [i for i, call in enumerate(calls) if call is not None]
+        self._all_began(frame, chosen, failed, unlike)
+        return bool(self._overflow)
+
+    def _all_began(
+        self, frame: int, ids: Sequence[int], failed: list[int], unlike: dict[int, list[Any]]
+    ) -> None:
+        with self._blaming():
+            usual = [i for i in ids if i not in failed and i not in unlike]
+            if usual:
+                self._began(frame, np.array(usual, np.int64))
+            for i, results in unlike.items():
+                self._through_wrappers(frame, i, results)
+
+    def replace(self, seeds: Sequence[int]) -> None:
+        """Note that these replace lost envs; ``seeds`` are for their next resets."""
+        self.inner.replace(seeds)
+
+    def restore(self, frame: int) -> bool:
+        """Write the results of the step in which the replaced envs were lost."""
+        self._overflow = []
+        self.inner.restore(frame)
+        failed, unlike = self._take_inner_overflow()
+        self._rewards[frame] = 0
+        if self._same_step:
+            self._all_began(frame, range(self.count), failed, unlike)
+        return bool(self._overflow)
+
+    def set_options(self, i: int, options: Any, version: int) -> None:
+        """Use these options for resets of env ``i`` from now on."""
+        self.inner.set_options(i, options, version)
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def _state_arrays(self) -> dict[str, Array]:
+        layers = {
+            f"{at}_{name}": array
+            for at, layer in enumerate(self.layers)
+            for name, array in layer.arrays.items()
+        }
+        return {**layers, "observation": self.last} if self.observes else layers
+
+    def states(self, ids: Sequence[int]) -> Array:
+        """Return the states of envs and their wrappers, one row each."""
+        inner = self.inner.states(ids)
+        arrays = self._state_arrays()
+        kinds = [(name, array.dtype, array.shape[1:]) for name, array in arrays.items()]
+        states = np.zeros(len(ids), [("env", inner.dtype), *kinds])
+        states["env"] = inner
+        for name, array in arrays.items():
+            states[name] = array[ids]
+        return states
+
+    def set_states(self, ids: Sequence[int], states: Array) -> None:
+        """Set the states of envs and their wrappers."""
+        arrays = self._state_arrays()
+        names = states.dtype.names or ()
+        kinds = [(name, array.dtype, array.shape[1:]) for name, array in arrays.items()]
+        if names[:1] != ("env",) or states.dtype != np.dtype([("env", states.dtype[0]), *kinds]):
+            raise ValueError("cannot set state: it belongs to other envs, or to other wrappers")
+        self.inner.set_states(ids, states["env"])
+        for name, array in arrays.items():
+            array[ids] = states[name]
+        for layer in self.layers:
+            layer.arrays_set(ids)
+
+
+class _Returning:
+    """An env whose next step or reset has happened already."""
+
+    def __init__(self, env: Any, returned: Any) -> None:
+        self._env, self._returned = env, returned
+
+    def step(self, _: Any) -> Any:
+        return self._returned
+
+    def reset(self, **_: Any) -> Any:
+        return self._returned
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+
+def _step(action: Any, env: Any) -> Any:
+    return env.step(action)
+
+
+class GroupBlock(PythonBlock):
+    """Several blocks that step one after the other as the envs of one group.
+
+    Args:
+        blocks: The blocks.
+        first: The index of the first env.
+        sizes: The number of envs of each block.
+        frames: The frames that the blocks use.
+    """
+
+    def __init__(
+        self, blocks: Sequence[Any], first: int, sizes: Sequence[int], frames: Frames
+    ) -> None:
+        super().__init__()
+        self.blocks = list(blocks)
+        ends = np.cumsum(sizes).tolist()
+        self._envs = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        self._firsts = [first + envs.start for envs in self._envs]
+        self._action_types = frames.action_types
+
+    def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
+        self._action_types = frames.action_types
+        for block in self.blocks:
+            block.use(frames, infos, autoreset, keep)
+
+    def add_columns(self, columns: Sequence[Column]) -> None:
+        for block in self.blocks:
+            if isinstance(block, PythonBlock):
+                block.add_columns(columns)
+
+    def _share_types(self, frame: int) -> None:
+        """Give each block the types of actions, which stand in the row of the first env."""
+        self._action_types[frame, self._firsts[1:]] = self._action_types[frame, self._firsts[0]]
+
+    def step(self, frame: int, actions: list[Any] | None = None) -> bool:
+        over = False
+        self._share_types(frame)
+        for envs, block in zip(self._envs, self.blocks, strict=True):
+            over |= block.step(frame, None if actions is None else actions[envs])
+        return over
+
+    def step_once(self, frame: int, number: int) -> bool:
+        over = False
+        self._share_types(frame)
+        for block in self.blocks:
+            over |= block.step_once(frame, number)
+        return over
+
+    def reset(self, frame: int, calls: list[Any]) -> bool:
+        over = False
+        for envs, block in zip(self._envs, self.blocks, strict=True):
+            over |= block.reset(frame, calls[envs])
+        return over
+
+    def replace(self, seeds: Sequence[int]) -> None:
+        for envs, block in zip(self._envs, self.blocks, strict=True):
+            block.replace(seeds[envs])
+
+    def restore(self, frame: int) -> bool:
+        over = False
+        for block in self.blocks:
+            over |= block.restore(frame)
+        return over
+
+    def set_options(self, i: int, options: Any, version: int) -> None:
+        for envs, block in zip(self._envs, self.blocks, strict=True):
+            if envs.start <= i < envs.stop:
+                block.set_options(i - envs.start, options, version)
+
+    def stop(self) -> None:
+        for block in self.blocks:
+            block.stop()
+
+    def peek_overflow(self) -> Overflow:
+        return [one for block in self.blocks for one in block.peek_overflow()]
+
+    def take_overflow(self) -> Overflow:
+        return [one for block in self.blocks for one in block.take_overflow()]

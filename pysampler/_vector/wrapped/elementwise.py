@@ -1,0 +1,208 @@
+"""Decides whether a function treats each number of an array by itself, so it can take many rows.
+
+First its bytecode is read: it may name only NumPy, numbers and arrays, and may not branch, store
+anything but local names, or index. So a call of it has no effects and always takes the same way.
+Then it is called once with a stand-in for an array. The stand-in allows only operations that NumPy
+applies to each element and that IEEE 754 rounds exactly; anything else raises, such as a sum, or a
+transcendental function, whose last bit may depend on the place in an array. A trial with numbers
+would not do: ``lambda x: x / max(1, abs(x).max())`` equals its rows until a number is large.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import math
+import types
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["bound_names", "is_elementwise", "same_function"]
+
+_ARITHMETIC = {
+    *(np.add, np.subtract, np.multiply, np.divide, np.negative, np.positive, np.absolute),
+    *(np.fabs, np.sign, np.sqrt, np.square, np.maximum, np.minimum),
+    *(np.floor, np.ceil, np.trunc, np.rint),
+}
+_TESTS = {
+    *(np.isnan, np.isinf, np.isfinite),
+    *(np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal),
+}
+_LOGIC = {np.logical_and, np.logical_or, np.logical_not}
+# By function, the number of positional arguments and the names of others.
+_FUNCTIONS: dict[Any, tuple[range, set[str]]] = {
+    np.clip: (range(1, 4), {"a", "a_min", "a_max", "min", "max"}),
+    np.nan_to_num: (range(1, 2), {"x", "nan", "posinf", "neginf"}),
+    np.where: (range(3, 4), set()),
+}
+_CALLABLE = [*_ARITHMETIC, *_TESTS, *_LOGIC, *_FUNCTIONS, abs]
+_ATTRIBUTES = {
+    *(one.__name__ for one in _CALLABLE),
+    *("abs", "clip", "astype", "float32", "float64", "inf", "nan", "pi", "e"),
+}
+_NUMBERS = int, float, bool, type(None), np.number, np.bool_
+# Bytecode that computes, calls and loads; no branches and no stores but of local names.
+_CODES = {
+    *("RESUME", "COPY_FREE_VARS", "NOP", "CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL"),
+    *("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST", "STORE_FAST"),
+    *("LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"),
+    *("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"),
+    *("BINARY_OP", "COMPARE_OP", "UNARY_NEGATIVE", "CALL", "CALL_KW", "KW_NAMES", "COPY", "SWAP"),
+    *("RETURN_VALUE", "RETURN_CONST", "BUILD_TUPLE"),
+}
+
+
+class _NotElementwiseError(Exception):
+    pass
+
+
+class _StandIn(NDArrayOperatorsMixin):
+    """Stands for a row: an allowed operation on it returns another stand-in, others raise.
+
+    Args:
+        shape: The shape of the row.
+        test: Whether its elements are results of a test. Arithmetic with those differs between
+            Python's and NumPy's.
+    """
+
+    def __init__(self, shape: tuple[int, ...], *, test: bool = False) -> None:
+        self._shape = shape
+        self._test = test
+
+    def _expect(self, operands: Any, *, tests: bool = False) -> None:
+        for one in operands:
+            if isinstance(one, _StandIn):
+                if one._test and not tests:
+                    raise _NotElementwiseError
+            elif isinstance(one, np.ndarray):
+                # It must suit each row, and must not give the result another shape.
+                if (
+                    one.dtype == object
+                    or np.broadcast_shapes(one.shape, self._shape) != self._shape
+                ):
+                    raise _NotElementwiseError
+            elif not isinstance(one, _NUMBERS):
+                raise _NotElementwiseError
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        # NumPy squares arrays, but not numbers, if the exponent is 2.
+        square = ufunc is np.power and self._shape != () and inputs[1:] == (2,)
+        if method != "__call__" or kwargs or not (square or ufunc in _CALLABLE):
+            raise _NotElementwiseError
+        self._expect(inputs, tests=ufunc in _LOGIC)
+        return _StandIn(self._shape, test=ufunc in _TESTS or ufunc in _LOGIC)
+
+    def __array_function__(self, func: Any, _: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        counts, names = _FUNCTIONS.get(func, (range(0), set()))
+        if len(args) not in counts or kwargs.keys() - names:
+            raise _NotElementwiseError
+        if func is np.where:
+            self._expect(args[:1], tests=True)
+            args = args[1:]
+        self._expect((*args, *kwargs.values()))
+        return _StandIn(self._shape)
+
+    def clip(self, *args: Any, **kwargs: Any) -> Any:
+        return np.clip(self, *args, **kwargs)
+
+    def astype(self, dtype: Any) -> Any:
+        if np.dtype(dtype) not in (np.float32, np.float64):  # others overflow as they like
+            raise _NotElementwiseError
+        self._expect([self])
+        return _StandIn(self._shape)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise _NotElementwiseError
+
+    def __bool__(self) -> bool:
+        raise _NotElementwiseError
+
+
+def is_elementwise(function: Callable[[Any], Any], shape: tuple[int, ...]) -> bool:
+    """Return whether a function of an array of this shape is known to be elementwise."""
+    try:
+        if not _is_plain(function):
+            return False
+        result = function(_StandIn(shape))
+        return isinstance(result, _StandIn) and not result._test
+    except Exception:  # its own, or NumPy's since a stand-in is not an array
+        return False
+
+
+def _is_plain(function: Any) -> bool:
+    """Return whether calls of a function have no effects and always take the same way."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    for code in dis.get_instructions(function):
+        if code.opname not in _CODES:
+            return False
+        if code.opname == "BINARY_OP" and code.argrepr.rstrip("=") != code.argrepr:
+            return False  # changes its operand
+        if code.opname == "BINARY_OP" and "[" in code.argrepr:
+            return False
+        if code.opname in ("LOAD_ATTR", "LOAD_METHOD") and code.argval not in _ATTRIBUTES:
+            return False
+    named = [value for _, _, value in bound_names(function)]
+    return all(
+        one is np
+        or isinstance(one, (np.ndarray, *_NUMBERS))
+        or any(one is known for known in _CALLABLE)
+        for one in named
+    ) and all(isinstance(one, (np.ndarray, *_NUMBERS)) for one in _bound(function))
+
+
+def bound_names(function: types.FunctionType) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return the global names that a function reads: where they are, their names and values."""
+    found = []
+    for code in dis.get_instructions(function):
+        if code.opname == "LOAD_GLOBAL":
+            scope = function.__globals__
+            where = scope if code.argval in scope else vars(builtins)
+            found.append((where, code.argval, where.get(code.argval)))
+    return found
+
+
+def same_function(a: Any, b: Any, *, equal_arrays: bool = False) -> bool:
+    """Return whether two functions have the same code and refer to the same constants.
+
+    Args:
+        a: A function.
+        b: Another.
+        equal_arrays: Whether arrays may be two with equal numbers. If users can reach the arrays,
+            they must be one, since its numbers may change.
+    """
+    if a is b:
+        return True
+    if not (isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType)):
+        return False
+    one, other = _bound(a), _bound(b)
+    return (
+        a.__code__ == b.__code__
+        and a.__globals__ is b.__globals__
+        and len(one) == len(other)
+        and all(_same(x, y, equal_arrays) for x, y in zip(one, other, strict=True))
+    )
+
+
+def _bound(function: types.FunctionType) -> list[Any]:
+    """Return the defaults of a function, and what it has from the functions around it."""
+    defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+    return [*defaults, *(cell.cell_contents for cell in function.__closure__ or ())]
+
+
+def _same(x: Any, y: Any, equal_arrays: bool) -> bool:  # noqa: FBT001
+    if x is y:
+        return True
+    if type(x) is not type(y):
+        return False
+    if isinstance(x, np.ndarray):
+        alike = equal_arrays and (x.dtype, x.shape) == (y.dtype, y.shape)
+        return alike and x.tobytes() == y.tobytes()
+    if isinstance(x, (float, np.floating)):
+        return bool(x == y) and math.copysign(1, x) == math.copysign(1, y)
+    return isinstance(x, (int, np.number)) and bool(x == y)

@@ -1,0 +1,351 @@
+"""BatchServer: an env server that steps alike envs together, with the same results.
+
+It makes every env, like its base class. Consecutive envs of a group become a batch, which steps in
+one block, if they simulate one MuJoCo task or are in alike wrappers that layers exist for. Each env
+stays beside it as the real env, which answers all other calls: its state is loaded into it, and
+taken back after the call. If a call changed anything else, such as an attribute or the model, the
+batch ends, and its envs are stepped one by one from then on.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler import _core
+from pysampler._vector.env_server import EnvServer, layers_of
+from pysampler._vector.mujoco.known import BLOCK_WRAPPERS, NotNativeError, task_of
+from pysampler._vector.stacks import Stack, StackPart, parts_of
+from pysampler._vector.wrapped.batches import Batch, PythonBatch, TaskBatch
+from pysampler._vector.wrapped.block import GroupBlock
+from pysampler._vector.wrapped.layers import LAYERS, NotBatchedError
+from pysampler._vector.wrapped.stack import alike, expect_equal, peel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import gymnasium as gym
+
+    from pysampler._vector.mujoco.trial import KnownTask
+
+__all__ = ["BatchServer"]
+
+# The most kinds of envs in a worker, since each takes a trial.
+_MAX_KINDS = 4
+# The microseconds of a step of a batch in Python, besides those of its layers and envs.
+_COSTS = 40.0
+
+
+@dataclass(eq=False)
+class _Kind:
+    """The things that the envs of a batch have in common."""
+
+    outer: list[Any]  # the wrappers of the first env that layers stand for, the outermost first
+    inner: gym.Env[Any, Any]  # the env within them
+    known: KnownTask | None  # its task; None: it steps in Python
+    stack: Stack
+
+    def fits(self, outer: Sequence[Any], inner: gym.Env[Any, Any]) -> bool:
+        """Return whether an env is of this kind."""
+        if not alike(outer, self.outer):
+            return False
+        if self.known is not None:
+            return self.known.has(inner)
+        return all(
+            getattr(inner, name) == getattr(self.inner, name)
+            for name in ("observation_space", "action_space")
+        )
+
+
+class BatchServer(EnvServer):
+    """The envs of a worker, from number ``first`` on, in groups of the given sizes.
+
+    Args:
+        env_fns: Functions that each make an env.
+        first: The number of the first env.
+        sizes: The sizes of the groups.
+        inline: Whether they are in the user's process.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        first: int,
+        sizes: Sequence[int],
+        *,
+        inline: bool = False,
+    ) -> None:
+        self._env_fns = env_fns
+        self._inline = inline
+        self._kinds: list[_Kind] = []
+        # Why trials failed, by the classes of wrappers and envs, so that alike ones are not tried.
+        self._refused: dict[tuple[type, ...], str] = {}
+        self._batches: list[Batch] = []
+        self._found: list[_Kind | None] = []  # the kind of each env that steps in a batch
+        super().__init__(env_fns, first, sizes)
+
+    def add(self, i: int, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
+        """Make env ``i`` and find its kind, unless the env before it tells all about it."""
+        makes_alike = getattr(env_fn, "makes_alike", False)
+        if makes_alike and i > 0 and env_fn is self._env_fns[i - 1]:
+            kind = self._found[i - 1]
+            if kind is not None and not kind.outer:
+                self.envs.append(None)  # type: ignore[arg-type]
+                self.stacks.append(kind.stack)
+                self._found.append(kind)
+                return
+        super().add(i, env_fn)
+        found = self._kind_of(self.envs[i], env_fn if makes_alike else None)
+        self._found.append(found if isinstance(found, _Kind) else None)
+        self.stacks[i] = found.stack if isinstance(found, _Kind) else found
+
+    def made(self, i: int) -> gym.Env[Any, Any]:
+        """Return the real env ``i``, which is made now if nothing has needed it before."""
+        if self.envs[i] is None:
+            self.envs[i] = self._env_fns[i]()
+        return self.envs[i]
+
+    def space_of(self, i: int, name: str) -> gym.Space[Any]:
+        while self.envs[i] is None:  # it is as the env before it
+            i -= 1
+        return super().space_of(i, name)
+
+    # -- choosing --------------------------------------------------------------------------------
+
+    def _kind_of(
+        self, env: gym.Env[Any, Any], make: Callable[[], gym.Env[Any, Any]] | None
+    ) -> _Kind | Stack:
+        """Return the kind of an env, or how it is stepped otherwise.
+
+        Args:
+            env: The env.
+            make: Makes another such env; None if the function that made it may do anything.
+        """
+        outer, inner, why = peel(env)
+        if outer and self._inline:
+            return _in_python(env, "the program may hold on to wrappers in its own process")
+        for kind in self._kinds:
+            if kind.known is not None and kind.fits(outer, inner):
+                return kind
+        known = None
+        try:
+            known = self._known_task(env, inner, why, make)
+        except (NotNativeError, NotBatchedError) as error:
+            why = why or str(error)
+            for kind in self._kinds:
+                if kind.known is None and kind.fits(outer, inner):
+                    return kind
+        if not outer and known is None:
+            return _in_python(env, why or "")
+        try:
+            self._expect_equal(outer, inner)
+        except NotBatchedError as error:
+            return _in_python(env, str(error))
+        batched = [StackPart(type(one).__name__, "on the batch") for one in outer]
+        within = tuple(parts_of(inner, "native")) if known else _in_python(inner, why or "")
+        self._kinds.append(_Kind(outer, inner, known, (*batched, *within)))
+        return self._kinds[-1]
+
+    def _known_task(
+        self,
+        env: gym.Env[Any, Any],
+        inner: gym.Env[Any, Any],
+        why: str | None,
+        make: Callable[[], gym.Env[Any, Any]] | None,
+    ) -> KnownTask:
+        """Return the task of the env within some wrappers, or raise an error with the reason."""
+        task_of(env.unwrapped)  # before anything else, since most envs have none
+        if why is not None:
+            raise NotBatchedError(why)
+        _expect_limits_inside(inner)
+        task_of(inner)
+        classes = tuple(type(layer) for layer in layers_of(inner))
+        if classes in self._refused:
+            raise NotNativeError(self._refused[classes])
+        from pysampler._vector.mujoco.trial import known_task  # noqa: PLC0415 - mujoco is an extra
+
+        try:
+            return known_task(inner, None if make is None else lambda: peel(make())[1])
+        except NotNativeError as error:
+            self._refused[classes] = str(error)
+            raise
+
+    def _expect_equal(self, outer: Sequence[Any], inner: gym.Env[Any, Any]) -> None:
+        if len(self._kinds) == _MAX_KINDS:
+            raise NotBatchedError(f"the worker has more than {_MAX_KINDS} kinds of envs")
+        if not outer:
+            return
+        classes = tuple(type(one) for one in outer)
+        if classes in self._refused:
+            raise NotBatchedError(self._refused[classes])
+        try:
+            expect_equal(outer, inner)
+        except NotBatchedError as error:
+            self._refused[classes] = str(error)
+            raise
+
+    def make_block(self, block: int) -> Any:
+        blocks, sizes = [], []
+        for kind, places in itertools.groupby(self.rows(block), lambda i: self._found[i]):
+            rows = list(places)
+            sizes.append(len(rows))
+            blocks.append(self._block_of(kind, range(rows[0], rows[-1] + 1)))
+        if len(blocks) == 1:
+            return blocks[0]
+        return GroupBlock(blocks, self.first + self.rows(block).start, sizes, self.frames)
+
+    def _block_of(self, kind: _Kind | None, rows: range) -> Any:
+        if kind is not None:
+            try:
+                batch = self._batch(kind, rows)
+            except NotBatchedError as error:  # a wrapper was given a state that layers cannot have
+                self._note_python(rows, kind, str(error))
+            else:
+                self._batches.append(batch)
+                batch.block.use(*self._use)
+                return batch.block
+        return self.env_block(rows)
+
+    def why_shared(self, rows: Sequence[int]) -> str | None:
+        """Return which statistics some envs share with others; None if they share none."""
+        owners = collections.Counter(id(one) for env in self.envs for _, one in _statistics_of(env))
+        for i in rows:
+            for name, one in _statistics_of(self.envs[i]):
+                if owners[id(one)] > 1:
+                    return f"env {self.first + i} shares its {name} with another env"
+        return None
+
+    def _batch(self, kind: _Kind, rows: range) -> Batch:
+        if kind.outer and (why := self.why_shared(rows)) is not None:
+            raise NotBatchedError(why)
+        if kind.known is not None:
+            return TaskBatch(self, rows, len(kind.outer), kind.known)
+        layers = [LAYERS[type(one)] for one in kind.outer]
+        saved = len(rows) * sum(layer.saves for layer in layers)
+        if saved < _COSTS + sum(layer.costs for layer in layers):
+            raise NotBatchedError(f"too few envs to gain by it ({len(rows)})")
+        return PythonBatch(self, rows, len(kind.outer))
+
+    # -- calls of single envs --------------------------------------------------------------------
+
+    def _batch_of(self, i: int) -> tuple[Batch, int] | None:
+        """Return the batch of an env and its place there; None if it is stepped alone."""
+        for batch in self._batches:
+            if i in batch.rows:
+                return batch, batch.rows.index(i)
+        return None
+
+    @contextlib.contextmanager
+    def using(self, i: int, doing: str) -> Iterator[gym.Env[Any, Any]]:
+        """Yield env ``i`` with its current state, and take the state back afterwards."""
+        with self.blaming(i, doing):
+            found = self._batch_of(i)
+            if found is None:
+                yield self.envs[i]
+                return
+            batch, place = found
+            env = batch.store(place)
+            try:
+                yield env
+            finally:  # changes made before an exception remain
+                if (why := batch.take(place)) is not None:
+                    self.leave(batch, why, but=place)
+
+    def leave(self, batch: Batch, why: str, but: int | None = None) -> _core.EnvBlock:
+        """Step the envs of a batch one by one from now on, in the block that this returns."""
+        for i in batch.rows:
+            self.made(i)
+        block = self.env_block(batch.rows)
+        batch.ordinary(block, but)
+        self._batches.remove(batch)
+        for at, old in enumerate(self.blocks):
+            if old is batch.block:
+                self.blocks[at] = block
+            elif isinstance(old, GroupBlock):
+                old.blocks = [block if one is batch.block else one for one in old.blocks]
+        kind = self._found[batch.rows.start]
+        assert kind is not None
+        self._note_python(batch.rows, kind, why)
+        return block
+
+    def _note_python(self, rows: range, kind: _Kind, why: str) -> None:
+        """Note why envs of a kind are stepped in Python."""
+        for i in rows:
+            if kind.known is not None:
+                self.stacks[i] = _in_python(self.envs[i], why)
+            else:  # only their wrappers were not
+                first, *others = [StackPart(type(one).__name__, "in Python") for one in kind.outer]
+                within = kind.stack[len(kind.outer) :]
+                self.stacks[i] = (StackPart(first.name, first.how, why), *others, *within)
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def env_block_of(self, i: int) -> tuple[_core.EnvBlock, int]:
+        found = self._batch_of(i)
+        if found is None:
+            return super().env_block_of(i)
+        assert isinstance(found[0], PythonBatch)
+        return found[0].env_block, found[1]
+
+    def states(self, block: int, envs: Sequence[int]) -> Any:
+        """Return the states of some of a block's envs, one row each."""
+        rows = self.rows(block)
+        for batch in self._batches:
+            if isinstance(batch, TaskBatch) and batch.rows == rows:
+                with self.blaming(envs[0] if envs else rows.start, "get_state()"):
+                    return batch.block.states([batch.rows.index(i) for i in envs])
+        states = np.empty(len(envs), object)
+        for row, i in enumerate(envs):
+            found = self._batch_of(i)
+            if found is None or not isinstance(found[0], TaskBatch):
+                states[row] = super().states(block, [i])[0]
+            else:
+                with self.blaming(i, "get_state()"):
+                    states[row] = found[0].block.states([found[1]])[0]
+        return states
+
+    def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
+        """Set the states of some of a block's envs."""
+        for i, state in zip(envs, states, strict=True):
+            found = self._batch_of(i)
+            if found is None or not isinstance(found[0], TaskBatch):
+                one = np.empty(1, object if isinstance(state, tuple) else states.dtype)
+                one[0] = state
+                super().set_states(block, [i], one)
+                continue
+            with self.blaming(i, "set_state()"):
+                if not isinstance(state, np.void):
+                    raise ValueError(
+                        "cannot set state: it belongs to other envs (stepped one by one)"
+                    )
+                found[0].block.set_states([found[1]], np.array([state], state.dtype))
+
+
+def _statistics_of(env: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the running statistics of an env's wrappers, with the names of their attributes."""
+    for layer in layers_of(env) if env is not None else ():
+        for name in ("obs_rms", "return_rms"):
+            if name in vars(layer):
+                yield name, vars(layer)[name]
+
+
+def _in_python(env: gym.Env[Any, Any], why: str) -> Stack:
+    """Return the stack of an env in Python; the reason stands at the wrapper that it names."""
+    parts = parts_of(env, "in Python")
+    at = next((i for i, one in enumerate(parts) if f"the wrapper {one.name} " in why), -1)
+    parts[at] = StackPart(parts[at].name, "in Python", why, parts[at].has_task)
+    return tuple(parts)
+
+
+def _expect_limits_inside(env: gym.Env[Any, Any]) -> None:
+    """Raise NotNativeError if a TimeLimit or the like stands outside of a wrapper with a layer."""
+    if type(env) in BLOCK_WRAPPERS:
+        for one in layers_of(env):
+            if type(one) in LAYERS:
+                outside, inside = type(env).__name__, type(one).__name__
+                raise NotNativeError(f"the wrapper {outside} stands outside of {inside}")
