@@ -52,10 +52,9 @@ def test_vector_options_equal_the_options_of_vector_env():
     declared = inspect.get_annotations(pysampler.VectorEnv.__init__)
     del declared["env_fns"], declared["return"]
     known = inspect.get_annotations(VectorOptions)
-    del known["native"]  # an option of make_vec
     known = {name: one.__forward_arg__ for name, one in known.items()}
     assert known == declared
-    assert set(known) == OPTIONS - {"native"}
+    assert set(known) == OPTIONS
 
 
 PROGRAM = """

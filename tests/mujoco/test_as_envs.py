@@ -11,12 +11,12 @@ from gymnasium.envs.mujoco import mujoco_rendering
 from mujoco_in_tests import (
     CHEETAH,
     IDS,
+    MODES,
     compare,
     drawn_actions,
     each,
     identical,
     one_by_one,
-    ordinary,
     together,
 )
 
@@ -176,53 +176,77 @@ def test_users_attributes_can_be_deleted(workers):
         assert ours.apply(lambda env: "label" in vars(env)) == (True, False, True, True)
 
 
-def take_away_data(env):
-    del env.unwrapped.data
-
-
-REFUSED = {
-    "a weight": lambda envs: envs.set_attr("_ctrl_cost_weight", 0.5),
-    "a weight of one": lambda envs: envs.apply(
-        lambda env: setattr(env.unwrapped, "_ctrl_cost_weight", 0.5), envs=[1]
+# Changes of one env, and the name that tells why its batch was left.
+CHANGES = {
+    "a weight": (lambda env: setattr(env.unwrapped, "_ctrl_cost_weight", 0.5), "_ctrl_cost_weight"),
+    "how long a step is": (lambda env: setattr(env.unwrapped, "frame_skip", 2), "frame_skip"),
+    "the time limit": (
+        lambda env: env.set_wrapper_attr("_max_episode_steps", 7),
+        "_max_episode_steps",
     ),
-    "how long a step is": lambda envs: envs.set_attr("frame_skip", 2),
-    "the time limit": lambda envs: envs.set_attr("_max_episode_steps", 3),
-    "a mass": lambda envs: envs.apply(
-        lambda env: env.unwrapped.model.body_mass.__imul__(2.0).sum(), envs=[2]
+    "a mass": (lambda env: env.unwrapped.model.body_mass.__imul__(2.0).sum(), "model"),
+    "gravity": (lambda env: env.unwrapped.model.opt.gravity.__setitem__(2, -1.0), "model"),
+    "where episodes begin": (
+        lambda env: setattr(env.unwrapped, "init_qpos", np.full(9, 0.25)),
+        "init_qpos",
     ),
-    "gravity": lambda envs: envs.apply(
-        lambda env: env.unwrapped.model.opt.gravity.__setitem__(2, -1.0)
+    "the same in place": (lambda env: env.unwrapped.init_qpos.__iadd__(0.5).sum(), "init_qpos"),
+    "a method": (
+        lambda env: setattr(env.unwrapped, "_get_rew", lambda velocity, action: (velocity, {})),
+        "_get_rew",
     ),
-    "where episodes begin": lambda envs: envs.set_attr("init_qpos", np.zeros(9)),
-    "the same in place": lambda envs: envs.apply(
-        lambda env: env.unwrapped.init_qpos.__iadd__(0.5).sum()
-    ),
-    "a method": lambda envs: envs.set_attr("_get_rew", lambda velocity, action: (0.0, {})),
-    "its physics": lambda envs: envs.apply(take_away_data, envs=[1]),
 }
 
 
 @WORKERS
-@pytest.mark.parametrize("what", REFUSED)
-def test_dynamics_and_parameters_cannot_be_changed(what, workers, groups):
-    """Blocks hold copies of these, so the change is refused and the envs stay as they were."""
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("envs", [[1], [0, 3]])
+def test_a_change_of_dynamics_acts_as_on_single_envs(what, envs, workers, groups):
+    """Simulations have copies of these, so their batch ends: its envs step one by one."""
+    change, name = CHANGES[what]
     with stepped(num_workers=workers, groups=groups) as (ours, theirs):
-        with pytest.raises(EnvError, match=r"cannot change .*\{'native': False\}") as caught:
-            REFUSED[what](ours)
-        assert isinstance(caught.value, AttributeError)
-        assert caught.value.env in range(4)
+        assert "in Python" not in ours.describe()
+        ours.apply(change, envs=envs)
+        for env in envs:
+            change(theirs.envs[env])
+        compare(ours, theirs, drawn_actions(theirs.action_space, 6, 9))
+        assert f"{name} of env {envs[0]} was changed" in ours.describe()
         identical(ours.reset(seed=5), theirs.reset(seed=5))
-        ours.get_attr("spec")
 
 
-def test_dynamics_of_ordinary_envs_can_be_changed():
-    """The error suggests ``native=False``."""
-    envs = ordinary(CHEETAH)
-    for change in REFUSED.values():
-        if change is not REFUSED["a method"]:  # a lambda cannot be pickled
-            change(envs)
-    assert envs.get_attr("_ctrl_cost_weight") == (0.5,) * 3
-    envs.close()
+@pytest.mark.parametrize("mode", MODES)
+def test_envs_continue_where_their_batch_ended(mode):
+    """Ended episodes, options, and the observations of envs that a reset leaves out."""
+    options = {"max_episode_steps": 4}
+    ours = together(CHEETAH, 4, options, num_workers=2, groups=2, autoreset_mode=mode)
+    theirs = one_by_one(CHEETAH, 4, options, mode)
+    identical(ours.reset(seed=2), theirs.reset(seed=2))
+    rows = list(drawn_actions(theirs.action_space, 3, 14))
+    compare(ours, theirs, rows[:2])
+    mask = {"reset_mask": np.array([True, False, True, False])}
+    identical(ours.reset(options=dict(mask)), theirs.reset(options=dict(mask)))
+    compare(ours, theirs, rows[2:4])  # two episodes have ended
+    for envs in (ours, theirs):
+        envs.set_attr("_ctrl_cost_weight", 0.5)
+    assert "in Python" in ours.describe()
+    mask = {"reset_mask": np.array([True, True, False, False])}
+    identical(ours.reset(options=dict(mask)), theirs.reset(options=dict(mask)))
+    compare(ours, theirs, rows[4:])
+    ours.close()
+    theirs.close()
+
+
+def test_the_options_of_running_episodes_outlast_their_batch():
+    ours = together("HalfCheetahDir-v5", 2, num_workers=1)
+    ours.set_options(None, {"task": {"direction": -1.0}})
+    ours.reset(seed=1)
+    zeros = np.zeros((2, 6), np.float32)
+    assert ours.step(zeros)[4]["options_version"].tolist() == [1, 1]
+    ours.set_options([1], {"task": {"direction": 1.0}})
+    ours.set_attr("_ctrl_cost_weight", 0.5)
+    assert ours.step(zeros)[4]["options_version"].tolist() == [1, 1]
+    assert ours.reset()[1]["options_version"].tolist() == [1, 2]
+    ours.close()
 
 
 @WORKERS
@@ -254,7 +278,7 @@ def test_attributes_drawn_per_episode_equal_single_envs(env_id):
 
 
 def test_effects_of_a_call_that_raises_are_kept():
-    """As with an ordinary env; changes that are not allowed are undone."""
+    """As with an ordinary env."""
 
     def fail(env):
         env.step(np.ones(6))
@@ -265,8 +289,9 @@ def test_effects_of_a_call_that_raises_are_kept():
     with stepped() as (ours, theirs):
         with pytest.raises(ZeroDivisionError):
             ours.apply(fail, envs=[2])
-        theirs.envs[2].step(np.ones(6))
-        assert ours.get_attr("frame_skip") == (5,) * 4
+        with contextlib.suppress(ZeroDivisionError):
+            fail(theirs.envs[2])
+        assert ours.get_attr("frame_skip") == (5, 5, 1, 5)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -30,6 +30,10 @@ class Elsewhere(HalfCheetahEnv):
     pass
 
 
+class Unknown(gym.Wrapper):
+    """A user's wrapper."""
+
+
 Elsewhere.__name__ = Elsewhere.__qualname__ = "HalfCheetahEnv"  # in another module
 
 # Envs that cannot be native, and the error with native=True.
@@ -40,12 +44,12 @@ ORDINARY = {
         "HalfCheetah-v4 has no task",
     ),
     "a wrapper of the spec": (
-        lambda native: made(gym.wrappers.ClipAction(gym.make(CHEETAH)).spec, native),
-        "the wrapper ClipAction is Python code for one env",
+        lambda native: made(gym.wrappers.StickyAction(gym.make(CHEETAH), 0.1).spec, native),
+        "the wrapper StickyAction is Python code for one env",
     ),
     "wrappers": (
-        lambda native: made(native=native, wrappers=[gym.wrappers.ClipAction]),
-        "the wrapper ClipAction is Python code for one env",
+        lambda native: made(native=native, wrappers=[Unknown]),
+        "the wrapper Unknown is Python code for one env",
     ),
     "a subclass": (lambda native: made(UsersCheetah, native), "UsersCheetah has no task"),
     "a class of the same name": (lambda native: made(Elsewhere, native), "has no task"),
@@ -112,32 +116,31 @@ def test_native_refuses_other_values(native):
         made(native=native)
 
 
-def test_a_list_of_functions_makes_ordinary_envs():
+def test_functions_of_users_make_native_envs():
     envs = pysampler.VectorEnv([functools.partial(gym.make, CHEETAH)] * 2, num_workers=0)
-    assert not is_native(envs)
+    assert is_native(envs)
 
 
-def test_functions_of_different_envs_make_ordinary_envs():
-    """Also if the first functions come from a native vector env."""
+def test_functions_of_different_envs_step_in_batches_of_alike_ones():
     first, other = made(), made(arguments={"ctrl_cost_weight": 3.0})
     functions = [*first.env_fns, *other.env_fns, functools.partial(gym.make, "Hopper-v5")]
-    for mixed in (functions[:2], functions[:3]):
+    for mixed in (functions[:2], functions[:3], functions[1:4]):
         envs = pysampler.VectorEnv(mixed, num_workers=0)
         theirs = gym.vector.SyncVectorEnv(mixed)
-        envs.reset()
-        theirs.reset()
+        assert envs.stats().native
+        identical(envs.reset(seed=1), theirs.reset(seed=1))
         actions = np.ones((len(mixed), 6))
-        costs = [one.step(actions)[4]["reward_ctrl"] for one in (envs, theirs)]
-        identical(*costs)
+        for _ in range(3):
+            identical(envs.step(actions), theirs.step(actions))
         envs.close()
         theirs.close()
     with pytest.raises(RuntimeError, match="spaces are not equivalent"):
         pysampler.VectorEnv(functions, num_workers=0)
 
 
-def test_a_function_of_a_native_env_needs_native_true():
+def test_a_function_of_a_native_env_is_native():
     make = functools.partial(gym.make, CHEETAH)
-    assert not is_native(made(make))  # it may make anything
+    assert is_native(made(make))
     assert is_native(made(make, native=True))
     assert is_native(made(HalfCheetahEnv))
 

@@ -71,7 +71,9 @@ class GetsOnly(RolloutRunner):
 )
 def test_ordinary_envs_without_state_methods_raise(make, workers):
     """The ``set_state`` of gymnasium's MuJoCo envs does not count: there is no get_state."""
-    with contextlib.closing(pysampler.VectorEnv([make] * 2, num_workers=workers)) as envs:
+    with contextlib.closing(
+        pysampler.VectorEnv([make] * 2, num_workers=workers, native=False)
+    ) as envs:
         envs.reset()
         with pytest.raises(EnvError, match=r"has no methods get_state\(\) and set_state") as caught:
             envs.get_state()

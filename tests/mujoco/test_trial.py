@@ -1,23 +1,28 @@
 """The trial that compares envs simulated together with real ones."""
 
+import functools
+import re
 import sys
 import warnings
 
+import gymnasium as gym
 import mujoco
-import mujoco_in_tests
 import numpy as np
 import pytest
 from mujoco_in_tests import CHEETAH, drawn_actions, identical, is_native, made, one_by_one
 
 import pysampler.envs.mujoco as tasks
-from pysampler._vector.mujoco import choice
+from pysampler import VectorEnv
+from pysampler._vector import stacks
+from pysampler._vector.mujoco import trial
+from pysampler._vector.mujoco.known import NotNativeError
 from pysampler.envs.mujoco import _gymnasium, ant, half_cheetah, pendulums
 
 
 @pytest.fixture(autouse=True)
-def nothing_tried(monkeypatch):
-    """Forget results of earlier trials, and of this test afterwards."""
-    monkeypatch.setattr(choice, "_tried", {})
+def nothing_logged(monkeypatch):
+    """Forget which warnings were logged."""
+    monkeypatch.setattr(stacks, "_logged", set())
 
 
 def plain_sum(action):
@@ -90,31 +95,32 @@ def breaking(trap, monkeypatch):
 
 
 TRAPS = {
-    "pairwise sum": r"rewards\[\d\]: .*, expected .* of a step",
+    "pairwise sum": r"rewards\[\]: .*, expected .* of a step",
     "pow": r"\d+, expected .* of a step",
-    "lagging substep": r"rewards\[\d\]: .*, expected .* of a step",
-    "draws": r"observations\[0, \d+\]: .*, expected .* of a reset",
-    "dtype": r"infos\['reward_ctrl'\]: float64\(2,\), expected float32\(2,\) of a step",
-    "a whole number": r"infos\['reward_survive'\]: float64\(2,\), expected int64\(2,\)",
-    "an info": r"the keys of infos \(_x_position, x_position\) of a reset",
+    "lagging substep": r"rewards\[\]: .*, expected .* of a step",
+    "draws": r"observations\[\d+\]: .*, expected .* of a reset",
+    "dtype": r"infos\['reward_ctrl'\]: float64\(\), expected float32\(\) of a step",
+    "a whole number": r"infos\['reward_survive'\]: float64\(\), expected int64\(\)",
+    "an info": r"the keys of infos \(x_position\) of a reset",
 }
 
 
 # A differently rounded square shows once in hundreds of steps, which a trial does not reach.
 @pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap != "pow"])
-def test_a_difference_warns_once_and_falls_back(trap, monkeypatch):
+def test_a_difference_falls_back_and_is_logged_once(trap, monkeypatch, caplog):
     env_id = breaking(trap, monkeypatch)
-    said = rf"the envs cannot be simulated together: .*{TRAPS[trap]}.*; they run as ordinary envs"
-    with pytest.warns(UserWarning, match=said) as told:
-        envs = made(env_id)
-    assert len(told) == 1
-    assert told[0].filename == mujoco_in_tests.__file__  # the caller of make_vec
+    said = rf"its simulations differ from it: .*{TRAPS[trap]}"
+    made(env_id).close()
+    envs = made(env_id)
+    [record] = caplog.records
+    assert re.search(f"{env_id} is stepped in Python, which is slow: {said}", record.getMessage())
     theirs = one_by_one(env_id, 2)
     identical(envs.reset(seed=1), theirs.reset(seed=1))
     for actions in drawn_actions(theirs.action_space, 1, 10):
         identical(envs.step(actions), theirs.step(actions))
+    assert re.search(said, envs.describe())
     assert not is_native(envs)
-    with pytest.raises(ValueError, match=f"native=True, but {said.partition(';')[0]}"):
+    with pytest.raises(ValueError, match=f"native=True, but {said}"):
         made(env_id, native=True)
 
 
@@ -122,7 +128,7 @@ def test_a_difference_warns_once_and_falls_back(trap, monkeypatch):
 def test_each_difference_fails_the_equality_tests(trap, monkeypatch):
     """Without the trial: shows that the equality tests could fail."""
     env_id = breaking(trap, monkeypatch)
-    monkeypatch.setattr(choice, "_try", lambda *_: None)
+    monkeypatch.setattr(trial, "_compare", lambda *_: None)
     ours, theirs = made(env_id, native=True), one_by_one(env_id, 2)
     with pytest.raises(AssertionError):
         for seed in range(10):
@@ -133,40 +139,40 @@ def test_each_difference_fails_the_equality_tests(trap, monkeypatch):
     theirs.close()
 
 
-def test_a_trial_runs_once_per_env_and_arguments(monkeypatch):
+def test_a_trial_runs_once_for_alike_envs(monkeypatch):
     tried = []
-    try_out = choice._try
-    monkeypatch.setattr(choice, "_try", lambda *given: tried.append(given) or try_out(*given))
-    for _ in range(3):
-        assert is_native(made())
+    compare = trial._compare
+    monkeypatch.setattr(trial, "_compare", lambda *given: tried.append(given) or compare(*given))
+    assert is_native(made())
     assert len(tried) == 1
-    assert is_native(made(arguments={"ctrl_cost_weight": 0.3}))
-    assert len(tried) == 2
+    functions = [functools.partial(gym.make, CHEETAH, ctrl_cost_weight=w) for w in (0.1, 0.1, 0.3)]
+    envs = VectorEnv(functions, num_workers=0)
+    assert envs.stats().native
+    envs.close()
+    assert len(tried) == 3
 
 
-def test_a_difference_warns_each_time_but_is_tried_once(monkeypatch):
+def test_a_difference_is_tried_once_for_alike_envs(monkeypatch):
     tried = []
 
     def differs(*_):
         tried.append(1)
-        raise choice._DiffersError("this and that")
+        raise NotNativeError("this and that")
 
-    monkeypatch.setattr(choice, "_try", differs)
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="together: this and that; they run as ordinary"):
-            assert not is_native(made())
+    monkeypatch.setattr(trial, "_compare", differs)
+    assert not is_native(VectorEnv([functools.partial(gym.make, CHEETAH)] * 3, num_workers=0))
     assert len(tried) == 1
 
 
-def test_a_failure_to_make_simulations_falls_back(monkeypatch):
+def test_a_failure_to_make_simulations_falls_back(monkeypatch, caplog):
     """For example a MuJoCo version with other functions."""
 
     def fails(task, count):
         raise OSError("no such function")
 
     monkeypatch.setattr(half_cheetah.HalfCheetah, "for_simulations", fails)
-    with pytest.warns(UserWarning, match="OSError.*no such function; they run as ordinary envs"):
-        assert not is_native(made())
+    assert not is_native(made())
+    assert "a trial raised OSError: no such function" in caplog.text
 
 
 def test_a_mujoco_without_batches_makes_ordinary_envs(monkeypatch):

@@ -12,7 +12,7 @@ from made_up import same
 
 import pysampler
 import pysampler.envs.meta  # registers envs
-from pysampler._vector.mujoco.env_server import TaskServer
+from pysampler._vector.mujoco.block import TaskBlock
 
 MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
 IDS = [
@@ -122,10 +122,12 @@ def made(env_id=CHEETAH, native="auto", wrappers=None, arguments=None, **vector_
 
 
 def is_native(envs):
-    """Return whether envs are native; assert that repr, stats and env server agree."""
+    """Return whether envs are native; assert that repr, stats, table and env server agree."""
     native = "native" in repr(envs)
     assert envs.stats().native == native
-    assert isinstance(envs._pool._inline._server, TaskServer) == native
+    assert ("in Python" in envs.describe()) != native
+    [block] = envs._pool._inline._server.blocks
+    assert isinstance(block, TaskBlock) == native
     envs.close()
     return native
 

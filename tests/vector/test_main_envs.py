@@ -503,10 +503,16 @@ def test_main_envs_get_copies_of_options_and_states():
         assert states[3][0] == [0]
 
 
-def test_native_envs_reject_main_envs():
+def test_native_envs_in_main_equal_sync_vector_env():
     pytest.importorskip("gymnasium.envs.mujoco", reason="native envs")
-    with pytest.raises(ValueError, match="main_envs 2 for envs that are simulated together"):
-        pysampler.make_vec("HalfCheetah-v5", 4, vector_kwargs={"main_envs": 2, "native": True})
+    ours = pysampler.make_vec("HalfCheetah-v5", 4, num_workers=1, main_envs=2, native=True)
+    theirs = gym.make_vec("HalfCheetah-v5", 4, vectorization_mode="sync")
+    same(ours.reset(seed=1), theirs.reset(seed=1))
+    for _ in range(5):
+        actions = theirs.action_space.sample()
+        same(ours.step(actions), theirs.step(actions))
+    ours.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize("main_envs", [0, 2])

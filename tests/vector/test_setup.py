@@ -648,6 +648,7 @@ def test_env_worker_does_not_import_samplers():
             "_core",
             "_frames",
             "_numbers",
+            "_tasks",
             "_torch",
             "_vector",
             "_workers",
