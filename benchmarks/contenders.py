@@ -112,7 +112,8 @@ def asynchronous(case: Case, seconds: float) -> Any:
 def pysampler(case: Case, seconds: float, **kwargs: Any) -> Any:
     from pysampler import VectorEnv
 
-    kwargs = {"num_workers": case.workers, **kwargs}
+    # native=False: peers step the same envs in Python, one by one.
+    kwargs = {"num_workers": case.workers, "native": False, **kwargs}
     envs, measure = gymnasium_like(VectorEnv, case, seconds, **kwargs)
 
     def measure_or_explain(where: int = 0) -> dict[str, float]:

@@ -91,7 +91,7 @@ def main() -> None:
     makers: dict[str, Callable[[int], Any]] = {
         "gymnasium AsyncVectorEnv": lambda n: gym.vector.AsyncVectorEnv([make_env] * n),
         "pysampler VectorEnv": lambda n: pysampler.VectorEnv([make_env] * n),
-        "pysampler make_vec": lambda n: pysampler.make_vec(ENV, n),
+        "the same, native=False": lambda n: pysampler.VectorEnv([make_env] * n, native=False),
     }
     sides = []
     for name, make in makers.items():

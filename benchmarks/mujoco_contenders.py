@@ -164,7 +164,7 @@ class Model:
     def __init__(self, case: Case) -> None:
         import mujoco
 
-        from pysampler._vector.mujoco.choice import task_of
+        from pysampler._vector.mujoco.known import task_of
         from pysampler.envs.mujoco._fields import STATE
 
         self._env = gym.make(case.env)

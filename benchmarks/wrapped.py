@@ -1,0 +1,212 @@
+"""Envs in CleanRL's wrappers: pysampler beside gymnasium, EnvPool and envs without wrappers.
+
+    python benchmarks/wrapped.py --out benchmarks/results
+    python benchmarks/wrapped.py --quick --out build/bench-smoke
+
+The contenders of a case step in turn, slice by slice, with the same random actions. EnvPool has
+gymnasium's vector wrappers around it, which share one mean among all envs: less work than one for
+each env.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.metadata
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import wrappers
+from running import Contender, answer, heading, machine, quartiles, say, stolen_share, table, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ENVS = ["HalfCheetah-v5", "Hopper-v5", "Ant-v5", "CartPole-v1"]
+OURS, BARE, PYTHON = "pysampler", "make_vec without wrappers", "pysampler, native=False"
+ASYNC, SYNC, POOL = "AsyncVectorEnv", "SyncVectorEnv", "EnvPool, vector wrappers"
+
+
+def make_env(env_id: str) -> gym.Env:
+    """Make an env as CleanRL's ppo_continuous_action.py does."""
+    env = gym.make(env_id)
+    env = wrappers.FlattenObservation(env)
+    env = wrappers.RecordEpisodeStatistics(env)
+    if isinstance(env.action_space, gym.spaces.Box):
+        env = wrappers.ClipAction(env)
+    env = wrappers.NormalizeObservation(env)
+    env = wrappers.TransformObservation(env, lambda o: np.clip(o, -10, 10), None)
+    env = wrappers.NormalizeReward(env, gamma=0.99)
+    return wrappers.TransformReward(env, lambda r: np.clip(r, -10, 10))
+
+
+def pool(env_id: str, count: int, workers: int) -> Any:
+    """Return EnvPool's envs in the same wrappers for vector envs."""
+    import envpool
+
+    envs = envpool.make(env_id, "gymnasium", num_envs=count, num_threads=workers)
+    envs = wrappers.vector.RecordEpisodeStatistics(_Gymnasium(envs))
+    if isinstance(envs.single_action_space, gym.spaces.Box):
+        envs = wrappers.vector.ClipAction(envs)
+    envs = wrappers.vector.NormalizeObservation(envs)
+    envs = wrappers.vector.TransformObservation(envs, lambda o: np.clip(o, -10, 10))
+    envs = wrappers.vector.NormalizeReward(envs, gamma=0.99)
+    return wrappers.vector.TransformReward(envs, lambda r: np.clip(r, -10, 10))
+
+
+class _Gymnasium(gym.vector.VectorEnv):
+    """EnvPool's envs as a vector env of gymnasium, which its wrappers ask for."""
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+        self.num_envs = envs.config["num_envs"]
+        self.metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+        spaces = [
+            gym.spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
+            if hasattr(space, "low")
+            else gym.spaces.Discrete(int(space.n))
+            for space in (envs.observation_space, envs.action_space)
+        ]
+        self.single_observation_space, self.single_action_space = spaces
+        self.observation_space, self.action_space = (
+            gym.vector.utils.batch_space(space, self.num_envs) for space in spaces
+        )
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self._envs.reset()[0], {}
+
+    def step(self, actions: Any) -> Any:
+        return *self._envs.step(actions)[:4], {}
+
+
+def contender(name: str, env_id: str, count: int, workers: int) -> Any:
+    """Return the vector env of a contender."""
+    import pysampler
+
+    env_fns = [functools.partial(make_env, env_id)] * count
+    if name == BARE:
+        return pysampler.make_vec(env_id, count, num_workers=workers)
+    if name in (OURS, PYTHON):
+        native = "auto" if name == OURS else False
+        return pysampler.VectorEnv(env_fns, num_workers=workers, native=native)
+    if name == POOL:
+        return pool(env_id, count, workers)
+    return getattr(gym.vector, name)(env_fns)
+
+
+def stepping(name: str, env_id: str, count: int, workers: int) -> Callable[[dict], dict]:
+    envs = contender(name, env_id, count, workers)
+    envs.reset(seed=0)
+    space = envs.single_action_space
+    rng = np.random.default_rng(0)
+    if isinstance(space, gym.spaces.Box):
+        low, high = np.maximum(space.low, -1), np.minimum(space.high, 1)
+        actions = rng.uniform(low, high, (64, count, *space.shape)).astype(space.dtype)
+    else:
+        actions = rng.integers(0, int(space.n), (64, count)).astype(np.int64)
+    if name == POOL:
+        actions = actions.astype(envs.unwrapped._envs.action_space.dtype)
+    turn = 0
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        nonlocal turn
+        begun = time.perf_counter()
+        steps = 0
+        while (seconds := time.perf_counter() - begun) < cell["seconds"]:
+            envs.step(actions[turn % 64])
+            turn, steps = turn + 1, steps + 1
+        return {"rate": count * steps / seconds}
+
+    measure({"seconds": 0.2})  # warm
+    return measure
+
+
+def measure(env_id: str, count: int, workers: int, options: argparse.Namespace) -> dict[str, Any]:
+    names = [OURS, BARE, POOL, PYTHON, SYNC, ASYNC]
+    running: dict[str, Contender] = {}
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    try:
+        for name in names:
+            running[name] = Contender(Path(__file__), name, env_id, count, workers)
+        for repetition in range(options.repetitions):
+            for name in names[:: -1 if repetition % 2 else 1]:
+                if (said := running[name].measure(seconds=options.seconds)) is not None:
+                    rates[name].append(said["rate"])
+            say(f"  {repetition + 1}/{options.repetitions}", end="\r")
+    finally:
+        for one in running.values():
+            one.end()
+    for name, one in running.items():
+        if one.trouble:
+            say(f"  {name} does not run: {one.trouble}")
+            del rates[name]
+    return {"env": env_id, "envs": count, "rates": rates}
+
+
+def tables(results: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    others = [BARE, POOL, PYTHON, SYNC, ASYNC]
+    rows = []
+    for case in results["cases"]:
+        rates = case["rates"]
+        ours = rates.get(OURS, [])
+        row = [f"{case['env']} x {case['envs']}", f"{statistics.median(ours or [0.0]):,.0f}"]
+        for name in others:
+            ratios = [a / b for a, b in zip(ours, rates.get(name, []), strict=False)]
+            row.append(quartiles(ratios) if ratios else "-")
+        rows.append(row)
+    return "\n".join(
+        [
+            heading("Envs in CleanRL's wrappers", results["machine"]),
+            (
+                f"{versions}. {results['workers']} workers, and as many threads of EnvPool. Random "
+                "actions. Each column after the second is how many times as fast `VectorEnv` is "
+                "with an unchanged script: medians [quartiles] of repetitions in turn.\n"
+            ),
+            table(["", "pysampler, env steps/s", *(f"/ {name}" for name in others)], rows),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--envs", nargs="+", default=ENVS, metavar="ID")
+    parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.3, help="that a slice takes")
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contenders are ended
+    if options.quick:
+        options.envs, options.count = options.envs[:1], 8
+        options.repetitions, options.seconds = 2, 0.05
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "workers": options.workers,
+        "versions": {name: importlib.metadata.version(name) for name in ("mujoco", "gymnasium")},
+        "cases": [],
+    }
+    with stolen_share(results["machine"]):
+        for env_id in options.envs:
+            say(env_id)
+            results["cases"].append(measure(env_id, options.count, options.workers, options))
+    text = tables(results)
+    print(text)
+    if options.out:
+        write(options.out, "wrapped", results, text)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 5 and not sys.argv[1].startswith("--"):
+        name, env_id, count, workers = sys.argv[1:]
+        answer(lambda: stepping(name, env_id, int(count), int(workers)))
+    else:
+        main()
