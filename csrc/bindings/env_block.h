@@ -161,8 +161,8 @@ class EnvBlock : public Block {
     py::array_t<bool> double_rewards_;
     bool unlike_observations_ = false, unlike_rewards_ = false;  // report them
     bool ints_ = true;                                           // rewards may be ints
-    py::object actions_;                   // of an interrupted step_with()
-    std::optional<std::uint32_t> number_;  // of the last step_once()
+    py::object actions_;                                         // of an interrupted step_with()
+    std::optional<std::uint32_t> number_;                        // of the last step_once()
     py::str step_name_ = interned("step"), reset_name_ = interned("reset");
     py::tuple reset_keywords_;
 };

@@ -107,7 +107,8 @@ class PyPool : public Handle {
 
     // -- inline groups --------------------------------------------------------------------------
 
-    // The blocks of the inline groups, in their order, which run_inline() steps; the list may change.
+    // The blocks of the inline groups, in their order, which run_inline() steps. The list may
+    // change.
     void set_inline_blocks(const py::list& blocks) { inline_blocks_ = blocks; }
 
     // Steps the inline groups that are due, in the order of sending, up to a job or a note, which
