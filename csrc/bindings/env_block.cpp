@@ -440,8 +440,8 @@ void register_env_block(py::module_& m) {
              "Set whether the next step resets env i.")
         .def(
             "last",
-            [](const EnvBlock& block, std::size_t i) {
-                const py::object last = block.last_obs(i);
+            [](const EnvBlock& self, std::size_t i) {
+                const py::object last = self.last_obs(i);
                 return last ? last : py::object(py::none());
             },
             py::arg("i"), "The last observation of env i, or None.")
