@@ -21,8 +21,7 @@ def make_server(
     specs: bytes,
     init: Callable[[], Any] | None,
     why_python: str | None,
-    *,
-    inline: bool = False,
+    inline: bool,  # noqa: FBT001 - passed as one of a tuple
 ) -> EnvServer:
     """Prepare this process and make its envs.
 

@@ -230,8 +230,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             # This process has the specs already, and worker_init is for workers only.
             prepared = (b"", None) if assignment is own else (specs, worker_init)
             chosen = functions[assignment.first : assignment.envs.stop]
-            make_own = functools.partial(make_server, inline=assignment is own)
-            return make_own, (chosen, assignment.first, assignment.sizes, *prepared, why_python)
+            of_server = chosen, assignment.first, assignment.sizes
+            return make_server, (*of_server, *prepared, why_python, assignment is own)
 
         self._pool = Pool(
             assignments,
