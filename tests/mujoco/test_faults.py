@@ -15,6 +15,7 @@ from mujoco_in_tests import (
     SAME_STEP,
     drawn_actions,
     identical,
+    one_by_one,
     ordinary,
     together,
 )
@@ -279,3 +280,37 @@ def test_a_task_error_names_an_env_of_its_group(where, workers):
         assert not pair[0].closed
         identical(*(envs.reset(seed=5) for envs in pair))
         identical(*(envs.step(np.ones((6, 1))) for envs in pair))
+
+
+@pytest.mark.parametrize("method", ["observe", "reset_info"])
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_an_interrupted_step_is_repeated_from_the_state_before_it(method, mode):
+    """Ctrl-C may come after the physics have stepped, or after a reset has drawn numbers."""
+    arguments = {"max_episode_steps": 4}
+    ours = together(CHEETAH, 3, arguments, autoreset_mode=mode)
+    theirs = one_by_one(CHEETAH, 3, arguments, mode)
+    identical(ours.reset(seed=1), theirs.reset(seed=1))
+    [block] = ours._pool._inline._server.blocks
+    interrupts = 0
+    for step, row in enumerate(drawn_actions(theirs.action_space, 2, 14)):
+        method_of_task = getattr(block.task, method)
+        calls = []
+
+        def interrupted(*given, function=method_of_task, calls=calls):
+            calls.append(1)
+            if len(calls) == 1:
+                function(*given)
+                raise KeyboardInterrupt
+            return function(*given)
+
+        setattr(block.task, method, interrupted)
+        try:
+            results = ours.step(row)
+        except KeyboardInterrupt:
+            interrupts += 1
+            results = ours.step_wait()
+        delattr(block.task, method)
+        identical(results, theirs.step(row), f"step {step}")
+    assert interrupts >= (14 if method == "observe" else 2)
+    ours.close()
+    theirs.close()
