@@ -10,8 +10,8 @@ batch ends, and its envs are stepped one by one from then on.
 from __future__ import annotations
 
 import collections
-import contextlib
 import itertools
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from pysampler._vector.wrapped.layers import LAYERS, NotBatchedError
 from pysampler._vector.wrapped.stack import alike, expect_equal, peel
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Callable, Iterator, Sequence
 
     import gymnasium as gym
@@ -240,21 +241,12 @@ class BatchServer(EnvServer):
                 return batch, batch.rows.index(i)
         return None
 
-    @contextlib.contextmanager
-    def using(self, i: int, doing: str) -> Iterator[gym.Env[Any, Any]]:
-        """Yield env ``i`` with its current state, and take the state back afterwards."""
-        with self.blaming(i, doing):
-            found = self._batch_of(i)
-            if found is None:
-                yield self.envs[i]
-                return
-            batch, place = found
-            env = batch.store(place)
-            try:
-                yield env
-            finally:  # changes made before an exception remain
-                if (why := batch.take(place)) is not None:
-                    self.leave(batch, why, but=place)
+    def using(self, i: int, doing: str) -> AbstractContextManager[gym.Env[Any, Any]]:
+        """Return a context with env ``i`` in its current state, which is taken back afterwards."""
+        found = self._batch_of(i)
+        if found is None:
+            return super().using(i, doing)
+        return _Lent(self, *found, self.blaming(i, doing))
 
     def leave(self, batch: Batch, why: str, but: int | None = None) -> _core.EnvBlock:
         """Step the envs of a batch one by one from now on, in the block that this returns."""
@@ -324,6 +316,36 @@ class BatchServer(EnvServer):
                         "cannot set state: it belongs to other envs (stepped one by one)"
                     )
                 found[0].block.set_states([found[1]], np.array([state], state.dtype))
+
+
+class _Lent(AbstractContextManager[Any]):
+    """Lends the real env of a batch. A generator would run code when Python drops it."""
+
+    def __init__(
+        self,
+        server: BatchServer,
+        batch: Batch,
+        place: int,
+        blaming: AbstractContextManager[Any],
+    ) -> None:
+        self._server, self._batch, self._place, self._blaming = server, batch, place, blaming
+
+    def __enter__(self) -> gym.Env[Any, Any]:
+        with self._blaming:
+            env = self._batch.store(self._place)
+        self._blaming.__enter__()
+        return env
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        with self._blaming:  # changes made before an exception remain
+            if (why := self._batch.take(self._place)) is not None:
+                self._server.leave(self._batch, why, but=self._place)
+        self._blaming.__exit__(kind, error, traceback)
 
 
 def _statistics_of(env: Any) -> Iterator[tuple[str, Any]]:
