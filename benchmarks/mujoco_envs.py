@@ -12,15 +12,23 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import signal
 import statistics
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import running
 from mujoco_contenders import LEAST, Case
-from running import Contender, heading, machine, quartiles, say, stolen_share, table, write
+from running import (
+    Contender,
+    heading,
+    machine,
+    options_of,
+    quartiles,
+    say,
+    stolen_share,
+    table,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -206,13 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", nargs="+", default=ENVS, choices=ENVS, metavar="ID")
     parser.add_argument("--counts", nargs="+", type=int, help="of each env; by default several")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.2, help="that a slice takes")
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contenders are ended
+    options = options_of(parser, 0.2)
     if options.quick:
         options.envs, options.counts = options.envs[1:3] or options.envs, [8]
         options.repetitions, options.seconds = 2, 0.02

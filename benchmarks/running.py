@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -140,6 +142,17 @@ def write(out: Path, name: str, results: dict[str, Any], text: str) -> Path:
     stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     stem.with_suffix(".md").write_text(text)
     return stem
+
+
+def options_of(parser: argparse.ArgumentParser, seconds: float) -> argparse.Namespace:
+    """Parse the options of a benchmark in slices, which take ``seconds`` by default."""
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=seconds, help="that a slice takes")
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contenders are ended
+    return parser.parse_args()
 
 
 def say(text: str, end: str = "\n") -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.metadata
-import signal
 import statistics
 import sys
 import time
@@ -23,7 +22,18 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
-from running import Contender, answer, heading, machine, quartiles, say, stolen_share, table, write
+from running import (
+    Contender,
+    answer,
+    heading,
+    machine,
+    options_of,
+    quartiles,
+    say,
+    stolen_share,
+    table,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,13 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", nargs="+", default=ENVS, metavar="ID")
     parser.add_argument("--count", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.3, help="that a slice takes")
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contenders are ended
+    options = options_of(parser, 0.3)
     if options.quick:
         options.envs, options.count = options.envs[:1], 8
         options.repetitions, options.seconds = 2, 0.05
