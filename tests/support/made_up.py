@@ -174,3 +174,27 @@ def same(a, b, place=""):
         np.testing.assert_array_equal(a, b, err_msg=place)
     else:
         assert a == b or (a != a and b != b), f"{place}: {a!r} and {b!r}"
+
+
+def identical(ours, theirs, place=""):
+    """Assert that two results are equal, down to the signs of zeros."""
+    same(ours, theirs, place)
+    for one, other in zip(_leaves(ours), _leaves(theirs), strict=True):
+        there = ~np.isnan(one)
+        np.testing.assert_array_equal(np.signbit(one[there]), np.signbit(other[there]), place)
+
+
+def _leaves(value):
+    """Yield every array of floats in a result."""
+    if isinstance(value, dict):
+        for key in sorted(value):
+            yield from _leaves(value[key])
+    elif isinstance(value, (tuple, list)) or (
+        isinstance(value, np.ndarray) and value.dtype == object
+    ):
+        for one in value:
+            yield from _leaves(one)
+    elif isinstance(value, (float, np.floating, np.ndarray)):
+        value = np.asarray(value)
+        if value.dtype.kind == "f":
+            yield value

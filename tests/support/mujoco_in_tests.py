@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from made_up import same
+from made_up import identical
 
 import pysampler
 import pysampler.envs.meta  # registers envs
@@ -59,30 +59,6 @@ def drawn_actions(space, seed, steps, beyond=1.0):
         factor = beyond if step % 5 == 0 else 1.0
         actions = factor * rng.uniform(space.low, space.high)
         yield actions.astype((np.float32, np.float64)[step % 2])
-
-
-def identical(ours, theirs, place=""):
-    """Assert that two results are equal, down to the signs of zeros."""
-    same(ours, theirs, place)
-    for one, other in zip(_leaves(ours), _leaves(theirs), strict=True):
-        there = ~np.isnan(one)
-        np.testing.assert_array_equal(np.signbit(one[there]), np.signbit(other[there]), place)
-
-
-def _leaves(value):
-    """Yield every array of floats in a result."""
-    if isinstance(value, dict):
-        for key in sorted(value):
-            yield from _leaves(value[key])
-    elif isinstance(value, (tuple, list)) or (
-        isinstance(value, np.ndarray) and value.dtype == object
-    ):
-        for one in value:
-            yield from _leaves(one)
-    elif isinstance(value, (float, np.floating, np.ndarray)):
-        value = np.asarray(value)
-        if value.dtype.kind == "f":
-            yield value
 
 
 def compare(ours, theirs, actions):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from made_up import describe, same
+from made_up import describe, identical, same
 
 import pysampler
 from pysampler.errors import EnvError
@@ -268,7 +268,7 @@ class Both:
         assert self.ours.action_space == self.theirs.action_space
 
     def reset(self, **given):
-        identical(self.ours.reset(**given), self.theirs.reset(**given), f"reset {given}")
+        identical_but_times(self.ours.reset(**given), self.theirs.reset(**given), f"reset {given}")
 
     def steps(self, count, kind="f4"):
         """Step both; with autoreset disabled, reset episodes that have ended."""
@@ -276,7 +276,7 @@ class Both:
         for step in range(count):
             actions = (self.scale * self.rng.normal(size=shape)).astype(kind)
             a, b = self.ours.step(actions), self.theirs.step(actions)
-            identical(a, b, f"step {step}")
+            identical_but_times(a, b, f"step {step}")
             over = b[2] | b[3]
             self.ended += int(over.sum())
             if self.mode is DISABLED and over.any():
@@ -284,7 +284,7 @@ class Both:
 
     def states_are_equal(self):
         """Compare the states of all wrappers."""
-        identical(
+        identical_but_times(
             list(self.ours.apply(state_of)), [state_of(env) for env in self.theirs.envs], "states"
         )
 
@@ -315,13 +315,8 @@ def state_of(env):
     return state
 
 
-def identical(ours, theirs, place):
-    """Assert that two results are equal down to the signs of zeros, apart from times."""
-    ours, theirs = _without_times(ours), _without_times(theirs)
-    same(ours, theirs, place)
-    for one, other in zip(_numbers(ours), _numbers(theirs), strict=True):
-        there = ~np.isnan(one)
-        np.testing.assert_array_equal(np.signbit(one[there]), np.signbit(other[there]), place)
+def identical_but_times(ours, theirs, place):
+    identical(_without_times(ours), _without_times(theirs), place)
 
 
 def _without_times(value):
@@ -332,22 +327,6 @@ def _without_times(value):
                 kept[key] = {**kept[key], "t": None}
         return kept
     return type(value)(map(_without_times, value)) if type(value) in (tuple, list) else value
-
-
-def _numbers(value):
-    """Yield every array of floats in a result."""
-    if isinstance(value, dict):
-        for key in sorted(value):
-            yield from _numbers(value[key])
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _numbers(one)
-    elif isinstance(value, np.ndarray) and value.dtype == object:
-        yield from _numbers(list(value))
-    elif (
-        isinstance(value, (float, np.floating, np.ndarray)) and np.asarray(value).dtype.kind == "f"
-    ):
-        yield np.asarray(value)
 
 
 def on_batch(envs):
@@ -388,7 +367,7 @@ def run(base, stack, mode, workers=1, groups=1):
         for name in ("episode_count", "episode_returns", "return_queue"):
             if both.has(name):
                 ours, theirs = both.ours.get_attr(name), both.theirs.get_attr(name)
-                identical([*map(np.array, ours)], [*map(np.array, theirs)], name)
+                identical_but_times([*map(np.array, ours)], [*map(np.array, theirs)], name)
         if both.has("update_running_mean"):
             both.set("update_running_mean", [True, False, False, True, False, False])
             both.steps(5)
@@ -532,7 +511,9 @@ def test_lists_of_numbers_as_actions_equal_sync_vector_env(base, stack):
         both.reset(seed=1)
         both.steps(9)
         for actions in np.random.default_rng(2).normal(size=(5, *both.theirs.action_space.shape)):
-            identical(both.ours.step(actions.tolist()), both.theirs.step(actions.tolist()), "lists")
+            identical_but_times(
+                both.ours.step(actions.tolist()), both.theirs.step(actions.tolist()), "lists"
+            )
         both.steps(9)
         both.states_are_equal()
 
@@ -545,7 +526,7 @@ def test_actions_of_any_dtype_equal_sync_vector_env(stack):
             both.steps(4, kind)
         rows = both.rng.normal(size=both.theirs.action_space.shape)
         mixed = [row.astype(kind) for row, kind in zip(rows, ("f8", "f4", "i8") * 2, strict=True)]
-        identical(both.ours.step(mixed), both.theirs.step(mixed), "several dtypes")
+        identical_but_times(both.ours.step(mixed), both.theirs.step(mixed), "several dtypes")
         both.steps(4)
 
 
@@ -621,7 +602,7 @@ def test_groups_that_step_alone_equal_single_envs(mode, base):
             envs.recv()
         results.append([one[:15] for one in seen.values()])
         envs.close()
-    identical(*results, "groups")
+    identical_but_times(*results, "groups")
 
 
 @pytest.mark.parametrize("base", WITH_MUJOCO)
@@ -632,17 +613,17 @@ def test_omitted_infos_equal_envs_in_python(infos, mode, base):
     env_fns = functions(base, "CleanRL", 4)
     ours = pysampler.VectorEnv(env_fns, worker_init=even_for_few, **options)
     theirs = pysampler.VectorEnv(env_fns, native=False, **options)
-    identical(ours.reset(seed=1), theirs.reset(seed=1), "reset")
+    identical_but_times(ours.reset(seed=1), theirs.reset(seed=1), "reset")
     rng, ended = np.random.default_rng(1), 0
     for step in range(30):
         actions = rng.normal(size=ours.action_space.shape)
         a, b = ours.step(actions), theirs.step(actions)
-        identical(a, b, f"step {step}")
+        identical_but_times(a, b, f"step {step}")
         over = b[2] | b[3]
         ended += over.sum()
         if mode is DISABLED and over.any():
             masks = {"reset_mask": over}
-            identical(ours.reset(options=masks), theirs.reset(options=masks), "reset")
+            identical_but_times(ours.reset(options=masks), theirs.reset(options=masks), "reset")
     assert ended > 3
     assert on_batch(ours) == [names(base, "CleanRL")]
     ours.close()
@@ -672,7 +653,7 @@ def test_replaced_workers_run_wrappers_on_batches_too(mode, base):
         assert on_batch(envs) == [names(base, "CleanRL") if native else []]
         results.append((seen, list(envs.apply(state_of))))
         envs.close()
-    identical(*results, "after a loss")
+    identical_but_times(*results, "after a loss")
 
 
 def test_calls_that_step_and_reset_envs_equal_sync_vector_env():
@@ -690,7 +671,7 @@ def test_calls_that_step_and_reset_envs_equal_sync_vector_env():
         for function in (steps, reset):
             for i in (1, 4):
                 ours = both.ours.apply(function, envs=[i])
-                identical(ours[0], function(both.theirs.envs[i]), "call")
+                identical_but_times(ours[0], function(both.theirs.envs[i]), "call")
             both.steps(5)
         both.states_are_equal()
         assert on_batch(both.ours) == [names("float64", "CleanRL")]
@@ -731,7 +712,7 @@ def test_running_means_that_envs_share_equal_envs_in_python():
         seen += [envs.step(np.zeros((3, 2), np.float32)) for _ in range(5)]
         results.append((seen, list(envs.apply(state_of))))
         envs.close()
-    identical(*results, "shared")
+    identical_but_times(*results, "shared")
 
 
 class Shared:
