@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import functools
 import math
 import types
 from typing import TYPE_CHECKING, Any
@@ -136,17 +137,8 @@ def is_elementwise(function: Callable[[Any], Any], shape: tuple[int, ...]) -> bo
 
 def _is_plain(function: Any) -> bool:
     """Return whether calls of a function have no effects and always take the same way."""
-    if not isinstance(function, types.FunctionType):
+    if not isinstance(function, types.FunctionType) or not _has_no_effects(function.__code__):
         return False
-    for code in dis.get_instructions(function):
-        if code.opname not in _CODES:
-            return False
-        if code.opname == "BINARY_OP" and code.argrepr.rstrip("=") != code.argrepr:
-            return False  # changes its operand
-        if code.opname == "BINARY_OP" and "[" in code.argrepr:
-            return False
-        if code.opname in ("LOAD_ATTR", "LOAD_METHOD") and code.argval not in _ATTRIBUTES:
-            return False
     named = [value for _, _, value in bound_names(function)]
     return all(
         one is np
@@ -156,14 +148,31 @@ def _is_plain(function: Any) -> bool:
     ) and all(isinstance(one, (np.ndarray, *_NUMBERS)) for one in _bound(function))
 
 
+@functools.lru_cache  # each env of a batch has a function of the same code
+def _has_no_effects(code: types.CodeType) -> bool:
+    for one in dis.get_instructions(code):
+        if one.opname not in _CODES:
+            return False
+        # "+=" changes its operand, and an index takes some of it.
+        if one.opname == "BINARY_OP" and one.argrepr.endswith(("=", "]")):
+            return False
+        if one.opname in ("LOAD_ATTR", "LOAD_METHOD") and one.argval not in _ATTRIBUTES:
+            return False
+    return True
+
+
+@functools.lru_cache
+def _global_names(code: types.CodeType) -> list[str]:
+    return [one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"]
+
+
 def bound_names(function: types.FunctionType) -> list[tuple[dict[str, Any], str, Any]]:
     """Return the global names that a function reads: where they are, their names and values."""
+    scopes = function.__globals__, vars(builtins)
     found = []
-    for code in dis.get_instructions(function):
-        if code.opname == "LOAD_GLOBAL":
-            scope = function.__globals__
-            where = scope if code.argval in scope else vars(builtins)
-            found.append((where, code.argval, where.get(code.argval)))
+    for name in _global_names(function.__code__):
+        where = scopes[0] if name in scopes[0] else scopes[1]
+        found.append((where, name, where.get(name)))
     return found
 
 
@@ -190,7 +199,7 @@ def same_function(a: Any, b: Any, *, equal_arrays: bool = False) -> bool:
 
 
 def _bound(function: types.FunctionType) -> list[Any]:
-    """Return the defaults of a function, and what it has from the functions around it."""
+    """Return a function's defaults, and the values of its closure."""
     defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
     return [*defaults, *(cell.cell_contents for cell in function.__closure__ or ())]
 
