@@ -55,7 +55,7 @@ class EnvBlock : public Block {
                      std::optional<std::int64_t> used);
     // A reset that leaves env i unchanged returns this observation.
     void set_last(std::size_t i, const py::object& obs);
-    // That observation; a null object if there is none.
+    // Returns that observation, or a null object if env i has had none.
     py::object last_obs(std::size_t i) const;
 
     // Which envs' last rewards were NumPy's float64, not Python's numbers: the type of their sums.

@@ -267,7 +267,14 @@ class EnvServer:
 
     def using(self, i: int, doing: str) -> AbstractContextManager[gym.Env[Any, Any]]:
         """Return a context with env ``i`` that reports exceptions as raised by it, in ``doing``."""
-        return _Blaming(self, i, doing)
+        return _Blaming(self, i, doing, lends=True)
+
+    def lend(self, i: int) -> gym.Env[Any, Any]:
+        """Return env ``i`` in its current state, for a call."""
+        return self.envs[i]
+
+    def take_back(self, i: int) -> None:
+        """Note that a call of env ``i`` is over, which may have changed its state."""
 
     def blaming(self, i: int, doing: str) -> AbstractContextManager[Any]:
         """Return a context that reports exceptions as those of env ``i``."""
@@ -322,14 +329,25 @@ class EnvServer:
 
 
 class _Blaming(AbstractContextManager[Any]):
-    """Reports exceptions as those of one env. A generator would warn when Python drops it."""
+    """Reports exceptions as those of one env. A generator would warn when Python drops it.
 
-    def __init__(self, server: EnvServer, i: int, doing: str) -> None:
-        self._server, self._i, self._doing = server, i, doing
+    Args:
+        server: The server of the env.
+        i: The env.
+        doing: Its action.
+        lends: Whether the env is lent meanwhile.
+    """
+
+    def __init__(self, server: EnvServer, i: int, doing: str, *, lends: bool = False) -> None:
+        self._server, self._i, self._doing, self._lends = server, i, doing, lends
 
     def __enter__(self) -> Any:
+        env = None
+        if self._lends:
+            with self._server.blaming(self._i, self._doing):
+                env = self._server.lend(self._i)
         self._server.count_at(self._i)
-        return self._server.envs[self._i]
+        return env
 
     def __exit__(
         self,
@@ -337,6 +355,9 @@ class _Blaming(AbstractContextManager[Any]):
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
+        if self._lends:  # also after an exception: changes before it remain
+            with self._server.blaming(self._i, self._doing):
+                self._server.take_back(self._i)
         self._server.count_at(None)
         if error is not None and not is_users(error, here=self._server.here):
             raise Raised(self._server.first + self._i, self._doing) from error

@@ -64,7 +64,7 @@ class KnownTask:
 
 
 def _parts(env: gym.Env[Any, Any]) -> list[Any]:
-    """Return the objects whose attributes make an env what it is."""
+    """Return the objects whose attributes tell one env from another."""
     layers = list(layers_of(env))
     return [*layers, layers[-1].task] if is_of_a_task(env) else layers
 

@@ -6,11 +6,9 @@ place of the wrappers around them.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pysampler import _core
-from pysampler._vector.env_server import layers_of
 from pysampler._vector.wrapped.block import LayeredBlock, PythonEnvs
 from pysampler._vector.wrapped.layers import (
     ChangedRewards,
@@ -18,7 +16,7 @@ from pysampler._vector.wrapped.layers import (
     NormalizedRewards,
     NotBatchedError,
 )
-from pysampler._vector.wrapped.stack import layers_for
+from pysampler._vector.wrapped.stack import layers_for, outermost
 from pysampler._vector.wrapped.watched import Watched
 
 if TYPE_CHECKING:
@@ -61,6 +59,7 @@ class Batch:
     """
 
     block: Any
+    inner: Any  # the block of the envs within the wrappers
 
     def __init__(self, server: _Server, rows: range, depth: int) -> None:
         self.rows = rows
@@ -68,13 +67,13 @@ class Batch:
         self._stacks: list[list[Any]] = []
         if depth:
             envs = server.envs[rows.start : rows.stop]
-            self._stacks = [list(itertools.islice(layers_of(env), depth)) for env in envs]
+            self._stacks = [outermost(env, depth) for env in envs]
         self.layers = layers_for(self._stacks) if depth else []
 
     def _layered(self, inner: Any) -> LayeredBlock:
         """Return a block that runs the layers around an inner block."""
-        outermost, innermost = self._stacks[0][0], self._stacks[0][-1]
-        spaces = innermost.env.observation_space, outermost.observation_space
+        outer, innermost = self._stacks[0][0], self._stacks[0][-1]
+        spaces = innermost.env.observation_space, outer.observation_space
         return LayeredBlock(inner, self.layers, *spaces, lambda why: self._server.leave(self, why))
 
     @property
@@ -102,7 +101,7 @@ class Batch:
         return self._server.why_shared([self.rows[place]]) if self.layers else None
 
     def _changed(self, place: int) -> str | None:
-        """Take the state of the env within the wrappers, or return what has changed otherwise."""
+        """Take the state of the env within the wrappers; if more has changed, return its name."""
         raise NotImplementedError
 
     def ordinary(self, block: _core.EnvBlock, but: int | None = None) -> None:
@@ -115,9 +114,20 @@ class Batch:
         for place in range(len(self.rows)):
             if place != but:
                 self.store(place)
-        self._hand_over(block)
+        inner, ended, used = self.inner, self.inner.ended, self.inner.used
+        observations = self._last_observations()
+        if len(inner.seeds) == len(self.rows):
+            block.replace([inner.seeds[place] for place in range(len(self.rows))])
+        for place, observation in enumerate(observations):
+            block.set_ended(place, bool(ended[place]))
+            if observation is not None:
+                block.set_last(place, observation)
+            if place in inner.options:
+                options, version = inner.options[place]
+                block.set_options(place, options, version, int(used[place]))
 
-    def _hand_over(self, block: _core.EnvBlock) -> None:
+    def _last_observations(self) -> Sequence[Any]:
+        """Return the last observation of each env; None if there is none."""
         raise NotImplementedError
 
 
@@ -128,26 +138,26 @@ class TaskBatch(Batch):
         from pysampler._vector.mujoco.block import TaskBlock  # noqa: PLC0415 - mujoco is an extra
 
         super().__init__(server, rows, depth)
-        self.task: TaskBlock = TaskBlock(
+        self.inner: TaskBlock = TaskBlock(
             *(known.task, len(rows), server.first + rows.start, known.limit, server.meter),
             here=server.here,
         )
         self._real: dict[int, RealEnv] = {}
-        self.block = self._layered(self.task) if self.layers else self.task
+        self.block = self._layered(self.inner) if self.layers else self.inner
         for place, i in enumerate(rows):
             if server.envs[i] is not None:
-                self._real_env(place).save(self.task, place)
+                self._real_env(place).save(self.inner, place)
 
     def _real_env(self, place: int) -> RealEnv:
         from pysampler._vector.mujoco.real import RealEnv  # noqa: PLC0415 - mujoco is an extra
 
         if place not in self._real:
             env = self._server.made(self.rows[place])
-            self._real[place] = RealEnv(env, self.task.task, self._managed)
+            self._real[place] = RealEnv(env, self.inner.task, self._managed)
         return self._real[place]
 
     def store(self, place: int) -> gym.Env[Any, Any]:
-        self._real_env(place).load(self.task, place)
+        self._real_env(place).load(self.inner, place)
         return super().store(place)
 
     def _changed(self, place: int) -> str | None:
@@ -156,23 +166,15 @@ class TaskBatch(Batch):
         real = self._real[place]
         if (name := real.changed()) is None:
             try:
-                real.save(self.task, place)
+                real.save(self.inner, place)
             except ChangedError as error:
                 name = str(error)
         return name
 
-    def _hand_over(self, block: _core.EnvBlock) -> None:
-        task = self.task
-        last = self.block.last if self.layers and self.block.observes else task.last_observations()
-        if len(task.seeds) == task.count:
-            block.replace([task.seeds[place] for place in range(task.count)])
-        for place in range(task.count):
-            block.set_ended(place, bool(task.ended[place]))
-            if task.begun[place]:
-                block.set_last(place, last[place])
-            if place in task.options:
-                options, version = task.options[place]
-                block.set_options(place, options, version, int(task.used[place]))
+    def _last_observations(self) -> Sequence[Any]:
+        observing = self.layers and self.block.observes
+        last = self.block.last if observing else self.inner.last_observations()
+        return [one if begun else None for one, begun in zip(last, self.inner.begun, strict=True)]
 
 
 def _take_ints(layers: Sequence[Layer]) -> bool:
@@ -189,33 +191,25 @@ class PythonBatch(Batch):
     def __init__(self, server: _Server, rows: range, depth: int) -> None:
         super().__init__(server, rows, depth)
         self._watched = [Watched(stack, self._managed) for stack in self._stacks]
-        self.envs = PythonEnvs(
+        self.inner = PythonEnvs(
             [stack[-1].env for stack in self._stacks],
             *(server.first + rows.start, server.meter),
             observations=any(layer.observes for layer in self.layers),
             ints=_take_ints(self.layers),
         )
-        self.block = self._layered(self.envs)
+        self.block = self._layered(self.inner)
 
     @property
     def env_block(self) -> _core.EnvBlock:
         """The block in C++ that steps the envs."""
-        block: _core.EnvBlock = self.envs.block
+        block: _core.EnvBlock = self.inner.block
         return block
 
     def _changed(self, place: int) -> str | None:
         return self._watched[place].changed()
 
-    def _hand_over(self, block: _core.EnvBlock) -> None:
-        inner, layered = self.envs.block, self.block
-        ended = inner.ended_envs()
-        if self.envs.seeds:
-            block.replace(self.envs.seeds)
-        for place in range(len(self.rows)):
-            block.set_ended(place, place in ended)
-            last = layered.last[place] if layered.observes else inner.last(place)
-            if last is not None:
-                block.set_last(place, last)
-            if place in self.envs.options:
-                options, version = self.envs.options[place]
-                block.set_options(place, options, version, inner.options_used(place))
+    def _last_observations(self) -> Sequence[Any]:
+        if self.block.observes:
+            last: Sequence[Any] = self.block.last
+            return last
+        return [self.env_block.last(place) for place in range(len(self.rows))]

@@ -81,7 +81,7 @@ class PythonEnvs:
     Attributes:
         block: The block in C++ that steps them.
         options: Of later resets, and their version, by env.
-        seeds: Of the next resets, if these replace lost envs.
+        seeds: Of the next resets, by env, if these replace lost envs.
     """
 
     failed = False
@@ -100,7 +100,12 @@ class PythonEnvs:
         self._observations, self._ints = observations, ints
         self.block: Any = None
         self.options: dict[int, tuple[Any, int]] = {}
-        self.seeds: Sequence[int] = ()
+        self.seeds: dict[int, int] = {}
+
+    @property
+    def used(self) -> list[int]:
+        """The version of the options of each episode."""
+        return [self.block.options_used(i) for i in range(self.count)]
 
     @property
     def ended(self) -> Array:
@@ -129,7 +134,7 @@ class PythonEnvs:
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Note that these replace lost envs; ``seeds`` are for their next resets."""
-        self.seeds = seeds
+        self.seeds = dict(enumerate(seeds))
         self.block.replace(seeds)
 
     def set_options(self, i: int, options: Any, version: int) -> None:
@@ -139,7 +144,7 @@ class PythonEnvs:
 
     def step(self, frame: int, actions: Any) -> None:
         """Step every env, or reset it if its episode has ended."""
-        self.seeds = ()  # the parent restores or resets replaced envs before it steps them
+        self.seeds = {}  # the parent restores or resets replaced envs before it steps them
         self.block.step(frame, None if actions is None else list(actions))
 
     def __getattr__(self, name: str) -> Any:

@@ -222,7 +222,7 @@ class EpisodeStatistics(Layer):
 class _Moments:
     """The ``RunningMeanStd`` of each env, updated with one sample at a time.
 
-    A mean takes the type of the samples with the first update, which rounds in a way of its own
+    The first update gives a mean the type of the samples, and rounds differently from later ones
     (float32 zeros and a float64 observation). Until then the ``RunningMeanStd`` of an env is kept
     as an object in ``untyped``.
     """
@@ -276,9 +276,6 @@ class _Moments:
             raise NotBatchedError(f"{self._attribute} has other shapes than at first")
         if type(one.count) not in (float, int):
             raise NotBatchedError(f"the count of {self._attribute} is not a float")
-        others = (other for j, other in enumerate(self._wrappers) if j != i)
-        if any(getattr(other, self._attribute) is one for other in others):
-            raise NotBatchedError(f"envs share one {self._attribute}")
         self.take(i, copy.copy(one))
 
     def store(self, i: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ from pysampler._vector.wrapped.layers import LAYERS, NotBatchedError
 from pysampler._vector.wrapped.stack import alike, expect_equal, peel
 
 if TYPE_CHECKING:
-    import types
     from collections.abc import Callable, Iterator, Sequence
 
     import gymnasium as gym
@@ -87,6 +85,8 @@ class BatchServer(EnvServer):
         # Why trials failed, by the classes of wrappers and envs, so that alike ones are not tried.
         self._refused: dict[tuple[type, ...], str] = {}
         self._batches: list[Batch] = []
+        # By env, the statistics of its wrappers when these were found to be its alone.
+        self._unshared: dict[int, list[tuple[str, Any]]] = {}
         self._found: list[_Kind | None] = []  # the kind of each env that steps in a batch
         super().__init__(env_fns, first, sizes)
 
@@ -214,11 +214,16 @@ class BatchServer(EnvServer):
 
     def why_shared(self, rows: Sequence[int]) -> str | None:
         """Return which statistics some envs share with others; None if they share none."""
+        new = {i: list(_statistics_of(self.envs[i])) for i in rows}
+        new = {i: some for i, some in new.items() if some != self._unshared.get(i)}
+        if not new:  # counting takes time, and most calls replace none
+            return None
         owners = collections.Counter(id(one) for env in self.envs for _, one in _statistics_of(env))
-        for i in rows:
-            for name, one in _statistics_of(self.envs[i]):
+        for i, some in new.items():
+            for name, one in some:
                 if owners[id(one)] > 1:
                     return f"env {self.first + i} shares its {name} with another env"
+        self._unshared.update(new)
         return None
 
     def _batch(self, kind: _Kind, rows: range) -> Batch:
@@ -241,12 +246,19 @@ class BatchServer(EnvServer):
                 return batch, batch.rows.index(i)
         return None
 
-    def using(self, i: int, doing: str) -> AbstractContextManager[gym.Env[Any, Any]]:
-        """Return a context with env ``i`` in its current state, which is taken back afterwards."""
+    def lend(self, i: int) -> gym.Env[Any, Any]:
         found = self._batch_of(i)
         if found is None:
-            return super().using(i, doing)
-        return _Lent(self, *found, self.blaming(i, doing))
+            return super().lend(i)
+        batch, place = found
+        return batch.store(place)
+
+    def take_back(self, i: int) -> None:
+        found = self._batch_of(i)
+        if found is not None:
+            batch, place = found
+            if (why := batch.take(place)) is not None:
+                self.leave(batch, why, but=place)
 
     def leave(self, batch: Batch, why: str, but: int | None = None) -> _core.EnvBlock:
         """Step the envs of a batch one by one from now on, in the block that this returns."""
@@ -316,36 +328,6 @@ class BatchServer(EnvServer):
                         "cannot set state: it belongs to other envs (stepped one by one)"
                     )
                 found[0].block.set_states([found[1]], np.array([state], state.dtype))
-
-
-class _Lent(AbstractContextManager[Any]):
-    """Lends the real env of a batch. A generator would run code when Python drops it."""
-
-    def __init__(
-        self,
-        server: BatchServer,
-        batch: Batch,
-        place: int,
-        blaming: AbstractContextManager[Any],
-    ) -> None:
-        self._server, self._batch, self._place, self._blaming = server, batch, place, blaming
-
-    def __enter__(self) -> gym.Env[Any, Any]:
-        with self._blaming:
-            env = self._batch.store(self._place)
-        self._blaming.__enter__()
-        return env
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        with self._blaming:  # changes made before an exception remain
-            if (why := self._batch.take(self._place)) is not None:
-                self._server.leave(self._batch, why, but=self._place)
-        self._blaming.__exit__(kind, error, traceback)
 
 
 def _statistics_of(env: Any) -> Iterator[tuple[str, Any]]:

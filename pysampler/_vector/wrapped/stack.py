@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
+from pysampler._vector.env_server import layers_of
 from pysampler._vector.wrapped.layers import LAYERS, Layer, NotBatchedError, Rows
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["alike", "attributes_hide_methods", "expect_equal", "layers_for", "peel"]
+__all__ = ["alike", "expect_equal", "layers_for", "outermost", "peel"]
 
 # The envs and steps of a trial, and the step that ends their episodes.
 _ENVS, _STEPS, _END = 3, 9, 5
@@ -35,7 +37,7 @@ def peel(env: gym.Env[Any, Any]) -> tuple[list[Any], gym.Env[Any, Any], str | No
     outer: list[Any] = []
     while (kind := LAYERS.get(type(env))) is not None:
         try:
-            if name := attributes_hide_methods(env):
+            if name := _hidden_method(env):
                 raise NotBatchedError(f"its method {name} was replaced")
             kind.expect(env)
         except NotBatchedError as error:
@@ -45,10 +47,15 @@ def peel(env: gym.Env[Any, Any]) -> tuple[list[Any], gym.Env[Any, Any], str | No
     return outer, env, None
 
 
-def attributes_hide_methods(env: Any) -> str | None:
+def _hidden_method(env: Any) -> str | None:
     """Return the name of a method of the class that an attribute of the object replaces."""
     kind = type(env)
     return next((name for name in vars(env) if callable(getattr(kind, name, None))), None)
+
+
+def outermost(env: Any, count: int) -> list[Any]:
+    """Return some wrappers of an env, from the outermost on."""
+    return list(itertools.islice(layers_of(env), count))
 
 
 def alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -124,7 +131,7 @@ def _compare(outer: Sequence[Any], inner: gym.Env[Any, Any]) -> None:
         for drawn, rewards in zip(observations, rng.normal(size=shape[:2]), strict=True)
     ]
     real, ours = ([_around(outer, script) for script in scripts] for _ in range(2))
-    layers = layers_for([_wrappers(env, len(outer)) for env in ours])
+    layers = layers_for([outermost(env, len(outer)) for env in ours])
     trial = _Trial(real, layers, scripts, outer[0])
     trial.begin(np.arange(_ENVS))
     for step in range(_STEPS):
@@ -140,14 +147,6 @@ def _around(outer: Sequence[Any], script: _Scripted) -> gym.Env[Any, Any]:
     except Exception as error:
         raise NotBatchedError(f"its wrappers cannot be copied: {error!r}") from error
     return wrapped
-
-
-def _wrappers(env: Any, count: int) -> list[Any]:
-    found = []
-    for _ in range(count):
-        found.append(env)
-        env = env.env
-    return found
 
 
 class _Trial:
