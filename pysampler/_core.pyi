@@ -1307,6 +1307,7 @@ class EnvBlock(Block):
     FINAL_OBS: typing.ClassVar[int] = 1
     INFO: typing.ClassVar[int] = 0
     UNLIKE: typing.ClassVar[int] = 4
+    UNSHAPED_OBS: typing.ClassVar[int] = 2
     def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: str, keep: str, here: bool = False) -> None:
         ...
     def __reduce__(self) -> tuple:

@@ -459,6 +459,7 @@ void register_env_block(py::module_& m) {
              "Return and forget the results that did not fit: (kind, env, object) tuples.");
     block.attr("INFO") = static_cast<int>(EnvBlock::kInfo);
     block.attr("FINAL_OBS") = static_cast<int>(EnvBlock::kFinalObs);
+    block.attr("UNSHAPED_OBS") = static_cast<int>(EnvBlock::kUnshapedObs);
     block.attr("ERROR") = static_cast<int>(EnvBlock::kError);
     block.attr("UNLIKE") = static_cast<int>(EnvBlock::kUnlike);
 }

@@ -35,6 +35,7 @@ class TrainerDescription:
 
     name: str
     fields: Fields
+    sizes: tuple[int, ...] = (1,)
 
 
 class TrainerServer:
@@ -60,7 +61,7 @@ class TrainerServer:
         """Return the class of the trainer, and the fields of its weights."""
         return TrainerDescription(type(self.trainer).__name__, self._fields)
 
-    def count_with(self, meter: Any, gauges: WorkerGauges) -> None:
+    def count_with(self, meter: Any, gauges: WorkerGauges, first: int) -> None:
         """Do nothing: a round measures its own time."""
 
     def take_overflow(self, block: int) -> None:

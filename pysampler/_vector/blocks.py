@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["GivenActions", "Overflow", "PythonBlock", "RepeatableBlock"]
+__all__ = ["GivenActions", "GroupBlock", "Overflow", "PythonBlock", "RepeatableBlock"]
 
 # Results that do not fit into the frame, as (kind, env, object).
 Overflow = list[tuple[int, int, Any]]
@@ -29,25 +29,27 @@ _TYPE = 0xFFFF  # masks out the bit for actions that were Python numbers
 
 
 class GivenActions:
-    """The actions of some envs in the frames, in the dtypes that the caller gave.
+    """A leaf of the actions of some envs in the frames, in the dtypes that the caller gave.
 
     Args:
-        frames: The frames, whose actions are one array per env.
+        frames: The frames.
         first: The first of the envs.
         count: Their number.
+        leaf: Which leaf of the action space.
     """
 
-    def __init__(self, frames: Frames, first: int, count: int) -> None:
+    def __init__(self, frames: Frames, first: int, count: int, leaf: int = 0) -> None:
         self._frames = frames
+        self._leaf = leaf
         self._envs = slice(first, first + count)
-        self._types = frames.action_types[:, first, 0]
+        self._types = frames.action_types[:, first, leaf]
         self._actions: dict[int, Array] = {}
 
     def of(self, frame: int) -> Array:
         """Return the actions in a frame. Python numbers become arrays here."""
         number = int(self._types[frame]) & _TYPE
         if number not in self._actions:
-            of_all = self._frames.actions_as(0, _DTYPES[number])
+            of_all = self._frames.actions_as(self._leaf, _DTYPES[number])
             self._actions[number] = of_all[:, self._envs]
         actions: Array = np.ascontiguousarray(self._actions[number][frame])
         return actions
@@ -121,3 +123,83 @@ class RepeatableBlock(PythonBlock):
         """Return the overflow, and drop it."""
         left, self._overflow = self._overflow, []
         return left
+
+
+class GroupBlock(PythonBlock):
+    """Several blocks that step one after the other as the envs of one group.
+
+    Args:
+        blocks: The blocks.
+        first: The index of the first env.
+        sizes: The number of envs of each block.
+        frames: The frames that the blocks use.
+    """
+
+    def __init__(
+        self, blocks: Sequence[Any], first: int, sizes: Sequence[int], frames: Frames
+    ) -> None:
+        super().__init__()
+        self.blocks = list(blocks)
+        ends = np.cumsum(sizes).tolist()
+        self._envs = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        self._firsts = [first + envs.start for envs in self._envs]
+        self._action_types = frames.action_types
+
+    def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
+        self._action_types = frames.action_types
+        for block in self.blocks:
+            block.use(frames, infos, autoreset, keep)
+
+    def add_columns(self, columns: Sequence[Column]) -> None:
+        for block in self.blocks:
+            if isinstance(block, PythonBlock):
+                block.add_columns(columns)
+
+    def _share_types(self, frame: int) -> None:
+        """Give each block the types of actions, which stand in the row of the first env."""
+        self._action_types[frame, self._firsts[1:]] = self._action_types[frame, self._firsts[0]]
+
+    def step(self, frame: int, actions: list[Any] | None = None) -> bool:
+        over = False
+        self._share_types(frame)
+        for envs, block in zip(self._envs, self.blocks, strict=True):
+            over |= block.step(frame, None if actions is None else actions[envs])
+        return over
+
+    def step_once(self, frame: int, number: int) -> bool:
+        over = False
+        self._share_types(frame)
+        for block in self.blocks:
+            over |= block.step_once(frame, number)
+        return over
+
+    def reset(self, frame: int, calls: list[Any]) -> bool:
+        over = False
+        for envs, block in zip(self._envs, self.blocks, strict=True):
+            over |= block.reset(frame, calls[envs])
+        return over
+
+    def replace(self, seeds: Sequence[int]) -> None:
+        for envs, block in zip(self._envs, self.blocks, strict=True):
+            block.replace(seeds[envs])
+
+    def restore(self, frame: int) -> bool:
+        over = False
+        for block in self.blocks:
+            over |= block.restore(frame)
+        return over
+
+    def set_options(self, i: int, options: Any, version: int) -> None:
+        for envs, block in zip(self._envs, self.blocks, strict=True):
+            if envs.start <= i < envs.stop:
+                block.set_options(i - envs.start, options, version)
+
+    def stop(self) -> None:
+        for block in self.blocks:
+            block.stop()
+
+    def peek_overflow(self) -> Overflow:
+        return [one for block in self.blocks for one in block.peek_overflow()]
+
+    def take_overflow(self) -> Overflow:
+        return [one for block in self.blocks for one in block.take_overflow()]

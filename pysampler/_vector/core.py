@@ -79,6 +79,7 @@ class VectorCore:
         restarts: Whether lost workers are replaced.
         resets_itself: Whether the envs reset themselves when an episode ends.
         closed_message: The message of the error that calls after ``close()`` raise.
+        nested: The names and autoreset modes of vector envs among the envs.
 
     Attributes:
         guard: Admits one thread at a time, in the process that made it.
@@ -100,8 +101,10 @@ class VectorCore:
         restarts: bool,
         resets_itself: bool,
         closed_message: str,
+        nested: Sequence[tuple[str, AutoresetMode]] = (),
     ) -> None:
         self.pool = pool
+        self._nested = nested
         self.guard = _core.Guard("this vector env", closed_message, VectorClosedError)
         self.spec = spec
         self.groups = pool.group_envs
@@ -125,6 +128,7 @@ class VectorCore:
     def lay_out(self, layout: FrameLayout) -> tuple[Frames, Segment]:
         """Move the envs to frames in a new segment, and return both."""
         final = layout.autoreset == AutoresetMode.SAME_STEP
+        self._expect_mode(layout.autoreset)
         columns: list[Column] = []
         count = layout.frames + layout.reserved
         room = 0 if layout.infos == "none" else info_bytes(self.num_envs, count)
@@ -154,6 +158,19 @@ class VectorCore:
         self.results = results
         self.call.use_frames(results.access)
         return frames, segment
+
+    def _expect_mode(self, mode: AutoresetMode) -> None:
+        """Raise ValueError if a vector env among the envs cannot follow an autoreset mode.
+
+        With DISABLED it leaves resets to its caller, who can then do them in the same step.
+        """
+        for name, own in self._nested:
+            if own is not mode and (own, mode) != (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP):
+                either = " or DISABLED" * (mode is AutoresetMode.SAME_STEP)
+                raise ValueError(
+                    f"cannot use {name} with the autoreset mode {mode.name}: its own is "
+                    f"{own.name}, expected {mode.name}{either}"
+                )
 
     def arm_fast_path(self) -> None:
         """Let the next step be one call of C++ if this one was usual and no other call comes."""

@@ -199,7 +199,7 @@ def _step_seconds(env: gym.Env[Any, Any]) -> float:
             action = env.action_space.sample()
             before = time.perf_counter()
             _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
+            if np.any(terminated) or np.any(truncated):
                 env.reset()
             took.append(time.perf_counter() - before)
             least = min(least, took[-1])

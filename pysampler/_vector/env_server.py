@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
-from pysampler._vector.blocks import Overflow, PythonBlock
+from pysampler._vector.blocks import GroupBlock, Overflow, PythonBlock
 from pysampler._vector.mujoco.known import name_of
 from pysampler._vector.registry import register
 from pysampler._vector.stacks import parts_of
@@ -39,10 +42,13 @@ __all__ = [
     "EnvDescription",
     "EnvServer",
     "Overflow",
+    "autoreset_of",
     "call",
     "expect_env",
     "layers_of",
+    "of_each",
     "prepare",
+    "set_of_each",
 ]
 
 
@@ -56,6 +62,9 @@ class EnvDescription:
     render_mode: str | None
     name: str
     stacks: list[Stack]  # how each env is stepped
+    sizes: tuple[int, ...]  # of the groups
+    # The name and autoreset mode of each vector env whose envs are among these.
+    nested: list[tuple[str, AutoresetMode]]
 
 
 def plain(overflow: Overflow) -> Overflow:
@@ -105,30 +114,47 @@ class EnvServer:
         why_python: str = "",
     ) -> None:
         self.first = first
-        self.sizes = sizes
         self._why_python = why_python
-        self.envs: list[gym.Env[Any, Any]] = []
+        self.envs: list[gym.Env[Any, Any]] = []  # the rows of a vector env all hold it
+        self.env_fns: list[Callable[[], gym.Env[Any, Any]]] = []  # that made each of them
+        self.nested: dict[int, range] = {}  # the rows of each vector env, by each of its rows
         self.blocks: list[Any] = []  # for each group
         self._places: dict[int, tuple[_core.EnvBlock, int]] = {}
         self.stacks: list[Stack] = []
-        for i, env_fn in enumerate(env_fns):
+        made = []  # the number of envs of each function
+        for env_fn in env_fns:
+            count = len(self.envs)
             try:
-                self.add(i, env_fn)
+                self.add(env_fn)
             except BaseException as error:
                 self.close()
                 if isinstance(error, KeyboardInterrupt):  # the user's, not the env's
                     raise
-                raise Raised(first + i, "being made") from error
+                raise Raised(first + count, "being made") from error
+            self.env_fns += [env_fn] * (len(self.envs) - count)
+            made.append(len(self.envs) - count)
+        ends = itertools.accumulate(sizes, initial=0)
+        self.sizes = [sum(made[begin:end]) for begin, end in itertools.pairwise(ends)]
         self.replaced: set[int] = set()  # blocks whose envs replace lost ones and did not begin yet
         self.seeds: Sequence[int] = ()  # of those envs
         self.acting: Any = None  # the policy of a sampler that acts in the workers
 
-    def add(self, i: int, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
-        """Make env ``i``."""
+    def add(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
+        """Make the next env, or those of a vector env."""
         env = env_fn()
+        i = len(self.envs)
         expect_env(env, self.first + i)
-        self.envs.append(env)
-        self.stacks.append(tuple(parts_of(env, "in Python", self._why_python)))
+        if not isinstance(env, GymVectorEnv):
+            self.envs.append(env)
+            self.stacks.append(tuple(parts_of(env, "in Python", self._why_python)))
+            return
+        from pysampler._vector.nested import expect_whole  # noqa: PLC0415 - rare
+
+        expect_whole(env, self.first + i)
+        rows = range(i, i + env.num_envs)
+        self.nested.update(dict.fromkeys(rows, rows))
+        self.envs += [env] * len(rows)
+        self.stacks += [tuple(parts_of(env, "in one call"))] * len(rows)
 
     def describe(self) -> EnvDescription:
         """Return the spaces of every env, and the name and metadata of the first."""
@@ -145,6 +171,11 @@ class EnvServer:
             env.render_mode,
             name_of(env),
             self.stacks,
+            tuple(self.sizes),
+            [
+                (name_of(self.envs[rows.start]), autoreset_of(self.envs[rows.start]))
+                for rows in dict.fromkeys(self.nested.values())
+            ],
         )
 
     def _described(self, i: int, name: str, known: dict[Any, gym.Space[Any]]) -> gym.Space[Any]:
@@ -157,7 +188,8 @@ class EnvServer:
 
     def space_of(self, i: int, name: str) -> gym.Space[Any]:
         """Return a space of an env."""
-        space: gym.Space[Any] = getattr(self.envs[i], name)
+        single = "single_" if i in self.nested else ""
+        space: gym.Space[Any] = getattr(self.envs[i], f"{single}{name}")
         return space
 
     @contextlib.contextmanager
@@ -168,8 +200,13 @@ class EnvServer:
         except Exception as error:
             raise Raised(self.first + i, f"sending its {name}") from error
 
-    def count_with(self, meter: _core.Meter, gauges: WorkerGauges) -> None:
-        """Count steps and resets with ``meter``; policies record the rest in ``gauges``."""
+    def count_with(self, meter: _core.Meter, gauges: WorkerGauges, first: int) -> None:
+        """Count steps and resets with ``meter``; policies record the rest in ``gauges``.
+
+        The first env has the number ``first`` from now on: how many envs the other workers have was
+        not known before.
+        """
+        self.first = first
         self.meter = meter
         self.gauges = gauges
 
@@ -202,7 +239,30 @@ class EnvServer:
 
     def make_block(self, block: int) -> Any:
         """Return the block of a group's envs, which uses the frames."""
-        return self.env_block(self.rows(block))
+        blocks, sizes = [], []
+        for key, places in itertools.groupby(self.rows(block), self.key_of):
+            rows = list(places)
+            sizes.append(len(rows))
+            blocks.append(self.block_of(key, range(rows[0], rows[-1] + 1)))
+        if len(blocks) == 1:
+            return blocks[0]
+        return GroupBlock(blocks, self.first + self.rows(block).start, sizes, self.frames)
+
+    def key_of(self, i: int) -> Any:
+        """Return a key that consecutive envs have in common if one block steps them."""
+        return self.nested.get(i)
+
+    def block_of(self, key: Any, rows: range) -> Any:
+        """Return the block of consecutive envs, which have this key."""
+        if not isinstance(key, range):
+            return self.env_block(rows)
+        from pysampler._vector.nested import NestedBlock  # noqa: PLC0415 - rare
+
+        block = NestedBlock(
+            self.envs[rows.start], self.first + rows.start, self.meter, here=self.here
+        )
+        block.use(*self._use)
+        return block
 
     def env_block(self, rows: range) -> _core.EnvBlock:
         """Return a block that steps envs one by one."""
@@ -248,7 +308,8 @@ class EnvServer:
         raised: Raised | None = None
         for i, env in enumerate(self.envs):
             try:
-                if env is not None:  # a BatchServer may not have made it
+                # A BatchServer may not have made it, and a vector env closes all of its envs.
+                if env is not None and self.nested.get(i, range(i, i + 1)).start == i:
                     env.close()
             except BaseException as error:
                 if is_users(error, here=self.here):
@@ -296,6 +357,7 @@ class EnvServer:
         states = np.empty(len(envs), object)
         for row, i in enumerate(envs):
             with self.blaming(i, "get_state()"):
+                self._expect_own_state(i)
                 layers = list(layers_of(self.envs[i]))
                 elapsed = [vars(one).get("_elapsed_steps") for one in layers]
                 get_state = _offered(layers, "get_state")
@@ -312,6 +374,7 @@ class EnvServer:
                 raise ValueError("cannot set state: it belongs to other envs (simulated together)")
         for i, (state, elapsed, ended) in zip(envs, states, strict=True):
             with self.blaming(i, "set_state()"):
+                self._expect_own_state(i)
                 layers = list(layers_of(self.envs[i]))
                 _offered(layers, "set_state")(state)
                 for layer, steps in zip(layers, elapsed, strict=True):
@@ -321,6 +384,25 @@ class EnvServer:
                         vars(layer)["_has_reset"] = True
                 env_block, place = self.env_block_of(i)
                 env_block.set_ended(place, ended)
+
+    def _expect_own_state(self, i: int) -> None:
+        if i in self.nested:
+            raise AttributeError(
+                f"{name_of(self.envs[i])} is a vector env, whose envs have no states of their own"
+            )
+
+    def calls(self, block: int, envs: Sequence[int] | None) -> Iterator[tuple[range, list[int]]]:
+        """Yield the envs that one call reaches, and those of them that were asked for.
+
+        Args:
+            block: The block.
+            envs: The numbers of the envs to reach; None: all envs of the block.
+        """
+        for _, places in itertools.groupby(self.rows(block), lambda i: self.nested.get(i, i)):
+            rows = list(places)
+            chosen = [i for i in rows if envs is None or self.first + i in envs]
+            if chosen:
+                yield range(rows[0], rows[-1] + 1), chosen
 
     def rows(self, block: int) -> range:
         """Return the indices, among the server's envs, of a block's envs."""
@@ -363,6 +445,11 @@ class _Blaming(AbstractContextManager[Any]):
             raise Raised(self._server.first + self._i, self._doing) from error
 
 
+def autoreset_of(env: Any) -> AutoresetMode:
+    """Return the autoreset mode of a vector env; gymnasium assumes NEXT_STEP if it names none."""
+    return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+
+
 def layers_of(env: Any) -> Iterator[Any]:
     """Yield an env's wrappers, the outermost first, and then the env itself."""
     while env is not env.unwrapped:
@@ -385,8 +472,38 @@ def _offered(layers: Sequence[Any], name: str) -> Callable[..., Any]:
 
 def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a method of an env, or return an attribute that is not callable."""
-    attribute = env.get_wrapper_attr(name)
+    if not isinstance(env, GymVectorEnv):
+        attribute = env.get_wrapper_attr(name)
+    elif (of_each := getattr(env, "call", None)) is not None:
+        return of_each(name, *args, **kwargs)
+    else:
+        attribute = getattr(env, name)
     return attribute(*args, **kwargs) if callable(attribute) else attribute
+
+
+def of_each(result: Any, count: int) -> list[Any]:
+    """Return the results of a call of a vector env, one for each env.
+
+    A list, tuple or array with one item for each env holds theirs; anything else is that of all.
+    """
+    several = isinstance(result, (list, tuple)) or (isinstance(result, np.ndarray) and result.ndim)
+    if several and len(result) == count:
+        return list(result)
+    return [result] * count
+
+
+def set_of_each(env: Any, name: str, values: Sequence[Any]) -> None:
+    """Set an attribute of the envs of a vector env, with one value for each."""
+    if hasattr(env, "set_attr"):
+        env.set_attr(name, list(values))
+        return
+    first = dumps(values[0])
+    if any(dumps(value) != first for value in values[1:]):
+        raise ValueError(
+            f"{type(env).__name__} is a vector env without set_attr(), expected one value of "
+            f"{name} for all of its envs"
+        )
+    setattr(env.unwrapped, name, values[0])
 
 
 def prepare(specs: bytes, init: Callable[[], Any] | None) -> None:

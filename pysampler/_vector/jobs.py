@@ -10,6 +10,7 @@ import numpy as np
 
 import pysampler._frames.spec  # noqa: F401 - plans need it: a fork server imports it once for all workers
 from pysampler._frames.frames import Frames
+from pysampler._vector.env_server import of_each, set_of_each
 from pysampler._workers.jobs import Job, Note, Repeated, Replace, Replaced
 
 if TYPE_CHECKING:
@@ -128,10 +129,11 @@ class Apply(Job):
 
     def run(self, server: EnvServer, block: int, frame: int) -> list[Any]:  # noqa: ARG002
         results = []
-        for i in server.rows(block):
-            if self.envs is None or server.first + i in self.envs:
-                with server.using(i, self.what) as env:
-                    results.append(self.function(env, *self.args))
+        for rows, chosen in server.calls(block, self.envs):
+            with server.using(rows.start, self.what) as env:
+                result = self.function(env, *self.args)
+            each = of_each(result, len(rows)) if rows.start in server.nested else [result]
+            results += [each[i - rows.start] for i in chosen]
         return results
 
 
@@ -188,9 +190,14 @@ class SetAttribute(Job):
         return f"setting {self.name} of"
 
     def run(self, server: EnvServer, block: int, frame: int) -> None:  # noqa: ARG002
-        for i, value in zip(server.rows(block), self.values, strict=True):
-            with server.using(i, f"set_attr({self.name!r})") as env:
-                env.set_wrapper_attr(self.name, value)
+        begin = server.rows(block).start
+        for rows, _ in server.calls(block, None):
+            with server.using(rows.start, f"set_attr({self.name!r})") as env:
+                values = [self.values[i - begin] for i in rows]
+                if rows.start in server.nested:
+                    set_of_each(env, self.name, values)
+                else:
+                    env.set_wrapper_attr(self.name, *values)
 
 
 @dataclass(frozen=True)

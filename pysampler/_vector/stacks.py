@@ -20,7 +20,7 @@ __all__ = [
     "why_not_native",
 ]
 
-How = Literal["native", "on the batch", "in Python"]
+How = Literal["native", "on the batch", "in one call", "in Python"]
 _log = logging.getLogger("pysampler")
 _logged: set[str] = set()
 
@@ -58,7 +58,8 @@ def why_not_native(stacks: Sequence[Stack]) -> str | None:
     """Return why some envs are not native; None if all are."""
     for stack in stacks:
         if stack[-1].how != "native":
-            return next((part.why for part in stack if part.why), "it is an ordinary env")
+            kind = "a vector env" if stack[-1].how == "in one call" else "an ordinary env"
+            return next((part.why for part in stack if part.why), f"it is {kind}")
     return None
 
 

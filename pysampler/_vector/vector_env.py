@@ -179,7 +179,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         native: Literal["auto"] | bool = "auto",
     ) -> None:
         self.env_fns = arguments.env_fns(env_fns)
-        self.num_envs = len(self.env_fns)
         self.shared_memory = shared_memory
         self.copy = true_or_false("make vector env", "copy", copy)
         self.context = context
@@ -212,7 +211,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.num_workers = self.division.num_workers
         process = arguments.context(context)
         modules = arguments.preload(preload)
-        assignments, own = self.division.assignments(self.num_envs, groups)
+        assignments, own = self.division.assignments(len(functions), groups)
         specs = registered() if self.num_workers > 0 and process != "fork" else b""
 
         if worker is not None:
@@ -245,6 +244,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             for_replaced=self._replacements.notes,
         )
         try:
+            self.num_envs = self._pool.group_envs[-1].stop  # a function may return a vector env
+            nested = [one for description in self._pool.descriptions for one in description.nested]
             spec = self._describe(self._pool.descriptions)
             self._expect_native(native, self._pool.descriptions)
             self._pool.descriptions.clear()  # envs' spaces may be large
@@ -258,6 +259,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 closed_message=(
                     f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
                 ),
+                nested=nested,
             )
             self.observations = core.results.observations()
             self._batches = Batches(core, record_to, replay_from)

@@ -47,10 +47,16 @@ class Server(Protocol):
     here: bool  # whether it lives in the user's process, whose signal handlers may raise
 
     def describe(self) -> Any:
-        """Return a description, from which the parent lays out frames; ps shows its ``name``."""
+        """Return a description, from which the parent lays out frames.
 
-    def count_with(self, meter: Any, gauges: WorkerGauges) -> None:
-        """Count steps and resets of the envs with this meter, everything else in ``gauges``."""
+        ps shows its ``name``; its ``sizes`` are the numbers of envs of the groups.
+        """
+
+    def count_with(self, meter: Any, gauges: WorkerGauges, first: int) -> None:
+        """Count steps and resets with this meter, everything else in ``gauges``.
+
+        The first env has the number ``first`` from now on.
+        """
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Record that the envs replace lost ones; ``seeds`` are for their next resets."""

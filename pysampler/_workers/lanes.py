@@ -100,13 +100,16 @@ class InlineLane:
     Args:
         assignment: The envs and groups of the lane.
         make: Returns the function that makes the env server, and its arguments.
+        first: The number of its first env, now that those of the workers are known.
     """
 
     def __init__(
-        self, assignment: WorkerAssignment, make: Callable[[WorkerAssignment], MakeServer]
+        self,
+        assignment: WorkerAssignment,
+        make: Callable[[WorkerAssignment], MakeServer],
+        first: int,
     ) -> None:
-        self._assignment = assignment
-        self.envs = assignment.envs
+        self.assignment = assignment
         # By group: the number of its command, and the answer besides the frame's content.
         self._answers: dict[int, tuple[int, Any]] = {}
         self._failed_note: Failure | None = None
@@ -115,6 +118,7 @@ class InlineLane:
             server: Server = function(*arguments)
             server.here = True
             self.description: Any = server.describe()
+            self.assignment = assignment.with_sizes(first, self.description.sizes)
         except Exception as error:
             failed = self.error_of(failure_of(error, "being made"), "being made")
             raise failed from error.__cause__
@@ -127,7 +131,7 @@ class InlineLane:
         self._native = native
         self._first = first
         meter.idle()
-        self._open_server().count_with(meter, gauges)
+        self._open_server().count_with(meter, gauges, self.assignment.first)
 
     def lay_out(self, segment: Segment, attach: Attach) -> None:
         """Attach the env server to a segment, such as one with frames."""
@@ -193,7 +197,7 @@ class InlineLane:
 
     def error_of(self, failure: Failure, doing: str) -> EnvError:
         """Return the error, which names no worker."""
-        error = error_from(failure.report, self._assignment.describe(failure, "", doing))
+        error = error_from(failure.report, self.assignment.describe(failure, "", doing))
         error.env = failure.env
         return error
 

@@ -110,8 +110,10 @@ class Links:
                 gauges=gauges_at,
                 trace=trace_at,
                 policy=policy,
+                first=assignment.first,
+                sizes=assignment.sizes,
             )
-            for index in range(workers)
+            for index, assignment in enumerate(assignments)
         ]
         # Created only for workers, because a watch costs a thread and file descriptors.
         self.watch: Watch = Watch() if assignments else None  # type: ignore[assignment]

@@ -61,7 +61,8 @@ class Pool:
     work, and groups that have come back are returned again until they are taken.
 
     Args:
-        assignments: The envs and groups of each worker.
+        assignments: The envs and groups of each worker. A function of env servers may make more
+            envs than one: the sizes in the descriptions of the servers count.
         make: Returns the function that makes the env server of a lane, and its arguments.
         inline: The last groups, if this process runs them itself. Counts as the last worker.
         context: How to start processes: "forkserver", "fork" or "spawn".
@@ -85,15 +86,8 @@ class Pool:
         restore: Job | None = None,
         for_replaced: Callable[[range], Sequence[Note]] = _replace_note,
     ) -> None:
-        self.assignments = list(assignments)
         self.closed = False  # True as soon as the workers are being ended
         self._gone = False  # True once they have ended and the memory is released
-        shares = [*assignments, *([] if inline is None else [inline])]
-        self._sizes = [share.sizes for share in shares]  # of the groups of each worker
-        self.groups = [len(sizes) for sizes in self._sizes]
-        self.group_envs = [envs for share in shares for envs in share.group_envs]  # of each group
-        self.worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
-        self._num_envs = shares[-1].envs.stop
         self._faults = faults or Faults()
         self._learn_modules = preload is None and context == "forkserver" and len(assignments) > 0
         self._layouts = 0
@@ -106,32 +100,45 @@ class Pool:
                 modules.add(type(restore).__module__)
             new = fork_server.preload([*sorted(modules), *(preload or ())])
         self._processes = Processes(
-            self.assignments,
+            assignments,
             servers,
             context,
             replaceable="restart" in (self._faults.on_worker_loss, self._faults.on_hang),
             one_first=new and self._learn_modules and len(assignments) > 2 * usable_cpus(),
         )
         self.descriptions = self._processes.descriptions
+        self.assignments = self._processes.assignments
         self._inline: InlineLane | None = None
         try:
             if inline is not None:
-                self._inline = InlineLane(inline, make)
+                first = self.assignments[-1].envs.stop if self.assignments else 0
+                self._inline = InlineLane(inline, make, first)
                 self.descriptions.append(self._inline.description)
-            self._link(inline, policy, restore, for_replaced)
+            self._number_groups()
+            self._link(policy, restore, for_replaced)
         except BaseException:
             self.abandon()
             raise
 
+    def _number_groups(self) -> None:
+        shares = list(self.assignments)
+        if self._inline is not None:
+            shares.append(self._inline.assignment)
+        self._sizes = [share.sizes for share in shares]  # of the groups of each worker
+        self.groups = [len(sizes) for sizes in self._sizes]
+        self.group_envs = [envs for share in shares for envs in share.group_envs]  # of each group
+        self.worker_of = [w for w, count in enumerate(self.groups) for _ in range(count)]
+        self._num_envs = shares[-1].envs.stop
+
     def _link(
         self,
-        inline: WorkerAssignment | None,
         policy: tuple[int, int] | None,
         restore: Job | None,
         for_replaced: Callable[[range], Sequence[Note]],
     ) -> None:
         """Connect this process to its workers: shared memory, commands, recovery."""
-        links = self._links = Links(self.assignments, policy, self._processes, inline)
+        own = None if self._inline is None else self._inline.assignment
+        links = self._links = Links(self.assignments, policy, self._processes, own)
         self._native = links.native
         self._commands = Commands(
             self.assignments, links, restore, for_replaced, len(self.group_envs)
@@ -334,7 +341,10 @@ class Pool:
         or ``drop_standing``. Any thread may call this while another samples.
         """
         self._commands.note(note_for, standing=standing)
-        if self._inline is not None and (note := note_for(self._inline.envs)) is not None:
+        if (
+            self._inline is not None
+            and (note := note_for(self._inline.assignment.envs)) is not None
+        ):
             self._inline.note(note)
 
     def cancel_inline(self) -> None:

@@ -43,6 +43,10 @@ class WorkerAssignment:
     sizes: tuple[int, ...]  # of its groups
     noun: str = "env"  # the word for an env in errors
 
+    def with_sizes(self, first: int, sizes: Sequence[int]) -> WorkerAssignment:
+        """Return the share with groups of these sizes, beginning with env ``first``."""
+        return replace(self, first=first, sizes=tuple(sizes))
+
     @property
     def envs(self) -> range:
         """The indices of all envs."""
@@ -97,7 +101,7 @@ class Processes:
         one_first: bool = False,
     ) -> None:
         self.children: list[Child] = []
-        self._assignments = assignments
+        self.assignments = list(assignments)
         self._context = context
         self._launcher = Launcher(context)
         self._owner = os.getpid()
@@ -118,6 +122,7 @@ class Processes:
             self._begin(len(assignments))
             self._receive_descriptions(described)
             self.descriptions = [described[index][0] for index in range(len(assignments))]
+            self._number_envs()
             self._modules: list[str] = described[0][1] if described else []
             if not replaceable:
                 self._packed = None
@@ -149,7 +154,7 @@ class Processes:
         """Return the part of the setup that is the same for all workers."""
         return Setup(
             index=0,
-            workers=len(self._assignments),
+            workers=len(self.assignments),
             environment=environment(),
             directory=_directory(),
             path=[p for p in sys.path if isinstance(p, str)],
@@ -199,6 +204,13 @@ class Processes:
                     if isinstance(answer, Failure):
                         raise self.error_of(index, answer, "being made")
                     described[index] = answer
+
+    def _number_envs(self) -> None:
+        """Count the envs of the workers on: a function may have made several."""
+        first = 0
+        for index, description in enumerate(self.descriptions):
+            self.assignments[index] = self.assignments[index].with_sizes(first, description.sizes)
+            first = self.assignments[index].envs.stop
 
     def _stopped(self, waiting: selectors.BaseSelector) -> set[int]:
         """Return the workers in ``waiting`` that are stopped, e.g. by SIGSTOP."""
@@ -265,7 +277,7 @@ class Processes:
         ``why`` replaces its signal or exit code in the message.
         """
         _block_daemon_thread_at_exit()
-        child, assignment = self.children[index], self._assignments[index]
+        child, assignment = self.children[index], self.assignments[index]
         child.ended(SHUTDOWN_TIMEOUT_S)
         status = child.status()
         if status is None:
@@ -304,7 +316,7 @@ class Processes:
     def error_of(self, index: int, failure: Failure, doing: str) -> EnvError:
         """Return the error for a failure of an env, or of something else in its worker."""
         where = f" in worker {index} (pid {self.children[index].pid})"
-        error = error_from(failure.report, self._assignments[index].describe(failure, where, doing))
+        error = error_from(failure.report, self.assignments[index].describe(failure, where, doing))
         error.env, error.worker = failure.env, index
         return error
 

@@ -129,6 +129,8 @@ class Attachment:
     ]  # numbers of envs and workers with counters; the last may be the parent
     capacity: int  # of the inbox, and of the outbox
     policy: tuple[int, int] | None  # see wait_policy()
+    first: int  # number of the worker's first env
+    sizes: tuple[int, ...]  # of its groups
 
 
 @dataclass(frozen=True)

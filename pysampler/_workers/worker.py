@@ -30,7 +30,7 @@ from pysampler._workers.setup import receive_message, unpack_server, wait_policy
 from pysampler.sync import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pysampler._workers.jobs import Server
     from pysampler._workers.setup import Attachment, Setup
@@ -81,6 +81,7 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
             attachment, segment = receive_message(connection)
         except (EOFError, ConnectionError):
             return
+        _expect_sizes(attachment.sizes, description.sizes)
         loop = _CommandLoop(setup, attachment, segment, server, connection)
         with contextlib.suppress(ConnectionError):
             connection.send_bytes(b"attached")
@@ -170,6 +171,15 @@ def _make_server(setup: Setup, connection: Connection, inherited: Any) -> Server
     return server
 
 
+def _expect_sizes(expected: Sequence[int], got: Sequence[int]) -> None:
+    """Raise ValueError if a replacement has made other numbers of envs than the lost worker."""
+    if tuple(got) != tuple(expected):
+        raise ValueError(
+            f"the functions now make {sum(got)} envs, in groups of {[*got]}, expected "
+            f"{sum(expected)}, in groups of {[*expected]}"
+        )
+
+
 def _installed_modules(modules: set[str]) -> list[str]:
     """Return the installed modules only: the user's own may change before the next import."""
     library, packages = Path(os.__file__).parent, Path(np.__file__).parents[1]
@@ -198,7 +208,7 @@ class _CommandLoop:
         meter = Counters(*at.counted, counted).meter(setup.index)
         meter.trace_to(_core.Track(segment, at.trace, setup.index))
         gauges = segment.array((gauges_size,), np.dtype(np.uint8), at.gauges)[1]
-        server.count_with(meter, Gauges(at.counted[1], gauges).of(setup.index))
+        server.count_with(meter, Gauges(at.counted[1], gauges).of(setup.index), at.first)
         self.server = server
         self.connection = connection
         self.layout = 0  # number of the newest layout

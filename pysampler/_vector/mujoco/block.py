@@ -19,7 +19,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._frames.frames import FINAL
 from pysampler._vector.blocks import GivenActions, RepeatableBlock
-from pysampler._vector.mujoco.columns import InfoColumns, row_of
+from pysampler._vector.columns import InfoColumns, row_of
 from pysampler.envs.mujoco._checks import (
     check_before,
     check_begin,

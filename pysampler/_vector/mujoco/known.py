@@ -72,8 +72,8 @@ def makes_known_envs(entry_point: Any, wrappers: Sequence[Any]) -> bool:
 
 def name_of(env: gym.Env[Any, Any]) -> str:
     """Return the name of an env: its id, or that of its class or task."""
-    if env.spec is not None:
-        return env.spec.id
+    if isinstance(name := getattr(env.spec, "id", None), str):
+        return name
     base: Any = env.unwrapped
     return type(base.task if is_of_a_task(env) else base).__name__
 

@@ -17,7 +17,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._frames.frames import FINAL, FINAL_BY_MAIL
 from pysampler._frames.spec import spec_of
-from pysampler._vector.blocks import GivenActions, Overflow, PythonBlock, RepeatableBlock
+from pysampler._vector.blocks import GivenActions, Overflow, RepeatableBlock
 from pysampler._vector.wrapped.layers import Rows
 from pysampler._workers.jobs import is_users
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["GroupBlock", "LayeredBlock", "PythonEnvs"]
+__all__ = ["LayeredBlock", "PythonEnvs"]
 
 _INFO, _FINAL_OBS = _core.EnvBlock.INFO, _core.EnvBlock.FINAL_OBS
 _ERROR, _UNLIKE = _core.EnvBlock.ERROR, _core.EnvBlock.UNLIKE
@@ -508,83 +508,3 @@ class _Returning:
 
 def _step(action: Any, env: Any) -> Any:
     return env.step(action)
-
-
-class GroupBlock(PythonBlock):
-    """Several blocks that step one after the other as the envs of one group.
-
-    Args:
-        blocks: The blocks.
-        first: The index of the first env.
-        sizes: The number of envs of each block.
-        frames: The frames that the blocks use.
-    """
-
-    def __init__(
-        self, blocks: Sequence[Any], first: int, sizes: Sequence[int], frames: Frames
-    ) -> None:
-        super().__init__()
-        self.blocks = list(blocks)
-        ends = np.cumsum(sizes).tolist()
-        self._envs = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-        self._firsts = [first + envs.start for envs in self._envs]
-        self._action_types = frames.action_types
-
-    def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
-        self._action_types = frames.action_types
-        for block in self.blocks:
-            block.use(frames, infos, autoreset, keep)
-
-    def add_columns(self, columns: Sequence[Column]) -> None:
-        for block in self.blocks:
-            if isinstance(block, PythonBlock):
-                block.add_columns(columns)
-
-    def _share_types(self, frame: int) -> None:
-        """Give each block the types of actions, which stand in the row of the first env."""
-        self._action_types[frame, self._firsts[1:]] = self._action_types[frame, self._firsts[0]]
-
-    def step(self, frame: int, actions: list[Any] | None = None) -> bool:
-        over = False
-        self._share_types(frame)
-        for envs, block in zip(self._envs, self.blocks, strict=True):
-            over |= block.step(frame, None if actions is None else actions[envs])
-        return over
-
-    def step_once(self, frame: int, number: int) -> bool:
-        over = False
-        self._share_types(frame)
-        for block in self.blocks:
-            over |= block.step_once(frame, number)
-        return over
-
-    def reset(self, frame: int, calls: list[Any]) -> bool:
-        over = False
-        for envs, block in zip(self._envs, self.blocks, strict=True):
-            over |= block.reset(frame, calls[envs])
-        return over
-
-    def replace(self, seeds: Sequence[int]) -> None:
-        for envs, block in zip(self._envs, self.blocks, strict=True):
-            block.replace(seeds[envs])
-
-    def restore(self, frame: int) -> bool:
-        over = False
-        for block in self.blocks:
-            over |= block.restore(frame)
-        return over
-
-    def set_options(self, i: int, options: Any, version: int) -> None:
-        for envs, block in zip(self._envs, self.blocks, strict=True):
-            if envs.start <= i < envs.stop:
-                block.set_options(i - envs.start, options, version)
-
-    def stop(self) -> None:
-        for block in self.blocks:
-            block.stop()
-
-    def peek_overflow(self) -> Overflow:
-        return [one for block in self.blocks for one in block.peek_overflow()]
-
-    def take_overflow(self) -> Overflow:
-        return [one for block in self.blocks for one in block.take_overflow()]

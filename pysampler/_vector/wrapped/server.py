@@ -10,18 +10,17 @@ batch ends, and its envs are stepped one by one from then on.
 from __future__ import annotations
 
 import collections
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pysampler import _core
+from pysampler._vector.blocks import GroupBlock
 from pysampler._vector.env_server import EnvServer, layers_of
 from pysampler._vector.mujoco.known import BLOCK_WRAPPERS, NotNativeError, task_of
 from pysampler._vector.stacks import Stack, StackPart, parts_of
 from pysampler._vector.wrapped.batches import Batch, PythonBatch, TaskBatch
-from pysampler._vector.wrapped.block import GroupBlock
 from pysampler._vector.wrapped.layers import LAYERS, NotBatchedError
 from pysampler._vector.wrapped.stack import alike, expect_equal, peel
 
@@ -79,7 +78,6 @@ class BatchServer(EnvServer):
         *,
         inline: bool = False,
     ) -> None:
-        self._env_fns = env_fns
         self._inline = inline
         self._kinds: list[_Kind] = []
         # Why trials failed, by the classes of wrappers and envs, so that alike ones are not tried.
@@ -90,17 +88,21 @@ class BatchServer(EnvServer):
         self._found: list[_Kind | None] = []  # the kind of each env that steps in a batch
         super().__init__(env_fns, first, sizes)
 
-    def add(self, i: int, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
-        """Make env ``i`` and find its kind, unless the env before it tells all about it."""
+    def add(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
+        """Make the next env and find its kind, unless the one before it tells all about it."""
+        i = len(self.envs)
         makes_alike = getattr(env_fn, "makes_alike", False)
-        if makes_alike and i > 0 and env_fn is self._env_fns[i - 1]:
-            kind = self._found[i - 1]
+        if makes_alike and i > 0 and env_fn is self.env_fns[-1]:
+            kind = self._found[-1]
             if kind is not None and not kind.outer:
                 self.envs.append(None)  # type: ignore[arg-type]
                 self.stacks.append(kind.stack)
                 self._found.append(kind)
                 return
-        super().add(i, env_fn)
+        super().add(env_fn)
+        if i in self.nested:
+            self._found += [None] * len(self.nested[i])
+            return
         found = self._kind_of(self.envs[i], env_fn if makes_alike else None)
         self._found.append(found if isinstance(found, _Kind) else None)
         self.stacks[i] = found.stack if isinstance(found, _Kind) else found
@@ -108,7 +110,7 @@ class BatchServer(EnvServer):
     def made(self, i: int) -> gym.Env[Any, Any]:
         """Return the real env ``i``, which is made now if nothing has needed it before."""
         if self.envs[i] is None:
-            self.envs[i] = self._env_fns[i]()
+            self.envs[i] = self.env_fns[i]()
         return self.envs[i]
 
     def space_of(self, i: int, name: str) -> gym.Space[Any]:
@@ -190,27 +192,20 @@ class BatchServer(EnvServer):
             self._refused[classes] = str(error)
             raise
 
-    def make_block(self, block: int) -> Any:
-        blocks, sizes = [], []
-        for kind, places in itertools.groupby(self.rows(block), lambda i: self._found[i]):
-            rows = list(places)
-            sizes.append(len(rows))
-            blocks.append(self._block_of(kind, range(rows[0], rows[-1] + 1)))
-        if len(blocks) == 1:
-            return blocks[0]
-        return GroupBlock(blocks, self.first + self.rows(block).start, sizes, self.frames)
+    def key_of(self, i: int) -> Any:
+        return self._found[i] or super().key_of(i)
 
-    def _block_of(self, kind: _Kind | None, rows: range) -> Any:
-        if kind is not None:
-            try:
-                batch = self._batch(kind, rows)
-            except NotBatchedError as error:  # a wrapper was given a state that layers cannot have
-                self._note_python(rows, kind, str(error))
-            else:
-                self._batches.append(batch)
-                batch.block.use(*self._use)
-                return batch.block
-        return self.env_block(rows)
+    def block_of(self, key: Any, rows: range) -> Any:
+        if not isinstance(key, _Kind):
+            return super().block_of(key, rows)
+        try:
+            batch = self._batch(key, rows)
+        except NotBatchedError as error:  # a wrapper was given a state that layers cannot have
+            self._note_python(rows, key, str(error))
+            return self.env_block(rows)
+        self._batches.append(batch)
+        batch.block.use(*self._use)
+        return batch.block
 
     def why_shared(self, rows: Sequence[int]) -> str | None:
         """Return which statistics some envs share with others; None if they share none."""

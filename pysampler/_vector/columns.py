@@ -26,10 +26,11 @@ class InfoColumns:
 
     Args:
         frames: The frames.
-        rows: Writes the infos of steps of a whole block; it gets the same columns.
+        rows: Writes the infos of steps of a whole block, and gets the same columns; None: nothing
+            else writes infos.
     """
 
-    def __init__(self, frames: Frames, rows: _core.TaskRows) -> None:
+    def __init__(self, frames: Frames, rows: _core.TaskRows | None = None) -> None:
         self._frames = frames
         self._rows = rows
         self._masks: list[Array] = []
@@ -44,8 +45,9 @@ class InfoColumns:
             self._masks.append(mask)
             if not values:
                 self._nodes[column.path[0]] = mask
-                self._rows.add_mask(mask)
-            elif column.form in _OBJECTS or len(column.path) > 1:
+            if self._rows is None:
+                pass
+            elif not values or column.form in _OBJECTS or len(column.path) > 1:
                 self._rows.add_mask(mask)
             else:
                 self._rows.add_column(column.path[0], values[0], mask)

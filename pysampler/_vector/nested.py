@@ -1,0 +1,503 @@
+"""NestedBlock: steps the envs of a gymnasium vector env that a function returned, in one call.
+
+Its results are copied once, from its arrays into the rows of the frames. A vector env may save that
+copy with a method ``use_buffers(observations, rewards, terminated, truncated)``: it is called
+before each step and reset with the rows of the frame, for the results of that call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from pysampler import _core
+from pysampler._frames.frames import FINAL, FINAL_BY_MAIL
+from pysampler._frames.spec import build, leaves
+from pysampler._vector.blocks import GivenActions, RepeatableBlock
+from pysampler._vector.columns import InfoColumns
+from pysampler._vector.env_server import autoreset_of
+from pysampler._workers.jobs import is_users
+from pysampler._workers.remote import dumps
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._frames.frames import Frames
+    from pysampler._frames.infos import Column
+
+    Array = npt.NDArray[Any]
+    # The seed and options of a reset; None: no reset.
+    Call = tuple[int | None, dict[str, Any] | None] | None
+
+__all__ = ["NestedBlock", "expect_whole"]
+
+_INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
+_FINAL_OBS, _UNSHAPED = _core.EnvBlock.FINAL_OBS, _core.EnvBlock.UNSHAPED_OBS
+
+
+class NestedBlock(RepeatableBlock):
+    """The envs of a vector env, from number ``first`` on.
+
+    If an exception interrupts a step in the user's process, the next attempt reuses the results of
+    the calls that had returned, since a vector env has no state to return to.
+
+    Args:
+        env: The vector env.
+        first: The number of its first env.
+        meter: Counts steps and resets.
+        here: Whether the block is in the user's process.
+    """
+
+    def __init__(self, env: Any, first: int, meter: _core.Meter, *, here: bool) -> None:
+        super().__init__(here=here)
+        self._env = env
+        self.first = first
+        self.count: int = env.num_envs
+        self._all: Array = np.arange(self.count)
+        self._meter = meter
+        self._mode = autoreset_of(env)
+        self._use_buffers: Callable[..., None] | None = getattr(env, "use_buffers", None)
+        self._last: Any = None  # the observations that it returned last
+        self._seed: int | None = None  # for the next reset, if these replace lost envs
+        self._fresh = False  # whether the next step resets all envs
+        self._options: dict[int, tuple[Any, int]] = {}
+        self._used = np.zeros(self.count, np.int64)  # the options version of each episode
+        self._returned: list[Any] = []  # by the calls of the present step
+        self._replayed = 0  # how many of them this attempt has used
+
+    def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
+        """Use these frames from now on; the envs do not change."""
+        envs = self._rows = slice(self.first, self.first + self.count)
+        self._infos, self._keep = infos, keep
+        self._same_step = autoreset == "SAME_STEP"
+        self._resets = self._same_step and self._mode is AutoresetMode.DISABLED
+        self._tree, self._action_tree = frames.spec.observation_tree, frames.spec.action_tree
+        self._kinds = list(_kinds(self._tree))
+        self._shaped = all(kind == "leaf" for kind, _ in self._kinds)
+        self._observations = [leaf[:, envs] for leaf in frames.observations]
+        self._finals = [leaf[:, envs] for leaf in frames.final_observations]
+        self._rewards = frames.rewards[:, envs]
+        self._terminated, self._truncated = frames.terminated[:, envs], frames.truncated[:, envs]
+        self._has_final = frames.has_final[:, envs]
+        self._versions = frames.options_versions[:, envs]
+        self._actions = [
+            GivenActions(frames, self.first, self.count, leaf)
+            for leaf in range(len(frames.actions))
+        ]
+        self._columns = InfoColumns(frames)
+
+    def add_columns(self, columns: Sequence[Column]) -> None:
+        """Write infos to these columns too."""
+        self._columns.add(columns)
+
+    # -- called by workers -----------------------------------------------------------------------
+
+    def step_once(self, frame: int, number: int) -> bool:
+        """Step. A number that comes again means that an exception ended the last attempt."""
+        if number != self._number:
+            self._returned = []
+            self._number = number
+        self._replayed = 0
+        over = self._step(frame, None)
+        self._returned = []
+        return over
+
+    def step(self, frame: int, actions: Sequence[Any] | None = None) -> bool:
+        """Step every env. Those whose episodes have ended are reset by the vector env."""
+        self._returned, self._replayed = [], 0
+        return self._step(frame, actions)
+
+    def _step(self, frame: int, actions: Sequence[Any] | None) -> bool:
+        with self._serving(frame):
+            if self._fresh:
+                self._reset(frame, [(None, None)] * self.count)
+            else:
+                began = now()
+                given = self._given(frame) if actions is None else self._batched(actions)
+                results = self._call("step", frame, given)
+                self._meter.stepped(self.first + self._all, (now() - began) // self.count)
+                self._write_step(frame, *_expect_length("step", results, 5))
+        return self._done(frame)
+
+    def reset(self, frame: int, calls: Sequence[Call]) -> bool:
+        """Reset each env with its (seed, options); leave it unchanged if that is None."""
+        self._returned, self._replayed = [], 0
+        with self._serving(frame):
+            self._reset(frame, calls)
+        return self._done(frame)
+
+    def replace(self, seeds: Sequence[int]) -> None:
+        """Note that these replace lost envs; the first of ``seeds`` is for their next reset."""
+        self._seed = int(seeds[0])
+        self._fresh = self._mode is AutoresetMode.NEXT_STEP
+
+    def restore(self, frame: int) -> bool:
+        """Write the results of the step in which the replaced envs were lost."""
+        self._returned, self._replayed = [], 0
+        with self._serving(frame):
+            if self._same_step:
+                self._reset(frame, [(None, None)] * self.count)
+            else:
+                self._clear(frame, self._all)
+        return self._done(frame)
+
+    def set_options(self, i: int, options: Any, version: int) -> None:
+        """Use these options for resets of env ``i`` from now on."""
+        if not self._resets and self._mode is not AutoresetMode.DISABLED:
+            raise ValueError(
+                f"cannot set options of env {self.first + i}: {type(self._env).__name__} resets "
+                "its envs itself, without options; pass them to reset()"
+            )
+        self._options[i] = options, version
+
+    @contextlib.contextmanager
+    def _serving(self, frame: int) -> Iterator[None]:
+        """Prepare the frame, and report an exception as one of the first env."""
+        self._overflow = []
+        if self._keep != "NONE":
+            self._columns.clear(frame, self._rows)
+        self._has_final[frame] = 0
+        self._meter.at(self.first)
+        try:
+            yield
+        except BaseException as error:
+            if is_users(error, here=self.here):
+                raise
+            self._overflow.append((_ERROR, self.first, error))
+        finally:
+            self._meter.idle()
+
+    def _done(self, frame: int) -> bool:
+        if self._options:
+            self._versions[frame] = self._used
+        return bool(self._overflow)
+
+    def _call(self, name: str, frame: int, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the vector env, or return its result if it was called already."""
+        if self._replayed == len(self._returned):
+            if self._use_buffers is not None:
+                self._use_buffers(*self._buffers(frame))
+            self._returned.append(getattr(self._env, name)(*args, **kwargs))
+        self._replayed += 1
+        return self._returned[self._replayed - 1]
+
+    def _buffers(self, frame: int) -> tuple[Any, Array, Array, Array]:
+        """Return the rows of a frame; parts of observations without a fixed shape are None."""
+        observations = build(
+            self._tree, lambda leaf: self._observations[leaf][frame], lambda _: None
+        )
+        return (
+            observations,
+            self._rewards[frame],
+            self._terminated[frame],
+            self._truncated[frame],
+        )
+
+    # -- actions ---------------------------------------------------------------------------------
+
+    def _given(self, frame: int) -> Any:
+        """Return a copy of the actions in a frame, since the vector env may keep them."""
+        return build(self._action_tree, lambda leaf: self._actions[leaf].of(frame).copy(), _never)
+
+    def _batched(self, actions: Sequence[Any]) -> Any:
+        """Return actions that came one by one as a batch."""
+        space = self._env.single_action_space
+        out: Any = create_empty_array(space, self.count)
+        return concatenate(space, actions, out)
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def _write_step(
+        self,
+        frame: int,
+        observations: Any,
+        rewards: Any,
+        terminated: Any,
+        truncated: Any,
+        infos: dict[str, Any],
+    ) -> None:
+        self._write_rows("rewards", self._rewards[frame], rewards)
+        self._write_rows("terminated", self._terminated[frame], terminated)
+        self._write_rows("truncated", self._truncated[frame], truncated)
+        self._last = observations
+        if self._keep == "ALL" and not self._same_step:  # ended episodes make no difference
+            self._write_observations(frame, observations)
+            self._write_infos(frame, self._all, infos)
+            return
+        over = self._terminated[frame] | self._truncated[frame]
+        ended = np.flatnonzero(over)
+        if self._same_step and len(ended):
+            if self._resets:
+                self._write_finals(frame, ended, observations)
+                self._write_infos(frame, ended, infos, "final_info")
+                if self._keep == "ALL":
+                    self._write_infos(frame, np.flatnonzero(~over), infos)
+                self._begin_episodes(frame, ended)
+                return
+            infos = dict(infos)
+            self._write_given_finals(frame, ended, infos)
+        self._write_observations(frame, observations)
+        if self._keep == "ALL":
+            self._write_infos(frame, self._all, infos)
+        elif self._keep == "FINAL" and not self._same_step and len(ended):
+            self._write_infos(frame, ended, infos)
+
+    def _write_rows(self, what: str, rows: Array, given: Any) -> None:
+        if given is rows:
+            return
+        given = np.asarray(given)
+        if given.shape != rows.shape:
+            raise ValueError(f"{what} have shape {given.shape}, expected {rows.shape}")
+        if given.ctypes.data != rows.ctypes.data:
+            rows[...] = given
+
+    def _write_observations(self, frame: int, observations: Any) -> None:
+        unshaped = []
+        for (kind, number), (path, value) in zip(
+            self._kinds, leaves(self._tree, observations), strict=True
+        ):
+            if kind == "leaf":
+                self._write_rows(f"observations{path}", self._observations[number][frame], value)
+            else:
+                unshaped.append(value)
+        for i in self._all.tolist() if unshaped else ():
+            self._leave(_UNSHAPED, i, tuple(value[i] for value in unshaped))
+
+    def _write_finals(self, frame: int, ended: Array, observations: Any) -> None:
+        """Write the last observations of episodes, which these arrays of all envs contain."""
+        for (kind, number), (_, value) in zip(
+            self._kinds, leaves(self._tree, observations), strict=True
+        ):
+            if kind == "leaf":
+                self._finals[number][frame, ended] = np.asarray(value)[ended]
+        self._has_final[frame, ended] = FINAL if self._shaped else FINAL_BY_MAIL
+        for i in () if self._shaped else ended.tolist():
+            self._leave(_FINAL_OBS, i, _row(self._tree, observations, i))
+
+    def _write_given_finals(self, frame: int, ended: Array, infos: dict[str, Any]) -> None:
+        """Write the last observations and infos of episodes that the vector env put into infos."""
+        finals = infos.pop("final_obs", None)
+        infos.pop("_final_obs", None)
+        if finals is None:
+            raise ValueError(
+                f"{type(self._env).__name__} ended episodes without info['final_obs'], which its "
+                "autoreset mode SAME_STEP requires"
+            )
+        if isinstance(finals, np.ndarray) and finals.dtype == object:
+            for i in ended.tolist():
+                for (kind, number), (_, value) in zip(
+                    self._kinds, leaves(self._tree, finals[i]), strict=True
+                ):
+                    if kind == "leaf":
+                        self._finals[number][frame, i] = value
+                if not self._shaped:
+                    self._leave(_FINAL_OBS, i, finals[i])
+            self._has_final[frame, ended] = FINAL if self._shaped else FINAL_BY_MAIL
+        else:
+            self._write_finals(frame, ended, finals)
+        given = infos.pop("final_info", {})
+        infos.pop("_final_info", None)
+        self._write_infos(frame, ended, given, "final_info")
+
+    def _leave(self, kind: int, i: int, value: Any) -> None:
+        self._overflow.append((kind, self.first + i, value))
+
+    # -- resets ----------------------------------------------------------------------------------
+
+    def _reset(self, frame: int, calls: Sequence[Call]) -> None:
+        """Reset some envs, and write the observations of all and the infos of those."""
+        chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
+        if len(chosen):
+            self._begin_episodes(frame, chosen, calls)
+            self._clear(frame, chosen)
+        elif self._last is not None:
+            self._write_observations(frame, self._last)
+
+    def _clear(self, frame: int, envs: Array) -> None:
+        for rows in (self._rewards, self._terminated, self._truncated):
+            rows[frame, envs] = 0
+
+    def _begin_episodes(self, frame: int, envs: Array, calls: Sequence[Call] | None = None) -> None:
+        began = now()
+        infos: list[tuple[Array, Any]] = []
+        for rows, seed, options in self._resets_of(envs, calls):
+            observations, info = self._reset_some(frame, rows, seed, options)
+            infos.append((rows, info))
+        self._last = observations
+        self._write_observations(frame, observations)
+        for rows, info in infos if self._keep == "ALL" else ():
+            self._write_infos(frame, rows, info)
+        self._fresh, self._seed = False, None
+        self._meter.were_reset(self.first + envs, (now() - began) // len(envs))
+
+    def _resets_of(
+        self, envs: Array, calls: Sequence[Call] | None
+    ) -> Iterator[tuple[Array, Any, dict[str, Any] | None]]:
+        """Yield the envs of each call of ``reset``, and its seed and options."""
+        seeds: list[int | None] = [None] * self.count
+        by_options: dict[bytes, tuple[list[int], dict[str, Any] | None]] = {}
+        for i in envs.tolist():
+            call = None if calls is None else calls[i]
+            seeds[i], options = (None, None) if call is None else call
+            self._used[i] = 0
+            if not options and i in self._options:
+                options, self._used[i] = self._options[i]
+            by_options.setdefault(dumps(options or None), ([], options or None))[0].append(i)
+        for of_options, options in by_options.values():
+            rows = np.array(of_options)
+            yield rows, self._seed_of(seeds, rows), options
+
+    def _seed_of(self, seeds: Sequence[int | None], rows: Array) -> Any:
+        """Return what ``reset`` takes as the seed of some envs: a number if they are successive."""
+        chosen = [seeds[i] for i in rows.tolist()]
+        if all(seed is None for seed in chosen):
+            return self._seed
+        if len(rows) < self.count:
+            return [seeds[i] if i in rows else None for i in range(self.count)]
+        first = chosen[0]
+        successive = first is not None and chosen == [first + i for i in range(self.count)]
+        return first if successive else chosen
+
+    def _reset_some(self, frame: int, rows: Array, seed: Any, options: Any) -> tuple[Any, Any]:
+        """Reset the envs in some rows; raise ValueError if others were reset too."""
+        before = None
+        if len(rows) < self.count:
+            if self._last is None:
+                raise ValueError("cannot reset some envs: they were not all reset before")
+            mask = np.zeros(self.count, bool)
+            mask[rows] = True
+            options = {**(options or {}), "reset_mask": mask}
+            before = self._shaped_rows(self._last, ~mask)
+        results = self._call("reset", frame, seed=seed, options=options)
+        observations, info = _expect_length("reset", results, 2)
+        if before is not None:
+            after = self._shaped_rows(observations, ~mask)
+            if not all(map(_same, before, after)):
+                raise ValueError(
+                    f"cannot reset some envs: {type(self._env).__name__}.reset() ignores "
+                    "options['reset_mask'], and has reset all of them"
+                )
+        return observations, info
+
+    def _shaped_rows(self, observations: Any, mask: Array) -> list[Array]:
+        """Return copies of some rows of the observations that have a fixed shape."""
+        pairs = zip(self._kinds, leaves(self._tree, observations), strict=True)
+        return [np.asarray(value)[mask] for (kind, _), (_, value) in pairs if kind == "leaf"]
+
+    # -- infos -----------------------------------------------------------------------------------
+
+    def _write_infos(
+        self, frame: int, rows: Array, infos: dict[str, Any], under: str | None = None
+    ) -> None:
+        """Write the infos of some envs: arrays to their columns, other values env by env.
+
+        Args:
+            frame: The frame.
+            rows: The envs.
+            infos: The infos of all envs.
+            under: The key to write them under; None: they are the infos themselves.
+        """
+        if self._keep == "NONE":
+            return
+        by_env: dict[int, dict[str, Any]] = {} if under is None else {i: {} for i in rows.tolist()}
+        for key, value, mask in _entries(infos):
+            if key == "env_id" and under is None and _is_integer(value):
+                value = value + self.first
+            chosen = rows if mask is None else rows[mask[rows]]
+            if isinstance(value, np.ndarray) and value.dtype != object and len(chosen):
+                part: dict[Any, Array] = {key if under is None else (under, key): value[chosen]}
+                if not self._columns.write(frame, self.first + chosen, part):
+                    continue
+            for i in chosen.tolist():
+                by_env.setdefault(i, {})[key] = _item(value, i, self.count)
+        for i, info in by_env.items():
+            rest = self._infos.store(frame, self.first + i, info, under)
+            if rest is not None:
+                self._leave(_INFO, i, rest)
+
+
+def _kinds(tree: Any) -> Iterator[tuple[str, int]]:
+    """Yield ("leaf", number) or ("unshaped", number) for each leaf of a tree, in order."""
+    kind, content = tree
+    if kind in ("leaf", "unshaped"):
+        yield kind, content
+    for child in content if kind == "tuple" else ():
+        yield from _kinds(child)
+    for _, child in content if kind == "dict" else ():
+        yield from _kinds(child)
+
+
+def _row(tree: Any, batch: Any, i: int) -> Any:
+    """Return the observation of one env in those of all."""
+    values = [value for _, value in leaves(tree, batch)]
+    numbers = list(_kinds(tree))
+    return build(
+        tree,
+        lambda leaf: values[numbers.index(("leaf", leaf))][i],
+        lambda leaf: values[numbers.index(("unshaped", leaf))][i],
+    )
+
+
+def _never(_: int) -> Any:
+    raise AssertionError("actions without a fixed shape are not in frames")
+
+
+def _expect_length(name: str, results: Any, length: int) -> tuple[Any, ...]:
+    if not isinstance(results, tuple) or len(results) != length:
+        got = f"{len(results)} values" if isinstance(results, tuple) else type(results).__name__
+        raise ValueError(f"{name}() returned {got}, expected {length} values")
+    return results
+
+
+def _same(before: Array, after: Array) -> bool:
+    return np.array_equal(before, after, equal_nan=before.dtype.kind in "fc")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "iu"
+
+
+def _entries(infos: Mapping[str, Any]) -> Iterator[tuple[str, Any, Array | None]]:
+    """Yield the key, value and mask of each info of several envs; None: all envs have it."""
+    for key, value in infos.items():
+        if not (isinstance(key, str) and key.startswith("_") and key[1:] in infos):
+            yield key, value, infos.get(f"_{key}")
+
+
+def _item(value: Any, i: int, count: int) -> Any:
+    """Return the info of one env in that of all: with types that batch to the same arrays."""
+    if isinstance(value, dict):
+        return {
+            key: _item(one, i, count)
+            for key, one, mask in _entries(value)
+            if mask is None or mask[i]
+        }
+    if isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == count:
+        if value.ndim > 1:
+            return value[i].copy()
+        return bool(value[i]) if value.dtype == np.bool_ else value[i]
+    if isinstance(value, (list, tuple)) and len(value) == count:
+        return value[i]
+    return value
+
+
+def expect_whole(env: Any, number: int) -> None:
+    """Raise TypeError unless a vector env steps all of its envs at once and names their spaces."""
+    name = f"env {number} is a {type(env).__name__}"
+    if not isinstance(getattr(env, "num_envs", None), (int, np.integer)) or env.num_envs < 1:
+        raise TypeError(f"{name} without num_envs, expected a vector env of at least one env")
+    for space in ("single_observation_space", "single_action_space"):
+        if getattr(env, space, None) is None:
+            raise TypeError(f"{name} without {space}, expected a gymnasium.vector.VectorEnv")
+    if getattr(env, "batch_size", env.num_envs) != env.num_envs:
+        raise TypeError(
+            f"{name} with batch_size {env.batch_size}, expected {env.num_envs}: one that steps all "
+            "of its envs in each call"
+        )
