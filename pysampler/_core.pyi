@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TaskRows', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     The costs of waiting on this machine.
@@ -1539,7 +1539,7 @@ class Simulations:
         """
         Step some simulations, or all if ids is None; return how many failed.
         """
-class TaskRows:
+class BatchRows:
     def __init__(self, first: typing.SupportsInt | typing.SupportsIndex, count: typing.SupportsInt | typing.SupportsIndex, meter: Meter, elapsed: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], limit: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     def __reduce__(self) -> tuple:
@@ -1560,9 +1560,9 @@ class TaskRows:
         """
         Write to these frames from now on, with infos or without.
         """
-    def write(self, frame: typing.SupportsInt | typing.SupportsIndex, observations: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], rewards: typing.Any, terminated: typing.Any, infos: dict) -> tuple[bool, typing.Any]:
+    def write(self, frame: typing.SupportsInt | typing.SupportsIndex, observations: typing.Any, rewards: typing.Any, terminated: typing.Any, infos: dict, truncated: typing.Any = None) -> tuple[bool, typing.Any]:
         """
-        Write the results of a step of all envs; return whether an episode has ended, and the infos without a column, or None.
+        Write the results of a step of all envs; return whether an episode has ended, and the infos without a column, or None. If observations are None, they are not written. Without `truncated`, the limit applies.
         """
 class Tally:
     """

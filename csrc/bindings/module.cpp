@@ -71,7 +71,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
     register_call(m);
     register_python_block(m);
     register_simulations(m);
-    register_task_rows(m);
+    register_batch_rows(m);
     register_tally(m);
     register_policy_rows(m);
 }

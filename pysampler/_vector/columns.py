@@ -30,7 +30,7 @@ class InfoColumns:
             else writes infos.
     """
 
-    def __init__(self, frames: Frames, rows: _core.TaskRows | None = None) -> None:
+    def __init__(self, frames: Frames, rows: _core.BatchRows | None = None) -> None:
         self._frames = frames
         self._rows = rows
         self._masks: list[Array] = []

@@ -7,7 +7,6 @@ before each step and reset with the rows of the frame, for the results of that c
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["NestedBlock", "expect_whole"]
 
 _INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
+_FINAL_KEYS = "final_obs", "_final_obs", "final_info", "_final_info"
 _FINAL_OBS, _UNSHAPED = _core.EnvBlock.FINAL_OBS, _core.EnvBlock.UNSHAPED_OBS
 
 
@@ -69,29 +69,34 @@ class NestedBlock(RepeatableBlock):
         self._fresh = False  # whether the next step resets all envs
         self._options: dict[int, tuple[Any, int]] = {}
         self._used = np.zeros(self.count, np.int64)  # the options version of each episode
+        # Writes the results of a step of all envs; the vector env counts and ends episodes.
+        self._rows = _core.BatchRows(first, self.count, meter, np.zeros(self.count, np.int64), 0)
         self._returned: list[Any] = []  # by the calls of the present step
         self._replayed = 0  # how many of them this attempt has used
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
         """Use these frames from now on; the envs do not change."""
-        envs = self._rows = slice(self.first, self.first + self.count)
+        envs = self._slice = slice(self.first, self.first + self.count)
         self._infos, self._keep = infos, keep
         self._same_step = autoreset == "SAME_STEP"
         self._resets = self._same_step and self._mode is AutoresetMode.DISABLED
         self._tree, self._action_tree = frames.spec.observation_tree, frames.spec.action_tree
         self._kinds = list(_kinds(self._tree))
         self._shaped = all(kind == "leaf" for kind, _ in self._kinds)
+        self._is_array = self._kinds == [("leaf", 0)] and self._tree[0] == "leaf"
         self._observations = [leaf[:, envs] for leaf in frames.observations]
         self._finals = [leaf[:, envs] for leaf in frames.final_observations]
         self._rewards = frames.rewards[:, envs]
         self._terminated, self._truncated = frames.terminated[:, envs], frames.truncated[:, envs]
+        self._buffers = [self._buffers_of(frame) for frame in range(frames.count)]
         self._has_final = frames.has_final[:, envs]
         self._versions = frames.options_versions[:, envs]
         self._actions = [
             GivenActions(frames, self.first, self.count, leaf)
             for leaf in range(len(frames.actions))
         ]
-        self._columns = InfoColumns(frames)
+        self._rows.use(frames, infos=False)
+        self._columns = InfoColumns(frames, self._rows)
 
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Write infos to these columns too."""
@@ -115,23 +120,14 @@ class NestedBlock(RepeatableBlock):
         return self._step(frame, actions)
 
     def _step(self, frame: int, actions: Sequence[Any] | None) -> bool:
-        with self._serving(frame):
-            if self._fresh:
-                self._reset(frame, [(None, None)] * self.count)
-            else:
-                began = now()
-                given = self._given(frame) if actions is None else self._batched(actions)
-                results = self._call("step", frame, given)
-                self._meter.stepped(self.first + self._all, (now() - began) // self.count)
-                self._write_step(frame, *_expect_length("step", results, 5))
-        return self._done(frame)
+        if self._fresh:
+            return self._serve(frame, lambda: self._reset_all(frame))
+        return self._serve(frame, lambda: self._step_all(frame, actions))
 
     def reset(self, frame: int, calls: Sequence[Call]) -> bool:
         """Reset each env with its (seed, options); leave it unchanged if that is None."""
         self._returned, self._replayed = [], 0
-        with self._serving(frame):
-            self._reset(frame, calls)
-        return self._done(frame)
+        return self._serve(frame, lambda: self._reset(frame, calls))
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Note that these replace lost envs; the first of ``seeds`` is for their next reset."""
@@ -141,12 +137,9 @@ class NestedBlock(RepeatableBlock):
     def restore(self, frame: int) -> bool:
         """Write the results of the step in which the replaced envs were lost."""
         self._returned, self._replayed = [], 0
-        with self._serving(frame):
-            if self._same_step:
-                self._reset(frame, [(None, None)] * self.count)
-            else:
-                self._clear(frame, self._all)
-        return self._done(frame)
+        if self._same_step:
+            return self._serve(frame, lambda: self._reset_all(frame))
+        return self._serve(frame, lambda: self._clear(frame, self._all))
 
     def set_options(self, i: int, options: Any, version: int) -> None:
         """Use these options for resets of env ``i`` from now on."""
@@ -157,24 +150,17 @@ class NestedBlock(RepeatableBlock):
             )
         self._options[i] = options, version
 
-    @contextlib.contextmanager
-    def _serving(self, frame: int) -> Iterator[None]:
-        """Prepare the frame, and report an exception as one of the first env."""
+    def _serve(self, frame: int, work: Callable[[], None]) -> bool:
+        """Prepare the frame and do some work; report an exception as one of the first env."""
         self._overflow = []
-        if self._keep != "NONE":
-            self._columns.clear(frame, self._rows)
-        self._has_final[frame] = 0
-        self._meter.at(self.first)
         try:
-            yield
+            self._rows.begin(frame)
+            work()
         except BaseException as error:
             if is_users(error, here=self.here):
                 raise
-            self._overflow.append((_ERROR, self.first, error))
-        finally:
-            self._meter.idle()
-
-    def _done(self, frame: int) -> bool:
+            self._leave(_ERROR, 0, error)
+        self._meter.idle()
         if self._options:
             self._versions[frame] = self._used
         return bool(self._overflow)
@@ -183,22 +169,18 @@ class NestedBlock(RepeatableBlock):
         """Call a method of the vector env, or return its result if it was called already."""
         if self._replayed == len(self._returned):
             if self._use_buffers is not None:
-                self._use_buffers(*self._buffers(frame))
+                self._use_buffers(*self._buffers[frame])
             self._returned.append(getattr(self._env, name)(*args, **kwargs))
         self._replayed += 1
         return self._returned[self._replayed - 1]
 
-    def _buffers(self, frame: int) -> tuple[Any, Array, Array, Array]:
+    def _buffers_of(self, frame: int) -> tuple[Any, Array, Array, Array]:
         """Return the rows of a frame; parts of observations without a fixed shape are None."""
         observations = build(
             self._tree, lambda leaf: self._observations[leaf][frame], lambda _: None
         )
-        return (
-            observations,
-            self._rewards[frame],
-            self._terminated[frame],
-            self._truncated[frame],
-        )
+        ends = self._terminated[frame], self._truncated[frame]
+        return observations, self._rewards[frame], *ends
 
     # -- actions ---------------------------------------------------------------------------------
 
@@ -214,40 +196,35 @@ class NestedBlock(RepeatableBlock):
 
     # -- results ---------------------------------------------------------------------------------
 
-    def _write_step(
-        self,
-        frame: int,
-        observations: Any,
-        rewards: Any,
-        terminated: Any,
-        truncated: Any,
-        infos: dict[str, Any],
-    ) -> None:
-        self._write_rows("rewards", self._rewards[frame], rewards)
-        self._write_rows("terminated", self._terminated[frame], terminated)
-        self._write_rows("truncated", self._truncated[frame], truncated)
-        self._last = observations
-        if self._keep == "ALL" and not self._same_step:  # ended episodes make no difference
+    def _step_all(self, frame: int, actions: Sequence[Any] | None) -> None:
+        given = self._given(frame) if actions is None else self._batched(actions)
+        results = self._call("step", frame, given)
+        observations, rewards, terminated, truncated, infos = _expect_length("step", results, 5)
+        array = None
+        if self._is_array:
+            array = np.asarray(observations, self._observations[0].dtype)
+        any_over, _ = self._rows.write(frame, array, rewards, terminated, {}, truncated)
+        if array is None:
             self._write_observations(frame, observations)
-            self._write_infos(frame, self._all, infos)
+        self._last = observations
+        if not any_over or (self._keep == "ALL" and not self._same_step):
+            if self._keep == "ALL":
+                self._write_infos(frame, self._all, infos)
             return
         over = self._terminated[frame] | self._truncated[frame]
-        ended = np.flatnonzero(over)
-        if self._same_step and len(ended):
-            if self._resets:
-                self._write_finals(frame, ended, observations)
-                self._write_infos(frame, ended, infos, "final_info")
-                if self._keep == "ALL":
-                    self._write_infos(frame, np.flatnonzero(~over), infos)
-                self._begin_episodes(frame, ended)
-                return
-            infos = dict(infos)
-            self._write_given_finals(frame, ended, infos)
-        self._write_observations(frame, observations)
-        if self._keep == "ALL":
-            self._write_infos(frame, self._all, infos)
-        elif self._keep == "FINAL" and not self._same_step and len(ended):
+        ended: Array = np.flatnonzero(over)
+        if not self._same_step:
             self._write_infos(frame, ended, infos)
+        elif self._resets:
+            self._write_finals(frame, ended, observations)
+            self._write_infos(frame, ended, infos, "final_info")
+            if self._keep == "ALL":
+                self._write_infos(frame, np.flatnonzero(~over), infos)
+            self._begin_episodes(frame, ended)
+        else:
+            infos = self._write_given_finals(frame, ended, infos)
+            if self._keep == "ALL":
+                self._write_infos(frame, self._all, infos)
 
     def _write_rows(self, what: str, rows: Array, given: Any) -> None:
         if given is rows:
@@ -255,8 +232,7 @@ class NestedBlock(RepeatableBlock):
         given = np.asarray(given)
         if given.shape != rows.shape:
             raise ValueError(f"{what} have shape {given.shape}, expected {rows.shape}")
-        if given.ctypes.data != rows.ctypes.data:
-            rows[...] = given
+        rows[...] = given
 
     def _write_observations(self, frame: int, observations: Any) -> None:
         unshaped = []
@@ -281,10 +257,14 @@ class NestedBlock(RepeatableBlock):
         for i in () if self._shaped else ended.tolist():
             self._leave(_FINAL_OBS, i, _row(self._tree, observations, i))
 
-    def _write_given_finals(self, frame: int, ended: Array, infos: dict[str, Any]) -> None:
-        """Write the last observations and infos of episodes that the vector env put into infos."""
-        finals = infos.pop("final_obs", None)
-        infos.pop("_final_obs", None)
+    def _write_given_finals(
+        self, frame: int, ended: Array, infos: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Write the last observations and infos of episodes in ``infos``; return the other infos.
+
+        Those are of the first observations of the next episodes.
+        """
+        finals, given = infos.get("final_obs"), infos.get("final_info", {})
         if finals is None:
             raise ValueError(
                 f"{type(self._env).__name__} ended episodes without info['final_obs'], which its "
@@ -302,9 +282,8 @@ class NestedBlock(RepeatableBlock):
             self._has_final[frame, ended] = FINAL if self._shaped else FINAL_BY_MAIL
         else:
             self._write_finals(frame, ended, finals)
-        given = infos.pop("final_info", {})
-        infos.pop("_final_info", None)
         self._write_infos(frame, ended, given, "final_info")
+        return {key: one for key, one in infos.items() if key not in _FINAL_KEYS}
 
     def _leave(self, kind: int, i: int, value: Any) -> None:
         self._overflow.append((kind, self.first + i, value))
@@ -315,10 +294,13 @@ class NestedBlock(RepeatableBlock):
         """Reset some envs, and write the observations of all and the infos of those."""
         chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
         if len(chosen):
-            self._begin_episodes(frame, chosen, calls)
             self._clear(frame, chosen)
+            self._begin_episodes(frame, chosen, calls)
         elif self._last is not None:
             self._write_observations(frame, self._last)
+
+    def _reset_all(self, frame: int) -> None:
+        self._reset(frame, [(None, None)] * self.count)
 
     def _clear(self, frame: int, envs: Array) -> None:
         for rows in (self._rewards, self._terminated, self._truncated):

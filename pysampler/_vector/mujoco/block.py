@@ -4,7 +4,7 @@ It is the counterpart of csrc/bindings/env_block.cpp, and has the same features:
 modes, seeds, options, infos with masks, and the results of envs that replace lost ones.
 
 A step of all simulations (``_step_together``) is the fast path: one call of MuJoCo and one of
-``TaskRows``. If some are reset or not begun, ``_step_some`` handles subsets, in NumPy.
+``BatchRows``. If some are reset or not begun, ``_step_some`` handles subsets, in NumPy.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TaskBlock(RepeatableBlock):
         self.rng_seeds: list[int | None] = [None] * count
         self.elapsed = np.zeros(count, np.int64)
         # Writes a step of all simulations.
-        self._rows = _core.TaskRows(first, count, meter, self.elapsed, max_episode_steps or _NEVER)
+        self._rows = _core.BatchRows(first, count, meter, self.elapsed, max_episode_steps or _NEVER)
         self.begun = np.zeros(count, bool)  # reset at least once
         self._all_begun = False
         self.ended = np.zeros(count, bool)  # to be reset by the next step

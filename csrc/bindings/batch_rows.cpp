@@ -1,4 +1,4 @@
-// Writes the results of a task's step into the rows of a frame, for all envs of a block at once. In
+// Writes the results of a step of a batch into the rows of a frame, for all its envs at once. In
 // Python this part of a step would take longer than the physics of a small block.
 #include <algorithm>
 #include <cstddef>
@@ -55,9 +55,9 @@ struct InfoColumn {
     FrameRows mask;
 };
 
-class TaskRows {
+class BatchRows {
  public:
-    TaskRows(std::size_t first, std::size_t count, const std::shared_ptr<Meter>& meter,
+    BatchRows(std::size_t first, std::size_t count, const std::shared_ptr<Meter>& meter,
              const py::array_t<std::int64_t>& elapsed, std::int64_t limit)
         : first_(first), count_(count), meter_(meter), elapsed_(elapsed), limit_(limit) {
         if (static_cast<std::size_t>(elapsed.size()) != count) {
@@ -67,8 +67,10 @@ class TaskRows {
 
     void use(const py::object& frames, bool infos) {
         const py::list observations = frames.attr("observations");
-        observations_ = FrameRows(observations[0].cast<py::array>(), first_);
-        type_ = observations[0].cast<py::array>().dtype().num();
+        if (!observations.empty()) {
+            observations_ = FrameRows(observations[0].cast<py::array>(), first_);
+            type_ = observations[0].cast<py::array>().dtype().num();
+        }
         rewards_ = FrameRows(frames.attr("rewards").cast<py::array>(), first_);
         terminated_ = FrameRows(frames.attr("terminated").cast<py::array>(), first_);
         truncated_ = FrameRows(frames.attr("truncated").cast<py::array>(), first_);
@@ -100,18 +102,26 @@ class TaskRows {
 
     // Writes the results of a step of all envs. Returns whether an episode has ended, and a dict of
     // the infos that have no column, or None.
-    std::pair<bool, py::object> write(std::uint32_t frame, const py::array& observations,
+    // Without `truncated`, episodes are truncated at the limit.
+    std::pair<bool, py::object> write(std::uint32_t frame, const py::object& observations,
                                       const py::object& rewards, const py::object& terminated,
-                                      const py::dict& infos) {
-        copy("observations", observations, type_, observations_, frame);
+                                      const py::dict& infos, const py::object& truncated) {
+        if (!observations.is_none()) write_observations(frame, observations.cast<py::array>());
         const auto numbers =
             rewards.cast<py::array_t<double, py::array::c_style | py::array::forcecast>>();
         if (numbers.ndim() != 1 || numbers.shape(0) != static_cast<py::ssize_t>(count_)) {
-            throw py::value_error("rewards: expected one for each simulation");
+            throw py::value_error("rewards: expected one for each env");
         }
-        std::copy_n(numbers.data(), count_, rewards_.at<double>(frame));
-        write_ends(frame, terminated);
-        const bool over = count_ended(frame);
+        if (numbers.data() != rewards_.at<double>(frame)) {
+            std::copy_n(numbers.data(), count_, rewards_.at<double>(frame));
+        }
+        write_flags("terminated", terminated_.at<std::uint8_t>(frame), terminated);
+        if (truncated.is_none()) {
+            count_step(frame);
+        } else {
+            write_flags("truncated", truncated_.at<std::uint8_t>(frame), truncated);
+        }
+        const bool over = any_ended(frame);
         py::object rest = py::none();
         if (infos_) {
             std::size_t guess = 0;
@@ -129,27 +139,30 @@ class TaskRows {
     }
 
  private:
-    void write_ends(std::uint32_t frame, const py::object& terminated) {
-        auto* to = terminated_.at<std::uint8_t>(frame);
-        if (PyBool_Check(terminated.ptr())) {
-            std::memset(to, terminated.ptr() == Py_True, count_);
+    void write_flags(const char* what, std::uint8_t* to, const py::object& flags) {
+        if (PyBool_Check(flags.ptr())) {
+            std::memset(to, flags.ptr() == Py_True, count_);
             return;
         }
-        const auto flags = terminated.cast<py::array_t<bool, py::array::c_style>>();
-        if (flags.ndim() != 1 || flags.shape(0) != static_cast<py::ssize_t>(count_)) {
-            throw py::value_error("terminated: expected one flag for each simulation");
+        const auto array = flags.cast<py::array_t<bool, py::array::c_style>>();
+        if (array.ndim() != 1 || array.shape(0) != static_cast<py::ssize_t>(count_)) {
+            throw py::value_error(std::string(what) + ": expected one flag for each env");
         }
-        std::memcpy(to, flags.data(), count_);
+        std::memmove(to, array.data(), count_);
     }
 
-    // Counts the step, truncates episodes at the limit, and returns whether any has ended.
-    bool count_ended(std::uint32_t frame) {
-        const auto* terminated = terminated_.at<std::uint8_t>(frame);
+    // Counts the step, and truncates episodes at the limit.
+    void count_step(std::uint32_t frame) {
         auto* truncated = truncated_.at<std::uint8_t>(frame);
         std::int64_t* elapsed = elapsed_.mutable_data();
+        for (std::size_t i = 0; i < count_; ++i) truncated[i] = ++elapsed[i] >= limit_ ? 1 : 0;
+    }
+
+    bool any_ended(std::uint32_t frame) const {
+        const auto* terminated = terminated_.at<std::uint8_t>(frame);
+        const auto* truncated = truncated_.at<std::uint8_t>(frame);
         std::uint8_t over = 0;
         for (std::size_t i = 0; i < count_; ++i) {
-            truncated[i] = ++elapsed[i] >= limit_ ? 1 : 0;
             over |= static_cast<std::uint8_t>(truncated[i] | terminated[i]);
         }
         return over != 0;
@@ -163,15 +176,13 @@ class TaskRows {
             return false;
         }
         const py::array rows = py::array::ensure(array, py::array::c_style);
-        std::memcpy(to.at(frame), rows.data(), count_ * to.row_bytes());
+        std::memmove(to.at(frame), rows.data(), count_ * to.row_bytes());
         return true;
     }
 
-    void copy(const char* what, const py::array& array, int type, const FrameRows& to,
-              std::uint32_t frame) {
-        if (!copied(array, type, to, frame)) {
-            throw py::value_error(std::string(what) +
-                                  ": expected one row for each simulation, as in the space");
+    void write_observations(std::uint32_t frame, const py::array& array) {
+        if (!copied(array, type_, observations_, frame)) {
+            throw py::value_error("observations: expected one row for each env, as in the space");
         }
     }
 
@@ -208,25 +219,27 @@ class TaskRows {
 }  // namespace
 
 template <>
-inline constexpr bool is_bound<TaskRows> = true;
+inline constexpr bool is_bound<BatchRows> = true;
 
-void register_task_rows(py::module_& m) {
-    Class<TaskRows>(m, "TaskRows")
+void register_batch_rows(py::module_& m) {
+    Class<BatchRows>(m, "BatchRows")
         .def(py::init<std::size_t, std::size_t, const std::shared_ptr<Meter>&,
                       const py::array_t<std::int64_t>&, std::int64_t>(),
              py::arg("first"), py::arg("count"), py::arg("meter"), py::arg("elapsed"),
              py::arg("limit"))
-        .def("use", &TaskRows::use, py::arg("frames"), py::arg("infos"),
+        .def("use", &BatchRows::use, py::arg("frames"), py::arg("infos"),
              "Write to these frames from now on, with infos or without.")
-        .def("add_mask", &TaskRows::add_mask, py::arg("mask"),
+        .def("add_mask", &BatchRows::add_mask, py::arg("mask"),
              "Clear this mask of infos too when a step begins.")
-        .def("add_column", &TaskRows::add_column, py::arg("key"), py::arg("values"),
+        .def("add_column", &BatchRows::add_column, py::arg("key"), py::arg("values"),
              py::arg("mask"), "Write the infos of this key to these arrays.")
-        .def("begin", &TaskRows::begin, py::arg("frame"), "Begin a step of all envs.")
-        .def("write", &TaskRows::write, py::arg("frame"), py::arg("observations"),
+        .def("begin", &BatchRows::begin, py::arg("frame"), "Begin a step of all envs.")
+        .def("write", &BatchRows::write, py::arg("frame"), py::arg("observations"),
              py::arg("rewards"), py::arg("terminated"), py::arg("infos"),
+             py::arg("truncated") = py::none(),
              "Write the results of a step of all envs; return whether an episode has ended, and "
-             "the infos without a column, or None.");
+             "the infos without a column, or None. If observations are None, they are not "
+             "written. Without `truncated`, the limit applies.");
 }
 
 }  // namespace pysampler::bindings
