@@ -170,13 +170,14 @@ def max_concurrency(given: int | None) -> int | None:
 def assignments(envs: int, workers: int, groups: int, first: int = 0) -> list[WorkerAssignment]:
     """Divide the envs from ``first`` on between workers and groups, in order and evenly."""
     all_shares = []
-    for count in _parts(envs, workers):
-        all_shares.append(WorkerAssignment(first, tuple(_parts(count, min(groups, count)))))
+    for count in parts(envs, workers):
+        all_shares.append(WorkerAssignment(first, tuple(parts(count, min(groups, count)))))
         first += count
     return all_shares
 
 
-def _parts(count: int, parts: int) -> list[int]:
+def parts(count: int, parts: int) -> list[int]:
+    """Divide a number into parts that differ by at most one, the larger ones first."""
     return [count // parts + (i < count % parts) for i in range(parts)]
 
 

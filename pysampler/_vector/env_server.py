@@ -154,7 +154,9 @@ class EnvServer:
         rows = range(i, i + env.num_envs)
         self.nested.update(dict.fromkeys(rows, rows))
         self.envs += [env] * len(rows)
-        self.stacks += [tuple(parts_of(env, "in one call"))] * len(rows)
+        *outer, inner = parts_of(env, "in one call")
+        inner = inner._replace(name=f"{inner.name} of {len(rows)} envs")
+        self.stacks += [(*outer, inner)] * len(rows)
 
     def describe(self) -> EnvDescription:
         """Return the spaces of every env, and the name and metadata of the first."""
@@ -258,8 +260,9 @@ class EnvServer:
             return self.env_block(rows)
         from pysampler._vector.nested import NestedBlock  # noqa: PLC0415 - rare
 
+        env = self.envs[rows.start]
         block = NestedBlock(
-            self.envs[rows.start], self.first + rows.start, self.meter, here=self.here
+            *(env, autoreset_of(env), self.first + rows.start, self.meter), here=self.here
         )
         block.use(*self._use)
         return block

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import functools
 import importlib
 import inspect
 import re
@@ -19,8 +20,10 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 
 from pysampler._numbers import whole_number
+from pysampler._vector import arguments
 from pysampler._vector.mujoco.known import maker_of_task, makes_known_envs
 from pysampler._vector.vector_env import VectorEnv
+from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,8 +72,9 @@ def make_vec(
         id: An env id, an ``EnvSpec``, a function that makes one env, or a class of MuJoCo tasks
             (:class:`pysampler.envs.mujoco.Task`).
         num_envs: The number of envs.
-        vectorization_mode: None or "async" makes a ``pysampler.VectorEnv``; gymnasium handles
-            "sync" and "vector_entry_point".
+        vectorization_mode: None or "async" makes a ``pysampler.VectorEnv`` of ``num_envs`` envs;
+            "vector_entry_point" makes one of vector envs of the class that is registered for this
+            id, one for each group of each worker. gymnasium handles "sync".
         vector_kwargs: Options of the vector env in a dict, as in ``gymnasium.make_vec``.
         wrappers: Wrappers of each env.
         **kwargs: Options of ``VectorEnv``, such as ``num_workers``. All other arguments go to the
@@ -92,35 +96,43 @@ def make_vec(
                 f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec`, a function or a class of "
                 "tasks"
             )
-        make, arguments = id, dict(kwargs)
+        make, of_env = id, dict(kwargs)
         if (make_task_env := maker_of_task(id)) is not None:
-            make, arguments = make_task_env, {"task": id, **kwargs}
-        options = vector_options("make vector env", vector_kwargs, _pop_options(arguments, id))
-        maker = EnvMaker(make, arguments, tuple(wrappers or ()))
+            make, of_env = make_task_env, {"task": id, **kwargs}
+        options = vector_options("make vector env", vector_kwargs, _pop_options(of_env, id))
+        maker = EnvMaker(make, of_env, tuple(wrappers or ()))
         return _make_vector_env(maker, num_envs, options)
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else _spec_of(id))
     # An earlier make_vec stored these in the spec, so that the spec makes the same vector env.
     env_kwargs = dict(spec.kwargs)
     num_envs = env_kwargs.pop("num_envs", num_envs)
-    mode = env_kwargs.pop("vectorization_mode", vectorization_mode)
-    taken = _pop_options(kwargs, spec.entry_point)
+    mode = VectorizeMode(env_kwargs.pop("vectorization_mode", vectorization_mode) or "async")
+    nested = mode is VectorizeMode.VECTOR_ENTRY_POINT
+    taken = _pop_options(kwargs, spec.vector_entry_point if nested else spec.entry_point)
     vector_kwargs = vector_options(
         "make vector env", env_kwargs.pop("vector_kwargs", vector_kwargs), taken
     )
     wrappers = env_kwargs.pop("wrappers", wrappers) or ()
-    if mode is not None and VectorizeMode(mode) is not VectorizeMode.ASYNC:
+    if mode is VectorizeMode.SYNC:
         return gym.make_vec(id, num_envs, mode, vector_kwargs, wrappers, **kwargs)
-    if spec.entry_point is None:
+    if mode is VectorizeMode.ASYNC and spec.entry_point is None:
         raise gym.error.Error(
             f"Cannot create vectorized environment for {spec.id} because it doesn't have an entry "
             "point defined."
         )
     env_kwargs.update(kwargs)
     spec.kwargs = {}
-    maker = EnvMaker(gym.make, {"id": spec, **env_kwargs}, tuple(wrappers))
-    envs = _make_vector_env(maker, num_envs, vector_kwargs)
+    if nested:
+        make_some = functools.partial(
+            gym.make_vec, spec, vectorization_mode=mode, wrappers=wrappers, **env_kwargs
+        )
+        follows = {k: env_kwargs[k] for k in ("autoreset_mode",) if k in env_kwargs}
+        envs = _make_nested(make_some, num_envs, {**follows, **vector_kwargs})
+    else:
+        maker = EnvMaker(gym.make, {"id": spec, **env_kwargs}, tuple(wrappers))
+        envs = _make_vector_env(maker, num_envs, vector_kwargs)
     spec = copy.deepcopy(spec)
-    spec.kwargs = {**env_kwargs, "vectorization_mode": VectorizeMode.ASYNC.value}
+    spec.kwargs = {**env_kwargs, "vectorization_mode": mode.value}
     if num_envs != 1:
         spec.kwargs["num_envs"] = num_envs
     if vector_kwargs:
@@ -197,6 +209,23 @@ def _make_vector_env(maker: EnvMaker, num_envs: int, vector_kwargs: dict[str, An
         if unexpected and (meant := _hint(unexpected[1])):
             error.add_note(f"neither VectorEnv nor the env takes {unexpected[1]!r}{meant}")
         raise
+
+
+def _make_nested(
+    make: Callable[..., Any], num_envs: int, vector_kwargs: dict[str, Any]
+) -> VectorEnv:
+    """Return a vector env of vector envs, one for each group of each worker and of this process."""
+    count = whole_number("make vector env", "num_envs", num_envs, 1)
+    options = dict(vector_kwargs)
+    own = whole_number("make vector env", "main_envs", options.pop("main_envs", 0), 0)
+    workers = options.get("num_workers")
+    if workers is None or workers == "auto":
+        workers = max(1, usable_cpus() - bool(own))
+    parts = max(1, workers) * options.get("groups", 1)
+    sizes = arguments.parts(count - own, min(parts, count - own))
+    functions = [functools.partial(make, num_envs=size) for size in [*sizes, *([own] * bool(own))]]
+    options |= {"num_workers": min(workers, len(sizes)), "main_envs": int(own > 0)}
+    return VectorEnv(functions, **options)
 
 
 class EnvMaker:

@@ -18,7 +18,6 @@ from pysampler._frames.frames import FINAL, FINAL_BY_MAIL
 from pysampler._frames.spec import build, leaves
 from pysampler._vector.blocks import GivenActions, RepeatableBlock
 from pysampler._vector.columns import InfoColumns
-from pysampler._vector.env_server import autoreset_of
 from pysampler._workers.jobs import is_users
 from pysampler._workers.remote import dumps
 from pysampler.sync import now
@@ -50,19 +49,22 @@ class NestedBlock(RepeatableBlock):
 
     Args:
         env: The vector env.
+        mode: Its autoreset mode.
         first: The number of its first env.
         meter: Counts steps and resets.
         here: Whether the block is in the user's process.
     """
 
-    def __init__(self, env: Any, first: int, meter: _core.Meter, *, here: bool) -> None:
+    def __init__(
+        self, env: Any, mode: AutoresetMode, first: int, meter: _core.Meter, *, here: bool
+    ) -> None:
         super().__init__(here=here)
         self._env = env
         self.first = first
         self.count: int = env.num_envs
         self._all: Array = np.arange(self.count)
         self._meter = meter
-        self._mode = autoreset_of(env)
+        self._mode = mode
         self._use_buffers: Callable[..., None] | None = getattr(env, "use_buffers", None)
         self._last: Any = None  # the observations that it returned last
         self._seed: int | None = None  # for the next reset, if these replace lost envs
@@ -312,7 +314,6 @@ class NestedBlock(RepeatableBlock):
         for rows, seed, options in self._resets_of(envs, calls):
             observations, info = self._reset_some(frame, rows, seed, options)
             infos.append((rows, info))
-        self._last = observations
         self._write_observations(frame, observations)
         for rows, info in infos if self._keep == "ALL" else ():
             self._write_infos(frame, rows, info)
@@ -366,6 +367,7 @@ class NestedBlock(RepeatableBlock):
                     f"cannot reset some envs: {type(self._env).__name__}.reset() ignores "
                     "options['reset_mask'], and has reset all of them"
                 )
+        self._last = observations
         return observations, info
 
     def _shaped_rows(self, observations: Any, mask: Array) -> list[Array]:

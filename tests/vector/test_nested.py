@@ -1,0 +1,585 @@
+"""Functions may return vector envs: their envs are as those of other functions."""
+
+import functools
+import os
+import signal
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import vector as vector_wrappers
+from made_up import SpaceEnv, same
+
+import pysampler
+from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
+
+MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
+BOX = spaces.Box(0, 100, (3,), np.float32)
+SPACES = {
+    "box": BOX,
+    "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "discrete": spaces.Discrete(5, start=-2),
+    "dict": spaces.Dict(a=BOX, b=spaces.Discrete(3), c=spaces.Tuple((BOX, spaces.MultiBinary(2)))),
+    "text": spaces.Text(5),
+    "dict with text": spaces.Dict(a=BOX, t=spaces.Tuple((spaces.Text(3), BOX))),
+}
+
+
+def batch(count, mode=NEXT_STEP, observations="box", actions="discrete", infos="numbers"):
+    """Return a function that makes a vector env of made-up envs."""
+    env = functools.partial(SpaceEnv, SPACES[observations], SPACES[actions], infos)
+    return functools.partial(SyncVectorEnv, [env] * count, autoreset_mode=mode)
+
+
+def compare(ours, theirs, steps=40, mode=NEXT_STEP):
+    """Assert that two vector envs return the same results, types included."""
+    try:
+        same(ours.reset(seed=7), theirs.reset(seed=7), "reset")
+        theirs.action_space.seed(3)
+        for step in range(steps):
+            actions = theirs.action_space.sample()
+            a, b = ours.step(actions), theirs.step(actions)
+            same(a, b, f"step {step}")
+            ended = a[2] | a[3]
+            if mode is DISABLED and ended.any():
+                options = {"reset_mask": ended, "a": 1}
+                same(ours.reset(options=options), theirs.reset(options=options), f"reset {step}")
+        options = {"b": 2}
+        same(ours.reset(options=options), theirs.reset(options=options), "reset with options")
+        seeds = [5, 3, *range(ours.num_envs - 2)]
+        same(ours.reset(seed=seeds), theirs.reset(seed=seeds), "seeds")
+    finally:
+        ours.close()
+        theirs.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_equal_one_sync_vector_env(kind, mode, num_workers):
+    ours = pysampler.VectorEnv(
+        [batch(3, mode, kind), batch(2, mode, kind)], autoreset_mode=mode, num_workers=num_workers
+    )
+    compare(ours, batch(5, mode, kind)(), mode=mode)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_batches_get_every_kind_of_action(kind):
+    ours = pysampler.VectorEnv([batch(2, actions=kind)] * 2, num_workers=2)
+    compare(ours, batch(4, actions=kind)())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 1, "groups": 3}, {"num_workers": 2, "main_envs": 1}, {"num_workers": 4}],
+)
+def test_lists_may_mix_batches_and_envs(mode, options):
+    env = functools.partial(SpaceEnv, BOX, SPACES["discrete"], "numbers")
+    functions = [env, batch(3, mode), env, env, batch(1, mode), batch(2, mode)]
+    ours = pysampler.VectorEnv(functions, autoreset_mode=mode, **options)
+    assert ours.num_envs == 9
+    compare(ours, batch(9, mode)(), mode=mode)
+
+
+@pytest.mark.parametrize("infos", ["all", "final", "none"])
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_option_keeps_those_of_batches_like_those_of_envs(infos, mode):
+    env = functools.partial(SpaceEnv, BOX, SPACES["discrete"], "numbers")
+    options = {"autoreset_mode": mode, "num_workers": 1, "infos": infos}
+    compare(
+        pysampler.VectorEnv([batch(3, mode)], **options),
+        pysampler.VectorEnv([env] * 3, **options),
+        mode=mode,
+    )
+
+
+def test_batches_that_leave_resets_to_the_caller_are_reset_in_the_same_step():
+    ours = pysampler.VectorEnv([batch(3, DISABLED)] * 2, autoreset_mode=SAME_STEP, num_workers=2)
+    compare(ours, batch(6, SAME_STEP)(), steps=60)
+
+
+def test_infos_of_all_kinds_arrive_as_the_batch_returned_them():
+    ours = pysampler.VectorEnv([batch(3, infos="all")], num_workers=1)
+    theirs = batch(3, infos="all")()
+    same(ours.reset(seed=1), theirs.reset(seed=1))
+    for step in range(60):
+        actions = theirs.action_space.sample()
+        got, expected = ours.step(actions)[4], theirs.step(actions)[4]
+        same(got["nested"]["i"], expected["nested"]["i"], f"step {step}")
+        for key, value in expected.items():
+            if key.startswith("_"):
+                same(got[key], value, f"step {step} {key}")
+            elif isinstance(value, np.ndarray):
+                chosen = expected[f"_{key}"]
+                same(list(got[key][chosen]), list(value[chosen]), f"step {step} {key}")
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_cartpole_batches_equal_those_stepped_by_hand(num_workers):
+    ours = pysampler.VectorEnv(
+        [functools.partial(CartPoleVectorEnv, 32)] * 4, num_workers=num_workers
+    )
+    theirs = [CartPoleVectorEnv(32) for _ in range(4)]
+    observations, _ = ours.reset(seed=3)
+    by_hand = [env.reset(seed=3 + 32 * i)[0] for i, env in enumerate(theirs)]
+    same(observations, np.concatenate(by_hand))
+    rng = np.random.default_rng(0)
+    for step in range(400):
+        actions = rng.integers(0, 2, 128)
+        results = ours.step(actions)
+        by_hand = [env.step(some) for env, some in zip(theirs, np.split(actions, 4), strict=True)]
+        for part in (0, 2, 3):
+            same(results[part], np.concatenate([one[part] for one in by_hand]), f"step {step}")
+        assert np.array_equal(results[1], np.concatenate([one[1] for one in by_hand]))
+    ours.close()
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_atari_batches_equal_those_stepped_by_hand(mode):
+    ale_py = pytest.importorskip("ale_py.vector_env")
+    make = functools.partial(
+        ale_py.AtariVectorEnv, "breakout", 2, num_threads=1, autoreset_mode=mode
+    )
+    ours = pysampler.VectorEnv([make] * 2, autoreset_mode=mode, num_workers=2)
+    theirs = [make(), make()]
+    observations, infos = ours.reset(seed=3)
+    by_hand = [env.reset(seed=3 + 2 * i) for i, env in enumerate(theirs)]
+    same(observations, np.concatenate([one[0] for one in by_hand]))
+    assert list(infos["env_id"]) == [0, 1, 2, 3]
+    rng, ends = np.random.default_rng(0), 0
+    for step in range(700):
+        actions = rng.integers(0, 4, 4)
+        results = ours.step(actions)
+        by_hand = [env.step(some) for env, some in zip(theirs, np.split(actions, 2), strict=True)]
+        for part in (0, 2, 3):
+            same(results[part], np.concatenate([one[part] for one in by_hand]), f"step {step}")
+        assert np.array_equal(results[1], np.concatenate([one[1] for one in by_hand]))
+        for key in ("lives", "frame_number"):
+            same(results[4][key], np.concatenate([one[4][key] for one in by_hand]), key)
+        for env in np.flatnonzero(results[2] | results[3]):
+            ends += 1
+            if mode is SAME_STEP:
+                final = by_hand[env // 2][4]["final_obs"][env % 2]
+                same(results[4]["final_obs"][env], final, f"step {step}")
+    assert ends > 0
+    ours.close()
+
+
+# -- autoreset -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("own", MODES)
+def test_autoreset_modes_that_differ_are_refused_with_both_named(mode, own):
+    if mode is own or (own, mode) == (DISABLED, SAME_STEP):
+        return
+    with pytest.raises(ValueError, match=f"mode {mode.name}: its own is {own.name}"):
+        pysampler.VectorEnv([batch(2, own)], autoreset_mode=mode, num_workers=1)
+
+
+def test_sampler_refuses_batches_that_cannot_be_reset_in_the_same_step():
+    envs = pysampler.VectorEnv([batch(2)], num_workers=1)
+    with pytest.raises(ValueError, match="SAME_STEP: its own is NEXT_STEP"):
+        next(pysampler.Rollouts(envs, lambda o: np.zeros(2, int), 4))
+    envs.reset(seed=1)  # they remain usable
+    envs.close()
+
+
+@pytest.mark.parametrize("own", [SAME_STEP, DISABLED])
+def test_rollouts_of_batches_equal_those_of_envs(own):
+    env = functools.partial(SpaceEnv, BOX, SPACES["discrete"], "numbers")
+
+    def rollouts(functions, mode):
+        envs = pysampler.VectorEnv(functions, autoreset_mode=mode, num_workers=2)
+        policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
+        sampler = pysampler.Rollouts(envs, policy, 8, policy_in="workers", seed=3)
+        some = [next(sampler) for _ in range(3)]
+        return [
+            (one.observations.copy(), one.rewards.copy(), one.terminated.copy()) for one in some
+        ], envs
+
+    got, ours = rollouts([batch(3, own)] * 2, own)
+    expected, theirs = rollouts([env] * 6, SAME_STEP)
+    same(got, expected)
+    ours.close()
+    theirs.close()
+
+
+# -- resets ----------------------------------------------------------------------------------------
+
+
+def test_masked_reset_of_a_batch_that_ignores_masks_raises():
+    envs = pysampler.VectorEnv([functools.partial(CartPoleVectorEnv, 2)] * 2, num_workers=1)
+    envs.reset(seed=1)
+    mask = np.array([True, False, False, False])
+    with pytest.raises(EnvError, match=r"CartPoleVectorEnv.reset\(\) ignores options"):
+        envs.reset(options={"reset_mask": mask})
+    envs.close()
+
+
+def test_masked_reset_leaves_batches_without_chosen_envs_alone():
+    envs = pysampler.VectorEnv([functools.partial(CartPoleVectorEnv, 2)] * 2, num_workers=1)
+    before, _ = envs.reset(seed=1)
+    after, _ = envs.reset(options={"reset_mask": np.array([False, False, True, True])})
+    same(after[:2], before[:2])
+    assert not np.array_equal(after[2:], before[2:])
+    envs.close()
+
+
+def test_options_may_differ_between_the_envs_of_a_batch():
+    envs = pysampler.VectorEnv([batch(3, DISABLED, infos="all")], autoreset_mode=DISABLED)
+    envs.reset(seed=1)
+    _, infos = envs.reset(options=[{"x": 1}, {"x": 2}, {"x": 1}])
+    assert ["1" in one for one in infos["options"]] == [True, False, True]
+    envs.close()
+
+
+def test_set_options_is_refused_by_batches_that_reset_themselves():
+    envs = pysampler.VectorEnv([batch(2)], num_workers=1)
+    envs.reset(seed=1)
+    envs.set_options([1], {"x": 1})
+    with pytest.raises(
+        EnvError, match="cannot set options of env 1: SyncVectorEnv resets its envs"
+    ):
+        envs.step(np.zeros(2, int))
+    envs.close()
+
+
+def test_set_options_reach_resets_of_batches_that_leave_them_to_the_caller():
+    make = batch(2, DISABLED, infos="all")
+    envs = pysampler.VectorEnv([make], autoreset_mode=SAME_STEP, num_workers=1)
+    envs.reset(seed=1)
+    envs.set_options(None, {"x": 1})
+    for _ in range(100):
+        *_, terminated, truncated, infos = envs.step(np.zeros(2, int))
+        if (terminated | truncated).any():
+            break
+    assert "{'x': 1" in infos["options"][np.flatnonzero(terminated | truncated)[0]]
+    assert infos["options_version"].max() == 1
+    envs.close()
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+
+class Own(CartPoleVectorEnv):
+    """A batch with methods and attributes, and without ``call``."""
+
+    per_env = property(lambda self: np.arange(self.num_envs))
+
+    def __init__(self, count, closed=None):
+        super().__init__(count)
+        self._file = closed
+
+    def double(self, x):
+        return 2 * x
+
+    def pid(self):
+        return os.getpid()
+
+    def close(self):
+        if self._file is not None:
+            with self._file.open("a") as file:
+                file.write("closed\n")
+
+
+def test_calls_reach_a_batch_once_and_return_one_result_per_env():
+    envs = pysampler.VectorEnv(
+        [functools.partial(Own, 2), functools.partial(Own, 3)], num_workers=2
+    )
+    assert envs.call("double", 4) == (8,) * 5
+    assert envs.get_attr("gravity") == (9.8,) * 5
+    assert envs.get_attr("per_env") == (0, 1, 0, 1, 2)
+    assert envs.apply(lambda env: env.num_envs) == (2, 2, 3, 3, 3)
+    assert envs.apply(lambda env: env.per_env, envs=[4, 1]) == (2, 1)
+    assert len(set(envs.call("pid"))) == 2
+    envs.set_attr("gravity", [1, 1, 2, 2, 2])
+    assert envs.get_attr("gravity") == (1, 1, 2, 2, 2)
+    with pytest.raises(EnvError, match="Own is a vector env without set_attr"):
+        envs.set_attr("gravity", [1, 2, 3, 3, 3])
+    with pytest.raises(EnvError, match="Own is a vector env, whose envs have no states"):
+        envs.get_state()
+    envs.close()
+
+
+def test_calls_of_a_batch_with_a_call_method_are_those_of_its_envs():
+    envs = pysampler.VectorEnv([batch(2), batch(1)], num_workers=2)
+    envs.reset(seed=1)
+    assert envs.call("double", 4, plus=1) == (9,) * 3
+    envs.set_attr("ends", [0.1, 0.2, 0.3])
+    assert envs.get_attr("ends") == (0.1, 0.2, 0.3)
+    same(envs.render(), (np.zeros((2, 2, 3), np.uint8),) * 3)
+    envs.close()
+
+
+def test_each_batch_is_closed_once(tmp_path):
+    path = tmp_path / "closed"
+    envs = pysampler.VectorEnv([functools.partial(Own, 3, path)] * 2, num_workers=2)
+    envs.close()
+    assert path.read_text() == "closed\n" * 2
+
+
+def test_describe_and_stats_cover_batches():
+    envs = pysampler.VectorEnv([batch(3)], num_workers=1)
+    envs.reset(seed=1)
+    envs.step(np.zeros(3, int))
+    assert envs.describe() == "envs 0 to 2:\n  SyncVectorEnv of 3 envs  in one call"
+    stats = envs.stats()
+    assert list(stats.steps.count) == list(stats.resets.count) == [1, 1, 1]
+    with pytest.raises(ValueError, match="native=True, but it is a vector env"):
+        pysampler.VectorEnv([batch(3)], native=True)
+    envs.close()
+
+
+def test_vector_wrappers_around_a_batch_take_part():
+    def make():
+        return vector_wrappers.RecordEpisodeStatistics(CartPoleVectorEnv(4))
+
+    envs = pysampler.VectorEnv([make], num_workers=1)
+    theirs = make()
+    envs.reset(seed=1)
+    theirs.reset(seed=1)
+    ends = 0
+    for _ in range(60):
+        infos, expected = (one.step(np.ones(4, int))[4] for one in (envs, theirs))
+        assert infos.keys() == expected.keys()
+        if "episode" in expected:
+            ends += 1
+            same(infos["_episode"], expected["_episode"])
+            same(
+                infos["episode"]["r"][infos["_episode"]],
+                expected["episode"]["r"][expected["_episode"]],
+            )
+    assert ends > 0
+    envs.close()
+
+
+# -- some envs at a time, faults -------------------------------------------------------------------
+
+
+def test_recv_returns_whole_batches():
+    make = functools.partial(CartPoleVectorEnv, 4)
+    envs = pysampler.VectorEnv([make] * 4, num_workers=2, groups=2)
+    assert [len(group) for group in envs._core.groups] == [4] * 4
+    envs.async_reset(seed=1)
+    seen = set()
+    for _ in range(20):
+        infos = envs.recv(min_envs=4, max_envs=4)[4]
+        seen.add(tuple(infos["env_id"]))
+        envs.send(np.zeros(4, int), infos["env_id"])
+    envs.recv()
+    assert seen <= {tuple(range(i, i + 4)) for i in range(0, 16, 4)}
+    envs.close()
+
+
+class Faulty(gym.vector.VectorEnv):
+    """A batch that an action of its first env makes fail; it observes its seed and steps."""
+
+    single_observation_space = spaces.Box(-1, 2.0**40, (2,), np.float64)
+    single_action_space = spaces.Discrete(8)
+    OK, RAISE, DIE, HANG, SHAPE, FOUR = range(6)
+
+    def __init__(self, mode=NEXT_STEP, count=3):
+        self.num_envs = count
+        self.metadata = {"autoreset_mode": mode}
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, count)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, count)
+        self.at = np.full((count, 2), -1.0)
+
+    def reset(self, *, seed=None, options=None):
+        self.at[:, 0] = -1 if seed is None else seed + np.arange(self.num_envs)
+        self.at[:, 1] = 0
+        return self.at, {}
+
+    def step(self, actions):
+        if actions[0] == self.RAISE:
+            raise ValueError("told to raise")
+        if actions[0] == self.DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if actions[0] == self.HANG:
+            threading.Event().wait()
+        self.at[:, 1] += 1
+        ends = np.zeros(self.num_envs, bool)
+        if actions[0] == self.FOUR:
+            return self.at, np.ones(self.num_envs), ends, {}
+        if actions[0] == self.SHAPE:
+            return self.at[:1], np.ones(self.num_envs), ends, ends, {}
+        return self.at, np.ones(self.num_envs), ends, ends, {}
+
+
+def faulty(count=2, mode=NEXT_STEP, **kwargs):
+    options = {"num_workers": count, "autoreset_mode": mode, **kwargs}
+    return pysampler.VectorEnv([functools.partial(Faulty, mode)] * count, **options)
+
+
+def only_first(action, count=6):
+    actions = np.zeros(count, int)
+    actions[0] = action
+    return actions
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        (Faulty.RAISE, "told to raise"),
+        (Faulty.SHAPE, "one row for each env"),
+        (Faulty.FOUR, r"step\(\) returned 4 values, expected 5"),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_errors_of_a_batch_name_it_and_leave_the_others_going(action, error, num_workers):
+    envs = faulty(num_workers=num_workers)
+    envs.reset(seed=1)
+    with pytest.raises(EnvError, match=f"env 0 .*{error}"):
+        envs.step(only_first(action))
+    observations, *_ = envs.step(only_first(Faulty.OK))
+    assert list(observations[3:, 1]) == [2, 2, 2]
+    envs.close()
+
+
+def test_lost_batch_raises_with_all_of_its_envs():
+    envs = faulty()
+    envs.reset(seed=1)
+    with pytest.raises(WorkerLostError, match="signal 9 while stepping envs 0-2"):
+        envs.step(only_first(Faulty.DIE))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_replaced_batch_ends_its_episodes_and_begins_again(mode):
+    envs = faulty(mode=mode, on_worker_loss="restart")
+    envs.reset(seed=1)
+    envs.step(only_first(Faulty.OK))
+    observations, rewards, _, truncated, infos = envs.step(only_first(Faulty.DIE))
+    assert list(truncated) == [True] * 3 + [False] * 3
+    assert list(infos["worker_lost"]) == [True] * 3 + [False] * 3
+    assert list(rewards) == [0] * 3 + [1] * 3
+    if mode is SAME_STEP:
+        same(infos["final_obs"][1], np.array([2.0, 1.0]))
+    else:
+        same(observations[:3, 1], np.ones(3))
+    if mode is DISABLED:
+        observations, _ = envs.reset(options={"reset_mask": truncated})
+    elif mode is NEXT_STEP:
+        observations, *_ = envs.step(only_first(Faulty.OK))
+    assert list(observations[:3, 1]) == [0] * 3
+    assert observations[0, 0] > 2  # a fresh seed
+    same(np.diff(observations[:3, 0]), np.ones(2))
+    envs.close()
+
+
+def test_replacement_with_another_number_of_envs_raises(tmp_path):
+    path = tmp_path / "count"
+
+    def make():
+        count = 2 if path.exists() else 3
+        path.touch()
+        return Faulty(count=count)
+
+    envs = pysampler.VectorEnv([make], num_workers=1, on_worker_loss="restart")
+    envs.reset(seed=1)
+    with pytest.raises(WorkerLostError, match=r"now make 2 envs, .* expected 3"):
+        for _ in range(3):
+            envs.step(only_first(Faulty.DIE, 3))
+            envs.step(only_first(Faulty.OK, 3))
+    envs.close()
+
+
+def test_late_batch_is_named():
+    envs = faulty(step_timeout=0.3)
+    envs.reset(seed=1)
+    with pytest.raises(EnvTimeoutError, match="env 0 in worker 0"):
+        envs.step(only_first(Faulty.HANG))
+    with pytest.warns(UserWarning, match="pending call to `step`"):
+        envs.close(terminate=True)
+
+
+def test_step_interrupted_in_this_process_is_finished_once():
+    envs = faulty(num_workers=0)
+    envs.reset(seed=1)
+    block = envs._pool._inline._server.blocks[0].blocks[0]
+    write, interrupted = block._write_infos, []
+
+    def once(*args):
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        return write(*args)
+
+    block._write_infos = once
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(only_first(Faulty.OK))
+    observations, *_ = envs.step_wait()
+    assert list(observations[:, 1]) == [1] * 6  # not stepped twice
+    envs.close()
+
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+class Buffered(Faulty):
+    """A batch that writes its results where it is told to."""
+
+    def use_buffers(self, observations, rewards, terminated, truncated):
+        self.buffers = observations, rewards, terminated, truncated
+
+    def reset(self, **kwargs):
+        self.buffers[0][...] = super().reset(**kwargs)[0]
+        return self.buffers[0], {}
+
+    def step(self, actions):
+        results = super().step(actions)
+        for buffer, result in zip(self.buffers, results, strict=False):
+            buffer[...] = result
+        return *self.buffers, {}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_may_write_into_the_frames_themselves(num_workers):
+    ours = pysampler.VectorEnv([functools.partial(Buffered, count=2)] * 2, num_workers=num_workers)
+    theirs = pysampler.VectorEnv([functools.partial(Faulty, count=2)] * 2, num_workers=num_workers)
+    same(ours.reset(seed=1), theirs.reset(seed=1))
+    for _ in range(5):
+        same(ours.step(np.zeros(4, int)), theirs.step(np.zeros(4, int)))
+    ours.close()
+    theirs.close()
+
+
+def test_batch_that_is_no_whole_vector_env_is_refused():
+    class Some(Faulty):
+        batch_size = 2
+
+    with pytest.raises(EnvError, match="with batch_size 2, expected 3"):
+        pysampler.VectorEnv([Some], num_workers=1)
+
+
+def test_make_vec_uses_the_registered_vector_class():
+    envs = pysampler.make_vec("CartPole-v1", 7, "vector_entry_point", num_workers=2)
+    assert (envs.num_envs, envs.num_workers) == (7, 2)
+    assert "CartPole-v1 of 4 envs  in one call" in envs.describe()
+    assert envs.spec.kwargs["vectorization_mode"] == "vector_entry_point"
+    envs.close()
+    again = pysampler.make_vec(envs.spec)
+    assert again.num_envs == 7
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"num_workers": 0}, [6]),
+        ({"num_workers": 2, "groups": 2}, [2, 2, 1, 1]),
+        ({"num_workers": 1, "main_envs": 2}, [4, 2]),
+        ({"num_workers": 9}, [1] * 6),
+    ],
+)
+def test_make_vec_divides_vector_classes_between_groups(options, sizes):
+    envs = pysampler.make_vec("CartPole-v1", 6, "vector_entry_point", **options)
+    assert [len(group) for group in envs._core.groups] == sizes
+    envs.close()
