@@ -1568,7 +1568,7 @@ class Tally:
     """
     Counts the steps and returns of episodes across rollouts.
     """
-    def __init__(self, returns: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], lengths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], lost: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def __init__(self, returns: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], lengths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], lost: typing.SupportsInt | typing.SupportsIndex, begun: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...

@@ -23,9 +23,12 @@ T* elements(const py::array& array, const std::vector<py::ssize_t>& shape, const
 
 class Tally {
  public:
-    // `lost` is the value of has_final for steps in which an env was lost.
-    Tally(std::vector<double> returns, std::vector<std::int64_t> lengths, std::uint8_t lost)
+    // `lost` is the value of has_final for steps in which an env was lost, `begun` that for steps
+    // that only reset an env.
+    Tally(std::vector<double> returns, std::vector<std::int64_t> lengths, std::uint8_t lost,
+          std::uint8_t begun)
         : lost_(lost),
+          begun_(begun),
           returns_(std::move(returns)),
           lengths_(std::move(lengths)),
           begins_(lengths_.size()) {
@@ -69,9 +72,10 @@ class Tally {
                 const auto i = static_cast<std::size_t>(env);
                 const bool was_made = t < until[env];
                 is_lost[at] = was_made && final[at] == lost_;
-                is_valid[at] = was_made && !is_lost[at];
-                start[at] = was_made && (over[at] != 0 || cut[at] != 0);
-                if (!was_made) continue;
+                const bool is_begun = was_made && final[at] == begun_;
+                is_valid[at] = was_made && !is_lost[at] && !is_begun;
+                start[at] = is_begun || (was_made && (over[at] != 0 || cut[at] != 0));
+                if (!was_made || is_begun) continue;
                 returns_[i] += reward[at];
                 ++lengths_[i];
                 begins_[i] = start[at];
@@ -106,7 +110,7 @@ class Tally {
         return values;
     }
 
-    std::uint8_t lost_;
+    std::uint8_t lost_, begun_;
     std::vector<double> returns_;  // of the episode under way in each env
     std::vector<std::int64_t> lengths_;
     std::vector<std::uint8_t> begins_;  // whether the next observation begins an episode
@@ -119,8 +123,9 @@ inline constexpr bool is_bound<Tally> = true;
 
 void register_tally(py::module_& m) {
     Class<Tally>(m, "Tally", "Counts the steps and returns of episodes across rollouts.")
-        .def(py::init<std::vector<double>, std::vector<std::int64_t>, std::uint8_t>(),
-             py::arg("returns"), py::arg("lengths"), py::arg("lost"))
+        .def(py::init<std::vector<double>, std::vector<std::int64_t>, std::uint8_t,
+                      std::uint8_t>(),
+             py::arg("returns"), py::arg("lengths"), py::arg("lost"), py::arg("begun"))
         .def("begin_episodes", &Tally::begin_episodes,
              "Begin an episode in every env, since all were reset.")
         .def("count", &Tally::count, py::arg("rewards"), py::arg("terminated"),

@@ -15,7 +15,9 @@ price: memory for every frame, and fixed shapes only; everything else goes by ma
 ``rewards``                    float64
 ``terminated`` ``truncated``   bool
 ``has_final``                  0, FINAL, FINAL_BY_MAIL (a message holds the object itself, too),
-                               or LOST: the env was lost in this step (rollouts only)
+                               or LOST: the env was lost in this step (rollouts only), or BEGUN:
+                               a vector env that had ended the episode reset the env in this step,
+                               so that frames with finals have the next first observation only here
 ``options_versions``           the version of the options that an episode was reset with; 0: none
 ``extras``                     a policy's outputs besides actions: an array for each field
 ``infos``                      bytes for columns of infos (infos.py), after all other fields: they
@@ -40,10 +42,19 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Field, Spec
     from pysampler.sync import Segment
 
-__all__ = ["FINAL_BY_MAIL", "LOST", "Frames", "Plan", "addresses_are_limited", "info_bytes"]
+__all__ = [
+    "BEGUN",
+    "FINAL",
+    "FINAL_BY_MAIL",
+    "LOST",
+    "Frames",
+    "Plan",
+    "addresses_are_limited",
+    "info_bytes",
+]
 
 # In has_final; also in csrc/bindings/env_block.cpp.
-FINAL, FINAL_BY_MAIL, LOST = 1, 2, 3
+FINAL, FINAL_BY_MAIL, LOST, BEGUN = 1, 2, 3, 4
 
 # Actions keep the dtype that the caller gave if an element has at most this many bytes.
 _MAX_ACTION_ITEMSIZE = 8

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._frames.frames import LOST
+from pysampler._frames.frames import BEGUN, LOST
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import leaves_in, structure_of, tree_from
 
@@ -149,6 +149,7 @@ class FramePolicy:
         if self._state or self._previous:
             frames = self._frames
             ended = frames.terminated[at, envs] | frames.truncated[at, envs]
+            ended |= frames.has_final[at, envs] == BEGUN
             if ended.any():
                 self.begin_episodes(at, np.arange(frames.envs)[envs][ended])
 
@@ -167,7 +168,7 @@ class FramePolicy:
         for to, array in zip(self.observations, new, strict=True):
             to[at] = array
         self.rewards[at] = transforms.rewards(frames.rewards[at].copy())
-        ended = frames.has_final[at] != 0
+        ended = (frames.has_final[at] != 0) & (frames.has_final[at] != BEGUN)
         if ended.any():
             last = [leaf[at].copy() for leaf in frames.observations]
             for leaf, final in zip(last, frames.final_observations, strict=True):

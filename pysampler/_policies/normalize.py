@@ -182,7 +182,7 @@ class Normalization:
         self.begin_episodes(frames, at, envs)
         has_final = frames.has_final[at, envs]
         # A lost env's final observation comes from the frame before, and is normalised already.
-        ended = np.arange(frames.envs)[envs][(has_final != 0) & (has_final != LOST)]
+        ended = np.arange(frames.envs)[envs][(has_final != 0) & (has_final < LOST)]
         if len(ended) > 0:
             rows = [leaf[at, ended] for leaf in frames.final_observations]
             new_rows = self.observations(rows, final=True)
@@ -190,11 +190,11 @@ class Normalization:
                 leaf[at, ended] = new
         if hidden:
             normalised, returns = hidden
-            rewards, lost = frames.rewards[at, envs], has_final == LOST
+            rewards, made = frames.rewards[at, envs], has_final < LOST
             terminated = frames.terminated[at, envs]
             # As in gymnasium, the return of an episode that terminates is its last reward.
             so_far = returns[at - 1, envs] * self.statistics.gamma * (1 - terminated) + rewards
-            normalised[at, envs] = self.rewards(rewards, so_far, ~lost)
+            normalised[at, envs] = self.rewards(rewards, so_far, made)
             so_far[terminated | frames.truncated[at, envs]] = 0
             returns[at, envs] = so_far
 

@@ -26,7 +26,7 @@ from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout
 from pysampler._vector.lease import Lease
 from pysampler._vector.make import EnvMaker, make_vec, vector_options
-from pysampler._vector.transforms import Transforms, unwrapped
+from pysampler._vector.transforms import Transforms, adopted, is_ours, unwrapped
 from pysampler._vector.vector_env import VectorEnv, core_of
 from pysampler._workers import fork_server
 from pysampler.errors import ClosedError, EnvError, LostError
@@ -79,6 +79,7 @@ class Sampler(Uncopyable, Interruptible):
     _purpose = "sample rollouts"
     _name = "rollouts"
     _work_name = "a rollout"
+    _resets_late = False  # whether frames may have steps that only reset an env
 
     _closed = True  # until it is open
 
@@ -196,7 +197,9 @@ class Sampler(Uncopyable, Interruptible):
         lease.laid_out = True
         hidden = () if normalization is None else normalization.fields
         fields = *outputs.fields, *hidden
-        layout = FrameLayout(count, AutoresetMode.SAME_STEP, infos, fields, spare, reserved)
+        layout = FrameLayout(
+            *(count, AutoresetMode.SAME_STEP, infos, fields, spare, reserved, self._resets_late)
+        )
         frames, segment = core.lay_out(layout)
         for leaf, rows in zip(frames.observations, received, strict=True):
             leaf[0] = rows
@@ -363,6 +366,14 @@ def vector_env_of(
     if isinstance(envs, GymVectorEnv):
         if given:
             raise ValueError(f"cannot {purpose}: {given[0]} is for envs to make, not for {envs}")
+        if not is_ours(envs):
+            if policy_in_workers is not None:
+                raise ValueError(
+                    f"cannot {purpose} with a policy in the workers: {envs} is in this process; "
+                    "pass functions that each make one"
+                )
+            yield Leasable(adopted(envs), owned=False, transforms=None, given=envs)
+            return
         inner, around = unwrapped(envs, purpose)
         if policy_in_workers is not None:
             _expect_workers_alone(inner, purpose)

@@ -106,9 +106,10 @@ class Rollout:
         final_observations: The last observation of an episode, in the step that ended it. Other
             rows hold no data.
         starts: ``[T + 1, N]``: whether an episode begins with this observation.
-        valid: ``[T, N]``: whether the step was made. It is False if a worker was lost in the step,
-            or, with ``allow_partial=True``, if the rollout ended first. The other arrays hold no
-            data there.
+        valid: ``[T, N]``: whether the step was made. It is False if a worker was lost in the step;
+            with ``allow_partial=True``, if the rollout ended first; and if a vector env with
+            gymnasium's mode ``NEXT_STEP`` only reset the env in it. The other arrays hold no data
+            there.
         lost: ``[T, N]``: whether a worker was lost in the step.
         lengths: ``[N]``: the number of steps of each env; T unless ``allow_partial=True``.
         extras: The policy's extras, by name.
@@ -224,12 +225,14 @@ class Rollout:
         If a worker was lost, the episode is truncated before the step that was not made.
         """
         over = to_array(self.terminated) | to_array(self.truncated)
-        starts, lost = to_array(self.starts), to_array(self.lost)
+        starts, lost, valid = to_array(self.starts), to_array(self.lost), to_array(self.valid)
         for env, length in enumerate(self.lengths.tolist()):
             ends = (np.flatnonzero(over[:length, env]) + 1).tolist()
             begin = 0
             for end in [*ends, *([length] if not ends or ends[-1] < length else [])]:
                 stop = end - bool(lost[end - 1, env])
+                if begin < stop and not valid[begin, env]:  # it only reset the env
+                    begin += 1
                 if stop > begin:
                     yield self._episode(env, slice(begin, stop), end, bool(starts[begin, env]))
                 begin = end

@@ -172,6 +172,8 @@ class Rollouts(Sampler):
     ((33, 4, 4), (32, 4))
     """
 
+    _resets_late = True  # the steps are not ``valid``
+
     def __init__(
         self,
         envs: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
-from pysampler._frames.frames import LOST
+from pysampler._frames.frames import BEGUN, LOST
 from pysampler._rollouts.rollout import Ended
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Tally:
     """
 
     def __init__(self, so_far: EpisodesSoFar) -> None:
-        self._episodes = _core.Tally(so_far.returns.tolist(), so_far.lengths.tolist(), LOST)
+        self._episodes = _core.Tally(so_far.returns.tolist(), so_far.lengths.tolist(), LOST, BEGUN)
         self.begin_episodes = self._episodes.begin_episodes
 
     def count(

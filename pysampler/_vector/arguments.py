@@ -100,7 +100,7 @@ def faults(
     return Faults(on_worker_loss, max_restarts, restart_window, step_timeout, on_hang)
 
 
-def env_fns(given: Iterable[Callable[[], gym.Env[Any, Any]]]) -> list[Callable[[], Any]]:
+def env_fns(given: Iterable[Callable[[], Any]]) -> list[Callable[[], Any]]:
     """Return ``given`` as a list of functions, or raise."""
     if not isinstance(given, Iterable) or isinstance(given, str):
         by_id = f"; make_vec({given!r}, num_envs) makes envs by their id"

@@ -62,6 +62,7 @@ class FrameLayout:
     extras: Sequence[Field] = ()  # fields for outputs of a policy
     spare_bytes: int = 0  # in the segment, beside the frames
     reserved: int = 0  # further frames: address space that gets memory in Frames.take()
+    resets_late: bool = False  # whether vector envs may reset envs a step late, see BEGUN
 
 
 class VectorCore:
@@ -128,7 +129,7 @@ class VectorCore:
     def lay_out(self, layout: FrameLayout) -> tuple[Frames, Segment]:
         """Move the envs to frames in a new segment, and return both."""
         final = layout.autoreset == AutoresetMode.SAME_STEP
-        self._expect_mode(layout.autoreset)
+        self._expect_mode(layout)
         columns: list[Column] = []
         count = layout.frames + layout.reserved
         room = 0 if layout.infos == "none" else info_bytes(self.num_envs, count)
@@ -159,13 +160,19 @@ class VectorCore:
         self.call.use_frames(results.access)
         return frames, segment
 
-    def _expect_mode(self, mode: AutoresetMode) -> None:
+    def _expect_mode(self, layout: FrameLayout) -> None:
         """Raise ValueError if a vector env among the envs cannot follow an autoreset mode.
 
         With DISABLED it leaves resets to its caller, who can then do them in the same step.
         """
+        mode = layout.autoreset
+        follow = {mode}
+        if mode is AutoresetMode.SAME_STEP:
+            follow.add(AutoresetMode.DISABLED)
+            if layout.resets_late:
+                follow.add(AutoresetMode.NEXT_STEP)
         for name, own in self._nested:
-            if own is not mode and (own, mode) != (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP):
+            if own not in follow:
                 either = " or DISABLED" * (mode is AutoresetMode.SAME_STEP)
                 raise ValueError(
                     f"cannot use {name} with the autoreset mode {mode.name}: its own is "

@@ -24,7 +24,7 @@ from pysampler._frames.infos import Column, add_columns
 from pysampler._vector.blocks import GroupBlock, Overflow, PythonBlock
 from pysampler._vector.mujoco.known import name_of
 from pysampler._vector.registry import register
-from pysampler._vector.stacks import parts_of
+from pysampler._vector.stacks import StackPart, parts_of
 from pysampler._workers.exceptions import Raised, report
 from pysampler._workers.jobs import Failure, is_users
 from pysampler._workers.remote import dumps
@@ -155,7 +155,7 @@ class EnvServer:
         self.nested.update(dict.fromkeys(rows, rows))
         self.envs += [env] * len(rows)
         *outer, inner = parts_of(env, "in one call")
-        inner = inner._replace(name=f"{inner.name} of {len(rows)} envs")
+        inner = StackPart(f"{inner.name} of {len(rows)} envs", "in one call")
         self.stacks += [(*outer, inner)] * len(rows)
 
     def describe(self) -> EnvDescription:

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from pysampler import _core
-from pysampler._frames.frames import FINAL, FINAL_BY_MAIL
+from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL
 from pysampler._frames.spec import build, leaves
 from pysampler._vector.blocks import GivenActions, RepeatableBlock
 from pysampler._vector.columns import InfoColumns
@@ -66,6 +66,7 @@ class NestedBlock(RepeatableBlock):
         self._meter = meter
         self._mode = mode
         self._use_buffers: Callable[..., None] | None = getattr(env, "use_buffers", None)
+        self._over: Array = np.zeros(self.count, bool)  # the envs that the last step ended
         self._last: Any = None  # the observations that it returned last
         self._seed: int | None = None  # for the next reset, if these replace lost envs
         self._fresh = False  # whether the next step resets all envs
@@ -82,6 +83,7 @@ class NestedBlock(RepeatableBlock):
         self._infos, self._keep = infos, keep
         self._same_step = autoreset == "SAME_STEP"
         self._resets = self._same_step and self._mode is AutoresetMode.DISABLED
+        self._resets_late = self._same_step and self._mode is AutoresetMode.NEXT_STEP
         self._tree, self._action_tree = frames.spec.observation_tree, frames.spec.action_tree
         self._kinds = list(_kinds(self._tree))
         self._shaped = all(kind == "leaf" for kind, _ in self._kinds)
@@ -209,6 +211,9 @@ class NestedBlock(RepeatableBlock):
         if array is None:
             self._write_observations(frame, observations)
         self._last = observations
+        if self._resets_late:
+            self._write_late(frame, observations, infos)
+            return
         if not any_over or (self._keep == "ALL" and not self._same_step):
             if self._keep == "ALL":
                 self._write_infos(frame, self._all, infos)
@@ -227,6 +232,21 @@ class NestedBlock(RepeatableBlock):
             infos = self._write_given_finals(frame, ended, infos)
             if self._keep == "ALL":
                 self._write_infos(frame, self._all, infos)
+
+    def _write_late(self, frame: int, observations: Any, infos: dict[str, Any]) -> None:
+        """Write a step that resets those envs whose episodes the last step ended.
+
+        The observations of episodes that end now are in the frame twice, since the next ones have
+        not begun: also as the final ones.
+        """
+        self._has_final[frame, self._over] = BEGUN
+        self._over = self._terminated[frame] | self._truncated[frame]
+        ended: Array = np.flatnonzero(self._over)
+        if len(ended):
+            self._write_finals(frame, ended, observations)
+            self._write_infos(frame, ended, infos, "final_info")
+        if self._keep == "ALL":
+            self._write_infos(frame, np.flatnonzero(~self._over), infos)
 
     def _write_rows(self, what: str, rows: Array, given: Any) -> None:
         if given is rows:
@@ -317,6 +337,7 @@ class NestedBlock(RepeatableBlock):
         self._write_observations(frame, observations)
         for rows, info in infos if self._keep == "ALL" else ():
             self._write_infos(frame, rows, info)
+        self._over[envs] = False
         self._fresh, self._seed = False, None
         self._meter.were_reset(self.first + envs, (now() - began) // len(envs))
 

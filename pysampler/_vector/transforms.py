@@ -16,16 +16,18 @@ from gymnasium.vector import VectorObservationWrapper, VectorRewardWrapper, Vect
 from gymnasium.wrappers.vector import NormalizeObservation, VectorizeTransformObservation
 
 from pysampler._frames.spec import build, leaves, spec_of
+from pysampler._vector.env_server import autoreset_of
 from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+    from gymnasium.vector import VectorEnv as GymVectorEnv
 
     from pysampler._frames.spec import Spec
 
-__all__ = ["Transforms", "unwrapped"]
+__all__ = ["Transforms", "adopted", "is_ours", "unwrapped"]
 
 # Methods of wrappers that do nothing but call observations() or rewards().
 _PLAIN_STEPS = (
@@ -127,6 +129,20 @@ def unwrapped(envs: Any, purpose: str) -> tuple[VectorEnv, list[Any]]:
             )
         wrappers.insert(0, envs)
         envs = envs.env
-    if not isinstance(envs, VectorEnv):
-        raise TypeError(f"cannot {purpose}: {type(envs).__name__}, expected pysampler.VectorEnv")
+    assert isinstance(envs, VectorEnv)
     return envs, wrappers
+
+
+def adopted(envs: GymVectorEnv[Any, Any, Any]) -> VectorEnv:
+    """Return a vector env of ours whose envs are those of another vector env in this process.
+
+    It steps that as one. Closing it closes the other; dropping it does not.
+    """
+    return VectorEnv([lambda: envs], autoreset_mode=autoreset_of(envs), num_workers=0)
+
+
+def is_ours(envs: GymVectorEnv[Any, Any, Any]) -> bool:
+    """Return whether a vector env, perhaps in wrappers, is a ``VectorEnv``."""
+    while isinstance(envs, VectorWrapper):
+        envs = envs.env
+    return isinstance(envs, VectorEnv)

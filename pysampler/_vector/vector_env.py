@@ -76,7 +76,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     another is in progress raises ``BusyError``; a call in a forked child raises ``ClosedError``.
 
     Args:
-        env_fns: Functions that each make an env.
+        env_fns: Functions that each make an env, or a vector env of gymnasium, whose envs count like
+            any others: its worker steps all of them in one call. ``num_workers``, ``groups`` and
+            ``main_envs`` then divide functions. Its own autoreset mode must be ``autoreset_mode``,
+            or DISABLED with SAME_STEP.
         shared_memory: Results always travel in shared memory. Pass False only to allow spaces of
             types that gymnasium does not know.
         copy: Whether returned observations are copies. Large observations are not copied if enough
@@ -149,7 +152,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any] | GymVectorEnv[Any, Any, Any]]],
         shared_memory: bool = True,  # noqa: FBT001, FBT002 - as gymnasium has it
         copy: bool = True,  # noqa: FBT001, FBT002
         context: str | None = None,

@@ -59,7 +59,7 @@ def compare(ours, theirs, steps=40, mode=NEXT_STEP):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", SPACES)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_batches_equal_one_sync_vector_env(kind, mode, num_workers):
     ours = pysampler.VectorEnv(
         [batch(3, mode, kind), batch(2, mode, kind)], autoreset_mode=mode, num_workers=num_workers
@@ -141,6 +141,7 @@ def test_cartpole_batches_equal_those_stepped_by_hand(num_workers):
     ours.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_atari_batches_equal_those_stepped_by_hand(mode):
     ale_py = pytest.importorskip("ale_py.vector_env")
