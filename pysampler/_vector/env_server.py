@@ -42,6 +42,7 @@ __all__ = [
     "EnvDescription",
     "EnvServer",
     "Overflow",
+    "attribute_of",
     "autoreset_of",
     "call",
     "expect_env",
@@ -473,14 +474,16 @@ def _offered(layers: Sequence[Any], name: str) -> Callable[..., Any]:
     )
 
 
+def attribute_of(env: Any, name: str) -> Any:
+    """Return an attribute of an env, a vector env or one of their wrappers."""
+    return getattr(env, name) if isinstance(env, GymVectorEnv) else env.get_wrapper_attr(name)
+
+
 def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a method of an env, or return an attribute that is not callable."""
-    if not isinstance(env, GymVectorEnv):
-        attribute = env.get_wrapper_attr(name)
-    elif (of_each := getattr(env, "call", None)) is not None:
-        return of_each(name, *args, **kwargs)
-    else:
-        attribute = getattr(env, name)
+    if isinstance(env, GymVectorEnv) and (each := getattr(env, "call", None)) is not None:
+        return each(name, *args, **kwargs)
+    attribute = attribute_of(env, name)
     return attribute(*args, **kwargs) if callable(attribute) else attribute
 
 

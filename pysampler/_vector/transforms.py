@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import VectorObservationWrapper, VectorRewardWrapper, VectorWrapper
+from gymnasium.vector import (
+    AutoresetMode,
+    VectorObservationWrapper,
+    VectorRewardWrapper,
+    VectorWrapper,
+)
 from gymnasium.wrappers.vector import NormalizeObservation, VectorizeTransformObservation
 
 from pysampler._frames.spec import build, leaves, spec_of
@@ -133,12 +138,20 @@ def unwrapped(envs: Any, purpose: str) -> tuple[VectorEnv, list[Any]]:
     return envs, wrappers
 
 
-def adopted(envs: GymVectorEnv[Any, Any, Any]) -> VectorEnv:
-    """Return a vector env of ours whose envs are those of another vector env in this process.
+def adopted(
+    envs: GymVectorEnv[Any, Any, Any], mode: AutoresetMode | None = None, **options: Any
+) -> VectorEnv:
+    """Return a ``VectorEnv`` whose envs are those of another vector env in this process.
 
-    It steps that as one. Closing it closes the other; dropping it does not.
+    It steps that in one call. Closing it closes the other; dropping it does not.
+
+    Args:
+        envs: The vector env.
+        mode: The autoreset mode; None: its own.
+        **options: Further options of ``VectorEnv``.
     """
-    return VectorEnv([lambda: envs], autoreset_mode=autoreset_of(envs), num_workers=0)
+    mode = autoreset_of(envs) if mode is None else mode
+    return VectorEnv([lambda: envs], autoreset_mode=mode, num_workers=0, **options)
 
 
 def is_ours(envs: GymVectorEnv[Any, Any, Any]) -> bool:

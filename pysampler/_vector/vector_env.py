@@ -76,10 +76,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     another is in progress raises ``BusyError``; a call in a forked child raises ``ClosedError``.
 
     Args:
-        env_fns: Functions that each make an env, or a vector env of gymnasium, whose envs count like
-            any others: its worker steps all of them in one call. ``num_workers``, ``groups`` and
-            ``main_envs`` then divide functions. Its own autoreset mode must be ``autoreset_mode``,
-            or DISABLED with SAME_STEP.
+        env_fns: Functions that each make an env, or a vector env of gymnasium. The envs of a vector
+            env count like any others; its worker steps all of them in one call. ``num_workers``,
+            ``groups`` and ``main_envs`` then divide functions. Its own autoreset mode must be
+            ``autoreset_mode``, or DISABLED with SAME_STEP.
         shared_memory: Results always travel in shared memory. Pass False only to allow spaces of
             types that gymnasium does not know.
         copy: Whether returned observations are copies. Large observations are not copied if enough

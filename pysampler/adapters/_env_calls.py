@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces
 
+from pysampler._vector.env_server import attribute_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -170,13 +172,13 @@ def _parts(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> Iterable[tuple[str
 
 def get_attribute(env: gym.Env[Any, Any], name: str) -> Any:
     """Return an attribute of an env or of one of its wrappers."""
-    return env.get_wrapper_attr(name)
+    return attribute_of(env, name)
 
 
 def has_attribute(env: gym.Env[Any, Any], name: str) -> bool:
     """Return whether an env or one of its wrappers has an attribute."""
     try:
-        env.get_wrapper_attr(name)
+        attribute_of(env, name)
     except AttributeError:
         return False
     return True
@@ -184,7 +186,10 @@ def has_attribute(env: gym.Env[Any, Any], name: str) -> bool:
 
 def set_attribute(env: gym.Env[Any, Any], name: str, value: Any) -> None:
     """Set an attribute of the wrapper or env that has it."""
-    env.set_wrapper_attr(name, value)
+    if isinstance(env, gym.vector.VectorEnv):
+        setattr(env.unwrapped, name, value)
+    else:
+        env.set_wrapper_attr(name, value)
 
 
 def set_unwrapped(env: gym.Env[Any, Any], name: str, value: Any) -> None:
@@ -199,7 +204,7 @@ def seed_action_space(env: gym.Env[Any, Any], seed: int | None) -> None:
 
 def call_method(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
     """Call a method of an env or of one of its wrappers."""
-    return env.get_wrapper_attr(name)(*args, **kwargs)
+    return attribute_of(env, name)(*args, **kwargs)
 
 
 def is_wrapped(env: Any, wrapper_class: type[Any]) -> bool:

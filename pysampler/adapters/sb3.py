@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector import VectorEnv as GymVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
+from pysampler._vector.transforms import adopted
 from pysampler._vector.vector_env import VectorEnv
 from pysampler.adapters import _env_calls
 from pysampler.adapters._env_calls import MASK
@@ -42,7 +44,9 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
     itself, it is the result of the env's method ``action_masks``.
 
     Args:
-        env_fns: Functions that each make an env.
+        env_fns: Functions that each make an env or a vector env; or a vector env of this process,
+            which must reset envs in the step that ends their episode, or leave resets to its
+            caller.
         start_method: As in SB3: "fork", "spawn", or "forkserver", which means pysampler's fork
             server, the default. An alias of ``context``.
         kwargs: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode``.
@@ -53,7 +57,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
 
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]] | GymVectorEnv[Any, Any, Any],
         start_method: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -64,12 +68,15 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
                     f"{kwargs['context']!r}, expected one of them"
                 )
             kwargs["context"] = start_method
-        makers = [
-            functools.partial(_env_calls.make_with_masks, env_fn) if callable(env_fn) else env_fn
-            for env_fn in env_fns
-        ]
         self._masks: np.ndarray | None = None  # for the next actions, if they came with infos
-        self.envs = VectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
+        if isinstance(env_fns, GymVectorEnv):
+            self.envs = adopted(env_fns, AutoresetMode.SAME_STEP, **kwargs)
+        else:
+            makers = [
+                functools.partial(_env_calls.make_with_masks, one) if callable(one) else one
+                for one in env_fns
+            ]
+            self.envs = VectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
         try:
             super().__init__(
                 self.envs.num_envs,

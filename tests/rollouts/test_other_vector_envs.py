@@ -1,0 +1,191 @@
+"""Samplers take any vector env of gymnasium, and return the same steps as of ours."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import ClipReward
+from made_up import SpaceEnv, same
+
+import pysampler
+
+MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
+ENVS, HORIZON, ROLLOUTS = 4, 8, 6
+ENV = functools.partial(
+    SpaceEnv, spaces.Box(0, 100, (3,), np.float32), spaces.Discrete(3), "numbers"
+)
+
+
+def policy(observations):
+    return (observations[:, 0] * 7).astype(int) % 3
+
+
+class Recurrent:
+    """A policy whose actions depend on the number of steps since its episode began."""
+
+    recurrent = True
+
+    def __call__(self, observations, state):
+        return (policy(observations) + state) % 3, {"state": state + 1, "count": state}
+
+    def initial_state(self, count):
+        return np.zeros(count, np.int64)
+
+
+def steps_of(envs, policy=policy, **options):
+    """Return the valid steps of each env, and the episodes that ended, over several rollouts."""
+    steps, episodes = [[] for _ in range(ENVS)], []
+    with pysampler.Rollouts(envs, policy, HORIZON, seed=5, info_keys=["x"], **options) as rollouts:
+        for _ in range(ROLLOUTS):
+            rollout = next(rollouts)
+            for env in range(ENVS):
+                for t in np.flatnonzero(rollout.valid[:, env]):
+                    over = rollout.terminated[t, env] or rollout.truncated[t, env]
+                    after = rollout.final_observations[t] if over else rollout.observations[t + 1]
+                    values = (
+                        rollout.observations,
+                        rollout.actions,
+                        rollout.rewards,
+                        rollout.terminated,
+                        rollout.truncated,
+                        rollout.infos["x"],
+                        *rollout.extras.values(),
+                    )
+                    steps[env].append(
+                        [*(one[t, env].tolist() for one in values), after[env].tolist()]
+                    )
+            ended = rollout.ended
+            episodes += zip(ended.env, ended.returns, ended.lengths, strict=True)
+    return steps, episodes
+
+
+@pytest.fixture(scope="module", params=["plain", "recurrent"])
+def acting(request):
+    return policy if request.param == "plain" else Recurrent()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", ["here", "in workers", "in workers with the policy"])
+def test_valid_steps_are_the_same_in_every_autoreset_mode(acting, where, mode):
+    expected, all_ended = steps_of(pysampler.VectorEnv([ENV] * ENVS, num_workers=2), acting)
+    options = {}
+    if where == "here":
+        envs = SyncVectorEnv([ENV] * ENVS, autoreset_mode=mode)
+    else:
+        make = functools.partial(SyncVectorEnv, [ENV] * 2, autoreset_mode=mode)
+        envs = pysampler.VectorEnv([make] * 2, autoreset_mode=mode, num_workers=2)
+        options = {"policy_in": "workers"} if "policy" in where else {}
+    got, ended = steps_of(envs, acting, **options)
+    fewer = [len(some) for some in got]
+    assert fewer == [HORIZON * ROLLOUTS] * ENVS or mode is NEXT_STEP
+    assert min(fewer) > HORIZON * ROLLOUTS / 2
+    assert got == [some[:count] for some, count in zip(expected, fewer, strict=True)]
+    assert ended
+    for env in range(ENVS):
+        own = [one for one in ended if one[0] == env]
+        assert own == [one for one in all_ended if one[0] == env][: len(own)]
+    envs.reset()  # closing the sampler left it open
+    envs.close()
+
+
+def test_steps_that_only_reset_an_env_belong_to_no_episode_and_have_no_advantage():
+    envs = SyncVectorEnv([ENV] * ENVS)
+    with pysampler.Rollouts(envs, policy, 64, seed=5) as rollouts:
+        rollout = next(rollouts)
+        resets = ~rollout.valid
+        assert resets.any()
+        assert not rollout.lost.any()
+        over = rollout.terminated | rollout.truncated
+        same(resets[1:], over[:-1])
+        assert rollout.starts[1:][resets].all()
+        assert rollout.steps == rollout.valid.sum()
+        assert sum(len(episode) for episode in rollout.episodes()) == rollout.steps
+        values = np.ones_like(rollout.rewards)
+        advantages, returns = rollout.gae(values, values[0], np.ones(len(rollout.cut[0])))
+        assert not advantages[resets].any()
+        assert not returns[resets].any()
+        # Of a truncated step, the value of the final observation counts, as in the other modes.
+        for t, env in zip(*rollout.cut, strict=True):
+            expected = rollout.rewards[t, env] + 0.99 - 1
+            assert advantages[t, env] == pytest.approx(expected)
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_normalized_rewards_of_ended_episodes_do_not_count_resets(mode):
+    envs = SyncVectorEnv([ENV] * ENVS, autoreset_mode=mode)
+    normalizer = pysampler.Normalizer()
+    with pysampler.Rollouts(envs, policy, HORIZON, seed=5, normalize=normalizer) as rollouts:
+        steps = sum(next(rollouts).steps for _ in range(3))
+    counts = [value for key, value in normalizer.state_dict().items() if "count" in key]
+    assert any(float(count) == pytest.approx(steps, abs=1) for count in counts)
+    envs.close()
+
+
+def test_wrapped_vector_envs_are_stepped_with_their_wrappers():
+    envs = ClipReward(SyncVectorEnv([ENV] * ENVS), 0.0, 0.5)
+    with pysampler.Rollouts(envs, policy, HORIZON, seed=5) as rollouts:
+        rewards = next(rollouts).rewards
+    assert rewards.min() == 0
+    assert rewards.max() == 0.5
+    envs.close()
+
+
+def test_evaluate_counts_the_episodes_of_any_vector_env():
+    evaluation = pysampler.evaluate(
+        CartPoleVectorEnv(8), lambda o: np.ones(len(o), int), 24, seed=1
+    )
+    assert len(evaluation.returns) == 24
+    same(evaluation.returns, evaluation.lengths.astype(float))
+    assert 8 < evaluation.mean < 11  # always to the right
+
+
+def test_open_rollouts_of_any_vector_env_can_be_evaluated():
+    envs = SyncVectorEnv([ENV] * ENVS)
+    with pysampler.Rollouts(envs, policy, HORIZON, seed=5) as rollouts:
+        next(rollouts)
+        assert len(pysampler.evaluate(rollouts, policy, 4, seed=1).returns) == 4
+        next(rollouts)
+    envs.close()
+
+
+def test_policy_cannot_act_in_the_workers_of_another_vector_env():
+    envs = SyncVectorEnv([ENV] * ENVS)
+    with pytest.raises(ValueError, match="pass functions that each make one"):
+        pysampler.Rollouts(envs, policy, HORIZON, policy_in="workers")
+    envs.close()
+
+
+def test_actors_refuse_vector_envs_that_reset_late():
+    envs = pysampler.VectorEnv([functools.partial(SyncVectorEnv, [ENV] * 2)], num_workers=1)
+    with pytest.raises(ValueError, match="SAME_STEP: its own is NEXT_STEP"):
+        pysampler.Actors(envs, policy).take(1)
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
+def test_actors_record_the_envs_of_vector_envs(mode):
+    make = functools.partial(SyncVectorEnv, [ENV] * 2, autoreset_mode=mode)
+    envs = pysampler.VectorEnv([make] * 2, autoreset_mode=mode, num_workers=2)
+    with pysampler.Actors(envs, policy, seed=5) as actors:
+        seen, ends = set(), 0
+        while len(seen) < 4 or ends == 0:
+            records = actors.take(50)
+            seen |= set(records.env.tolist())
+            ends += (records.terminated | records.truncated).sum()
+    assert seen == {0, 1, 2, 3}
+    envs.close()
+
+
+def test_dropped_rollouts_leave_the_vector_env_open():
+    envs = gym.make_vec("CartPole-v1", 2, "vector_entry_point")
+    rollouts = pysampler.Rollouts(envs, lambda o: np.ones(len(o), int), HORIZON)
+    next(rollouts)
+    del rollouts
+    assert not envs.closed
+    envs.step(np.ones(2, int))
+    envs.close()
