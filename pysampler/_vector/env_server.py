@@ -21,19 +21,21 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
-from pysampler._vector.blocks import GroupBlock, Overflow, PythonBlock
+from pysampler._vector.blocks import GroupBlock, Overflow, PythonBlock, RepeatableBlock
 from pysampler._vector.mujoco.known import name_of
 from pysampler._vector.registry import register
 from pysampler._vector.stacks import StackPart, parts_of
 from pysampler._workers.exceptions import Raised, report
 from pysampler._workers.jobs import Failure, is_users
 from pysampler._workers.remote import dumps
+from pysampler.envs.batch import BatchEnv
 
 if TYPE_CHECKING:
     import types
     from collections.abc import Callable, Iterator, Sequence
 
     from pysampler._frames.frames import Frames
+    from pysampler._vector.batch_block import OwnBlock
     from pysampler._vector.stacks import Stack
     from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
@@ -120,6 +122,7 @@ class EnvServer:
         self.env_fns: list[Callable[[], gym.Env[Any, Any]]] = []  # that made each of them
         self.nested: dict[int, range] = {}  # the rows of each vector env, by each of its rows
         self.blocks: list[Any] = []  # for each group
+        self._own: dict[int, OwnBlock] = {}  # of each BatchEnv, by its first env
         self._places: dict[int, tuple[_core.EnvBlock, int]] = {}
         self.stacks: list[Stack] = []
         made = []  # the number of envs of each function
@@ -145,13 +148,14 @@ class EnvServer:
         env = env_fn()
         i = len(self.envs)
         expect_env(env, self.first + i)
-        if not isinstance(env, GymVectorEnv):
+        if not isinstance(env, (GymVectorEnv, BatchEnv)):
             self.envs.append(env)
             self.stacks.append(tuple(parts_of(env, "in Python", self._why_python)))
             return
-        from pysampler._vector.nested import expect_whole  # noqa: PLC0415 - rare
+        if isinstance(env, GymVectorEnv):
+            from pysampler._vector.nested import expect_whole  # noqa: PLC0415 - rare
 
-        expect_whole(env, self.first + i)
+            expect_whole(env, self.first + i)
         rows = range(i, i + env.num_envs)
         self.nested.update(dict.fromkeys(rows, rows))
         self.envs += [env] * len(rows)
@@ -178,6 +182,7 @@ class EnvServer:
             [
                 (name_of(self.envs[rows.start]), autoreset_of(self.envs[rows.start]))
                 for rows in dict.fromkeys(self.nested.values())
+                if isinstance(self.envs[rows.start], GymVectorEnv)
             ],
         )
 
@@ -191,7 +196,7 @@ class EnvServer:
 
     def space_of(self, i: int, name: str) -> gym.Space[Any]:
         """Return a space of an env."""
-        single = "single_" if i in self.nested else ""
+        single = "single_" if isinstance(self.envs[i], GymVectorEnv) else ""
         space: gym.Space[Any] = getattr(self.envs[i], f"{single}{name}")
         return space
 
@@ -259,12 +264,17 @@ class EnvServer:
         """Return the block of consecutive envs, which have this key."""
         if not isinstance(key, range):
             return self.env_block(rows)
-        from pysampler._vector.nested import NestedBlock  # noqa: PLC0415 - rare
+        env: Any = self.envs[rows.start]
+        of_block = self.first + rows.start, self.meter
+        block: RepeatableBlock
+        if isinstance(env, BatchEnv):
+            from pysampler._vector.batch_block import OwnBlock  # noqa: PLC0415 - rare
 
-        env = self.envs[rows.start]
-        block = NestedBlock(
-            *(env, autoreset_of(env), self.first + rows.start, self.meter), here=self.here
-        )
+            block = self._own[rows.start] = OwnBlock(env, *of_block, here=self.here)
+        else:
+            from pysampler._vector.nested import NestedBlock  # noqa: PLC0415 - rare
+
+            block = NestedBlock(env, autoreset_of(env), *of_block, here=self.here)
         block.use(*self._use)
         return block
 
@@ -361,7 +371,9 @@ class EnvServer:
         states = np.empty(len(envs), object)
         for row, i in enumerate(envs):
             with self.blaming(i, "get_state()"):
-                self._expect_own_state(i)
+                if (own := self._own_block(i)) is not None:
+                    states[row] = own.states([i - self.nested[i].start])[0]
+                    continue
                 layers = list(layers_of(self.envs[i]))
                 elapsed = [vars(one).get("_elapsed_steps") for one in layers]
                 get_state = _offered(layers, "get_state")
@@ -376,9 +388,13 @@ class EnvServer:
         if states.dtype != object:
             with self.blaming(envs[0] if envs else first, "set_state()"):
                 raise ValueError("cannot set state: it belongs to other envs (simulated together)")
-        for i, (state, elapsed, ended) in zip(envs, states, strict=True):
+        for i, one in zip(envs, states, strict=True):
             with self.blaming(i, "set_state()"):
-                self._expect_own_state(i)
+                if (own := self._own_block(i)) is not None:
+                    place = i - self.nested[i].start
+                    own.set_states([place], np.array([one], one.dtype))
+                    continue
+                state, elapsed, ended = one
                 layers = list(layers_of(self.envs[i]))
                 _offered(layers, "set_state")(state)
                 for layer, steps in zip(layers, elapsed, strict=True):
@@ -389,11 +405,15 @@ class EnvServer:
                 env_block, place = self.env_block_of(i)
                 env_block.set_ended(place, ended)
 
-    def _expect_own_state(self, i: int) -> None:
-        if i in self.nested:
+    def _own_block(self, i: int) -> OwnBlock | None:
+        """Return the block of the BatchEnv that has env ``i``; None if it is an env by itself."""
+        if i not in self.nested:
+            return None
+        if (own := self._own.get(self.nested[i].start)) is None:
             raise AttributeError(
                 f"{name_of(self.envs[i])} is a vector env, whose envs have no states of their own"
             )
+        return own
 
     def calls(self, block: int, envs: Sequence[int] | None) -> Iterator[tuple[range, list[int]]]:
         """Yield the envs that one call reaches, and those of them that were asked for.
@@ -476,7 +496,8 @@ def _offered(layers: Sequence[Any], name: str) -> Callable[..., Any]:
 
 def attribute_of(env: Any, name: str) -> Any:
     """Return an attribute of an env, a vector env or one of their wrappers."""
-    return getattr(env, name) if isinstance(env, GymVectorEnv) else env.get_wrapper_attr(name)
+    several = isinstance(env, (GymVectorEnv, BatchEnv))
+    return getattr(env, name) if several else env.get_wrapper_attr(name)
 
 
 def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

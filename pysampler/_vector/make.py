@@ -23,6 +23,7 @@ from pysampler._numbers import whole_number
 from pysampler._vector import arguments
 from pysampler._vector.mujoco.known import maker_of_task, makes_known_envs
 from pysampler._vector.vector_env import VectorEnv
+from pysampler.envs.batch import BatchEnv
 from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
@@ -69,8 +70,9 @@ def make_vec(
     """Make a :class:`pysampler.VectorEnv` of an env, as ``gymnasium.make_vec`` does.
 
     Args:
-        id: An env id, an ``EnvSpec``, a function that makes one env, or a class of MuJoCo tasks
-            (:class:`pysampler.envs.mujoco.Task`).
+        id: An env id, an ``EnvSpec``, a function that makes one env, or a class: of MuJoCo tasks
+            (:class:`pysampler.envs.mujoco.Task`), or of envs that step together
+            (:class:`pysampler.envs.BatchEnv`).
         num_envs: The number of envs.
         vectorization_mode: None or "async" makes a ``pysampler.VectorEnv`` of ``num_envs`` envs;
             "vector_entry_point" makes one of vector envs of the class that is registered for this
@@ -97,6 +99,14 @@ def make_vec(
                 "tasks"
             )
         make, of_env = id, dict(kwargs)
+        if isinstance(id, type) and issubclass(id, BatchEnv):
+            options = vector_options("make vector env", vector_kwargs, _pop_options(of_env, id))
+            if wrappers:
+                raise TypeError(
+                    f"cannot make vector env: wrappers {wrappers!r} of {id.__name__}, a BatchEnv; "
+                    "expected none"
+                )
+            return _make_nested(functools.partial(id, **of_env), num_envs, options)
         if (make_task_env := maker_of_task(id)) is not None:
             make, of_env = make_task_env, {"task": id, **kwargs}
         options = vector_options("make vector env", vector_kwargs, _pop_options(of_env, id))

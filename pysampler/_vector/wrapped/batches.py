@@ -173,7 +173,7 @@ class TaskBatch(Batch):
 
     def _last_observations(self) -> Sequence[Any]:
         observing = self.layers and self.block.observes
-        last = self.block.last if observing else self.inner.last_observations()
+        last = self.block.last if observing else self.inner.observe(None)
         return [one if begun else None for one, begun in zip(last, self.inner.begun, strict=True)]
 
 

@@ -1,0 +1,583 @@
+"""BatchBlock: gymnasium's contract around envs that step together, and their results in frames.
+
+It is the counterpart of csrc/bindings/env_block.cpp, and has the same features: three autoreset
+modes, time limits, seeds, options, infos with masks, states, and the results of envs that replace
+lost ones. A subclass says how envs step and begin: MuJoCo tasks, or a ``BatchEnv`` of a user.
+
+A step of all envs (``_step_together``) is the fast path: one call of the envs and one of
+``BatchRows``. If some are reset or not begun, ``_step_some`` handles subsets, in NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+
+from pysampler import _core
+from pysampler._frames.frames import FINAL
+from pysampler._vector.blocks import GivenActions, RepeatableBlock
+from pysampler._vector.columns import InfoColumns, row_of
+from pysampler.envs.batch import Generators
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from pysampler._frames.frames import Frames
+    from pysampler._frames.infos import Column
+    from pysampler.envs.batch import BatchEnv
+
+    Array = npt.NDArray[Any]
+    # Observations, rewards, terminated and infos; observations and infos.
+    Advanced = tuple[Array, Any, Any, dict[str, Array]]
+    Begun = tuple[Array, dict[str, Array]]
+
+__all__ = ["BatchBlock", "OwnBlock"]
+
+_INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
+_LOW = (1 << 64) - 1
+# Bytes of a seed in a state.
+_SEED = 32
+# More steps than an episode has.
+_NEVER = 1 << 62
+
+
+class BatchBlock(RepeatableBlock):
+    """Envs that step together, in place of the ``count`` envs from ``first`` on.
+
+    Args:
+        count: The number of envs.
+        first: The index of the first env.
+        action_shape: The shape of an action.
+        max_episode_steps: The number of steps after which an episode is truncated; None: no limit.
+        meter: Counts steps and resets.
+        here: Whether the block is in the user's process.
+
+    Attributes:
+        ended: The envs that the next step resets.
+        any_ended: Whether there is one.
+        seeds: Of the next resets, by env, unless those are given others.
+        options: Of later resets, and their version.
+        used: The version of the options of each episode.
+        failed: Whether the last step or reset raised before it had written all results.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        first: int,
+        action_shape: tuple[int, ...],
+        max_episode_steps: int | None,
+        meter: _core.Meter,
+        *,
+        here: bool = False,
+    ) -> None:
+        super().__init__(here=here)
+        self.count = count
+        self.first = first
+        self.all: Array = np.arange(count, dtype=np.int32)
+        self._action_shape = action_shape
+        self._meter = meter
+        self._limit = max_episode_steps or _NEVER
+        self.rngs: list[np.random.Generator | None] = [None] * count
+        self.rng_seeds: list[int | None] = [None] * count
+        self.elapsed = np.zeros(count, np.int64)
+        # Writes a step of all envs.
+        self._rows = _core.BatchRows(first, count, meter, self.elapsed, max_episode_steps or _NEVER)
+        self.begun = np.zeros(count, bool)  # reset at least once
+        self._all_begun = False
+        self.ended = np.zeros(count, bool)  # to be reset by the next step
+        self.any_ended = False
+        self.seeds: dict[int, int] = {}  # for the next resets, unless those have a seed
+        self.options: dict[int, tuple[Any, int]] = {}
+        self.used = np.zeros(count, np.int64)  # the options version of each episode
+        self.failed = False
+        # The states of random generators since the last snapshot, before they were drawn from.
+        self._drawn_before: list[tuple[np.random.Generator, Any]] = []
+
+    double_rewards = True  # rewards are NumPy's float64
+
+    # -- the envs --------------------------------------------------------------------------------
+
+    def advance(self, ids: Array | None, actions: Array) -> Advanced:
+        """Step some envs; None: all."""
+        raise NotImplementedError
+
+    def begin_rows(self, ids: Array, rngs: Sequence[np.random.Generator]) -> Begun:
+        """Begin episodes of some envs, with their random generators."""
+        raise NotImplementedError
+
+    def observe(self, ids: Array | None) -> Array:
+        """Return the observations of some envs; None: of all."""
+        raise NotImplementedError
+
+    @property
+    def memory(self) -> dict[str, Array]:
+        """The arrays that hold the states of the envs, a row for each."""
+        raise NotImplementedError
+
+    def take_options(self, places: Sequence[int], options: Sequence[Any]) -> None:
+        """Use options, which may be None, for the resets of some envs, which come next."""
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:  # noqa: ARG002
+        """Use these frames from now on; the envs do not change.
+
+        Args:
+            frames: The frames.
+            infos: How other blocks write infos; ``add_columns`` gives this one its columns.
+            autoreset: The name of the autoreset mode.
+            keep: Which infos are kept.
+        """
+        rows = slice(self.first, self.first + self.count)
+        self._frame_rows = rows
+        self._autoreset, self._keep = autoreset, keep
+        [observations] = frames.observations
+        self._observations = observations[:, rows]
+        self._finals = frames.final_observations[0][:, rows] if frames.final_observations else None
+        self._rewards = frames.rewards[:, rows]
+        self._terminated = frames.terminated[:, rows]
+        self._truncated = frames.truncated[:, rows]
+        self._has_final = frames.has_final[:, rows]
+        self._versions = frames.options_versions[:, rows]
+        self._actions = GivenActions(frames, self.first, self.count)
+        self._rows.use(frames, keep == "ALL")
+        self._infos = InfoColumns(frames, self._rows)
+
+    def add_columns(self, columns: Sequence[Column]) -> None:
+        """Write infos to these columns too."""
+        self._infos.add(columns)
+
+    def _begin(self, frame: int) -> None:
+        if self._keep != "NONE":
+            self._infos.clear(frame, self._frame_rows)
+        self._has_final[frame] = 0
+        self._overflow = []
+
+    # -- called by workers -----------------------------------------------------------------------
+
+    def step(self, frame: int, actions: Sequence[Any] | Array | None = None) -> bool:
+        """Step every env, or reset it if its episode has ended.
+
+        Args:
+            frame: The frame.
+            actions: Actions to use in place of those in the frame.
+
+        Returns:
+            Whether there is overflow.
+        """
+        self.failed = False
+        try:
+            if actions is None:
+                actions = self._actions.of(frame)
+            if self._all_begun and not self.any_ended and isinstance(actions, np.ndarray):
+                self._rows.begin(frame)
+                self._step_together(frame, actions)
+            else:
+                self._meter.at(self.first)
+                self._begin(frame)
+                self._step_some(frame, actions)
+                self._meter.idle()
+        except KeyboardInterrupt:  # the user's, not the task's
+            raise
+        except BaseException as error:
+            self.failed = True
+            self._meter.idle()
+            self._leave(_ERROR, 0, error)
+        return self._done(frame)
+
+    def _done(self, frame: int) -> bool:
+        """Write the options version of each episode, and return whether there is overflow."""
+        if self.options:
+            self._versions[frame] = self.used
+        return bool(self._overflow)
+
+    def _step_together(self, frame: int, actions: Array) -> None:
+        """Step all envs."""
+        observations, rewards, terminated, infos = self.advance(None, actions)
+        any_over, rest = self._rows.write(frame, observations, rewards, terminated, infos)
+        if rest is not None:
+            going = self.all
+            if any_over and self._autoreset == "SAME_STEP":  # infos of ended episodes are final
+                going = self.all[~(self._terminated[frame] | self._truncated[frame])]
+            self._leave_infos(going, {key: array[going] for key, array in rest.items()})
+        if any_over:
+            self._end_some(frame, observations, infos)
+
+    def begin_episode(self, i: int) -> None:
+        """Note that env ``i`` was reset by a call."""
+        self.begun[i] = True
+        self._all_begun = bool(self.begun.all())
+
+    def _end_some(self, frame: int, observations: Array, infos: dict[str, Array]) -> None:
+        """Handle the episodes that ended in a step of all envs."""
+        over = self._terminated[frame] | self._truncated[frame]
+        if self._autoreset == "NEXT_STEP":
+            self.ended[:] = over
+            self.any_ended = True
+        if self._autoreset == "SAME_STEP":
+            self._end_episodes(frame, None, over, observations, infos)
+        elif self._keep == "FINAL":
+            chosen = {key: array[over] for key, array in infos.items()}
+            self._write_infos(frame, self.all[over], chosen)
+
+    def _step_some(self, frame: int, actions: Sequence[Any] | Array) -> None:
+        """Step the envs that have begun an episode, and reset those that have ended one."""
+        given = actions if isinstance(actions, np.ndarray) else self._stacked(actions)
+        resets = np.flatnonzero(self.ended)
+        if len(resets):
+            self._reset(frame, resets.astype(np.int32))
+        began = now()
+        going = self.begun.copy()
+        going[resets] = False
+        steps: Array = np.flatnonzero(going).astype(np.int32)
+        if not self._all_begun:
+            for i in np.flatnonzero(~self.begun):
+                text = "Cannot call env.step() before calling env.reset()"
+                self._leave(_ERROR, int(i), gym.error.ResetNeeded(text))
+        if given is not None:
+            alike = [(steps, given[steps])] if len(steps) else []
+        else:
+            alike = self._alike(steps, list(actions))
+        for ids, chosen in alike:
+            self._step(frame, ids, chosen)
+        each = (now() - began) // max(1, len(steps))
+        for ids, _ in alike:
+            self._meter.stepped(self.first + ids, each)
+
+    def _stacked(self, actions: Sequence[Any]) -> Array | None:
+        """Return actions as one array; None if dtypes differ, or a shape is not the space's."""
+        arrays = [np.asarray(action) for action in actions]
+        shape = self._action_shape
+        if any(array.shape != shape or array.dtype != arrays[0].dtype for array in arrays):
+            return None
+        return np.stack(arrays)
+
+    def _alike(self, steps: Array, actions: Sequence[Any]) -> list[tuple[Array, Array]]:
+        """Return envs and their valid actions, grouped by dtype."""
+        shape = self._action_shape
+        by_type: dict[Any, list[tuple[int, Array]]] = {}
+        for i in steps.tolist():
+            array = np.asarray(actions[i])
+            if array.shape == shape and array.dtype.kind in "biuf":
+                by_type.setdefault(array.dtype, []).append((i, array))
+            else:
+                text = f"Action dimension mismatch. Expected {shape}, found {array.shape}"
+                self._leave(_ERROR, i, ValueError(text))
+        return [
+            (np.array([i for i, _ in some], np.int32), np.stack([array for _, array in some]))
+            for some in by_type.values()
+        ]
+
+    def _step(self, frame: int, ids: Array, actions: Array) -> None:
+        """Step some envs and write their results."""
+        observations, rewards, terminated, infos = self.advance(ids, actions)
+        self.elapsed[ids] += 1
+        self._truncated[frame, ids] = self.elapsed[ids] >= self._limit
+        self._rewards[frame, ids] = rewards
+        self._terminated[frame, ids] = terminated
+        over = self._terminated[frame, ids] | self._truncated[frame, ids]
+        any_over = over.any()
+        if any_over and self._autoreset == "SAME_STEP":
+            self._end_episodes(frame, ids, over, observations, infos)
+            return
+        self._observations[frame, ids] = observations
+        if self._autoreset == "NEXT_STEP":
+            self.ended[ids] = over
+            self.any_ended = bool(self.ended.any())
+        if self._keep == "ALL":
+            self._write_infos(frame, ids, infos)
+        elif self._keep == "FINAL" and any_over:
+            self._write_infos(frame, ids[over], {key: array[over] for key, array in infos.items()})
+
+    def _end_episodes(
+        self, frame: int, ids: Array | None, over: Array, observations: Array, infos: Any
+    ) -> None:
+        """Write the last observations of episodes, and begin new ones in the same step."""
+        if ids is None:  # the results of all are in the frame
+            going, ended = self.all[:0], self.all[over]
+            self._infos.clear(frame, self.first + ended)
+        else:
+            going, ended = ids[~over], ids[over]
+            self._observations[frame, going] = observations[~over]
+        assert self._finals is not None
+        self._finals[frame, ended] = observations[over]
+        self._has_final[frame, ended] = FINAL
+        if self._keep != "NONE":
+            finals = {key: array[over] for key, array in infos.items()}
+            rest = self._infos.write_final(frame, self.first + ended, finals)
+            if rest is not None:
+                for row, i in enumerate(ended):
+                    self._leave(_INFO, int(i), {"final_info": row_of(rest, row)})
+        if self._keep == "ALL" and len(going):
+            self._write_infos(frame, going, {key: array[~over] for key, array in infos.items()})
+        self._reset(frame, ended, clear=False)
+
+    def reset(self, frame: int, calls: Sequence[tuple[int | None, Any] | None]) -> bool:
+        """Reset each env with its (seed, options); leave it unchanged if that is None."""
+        self._meter.at(self.first)
+        self._begin(frame)
+        self.failed = False
+        try:
+            ids = [i for i, call in enumerate(calls) if call is not None]
+            kept = [i for i, call in enumerate(calls) if call is None]
+            left = np.array([i for i in kept if self.begun[i]], np.int32)
+            if len(left):
+                self._observations[frame, left] = self.observe(left)
+            chosen = [call for call in calls if call is not None]
+            self._reset(frame, np.array(ids, np.int32), chosen)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.failed = True
+            self._leave(_ERROR, 0, error)
+        self._meter.idle()
+        return self._done(frame)
+
+    def _reset(
+        self,
+        frame: int,
+        ids: Array,
+        calls: Sequence[tuple[int | None, Any]] | None = None,
+        *,
+        clear: bool = True,
+    ) -> None:
+        """Begin episodes of some envs, and write their first observations.
+
+        Args:
+            frame: The frame.
+            ids: The envs.
+            calls: The seed and options of each; None: no seeds or options.
+            clear: Whether to clear rewards and ends; False if a step has just written them.
+        """
+        began = now()
+        if calls is not None or self.seeds or self.options or not self._all_begun:
+            ids = self._prepared(ids, calls or [(None, None)] * len(ids))
+        if not len(ids):
+            return
+        rngs = [self.rngs[i] for i in ids]
+        if self.here:
+            self._drawn_before += [(rng, rng.bit_generator.state) for rng in rngs if rng]
+        observations, infos = self.begin_rows(ids, rngs)
+        self._observations[frame, ids] = observations
+        self.elapsed[ids] = 0
+        self.begun[ids] = True
+        self._all_begun = bool(self.begun.all())
+        self.ended[ids] = False
+        self.any_ended = bool(self.ended.any())
+        if clear:
+            self._rewards[frame, ids] = 0
+            self._terminated[frame, ids] = False
+            self._truncated[frame, ids] = False
+        if self._keep == "ALL":
+            self._write_infos(frame, ids, infos)
+        each = (now() - began) // len(ids)
+        self._meter.were_reset(self.first + ids, each)
+
+    def _prepared(self, ids: Array, calls: Sequence[tuple[int | None, Any]]) -> Array:
+        """Seed envs and set their options; return those whose seed was valid."""
+        kept, options = [], []
+        for place, (seed, given) in zip(ids.tolist(), calls, strict=True):
+            own = self.seeds.pop(place, None)
+            chosen = own if seed is None else seed
+            try:
+                if chosen is not None or self.rngs[place] is None:
+                    self.rngs[place], self.rng_seeds[place] = gym.utils.seeding.np_random(chosen)
+            except Exception as error:
+                self._leave(_ERROR, place, error)
+                continue
+            kept.append(place)
+            options.append(given)
+        self._choose_options(kept, options)
+        return np.array(kept, np.int32)
+
+    def _choose_options(self, places: Sequence[int], options: Sequence[Any]) -> None:
+        """Choose the options of each reset."""
+        chosen = []
+        for place, given in zip(places, options, strict=True):
+            self.used[place] = 0
+            if not given and place in self.options:
+                given, self.used[place] = self.options[place]
+            chosen.append(given)
+        self.take_options(places, chosen)
+
+    def replace(self, seeds: Sequence[int]) -> None:
+        """Note that these replace lost envs; ``seeds`` are for their next resets."""
+        self.seeds = dict(enumerate(seeds))
+        self.ended[:] = self._autoreset == "NEXT_STEP"
+        self.any_ended = self._autoreset == "NEXT_STEP"
+
+    def restore(self, frame: int) -> bool:
+        """Write the results of the step in which the replaced envs were lost."""
+        self._begin(frame)
+        self.failed = False
+        if self._autoreset == "SAME_STEP":
+            try:
+                self._reset(frame, self.all)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                self.failed = True
+                self._leave(_ERROR, 0, error)
+        else:
+            self._rewards[frame] = 0
+            self._terminated[frame] = False
+            self._truncated[frame] = False
+        return self._done(frame)
+
+    def set_options(self, i: int, options: Any, version: int) -> None:
+        """Use these options for resets of env ``i`` from now on."""
+        self.options[i] = options, version
+
+    def snapshot(self) -> Any:
+        """Return the state of all envs, for ``return_to``."""
+        self._drawn_before = []
+        arrays = {name: array.copy() for name, array in self._state_arrays().items()}
+        return arrays, dict(self.seeds), self.used.copy(), (self._all_begun, self.any_ended)
+
+    def return_to(self, snapshot: Any) -> None:
+        """Return to the state of the last snapshot."""
+        arrays, self.seeds, used, (self._all_begun, self.any_ended) = snapshot
+        for name, array in self._state_arrays().items():
+            array[:] = arrays[name]
+        self.used[:] = used
+        for rng, state in reversed(self._drawn_before):
+            rng.bit_generator.state = state
+
+    # -- states ----------------------------------------------------------------------------------
+
+    @property
+    def _state_type(self) -> np.dtype[Any]:
+        """The dtype of an env's state: its own, and that of the episode."""
+        return np.dtype(
+            [
+                *(
+                    (name, array.dtype, array.shape[1:])
+                    for name, array in self._state_arrays().items()
+                ),
+                *(("seeded", np.bool_), ("seed", np.uint8, _SEED), ("generator", np.uint64, 6)),
+            ]
+        )
+
+    def _state_arrays(self) -> dict[str, Array]:
+        episode = {"elapsed": self.elapsed, "begun": self.begun, "ended": self.ended}
+        return {**self.memory, **episode}
+
+    def states(self, ids: Sequence[int]) -> Array:
+        """Return the states of envs, one row each."""
+        states = np.zeros(len(ids), self._state_type)
+        for name, array in self._state_arrays().items():
+            states[name] = array[ids]
+        for row, i in enumerate(ids):
+            if (rng := self.rngs[i]) is not None:
+                states["seeded"][row] = True
+                states["seed"][row] = _bytes_of_seed(self.rng_seeds[i])
+                states["generator"][row] = _numbers_of(rng)
+        return states
+
+    def set_states(self, ids: Sequence[int], states: Array) -> None:
+        """Set the states of envs."""
+        if states.dtype != self._state_type:
+            ours, theirs = ({*(dtype.names or ())} for dtype in (self._state_type, states.dtype))
+            differing = ", ".join(sorted(ours ^ theirs)) or "other sizes"
+            raise ValueError(f"cannot set state: it belongs to other envs ({differing})")
+        for name, array in self._state_arrays().items():
+            array[ids] = states[name]
+        self.ended &= self._autoreset == "NEXT_STEP"  # the states may come from another mode
+        for row, i in enumerate(ids):
+            self.seeds.pop(i, None)
+            if states["seeded"][row]:
+                self.rngs[i] = _generator_of(states["generator"][row])
+                self.rng_seeds[i] = int.from_bytes(states["seed"][row], "little", signed=True)
+            elif self.begun[i]:
+                self.rngs[i], self.rng_seeds[i] = gym.utils.seeding.np_random()
+            else:
+                self.rngs[i] = self.rng_seeds[i] = None
+        self._all_begun = bool(self.begun.all())
+        self.any_ended = bool(self.ended.any())
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _write_infos(self, frame: int, ids: Array, infos: dict[str, Array]) -> None:
+        if rest := self._infos.write(frame, self.first + ids, infos):
+            self._leave_infos(ids, rest)
+
+    def _leave_infos(self, ids: Array, infos: dict[str, Array]) -> None:
+        for row, i in enumerate(ids):
+            self._leave(_INFO, int(i), row_of(infos, row))
+
+    def _leave(self, kind: int, i: int, value: Any) -> None:
+        self._overflow.append((kind, self.first + i, value))
+
+
+class OwnBlock(BatchBlock):
+    """The envs of a ``BatchEnv``.
+
+    Args:
+        env: The envs.
+        first: The index of the first env.
+        meter: Counts steps and resets.
+        here: Whether the block is in the user's process.
+    """
+
+    def __init__(self, env: BatchEnv, first: int, meter: _core.Meter, *, here: bool) -> None:
+        self._env = env
+        shape = env.action_space.shape or ()
+        super().__init__(env.num_envs, first, shape, env.max_episode_steps, meter, here=here)
+
+    def advance(self, ids: Array | None, actions: Array) -> Advanced:
+        rows = slice(None) if ids is None else ids
+        rewards, terminated, *infos = self._env.step(rows, actions)
+        return self._env.observe(rows), rewards, terminated, infos[0] if infos else {}
+
+    def begin_rows(self, ids: Array, rngs: Sequence[np.random.Generator]) -> Begun:
+        infos = self._env.reset(ids, Generators(rngs))
+        return self._env.observe(ids), infos or {}
+
+    def observe(self, ids: Array | None) -> Array:
+        return self._env.observe(slice(None) if ids is None else ids)
+
+    @property
+    def memory(self) -> dict[str, Array]:
+        return self._env.memory
+
+    def take_options(self, places: Sequence[int], options: Sequence[Any]) -> None:
+        given = {place: one for place, one in zip(places, options, strict=True) if one}
+        if given:
+            self._env.set_options(np.array(list(given), np.int32), list(given.values()))
+
+
+def _bytes_of_seed(seed: int | None) -> Array:
+    """Return a seed as bytes; -1 stands for no seed, as in gymnasium."""
+    try:
+        seed_bytes = (-1 if seed is None else seed).to_bytes(_SEED, "little", signed=True)
+    except OverflowError:
+        raise ValueError(f"cannot get state: a seed of more than {8 * _SEED - 1} bits") from None
+    return np.frombuffer(seed_bytes, np.uint8)
+
+
+def _numbers_of(rng: np.random.Generator) -> list[int]:
+    """Return the state of a generator as six 64-bit numbers."""
+    state: Any = rng.bit_generator.state
+    if state["bit_generator"] != "PCG64":
+        raise ValueError(f"cannot get state: the generator is {state['bit_generator']}")
+    wide = state["state"]["state"], state["state"]["inc"]
+    halves = [part for number in wide for part in (number & _LOW, number >> 64)]
+    return [*halves, state["has_uint32"], state["uinteger"]]
+
+
+def _generator_of(numbers: Array) -> np.random.Generator:
+    low, high, inc_low, inc_high, has_uint32, uinteger = (int(number) for number in numbers)
+    generator = np.random.PCG64()
+    generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": low | high << 64, "inc": inc_low | inc_high << 64},
+        "has_uint32": has_uint32,
+        "uinteger": uinteger,
+    }
+    return np.random.Generator(generator)

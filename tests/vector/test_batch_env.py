@@ -1,0 +1,358 @@
+"""A BatchEnv gives the results of an ordinary env of the same arithmetic; its check is tested."""
+
+import functools
+import os
+import signal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
+from made_up import same
+
+import pysampler
+from pysampler.envs import BatchEnv, Generators, check_batch_env
+from pysampler.errors import EnvError
+
+MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
+LIMIT = 15
+
+
+class Walk(gym.Env):
+    """A walk that ends at its goal; the ordinary env that ``Walks`` must equal."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        low = (options or {}).get("low", -1)
+        self.at = self.np_random.uniform(low, 1, 2)
+        return self.at.copy(), {"first": self.at[0]}
+
+    def step(self, action):
+        self.at = self.at + (np.asarray(action) - 1) * 0.3
+        over = bool(np.abs(self.at).max() > 1.5)
+        return self.at.copy(), -np.abs(self.at[0]), over, False, {"x": self.at[1], "n": self.at * 2}
+
+
+class Walks(BatchEnv):
+    """The same for many at once."""
+
+    observation_space = Walk.observation_space
+    action_space = Walk.action_space
+    max_episode_steps = LIMIT
+
+    def __init__(self, num_envs, *, closed=None):
+        super().__init__(num_envs)
+        self.at = self.rows((2,))
+        self.low = np.full(num_envs, -1.0)
+        self._closed = closed
+
+    def set_options(self, ids, options):
+        self.low[ids] = [one.get("low", -1) for one in options]
+
+    def reset(self, ids, rngs):
+        for i, rng in zip(np.arange(self.num_envs)[ids], rngs, strict=True):
+            self.at[i] = rng.uniform(self.low[i], 1, 2)
+        self.low[ids] = -1
+        return {"first": self.at[ids, 0].copy()}
+
+    def step(self, ids, actions):
+        self.at[ids] += (actions[:, None] - 1) * 0.3
+        at = self.at[ids]
+        infos = {"x": at[:, 1].copy(), "n": at * 2}
+        return -np.abs(at[:, 0]), np.abs(at).max(1) > 1.5, infos
+
+    def observe(self, ids):
+        return self.at[ids]
+
+    def double(self, x):
+        return 2 * x
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def close(self):
+        if self._closed is not None:
+            self._closed.touch()
+
+
+def walk():
+    return TimeLimit(Walk(), LIMIT)
+
+
+def compare(ours, theirs, mode, steps=60):
+    same(ours.reset(seed=7), theirs.reset(seed=7), "reset")
+    theirs.action_space.seed(3)
+    for step in range(steps):
+        actions = theirs.action_space.sample()
+        a, b = ours.step(actions), theirs.step(actions)
+        same(a, b, f"step {step}")
+        ended = a[2] | a[3]
+        if mode is DISABLED and ended.any():
+            options = {"reset_mask": ended, "low": 0.5}
+            same(ours.reset(options=options), theirs.reset(options=options), f"reset {step}")
+    same(ours.reset(options={"low": 0}), theirs.reset(options={"low": 0}), "reset with options")
+    seeds = list(range(ours.num_envs))[::-1]
+    same(ours.reset(seed=seeds), theirs.reset(seed=seeds), "seeds")
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "groups": 2}])
+def test_batch_envs_equal_ordinary_ones(mode, options):
+    ours = pysampler.make_vec(Walks, 7, autoreset_mode=mode, **options)
+    compare(ours, SyncVectorEnv([walk] * 7, autoreset_mode=mode), mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lists_may_mix_batch_envs_vector_envs_and_envs(mode):
+    vector = functools.partial(SyncVectorEnv, [walk] * 2, autoreset_mode=mode)
+    functions = [functools.partial(Walks, 3), walk, vector, functools.partial(Walks, 1)]
+    ours = pysampler.VectorEnv(functions, autoreset_mode=mode, num_workers=2)
+    compare(ours, SyncVectorEnv([walk] * 7, autoreset_mode=mode), mode)
+
+
+def test_rollouts_of_batch_envs_equal_those_of_ordinary_ones():
+    def some(envs):
+        with pysampler.Rollouts(envs, lambda o: (o[:, 0] > 0).astype(int), 32, seed=3) as rollouts:
+            rollout = next(rollouts)
+            return rollout.observations.copy(), rollout.rewards.copy(), rollout.starts.copy()
+
+    with (
+        pysampler.make_vec(Walks, 6, num_workers=2) as ours,
+        pysampler.VectorEnv([walk] * 6, num_workers=2) as theirs,
+    ):
+        same(some(ours), some(theirs))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_states_of_batch_envs_are_restored(num_workers):
+    envs = pysampler.make_vec(Walks, 4, num_workers=num_workers)
+    envs.reset(seed=1)
+    for _ in range(5):
+        envs.step(np.ones(4, int))
+    states = envs.get_state()
+    actions = np.array([[0, 1, 2, 2]] * 20)
+    first = [envs.step(one) for one in actions]
+    envs.set_state(states)
+    same([envs.step(one) for one in actions], first)
+    envs.set_state(np.repeat(envs.get_state([0]), 4))
+    observations, *_ = envs.step(np.ones(4, int))
+    assert len(np.unique(observations[:, 0])) == 1
+    envs.close()
+
+
+def test_calls_reach_batch_envs(tmp_path):
+    closed = tmp_path / "closed"
+    envs = pysampler.make_vec(Walks, 4, num_workers=1, closed=closed)
+    assert envs.call("double", 4) == (8,) * 4
+    assert envs.get_attr("max_episode_steps") == (LIMIT,) * 4
+    assert envs.apply(lambda env: env.num_envs, envs=[2]) == (4,)
+    assert envs.describe() == "envs 0 to 3:\n  Walks of 4 envs  in one call"
+    envs.close()
+    assert closed.exists()
+
+
+def test_set_options_reach_automatic_resets_of_batch_envs():
+    envs = pysampler.make_vec(Walks, 4, num_workers=1, autoreset_mode=SAME_STEP)
+    envs.reset(seed=1)
+    envs.set_options([1, 2], {"low": 0.9})
+    for _ in range(LIMIT):
+        *_, infos = envs.step(np.ones(4, int))
+    assert list(infos["options_version"]) == [0, 1, 1, 0]
+    assert (infos["first"][1:3] >= 0.9).all()
+    envs.close()
+
+
+def test_options_that_a_batch_env_does_not_take_raise():
+    class Plain(Walks):
+        set_options = BatchEnv.set_options
+
+    envs = pysampler.make_vec(Plain, 2, num_workers=1)
+    with pytest.raises(EnvError, match=r"Plain takes no options, got \{'low': 0\}"):
+        envs.reset(options={"low": 0})
+    envs.close()
+
+
+def test_replaced_batch_envs_begin_again():
+    envs = pysampler.make_vec(Walks, 4, num_workers=2, on_worker_loss="restart")
+    envs.reset(seed=1)
+    os.kill(envs._pool.pids[0], signal.SIGKILL)
+    *_, truncated, infos = envs.step(np.ones(4, int))
+    assert list(truncated) == list(infos["worker_lost"]) == [True, True, False, False]
+    observations, rewards, *_ = envs.step(np.ones(4, int))
+    assert list(rewards[:2]) == [0, 0]
+    assert (np.abs(observations) < 1.5).all()
+    envs.close()
+
+
+def test_interrupted_step_of_batch_envs_is_repeated_exactly(monkeypatch):
+    envs = pysampler.make_vec(Walks, 3, num_workers=0)
+    expected = pysampler.make_vec(Walks, 3, num_workers=0)
+    for one in (envs, expected):
+        one.reset(seed=1)
+    step, left = Walks.step, [1]
+
+    def interrupted(self, ids, actions):
+        results = step(self, ids, actions)
+        if left:
+            left.pop()
+            raise KeyboardInterrupt
+        return results
+
+    monkeypatch.setattr(Walks, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(np.full(3, 2))
+    same(envs.step_wait(), expected.step(np.full(3, 2)))
+    envs.close()
+    expected.close()
+
+
+def test_wrappers_of_a_batch_env_are_refused():
+    with pytest.raises(TypeError, match="wrappers .* of Walks, a BatchEnv"):
+        pysampler.make_vec(Walks, 2, wrappers=[TimeLimit])
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        ({"step": lambda self, ids, actions: (np.zeros(1), np.zeros(1, bool))}, "one for each env"),
+        ({"observe": lambda self, ids: np.zeros((1, 2))}, "one row for each env|broadcast"),
+        ({"step": lambda self, ids, actions: 1 / 0}, "division by zero"),
+        ({"reset": BatchEnv.reset}, r"has no method reset\(ids, rngs\)"),
+    ],
+)
+def test_mistakes_of_a_batch_env_are_errors_of_its_envs(rows, error):
+    envs = pysampler.make_vec(type("Wrong", (Walks,), rows), 3, num_workers=1)
+    with pytest.raises(EnvError, match=f"env 0 in worker 0 .*({error})"):
+        envs.reset(seed=1)
+        envs.step(np.zeros(3, int))
+    envs.close()
+
+
+def test_uniform_draws_what_each_generator_draws():
+    made = [np.random.default_rng(seed) for seed in range(5)]
+    again = [np.random.default_rng(seed) for seed in range(5)]
+    low, high = np.array([0.0, -1.0]), np.array([1.0, 3.0])
+    drawn = Generators(made).uniform(low, high, (2,))
+    same(drawn, np.array([one.uniform(low, high, 2) for one in again]))
+    same(Generators(made).uniform(0, 2), np.array([one.uniform(0, 2) for one in again]))
+
+
+# -- the check -------------------------------------------------------------------------------------
+
+
+def test_check_accepts_a_right_batch_env():
+    check_batch_env(Walks)
+    check_batch_env(functools.partial(Walks), num_envs=1, steps=50)
+
+
+class Rebinding(Walks):
+    def step(self, ids, actions):
+        self.at = self.at + 0.1
+        return super().step(ids, actions)
+
+
+class Mixing(Walks):
+    def step(self, ids, actions):
+        rewards, terminated, infos = super().step(ids, actions)
+        return rewards - rewards.mean(), terminated, infos
+
+
+class TouchingOthers(Walks):
+    def step(self, ids, actions):
+        results = super().step(ids, actions)
+        if not isinstance(ids, slice):
+            self.at += 1e-3
+        return results
+
+
+class ResettingOthers(Walks):
+    def reset(self, ids, rngs):
+        infos = super().reset(ids, rngs)
+        self.at[:] += 1e-3
+        return infos
+
+
+class Hidden(Walks):
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.steps = np.zeros(num_envs)
+
+    def step(self, ids, actions):
+        self.steps[ids] += 1
+        rewards, terminated, infos = super().step(ids, actions)
+        return rewards + self.steps[ids], terminated, infos
+
+
+class Random(Walks):
+    def step(self, ids, actions):
+        self.at[ids] += np.random.normal(size=self.at[ids].shape)
+        return super().step(ids, actions)
+
+
+class ChangingActions(Walks):
+    def step(self, ids, actions):
+        results = super().step(ids, actions)
+        actions[:] = 0
+        return results
+
+
+class Floats(Walks):
+    def observe(self, ids):
+        return self.at[ids].astype(np.float32)
+
+
+class Outside(Walks):
+    observation_space = spaces.Box(-0.5, 0.5, (2,), np.float64)
+
+
+class Flat(Walks):
+    def observe(self, ids):
+        return self.at[ids, 0]
+
+
+class Numbers(Walks):
+    def step(self, ids, actions):
+        rewards, terminated, infos = super().step(ids, actions)
+        return rewards, terminated.astype(int), infos
+
+
+class OneReward(Walks):
+    def step(self, ids, actions):
+        return 1.0, super().step(ids, actions)[1]
+
+
+class Infos(Walks):
+    def reset(self, ids, rngs):
+        super().reset(ids, rngs)
+        return {"a": 1}
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (Rebinding, "step replaced an array of rows"),
+        (Mixing, "reward of step 0 of env 0 is .* if others step apart"),
+        (TouchingOthers, "step changed env .*, which was not among ids"),
+        (ResettingOthers, "reset changed env .*, which was not among ids"),
+        (Hidden, "steps differently after a return to the same state"),
+        (Random, "with the same seeds and actions"),
+        (ChangingActions, "step changed its actions"),
+        (Floats, "observe returned float32, expected float64"),
+        (Outside, "is not in Box"),
+        (Flat, r"observe returned shape \(5,\), expected \(5, 2\)"),
+        (Numbers, "terminated of int64, expected bool"),
+        (OneReward, "rewards 1.0, expected 5 numbers"),
+        (Infos, r"reset returned info 'a' of shape \(\), expected an array of 5 rows"),
+    ],
+)
+def test_check_finds_broken_rules(wrong, error):
+    with pytest.raises(ValueError, match=f"cannot use {wrong.__name__}: .*{error}"):
+        check_batch_env(wrong)
