@@ -58,7 +58,7 @@ struct InfoColumn {
 class BatchRows {
  public:
     BatchRows(std::size_t first, std::size_t count, const std::shared_ptr<Meter>& meter,
-             const py::array_t<std::int64_t>& elapsed, std::int64_t limit)
+              const py::array_t<std::int64_t>& elapsed, std::int64_t limit)
         : first_(first), count_(count), meter_(meter), elapsed_(elapsed), limit_(limit) {
         if (static_cast<std::size_t>(elapsed.size()) != count) {
             throw py::value_error("cannot make rows: expected one number of steps for each env");

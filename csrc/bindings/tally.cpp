@@ -123,8 +123,7 @@ inline constexpr bool is_bound<Tally> = true;
 
 void register_tally(py::module_& m) {
     Class<Tally>(m, "Tally", "Counts the steps and returns of episodes across rollouts.")
-        .def(py::init<std::vector<double>, std::vector<std::int64_t>, std::uint8_t,
-                      std::uint8_t>(),
+        .def(py::init<std::vector<double>, std::vector<std::int64_t>, std::uint8_t, std::uint8_t>(),
              py::arg("returns"), py::arg("lengths"), py::arg("lost"), py::arg("begun"))
         .def("begin_episodes", &Tally::begin_episodes,
              "Begin an episode in every env, since all were reset.")
