@@ -1,4 +1,4 @@
-"""Vector envs and BatchEnvs in workers, beside the same vector envs alone, EnvPool and envs in Python.
+"""Vector envs and BatchEnvs in workers, beside the same alone, EnvPool and envs in Python.
 
     python benchmarks/nested.py --out benchmarks/results
     python benchmarks/nested.py --quick --out build/bench-smoke

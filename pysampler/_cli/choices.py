@@ -107,6 +107,9 @@ def choices_for(
         del choices['main_envs="auto"']
     if native:  # it is the default then
         del choices['num_workers="auto"']
+    if setting.vector:
+        mode = {"vectorization_mode": "vector_entry_point", "autoreset_mode": "NextStep"}
+        choices['vectorization_mode="vector_entry_point"'] = Choice(mode)
     many = min(envs, _MANY * workers)
     if setting.waits and many > workers:
         choices[f"num_workers={many}"] = Choice({"num_workers": many})

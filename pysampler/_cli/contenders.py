@@ -338,6 +338,7 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
         "envs": source.count,
         "different": bool(source.functions),
         "step_seconds": took / steps,
+        "vector": source.has_vector_class,
         "waits": on_cpu < _BUSY * took and gave_up >= steps / 2,
     }
 

@@ -59,6 +59,7 @@ class Setting:
         step_seconds: The duration of a step of one env.
         waits: Whether a step waits for something other than a CPU.
         kept: Options that the program sets, as source code.
+        vector: Whether a vector env class is registered for the id of the envs.
     """
 
     env: str
@@ -68,6 +69,7 @@ class Setting:
     step_seconds: float
     waits: bool = False
     kept: dict[str, str] = field(default_factory=dict)
+    vector: bool = False
 
     def __str__(self) -> str:
         """Return the setting in words."""
@@ -142,7 +144,7 @@ def looked_at(contender: Contender, options: argparse.Namespace) -> Setting:
         envs=envs,
         workers=min(options.workers or usable_cpus(), envs),
         call=Call(**found["call"]),
-        **{name: found[name] for name in ("step_seconds", "waits", "kept")},
+        **{name: found[name] for name in ("step_seconds", "waits", "kept", "vector")},
     )
 
 

@@ -40,6 +40,9 @@ class SourceError(Exception):
     """Why there are no envs to measure, in one line."""
 
 
+_MODE = "vectorization_mode"  # the option that is an argument of make_vec, not of VectorEnv
+
+
 @dataclass(frozen=True)
 class Call:
     """The call by which a program makes a vector env.
@@ -59,11 +62,12 @@ class Call:
 
     def written(self, envs: int, options: Mapping[str, str]) -> str:
         """Return the call with its options, whose values are source code."""
-        begun = self.text.format(envs)
-        if not self.keyword:
-            return ", ".join([begun, *(f"{name}={text}" for name, text in options.items())]) + ")"
-        inner = ", ".join(f'"{name}": {text}' for name, text in options.items())
-        return f"{begun}, {self.keyword}={{{inner}}})" if options else f"{begun})"
+        own = {_MODE} if self.keyword else options.keys()  # the others go into the dict
+        arguments = [f"{name}={text}" for name, text in options.items() if name in own]
+        inner = ", ".join(f'"{name}": {text}' for name, text in options.items() if name not in own)
+        if inner:
+            arguments.append(f"{self.keyword}={{{inner}}}")
+        return ", ".join([self.text.format(envs), *arguments]) + ")"
 
 
 @dataclass(frozen=True)
@@ -91,14 +95,26 @@ class EnvSource:
         """Return a function for each env."""
         return list(self.functions) or [self.function] * count  # type: ignore[list-item]
 
+    @property
+    def has_vector_class(self) -> bool:
+        """Whether a vector env class is registered for the id of the envs."""
+        if self.made_by is None or self.made_by[1]:
+            return False
+        spec = self.made_by[0]
+        if isinstance(spec, str):
+            spec = gym.registry.get(spec.rpartition(":")[2])
+        return getattr(spec, "vector_entry_point", None) is not None
+
     def vector_env(self, count: int, **options: Any) -> pysampler.VectorEnv:
         """Make a vector env, as a program would."""
         if self.made_by is not None:
             name, wrappers, kwargs = self.made_by
-            envs: pysampler.VectorEnv = pysampler.make_vec(
-                name, count, vector_kwargs=options, wrappers=wrappers, **kwargs
+            mode = options.pop(_MODE, None)
+            envs: Any = pysampler.make_vec(
+                name, count, mode, vector_kwargs=options, wrappers=wrappers, **kwargs
             )
-            return envs
+            made: pysampler.VectorEnv = envs
+            return made
         return pysampler.VectorEnv(self.env_fns(count), **options)
 
 

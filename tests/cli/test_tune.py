@@ -16,7 +16,7 @@ from terminals import on_screen, plain
 from pysampler._cli.choices import Choice, choices_for
 from pysampler._cli.main import main
 from pysampler._cli.measuring import Setting, table
-from pysampler._cli.sources import Call, load, written
+from pysampler._cli.sources import Call, load, source_of, written
 from pysampler._cli.tune import advice_of
 from pysampler._cli.turns import Measured, used_by_others
 from pysampler.sync import usable_cpus
@@ -64,7 +64,8 @@ def test_every_choice_is_tried():
         *("--policy-ms", "0.1", "--json"),
     )
     report = json.loads(done.stdout)
-    setting = Setting("CartPole-v1", 4, 2, Call(""), step_seconds=1e-5)
+    setting = Setting("CartPole-v1", 4, 2, Call(""), step_seconds=1e-5, vector=True)
+    assert 'vectorization_mode="vector_entry_point"' in report["choices"]
     assert list(report["choices"]) == list(choices_for(setting, policy=True))
     for one in report["choices"].values():
         assert one["steps_per_second"] > 0
@@ -74,6 +75,16 @@ def test_every_choice_is_tried():
     assert 4 <= len(finals) <= 5
     assert report["lines"][0] == "import pysampler"
     assert report["lines"][1].startswith('envs = pysampler.make_vec("CartPole-v1", num_envs=4')
+
+
+def test_lines_of_the_vector_class_make_it():
+    call = source_of("CartPole-v1").call
+    setting = Setting("CartPole-v1", 4, 2, call, step_seconds=1e-5, vector=True)
+    lines = choices_for(setting)['vectorization_mode="vector_entry_point"'].lines(setting)
+    made = {}
+    exec("\n".join(lines), made)
+    assert "CartPole-v1 of" in made["envs"].describe()
+    made["envs"].close()
 
 
 @pytest.mark.slow
