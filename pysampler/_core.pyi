@@ -1364,6 +1364,10 @@ class EnvBlock(Block):
         """
         Step every env with the actions in the frame or these; return whether there is overflow.
         """
+    def step_once(self, frame: typing.SupportsInt | typing.SupportsIndex, number: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        The same; with the number of an interrupted call, resume that one.
+        """
     def stop(self) -> None:
         """
         End the interrupted call as soon as its env returns; for signal handlers.

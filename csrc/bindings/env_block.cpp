@@ -421,6 +421,8 @@ void register_env_block(py::module_& m) {
         .def("step", &EnvBlock::step_with, py::arg("frame"), py::arg("actions") = py::none(),
              "Step every env with the actions in the frame or these; return whether there is "
              "overflow.")
+        .def("step_once", &EnvBlock::step_once, py::arg("frame"), py::arg("number"),
+             "The same; with the number of an interrupted call, resume that one.")
         .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),
              "Reset each env with its (seed, options), or leave it unchanged if that is None; "
              "return whether there is overflow.")

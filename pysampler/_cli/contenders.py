@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import gymnasium as gym
 import numpy as np
 
 from pysampler import _core
@@ -28,13 +29,12 @@ from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
 from pysampler._cli.sources import SourceError, load, source_of, written
 from pysampler._rollouts.rollouts import Rollouts
+from pysampler.envs.batch import BatchEnv
 from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
-
-    import gymnasium as gym
 
     from pysampler._cli.sources import EnvSource
 
@@ -323,6 +323,10 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
     for name in ("reset", "step", "action_space"):
         if not hasattr(env, name):
             raise SourceError(f"{type(env).__name__} is not a gymnasium env: it has no {name}")
+    if isinstance(env, (gym.vector.VectorEnv, BatchEnv)):
+        raise SourceError(
+            f"{type(env).__name__} steps many envs; this command measures functions that make one"
+        )
     step = plain_loop([env])
     _run(step, 0.01)
     before = resource.getrusage(resource.RUSAGE_SELF)

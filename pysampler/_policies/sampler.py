@@ -178,7 +178,11 @@ class Sampler(Uncopyable, Interruptible):
         envs, core, lease = self.envs, self._core, self._lease
         with self.calling_envs():
             envs.reset(seed=seed)
-            so_far = warm_up(envs, warm_up_steps, entropy_from(seed))
+            try:
+                so_far = warm_up(envs, warm_up_steps, entropy_from(seed))
+            except EnvError as error:
+                error.add_note("warm_up resets single envs; warm_up=0 does not")
+                raise
         results = core.results
         received = [leaf[results.frame].copy() for leaf in results.frames.observations]
         if normalization is not None:

@@ -18,6 +18,7 @@ from pysampler._rollouts.task_rollouts import TaskRollouts
 from pysampler._tasks import TaskWrapper
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options
+from pysampler._vector.transforms import is_ours
 from pysampler.errors import ClosedError, PysamplerError
 
 if TYPE_CHECKING:
@@ -151,6 +152,11 @@ class MultiTaskSampler(Uncopyable, Closing):
             self._task_of = np.zeros(self.envs.num_envs, np.int64)
             why = "the policy does not act for all envs together"
             leasable.expect_no_wrappers("sample tasks", why)
+            if not is_ours(leasable.given):
+                raise TypeError(
+                    f"cannot sample tasks: {type(leasable.given).__name__}, expected "
+                    "pysampler.VectorEnv, or what makes single envs"
+                )
             takes = self.envs.apply(_takes_tasks)
             if not all(takes):
                 raise TypeError(

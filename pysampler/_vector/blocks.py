@@ -144,6 +144,8 @@ class GroupBlock(PythonBlock):
         self._envs = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self._firsts = [first + envs.start for envs in self._envs]
         self._action_types = frames.action_types
+        # The last actions, and those of each block: a call with the same list resumes it.
+        self._given: tuple[Any, list[Any]] = None, []
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
         self._action_types = frames.action_types
@@ -162,8 +164,13 @@ class GroupBlock(PythonBlock):
     def step(self, frame: int, actions: list[Any] | None = None) -> bool:
         over = False
         self._share_types(frame)
-        for envs, block in zip(self._envs, self.blocks, strict=True):
-            over |= block.step(frame, None if actions is None else actions[envs])
+        if actions is None:
+            self._given = None, [None] * len(self.blocks)
+        elif self._given[0] is not actions:
+            self._given = actions, [actions[envs] for envs in self._envs]
+        for block, given in zip(self.blocks, self._given[1], strict=True):
+            over |= block.step(frame, given)
+        self._given = None, []
         return over
 
     def step_once(self, frame: int, number: int) -> bool:

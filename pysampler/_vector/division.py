@@ -17,7 +17,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
-from pysampler._vector.env_server import expect_env
+from pysampler._vector.env_calls import expect_env
 from pysampler._workers.counters import with_unit
 from pysampler._workers.exceptions import error_from, report
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
 from pysampler._vector.blocks import GroupBlock, Overflow, PythonBlock, RepeatableBlock
+from pysampler._vector.env_calls import autoreset_of, expect_env, expect_whole, layers_of
 from pysampler._vector.mujoco.known import name_of
 from pysampler._vector.registry import register
 from pysampler._vector.stacks import StackPart, parts_of
@@ -40,19 +40,7 @@ if TYPE_CHECKING:
     from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
 
-__all__ = [
-    "EnvDescription",
-    "EnvServer",
-    "Overflow",
-    "attribute_of",
-    "autoreset_of",
-    "call",
-    "expect_env",
-    "layers_of",
-    "of_each",
-    "prepare",
-    "set_of_each",
-]
+__all__ = ["EnvDescription", "EnvServer", "Overflow", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -153,8 +141,6 @@ class EnvServer:
             self.stacks.append(tuple(parts_of(env, "in Python", self._why_python)))
             return
         if isinstance(env, GymVectorEnv):
-            from pysampler._vector.nested import expect_whole  # noqa: PLC0415 - rare
-
             expect_whole(env, self.first + i)
         rows = range(i, i + env.num_envs)
         self.nested.update(dict.fromkeys(rows, rows))
@@ -323,7 +309,8 @@ class EnvServer:
         for i, env in enumerate(self.envs):
             try:
                 # A BatchServer may not have made it, and a vector env closes all of its envs.
-                if env is not None and self.nested.get(i, range(i, i + 1)).start == i:
+                first = env is not None and self.nested.get(i, range(i, i + 1)).start == i
+                if first and not (i < len(self.env_fns) and is_kept_open(self.env_fns[i])):
                     env.close()
             except BaseException as error:
                 if is_users(error, here=self.here):
@@ -469,17 +456,9 @@ class _Blaming(AbstractContextManager[Any]):
             raise Raised(self._server.first + self._i, self._doing) from error
 
 
-def autoreset_of(env: Any) -> AutoresetMode:
-    """Return the autoreset mode of a vector env; gymnasium assumes NEXT_STEP if it names none."""
-    return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-
-
-def layers_of(env: Any) -> Iterator[Any]:
-    """Yield an env's wrappers, the outermost first, and then the env itself."""
-    while env is not env.unwrapped:
-        yield env
-        env = env.env
-    yield env
+def is_kept_open(env_fn: Any) -> bool:
+    """Return whether the env of a function is closed by somebody else, who had made it."""
+    return getattr(env_fn, "keeps_open", False)
 
 
 def _offered(layers: Sequence[Any], name: str) -> Callable[..., Any]:
@@ -494,45 +473,6 @@ def _offered(layers: Sequence[Any], name: str) -> Callable[..., Any]:
     )
 
 
-def attribute_of(env: Any, name: str) -> Any:
-    """Return an attribute of an env, a vector env or one of their wrappers."""
-    several = isinstance(env, (GymVectorEnv, BatchEnv))
-    return getattr(env, name) if several else env.get_wrapper_attr(name)
-
-
-def call(env: gym.Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method of an env, or return an attribute that is not callable."""
-    if isinstance(env, GymVectorEnv) and (each := getattr(env, "call", None)) is not None:
-        return each(name, *args, **kwargs)
-    attribute = attribute_of(env, name)
-    return attribute(*args, **kwargs) if callable(attribute) else attribute
-
-
-def of_each(result: Any, count: int) -> list[Any]:
-    """Return the results of a call of a vector env, one for each env.
-
-    A list, tuple or array with one item for each env holds theirs; anything else is that of all.
-    """
-    several = isinstance(result, (list, tuple)) or (isinstance(result, np.ndarray) and result.ndim)
-    if several and len(result) == count:
-        return list(result)
-    return [result] * count
-
-
-def set_of_each(env: Any, name: str, values: Sequence[Any]) -> None:
-    """Set an attribute of the envs of a vector env, with one value for each."""
-    if hasattr(env, "set_attr"):
-        env.set_attr(name, list(values))
-        return
-    first = dumps(values[0])
-    if any(dumps(value) != first for value in values[1:]):
-        raise ValueError(
-            f"{type(env).__name__} is a vector env without set_attr(), expected one value of "
-            f"{name} for all of its envs"
-        )
-    setattr(env.unwrapped, name, values[0])
-
-
 def prepare(specs: bytes, init: Callable[[], Any] | None) -> None:
     """Run the user's ``init`` and register the parent's specs."""
     if init is not None:
@@ -542,33 +482,3 @@ def prepare(specs: bytes, init: Callable[[], Any] | None) -> None:
             raise Raised(None, "worker_init()") from error
     if specs:
         register(specs)
-
-
-# Attributes of every gymnasium.Env, besides its spaces, reset and step.
-_ATTRIBUTES = ("metadata", "render_mode", "spec", "unwrapped", "close")
-
-
-def expect_env(env: Any, number: int) -> None:
-    """Raise TypeError unless ``env`` has the attributes of a ``gymnasium.Env``, of any class."""
-    methods = all(callable(getattr(env, name, None)) for name in ("reset", "step"))
-    if isinstance(env, type) or not methods:
-        got = f"the class {env.__name__}" if isinstance(env, type) else type(env).__name__
-        raise TypeError(f"the function of env {number} returned {got}, expected a gymnasium.Env")
-    kind = type(env).__name__
-    name = f"env {number} is a{'n' * kind.startswith(tuple('AEIOU'))} {kind}"
-    # Of the class first: a wrapper makes its spec anew whenever it is read.
-    missing = [one for one in _ATTRIBUTES if not (hasattr(type(env), one) or hasattr(env, one))]
-    if missing:
-        raise TypeError(
-            f"{name}, expected a gymnasium.Env: it has no {', '.join(missing)}; wrap it in a "
-            "gymnasium.Env (envs of gym: shimmy.GymV21CompatibilityV0(env=env))"
-        )
-    for space in ("observation_space", "action_space"):
-        found = type(getattr(env, space, None))
-        if not issubclass(found, gym.Space):
-            module = "" if found.__module__ == "builtins" else f"{found.__module__}."
-            raise TypeError(
-                f"{name} whose {space} is {module}{found.__name__}, expected a gymnasium.Space"
-            )
-    if not isinstance(env.metadata, Mapping):
-        raise TypeError(f"{name} whose metadata is {env.metadata!r}, expected a dict")

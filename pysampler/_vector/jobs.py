@@ -10,7 +10,7 @@ import numpy as np
 
 import pysampler._frames.spec  # noqa: F401 - plans need it: a fork server imports it once for all workers
 from pysampler._frames.frames import Frames
-from pysampler._vector.env_server import of_each, set_of_each
+from pysampler._vector.env_calls import of_each, set_of_each
 from pysampler._workers.jobs import Job, Note, Repeated, Replace, Replaced
 
 if TYPE_CHECKING:

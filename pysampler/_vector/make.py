@@ -132,6 +132,11 @@ def make_vec(
         )
     env_kwargs.update(kwargs)
     spec.kwargs = {}
+    if nested and spec.vector_entry_point is None:
+        raise gym.error.Error(
+            f"Cannot create vectorized environment for {spec.id} because it doesn't have a vector "
+            "entry point defined."
+        )
     if nested:
         make_some = functools.partial(
             gym.make_vec, spec, vectorization_mode=mode, wrappers=wrappers, **env_kwargs
@@ -228,10 +233,17 @@ def _make_nested(
     count = whole_number("make vector env", "num_envs", num_envs, 1)
     options = dict(vector_kwargs)
     own = whole_number("make vector env", "main_envs", options.pop("main_envs", 0), 0)
+    groups = whole_number("make vector env", "groups", options.get("groups", 1), 1)
+    if own >= count:
+        raise ValueError(
+            f"cannot make vector env: main_envs {own}, expected fewer than the {count} envs; "
+            "num_workers=0 steps all of them in this process"
+        )
     workers = options.get("num_workers")
     if workers is None or workers == "auto":
         workers = max(1, usable_cpus() - bool(own))
-    parts = max(1, workers) * options.get("groups", 1)
+    workers = whole_number("make vector env", "num_workers", workers, 0)
+    parts = max(1, workers) * groups
     sizes = arguments.parts(count - own, min(parts, count - own))
     functions = [functools.partial(make, num_envs=size) for size in [*sizes, *([own] * bool(own))]]
     options |= {"num_workers": min(workers, len(sizes)), "main_envs": int(own > 0)}

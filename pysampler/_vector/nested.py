@@ -7,9 +7,12 @@ before each step and reset with the rows of the frame, for the results of that c
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     # The seed and options of a reset; None: no reset.
     Call = tuple[int | None, dict[str, Any] | None] | None
 
-__all__ = ["NestedBlock", "expect_whole"]
+__all__ = ["NestedBlock"]
 
 _INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
 _FINAL_KEYS = "final_obs", "_final_obs", "final_info", "_final_info"
@@ -76,6 +79,8 @@ class NestedBlock(RepeatableBlock):
         self._rows = _core.BatchRows(first, self.count, meter, np.zeros(self.count, np.int64), 0)
         self._returned: list[Any] = []  # by the calls of the present step
         self._replayed = 0  # how many of them this attempt has used
+        self._over_before = self._over  # when the step began
+        self._stepping: Any = None  # the actions of the last step, unless they were in a frame
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
         """Use these frames from now on; the envs do not change."""
@@ -93,6 +98,7 @@ class NestedBlock(RepeatableBlock):
         self._rewards = frames.rewards[:, envs]
         self._terminated, self._truncated = frames.terminated[:, envs], frames.truncated[:, envs]
         self._buffers = [self._buffers_of(frame) for frame in range(frames.count)]
+        self._unused = np.zeros(self.count), np.zeros(self.count, bool), np.zeros(self.count, bool)
         self._has_final = frames.has_final[:, envs]
         self._versions = frames.options_versions[:, envs]
         self._actions = [
@@ -113,14 +119,20 @@ class NestedBlock(RepeatableBlock):
         if number != self._number:
             self._returned = []
             self._number = number
+            self._over_before = self._over
         self._replayed = 0
-        over = self._step(frame, None)
-        self._returned = []
-        return over
+        return self._step(frame, None)
 
     def step(self, frame: int, actions: Sequence[Any] | None = None) -> bool:
-        """Step every env. Those whose episodes have ended are reset by the vector env."""
-        self._returned, self._replayed = [], 0
+        """Step every env. Those whose episodes have ended are reset by the vector env.
+
+        Actions that come again mean that an exception ended the last attempt.
+        """
+        if not self.here or actions is None or actions is not self._stepping:
+            self._returned = []
+            self._over_before = self._over
+        self._replayed = 0
+        self._stepping = actions
         return self._step(frame, actions)
 
     def _step(self, frame: int, actions: Sequence[Any] | None) -> bool:
@@ -173,10 +185,28 @@ class NestedBlock(RepeatableBlock):
         """Call a method of the vector env, or return its result if it was called already."""
         if self._replayed == len(self._returned):
             if self._use_buffers is not None:
-                self._use_buffers(*self._buffers[frame])
-            self._returned.append(getattr(self._env, name)(*args, **kwargs))
+                own = self._buffers[frame]
+                # The results of the step may be there already.
+                self._use_buffers(*(own if name == "step" else (own[0], *self._unused)))
+            function = getattr(self._env, name)
+            if self.here and hasattr(self._env, f"{name}_async"):
+                function = functools.partial(self._call_in_parts, name)
+            result = function(*args, **kwargs)
+            # The reset that follows may write to the same arrays.
+            self._returned.append(copy.deepcopy(result) if self.here and self._resets else result)
         self._replayed += 1
         return self._returned[self._replayed - 1]
+
+    def _call_in_parts(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a vector env with workers; an interrupted call has perhaps begun already."""
+        begin = getattr(self._env, f"{name}_async")
+        try:
+            begin(*args, **kwargs)
+        except AlreadyPendingCallError as error:
+            if error.name != name:  # nobody will ask for its results
+                getattr(self._env, f"{error.name}_wait")()
+                begin(*args, **kwargs)
+        return getattr(self._env, f"{name}_wait")()
 
     def _buffers_of(self, frame: int) -> tuple[Any, Array, Array, Array]:
         """Return the rows of a frame; parts of observations without a fixed shape are None."""
@@ -206,8 +236,9 @@ class NestedBlock(RepeatableBlock):
         observations, rewards, terminated, truncated, infos = _expect_length("step", results, 5)
         array = None
         if self._is_array:
-            array = np.asarray(observations, self._observations[0].dtype)
-        any_over, _ = self._rows.write(frame, array, rewards, terminated, {}, truncated)
+            array = _as_dtype(observations, self._observations[0].dtype)
+        ends = np.asarray(terminated, bool), np.asarray(truncated, bool)
+        any_over, _ = self._rows.write(frame, array, rewards, ends[0], {}, ends[1])
         if array is None:
             self._write_observations(frame, observations)
         self._last = observations
@@ -239,14 +270,15 @@ class NestedBlock(RepeatableBlock):
         The observations of episodes that end now are in the frame twice, since the next ones have
         not begun: also as the final ones.
         """
-        self._has_final[frame, self._over] = BEGUN
-        self._over = self._terminated[frame] | self._truncated[frame]
-        ended: Array = np.flatnonzero(self._over)
+        self._has_final[frame, self._over_before] = BEGUN
+        over = self._terminated[frame] | self._truncated[frame]
+        ended: Array = np.flatnonzero(over)
         if len(ended):
             self._write_finals(frame, ended, observations)
             self._write_infos(frame, ended, infos, "final_info")
         if self._keep == "ALL":
-            self._write_infos(frame, np.flatnonzero(~self._over), infos)
+            self._write_infos(frame, np.flatnonzero(~over), infos)
+        self._over = over
 
     def _write_rows(self, what: str, rows: Array, given: Any) -> None:
         if given is rows:
@@ -254,7 +286,7 @@ class NestedBlock(RepeatableBlock):
         given = np.asarray(given)
         if given.shape != rows.shape:
             raise ValueError(f"{what} have shape {given.shape}, expected {rows.shape}")
-        rows[...] = given
+        np.copyto(rows, given, casting="same_kind")
 
     def _write_observations(self, frame: int, observations: Any) -> None:
         unshaped = []
@@ -277,7 +309,8 @@ class NestedBlock(RepeatableBlock):
                 self._finals[number][frame, ended] = np.asarray(value)[ended]
         self._has_final[frame, ended] = FINAL if self._shaped else FINAL_BY_MAIL
         for i in () if self._shaped else ended.tolist():
-            self._leave(_FINAL_OBS, i, _row(self._tree, observations, i))
+            # A copy, since the reset that follows may write to the same arrays.
+            self._leave(_FINAL_OBS, i, copy.deepcopy(_row(self._tree, observations, i)))
 
     def _write_given_finals(
         self, frame: int, ended: Array, infos: dict[str, Any]
@@ -299,9 +332,11 @@ class NestedBlock(RepeatableBlock):
                 ):
                     if kind == "leaf":
                         self._finals[number][frame, i] = value
-                if not self._shaped:
+                # Of an array without dimensions, a frame would make a number.
+                held = self._shaped and np.ndim(finals[i]) > 0 if self._is_array else self._shaped
+                self._has_final[frame, i] = FINAL if held else FINAL_BY_MAIL
+                if not held:
                     self._leave(_FINAL_OBS, i, finals[i])
-            self._has_final[frame, ended] = FINAL if self._shaped else FINAL_BY_MAIL
         else:
             self._write_finals(frame, ended, finals)
         self._write_infos(frame, ended, given, "final_info")
@@ -331,9 +366,9 @@ class NestedBlock(RepeatableBlock):
     def _begin_episodes(self, frame: int, envs: Array, calls: Sequence[Call] | None = None) -> None:
         began = now()
         infos: list[tuple[Array, Any]] = []
-        for rows, seed, options in self._resets_of(envs, calls):
+        for rows, own, seed, options in self._resets_of(envs, calls):
             observations, info = self._reset_some(frame, rows, seed, options)
-            infos.append((rows, info))
+            infos.append((own, info))
         self._write_observations(frame, observations)
         for rows, info in infos if self._keep == "ALL" else ():
             self._write_infos(frame, rows, info)
@@ -343,8 +378,11 @@ class NestedBlock(RepeatableBlock):
 
     def _resets_of(
         self, envs: Array, calls: Sequence[Call] | None
-    ) -> Iterator[tuple[Array, Any, dict[str, Any] | None]]:
-        """Yield the envs of each call of ``reset``, and its seed and options."""
+    ) -> Iterator[tuple[Array, Array, Any, dict[str, Any] | None]]:
+        """Yield the envs of each call of ``reset``, those that it is for, its seed and options.
+
+        Only envs that were reset before can be left out of a reset, so the first one is of all.
+        """
         seeds: list[int | None] = [None] * self.count
         by_options: dict[bytes, tuple[list[int], dict[str, Any] | None]] = {}
         for i in envs.tolist():
@@ -354,9 +392,11 @@ class NestedBlock(RepeatableBlock):
             if not options and i in self._options:
                 options, self._used[i] = self._options[i]
             by_options.setdefault(dumps(options or None), ([], options or None))[0].append(i)
-        for of_options, options in by_options.values():
-            rows = np.array(of_options)
-            yield rows, self._seed_of(seeds, rows), options
+        groups = [(np.array(rows), options) for rows, options in by_options.values()]
+        for own, options in groups:
+            first = self._last is None and len(envs) == self.count
+            rows = self._all if first else own
+            yield rows, own, self._seed_of(seeds, rows), options
 
     def _seed_of(self, seeds: Sequence[int | None], rows: Array) -> Any:
         """Return what ``reset`` takes as the seed of some envs: a number if they are successive."""
@@ -412,16 +452,17 @@ class NestedBlock(RepeatableBlock):
         if self._keep == "NONE":
             return
         by_env: dict[int, dict[str, Any]] = {} if under is None else {i: {} for i in rows.tolist()}
-        for key, value, mask in _entries(infos):
+        for key, value, mask in _entries(infos, self.count):
             if key == "env_id" and under is None and _is_integer(value):
                 value = value + self.first
             chosen = rows if mask is None else rows[mask[rows]]
-            if isinstance(value, np.ndarray) and value.dtype != object and len(chosen):
+            if _has_rows(value, self.count) and value.dtype != object and len(chosen):
                 part: dict[Any, Array] = {key if under is None else (under, key): value[chosen]}
                 if not self._columns.write(frame, self.first + chosen, part):
                     continue
             for i in chosen.tolist():
-                by_env.setdefault(i, {})[key] = _item(value, i, self.count)
+                item = _item(value, i, self.count)
+                by_env.setdefault(i, {})[key] = copy.deepcopy(item) if self._resets else item
         for i, info in by_env.items():
             rest = self._infos.store(frame, self.first + i, info, under)
             if rest is not None:
@@ -469,11 +510,37 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "iu"
 
 
-def _entries(infos: Mapping[str, Any]) -> Iterator[tuple[str, Any, Array | None]]:
+def _as_dtype(value: Any, dtype: np.dtype[Any]) -> Array:
+    """Return an array in this dtype; raise TypeError if numbers would change their kind."""
+    array = np.asarray(value)
+    return array if array.dtype == dtype else array.astype(dtype, casting="same_kind")
+
+
+def _has_rows(value: Any, count: int) -> bool:
+    """Return whether a value is an array with a row for each env."""
+    return isinstance(value, np.ndarray) and value.shape[:1] == (count,)
+
+
+def _entries(infos: Mapping[str, Any], count: int) -> Iterator[tuple[str, Any, Array | None]]:
     """Yield the key, value and mask of each info of several envs; None: all envs have it."""
+    masks = {
+        key: np.asarray(infos[f"_{key}"])
+        for key in infos
+        if isinstance(key, str) and _is_mask(infos.get(f"_{key}"), count)
+    }
     for key, value in infos.items():
-        if not (isinstance(key, str) and key.startswith("_") and key[1:] in infos):
-            yield key, value, infos.get(f"_{key}")
+        if isinstance(key, str) and key.startswith("_") and key[1:] in masks:
+            continue
+        if not isinstance(value, np.ndarray) and hasattr(value, "__array__"):  # a tensor
+            value = np.asarray(value)
+        yield key, value, masks.get(key)
+
+
+def _is_mask(value: Any, count: int) -> bool:
+    if value is None or not hasattr(value, "__len__") or isinstance(value, (str, dict)):
+        return False
+    array = np.asarray(value)
+    return array.dtype == np.bool_ and array.shape == (count,)
 
 
 def _item(value: Any, i: int, count: int) -> Any:
@@ -481,28 +548,13 @@ def _item(value: Any, i: int, count: int) -> Any:
     if isinstance(value, dict):
         return {
             key: _item(one, i, count)
-            for key, one, mask in _entries(value)
+            for key, one, mask in _entries(value, count)
             if mask is None or mask[i]
         }
-    if isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == count:
+    if _has_rows(value, count):
         if value.ndim > 1:
             return value[i].copy()
         return bool(value[i]) if value.dtype == np.bool_ else value[i]
     if isinstance(value, (list, tuple)) and len(value) == count:
         return value[i]
     return value
-
-
-def expect_whole(env: Any, number: int) -> None:
-    """Raise TypeError unless a vector env steps all of its envs at once and names their spaces."""
-    name = f"env {number} is a {type(env).__name__}"
-    if not isinstance(getattr(env, "num_envs", None), (int, np.integer)) or env.num_envs < 1:
-        raise TypeError(f"{name} without num_envs, expected a vector env of at least one env")
-    for space in ("single_observation_space", "single_action_space"):
-        if getattr(env, space, None) is None:
-            raise TypeError(f"{name} without {space}, expected a gymnasium.vector.VectorEnv")
-    if getattr(env, "batch_size", env.num_envs) != env.num_envs:
-        raise TypeError(
-            f"{name} with batch_size {env.batch_size}, expected {env.num_envs}: one that steps all "
-            "of its envs in each call"
-        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -21,7 +22,7 @@ from gymnasium.vector import (
 from gymnasium.wrappers.vector import NormalizeObservation, VectorizeTransformObservation
 
 from pysampler._frames.spec import build, leaves, spec_of
-from pysampler._vector.env_server import autoreset_of
+from pysampler._vector.env_calls import autoreset_of
 from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ _PLAIN_STEPS = (
     VectorRewardWrapper.step,
 )
 _PLAIN_RESETS = VectorObservationWrapper.reset, VectorWrapper.reset, NormalizeObservation.reset
+
+
+# The newest VectorEnv of each vector env that was adopted.
+_adopted: weakref.WeakKeyDictionary[Any, weakref.ref[VectorEnv]] = weakref.WeakKeyDictionary()
 
 
 class Transforms:
@@ -138,20 +143,35 @@ def unwrapped(envs: Any, purpose: str) -> tuple[VectorEnv, list[Any]]:
     return envs, wrappers
 
 
-def adopted(
-    envs: GymVectorEnv[Any, Any, Any], mode: AutoresetMode | None = None, **options: Any
-) -> VectorEnv:
+def adopted(envs: GymVectorEnv[Any, Any, Any], mode: AutoresetMode | None = None) -> VectorEnv:
     """Return a ``VectorEnv`` whose envs are those of another vector env in this process.
 
-    It steps that in one call. Closing it closes the other; dropping it does not.
+    It steps that in one call, and leaves closing it to the caller. While it is in use, the same one
+    is returned again, so that two samplers cannot step the envs at once.
 
     Args:
         envs: The vector env.
         mode: The autoreset mode; None: its own.
-        **options: Further options of ``VectorEnv``.
     """
-    mode = autoreset_of(envs) if mode is None else mode
-    return VectorEnv([lambda: envs], autoreset_mode=mode, num_workers=0, **options)
+    known = _adopted.get(envs)
+    if mode is None and known is not None and (made := known()) is not None and not made.closed:
+        return made
+    chosen = autoreset_of(envs) if mode is None else mode
+    made = VectorEnv([_Adopted(envs)], autoreset_mode=chosen, num_workers=0, shared_memory=False)
+    _adopted[envs] = weakref.ref(made)
+    return made
+
+
+class _Adopted:
+    """A function that returns a vector env, which whoever has made it closes."""
+
+    keeps_open = True
+
+    def __init__(self, envs: GymVectorEnv[Any, Any, Any]) -> None:
+        self._envs = envs
+
+    def __call__(self) -> Any:
+        return self._envs
 
 
 def is_ours(envs: GymVectorEnv[Any, Any, Any]) -> bool:

@@ -27,7 +27,8 @@ from pysampler._numbers import true_or_false
 from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout, VectorCore
 from pysampler._vector.division import divide
-from pysampler._vector.env_server import EnvDescription, EnvServer, call
+from pysampler._vector.env_calls import call
+from pysampler._vector.env_server import EnvDescription, EnvServer
 from pysampler._vector.jobs import (
     Apply,
     GetStacks,

@@ -69,8 +69,15 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
                 )
             kwargs["context"] = start_method
         self._masks: np.ndarray | None = None  # for the next actions, if they came with infos
+        self._given: GymVectorEnv[Any, Any, Any] | None = None
         if isinstance(env_fns, GymVectorEnv):
-            self.envs = adopted(env_fns, AutoresetMode.SAME_STEP, **kwargs)
+            if kwargs:
+                raise TypeError(
+                    f"cannot make vector env: {next(iter(kwargs))} is for envs to make, not for "
+                    f"{env_fns}"
+                )
+            self.envs = adopted(env_fns, AutoresetMode.SAME_STEP)
+            self._given = env_fns
         else:
             makers = [
                 functools.partial(_env_calls.make_with_masks, one) if callable(one) else one
@@ -146,6 +153,8 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
     def close(self) -> None:
         """Close the envs and end the workers."""
         self.envs.close()
+        if self._given is not None:
+            self._given.close()
 
     def stats(self) -> Stats:
         """Return counters of envs and workers so far; a table when printed."""
@@ -182,7 +191,10 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
             indices: The indices of the envs; None for all.
         """
         self._forget_masks()
-        self._apply(indices, _env_calls.set_attribute, attr_name, value)
+        if indices is None:
+            self.envs.set_attr(attr_name, [value] * self.num_envs)
+        else:
+            self._apply(indices, _env_calls.set_attribute, attr_name, value)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any

@@ -12,6 +12,7 @@ from gymnasium.wrappers.vector import ClipReward
 from made_up import SpaceEnv, same
 
 import pysampler
+from pysampler.errors import EnvError
 
 MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
 ENVS, HORIZON, ROLLOUTS = 4, 8, 6
@@ -150,6 +151,45 @@ def test_open_rollouts_of_any_vector_env_can_be_evaluated():
         next(rollouts)
         assert len(pysampler.evaluate(rollouts, policy, 4, seed=1).returns) == 4
         next(rollouts)
+    envs.close()
+
+
+def test_two_samplers_cannot_step_the_same_vector_env():
+    envs = SyncVectorEnv([ENV] * ENVS)
+    with pysampler.Rollouts(envs, policy, HORIZON, seed=5) as rollouts:
+        next(rollouts)
+        with pytest.raises(gym.error.AlreadyPendingCallError, match="rollouts have the envs"):
+            pysampler.evaluate(envs, policy, 4)
+        next(rollouts)
+    assert len(pysampler.evaluate(envs, policy, 4).returns) == 4
+    envs.close()
+
+
+def test_vector_env_that_is_refused_stays_open():
+    class Odd(gym.Space):
+        pass
+
+    envs = SyncVectorEnv([ENV] * ENVS)
+    envs.single_observation_space = Odd((2,), np.float32)
+    with pytest.raises(ValueError, match="parts without a fixed shape"):
+        pysampler.Rollouts(envs, policy, HORIZON)
+    assert not envs.closed
+    envs.close()
+
+
+def test_warm_up_is_named_if_single_envs_cannot_be_reset():
+    envs = CartPoleVectorEnv(4)
+    rollouts = pysampler.Rollouts(envs, lambda o: np.ones(len(o), int), HORIZON, warm_up=10, seed=1)
+    with pytest.raises(EnvError, match="ignores options") as raised:
+        next(rollouts)
+    assert any("warm_up" in note for note in raised.value.__notes__)
+    rollouts.close()
+
+
+def test_multi_task_sampler_refuses_other_vector_envs():
+    envs = SyncVectorEnv([ENV] * ENVS)
+    with pytest.raises(TypeError, match="SyncVectorEnv, expected pysampler.VectorEnv"):
+        pysampler.MultiTaskSampler(envs, policy)
     envs.close()
 
 

@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import threading
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -27,6 +28,35 @@ SPACES = {
     "text": spaces.Text(5),
     "dict with text": spaces.Dict(a=BOX, t=spaces.Tuple((spaces.Text(3), BOX))),
 }
+
+
+class Reusing(gym.vector.VectorEnv):
+    """A batch that returns its own buffer: (its steps, steps of the episode), which are few."""
+
+    single_observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
+    single_action_space = spaces.Discrete(8)
+
+    def __init__(self, mode=DISABLED, count=2, length=3, infos=None, actions=None):
+        self.num_envs, self.length = count, length
+        self.metadata = {"autoreset_mode": mode}
+        self.single_action_space = actions or self.single_action_space
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, count)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, count)
+        self.at = np.zeros((count, 2))
+        self.infos = infos or (lambda count: {})
+        self.calls = 0
+
+    def reset(self, *, seed=None, options=None):
+        chosen = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
+        self.at[chosen, 1] = 0
+        return self.at, self.infos(self.calls)
+
+    def step(self, actions):
+        self.calls += 1
+        self.at += 1
+        over = self.at[:, 1] >= self.length
+        ones = np.ones(self.num_envs)
+        return self.at, ones, over, np.zeros(self.num_envs, bool), self.infos(self.calls)
 
 
 def batch(count, mode=NEXT_STEP, observations="box", actions="discrete", infos="numbers"):
@@ -76,7 +106,12 @@ def test_batches_get_every_kind_of_action(kind):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "options",
-    [{"num_workers": 1, "groups": 3}, {"num_workers": 2, "main_envs": 1}, {"num_workers": 4}],
+    [
+        {"num_workers": 0},
+        {"num_workers": 1, "groups": 3},
+        {"num_workers": 2, "main_envs": 3},
+        {"num_workers": 4},
+    ],
 )
 def test_lists_may_mix_batches_and_envs(mode, options):
     env = functools.partial(SpaceEnv, BOX, SPACES["discrete"], "numbers")
@@ -185,14 +220,6 @@ def test_autoreset_modes_that_differ_are_refused_with_both_named(mode, own):
         pysampler.VectorEnv([batch(2, own)], autoreset_mode=mode, num_workers=1)
 
 
-def test_sampler_refuses_batches_that_cannot_be_reset_in_the_same_step():
-    envs = pysampler.VectorEnv([batch(2)], num_workers=1)
-    with pytest.raises(ValueError, match="SAME_STEP: its own is NEXT_STEP"):
-        next(pysampler.Rollouts(envs, lambda o: np.zeros(2, int), 4))
-    envs.reset(seed=1)  # they remain usable
-    envs.close()
-
-
 @pytest.mark.parametrize("own", [SAME_STEP, DISABLED])
 def test_rollouts_of_batches_equal_those_of_envs(own):
     env = functools.partial(SpaceEnv, BOX, SPACES["discrete"], "numbers")
@@ -267,6 +294,143 @@ def test_set_options_reach_resets_of_batches_that_leave_them_to_the_caller():
     envs.close()
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_first_reset_may_have_options_that_differ(mode):
+    envs = pysampler.VectorEnv([batch(3, mode, infos="all")], autoreset_mode=mode, num_workers=1)
+    _, infos = envs.reset(options=[{"x": 1}, {"x": 2}, None])
+    assert list(infos["_options"]) == [True, True, False]
+    assert ["2" in str(one) for one in infos["options"]] == [False, True, False]
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
+def test_replaced_batch_gets_options_that_differ(mode):
+    make = batch(3, DISABLED, infos="all")
+    options = {"num_workers": 1, "on_worker_loss": "restart", "autoreset_mode": mode}
+    envs = pysampler.VectorEnv([make], **options)
+    envs.reset(seed=1)
+    envs.set_options([0], {"x": 1})
+    os.kill(envs._pool.pids[0], signal.SIGKILL)
+    assert envs.step(np.zeros(3, int))[3].all()
+    _, infos = envs.reset()
+    assert "'x': 1" in infos["options"][0]
+    envs.close()
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def test_final_observations_are_copied_before_the_reset():
+    class Growing(gym.Env):
+        observation_space = spaces.Dict(a=spaces.Box(-1e6, 1e6, (2,), np.float64), t=spaces.Text(9))
+        action_space = spaces.Discrete(3)
+
+        def _observe(self):
+            return {"a": np.full(2, float(self.x)), "t": str(self.x)}
+
+        def reset(self, *, seed=None, options=None):
+            self.x = -7
+            return self._observe(), {}
+
+        def step(self, action):
+            self.x += 10
+            return self._observe(), 1.0, self.x > 20, False, {}
+
+    make = functools.partial(SyncVectorEnv, [Growing] * 2, copy=False, autoreset_mode=DISABLED)
+    envs = pysampler.VectorEnv([make], autoreset_mode=SAME_STEP, num_workers=1)
+    envs.reset(seed=1)
+    for _ in range(3):
+        *_, infos = envs.step(np.zeros(2, int))
+    same(infos["final_obs"][0], {"a": np.full(2, 23.0), "t": "23"})
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.array(0.5), [0.5] * 3),
+        (np.arange(3.0), [0.0, 1.0, 2.0]),
+        ([4, 5, 6], [4, 5, 6]),
+        (np.arange(2.0), [[0.0, 1.0]] * 3),
+        ("text", ["text"] * 3),
+        ({"y": np.arange(3), "_y": np.array([True, False, True])}, [{"y": 0}, {}, {"y": 2}]),
+    ],
+)
+def test_infos_with_a_row_for_each_env_are_divided_and_others_are_those_of_all(value, expected):
+    make = functools.partial(Reusing, NEXT_STEP, 3, 99, lambda calls: {"x": value})
+    envs = pysampler.VectorEnv([make], num_workers=1)
+    single = pysampler.VectorEnv([functools.partial(Given, one) for one in expected], num_workers=0)
+    envs.reset(seed=1)
+    single.reset(seed=1)
+    for _ in range(3):
+        same(envs.step(np.zeros(3, int))[4], single.step(np.zeros(3, int))[4])
+    envs.close()
+    single.close()
+
+
+class Given(gym.Env):
+    """An env with a given info."""
+
+    observation_space = Reusing.single_observation_space
+    action_space = Reusing.single_action_space
+
+    def __init__(self, value):
+        self.value = np.asarray(value) if isinstance(value, list) else value
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2), {"x": self.value}
+
+    def step(self, action):
+        return np.zeros(2), 1.0, False, False, {"x": self.value}
+
+
+def test_infos_whose_length_changes_are_never_cut():
+    infos = lambda calls: {"x": np.arange(3.0) if calls % 2 else np.arange(9.0) * 10}  # noqa: E731
+    envs = pysampler.VectorEnv([functools.partial(Reusing, NEXT_STEP, 3, 99, infos)], num_workers=1)
+    envs.reset(seed=1)
+    for step in range(6):
+        x = envs.step(np.zeros(3, int))[4]["x"]
+        assert x.shape == ((3, 9) if step % 2 else (3,))
+    envs.close()
+
+
+def test_keys_that_begin_with_an_underscore_may_be_no_masks():
+    infos = lambda calls: {"x": np.arange(2), "_x": "word", "_y": np.arange(2)}  # noqa: E731
+    envs = pysampler.VectorEnv([functools.partial(Reusing, NEXT_STEP, 2, 99, infos)], num_workers=1)
+    envs.reset(seed=1)
+    assert list(envs.step(np.zeros(2, int))[4]["_y"]) == [0, 1]
+    envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_ends_may_be_numbers_but_observations_keep_their_kind(num_workers):
+    class Numbers(Reusing):
+        single_observation_space = spaces.Box(0, 255, (2,), np.uint8)
+
+        def step(self, actions):
+            observations, rewards, over, _, infos = super().step(actions)
+            return observations + self.extra, rewards, over.astype(int), [0, 0], infos
+
+    class Fractions(Numbers):
+        extra = 0.5
+
+    class Whole(Numbers):
+        extra = np.uint8(1)
+
+        def __init__(self):
+            super().__init__(NEXT_STEP)
+            self.at = self.at.astype(np.uint8)
+
+    envs = pysampler.VectorEnv([Whole], num_workers=num_workers)
+    envs.reset(seed=1)
+    assert envs.step(np.zeros(2, int))[2].dtype == bool
+    envs.close()
+    envs = pysampler.VectorEnv([functools.partial(Fractions, NEXT_STEP)], num_workers=num_workers)
+    with pytest.raises(EnvError, match="Cannot cast .* to dtype"):
+        envs.reset(seed=1)
+    envs.close()
+
+
 # -- calls -----------------------------------------------------------------------------------------
 
 
@@ -317,6 +481,17 @@ def test_calls_of_a_batch_with_a_call_method_are_those_of_its_envs():
     envs.set_attr("ends", [0.1, 0.2, 0.3])
     assert envs.get_attr("ends") == (0.1, 0.2, 0.3)
     same(envs.render(), (np.zeros((2, 2, 3), np.uint8),) * 3)
+    envs.close()
+
+
+def test_calls_pass_wrappers_of_a_batch():
+    make = lambda: vector_wrappers.RecordEpisodeStatistics(batch(2)())  # noqa: E731
+    envs = pysampler.VectorEnv([make], num_workers=1)
+    envs.reset(seed=1)
+    assert envs.call("double", 4) == (8, 8)
+    envs.set_attr("ends", [0.5, 0.25])
+    assert envs.get_attr("ends") == (0.5, 0.25)
+    assert envs.get_attr("episode_count") == (0, 0)  # of the wrapper
     envs.close()
 
 
@@ -501,24 +676,144 @@ def test_late_batch_is_named():
         envs.close(terminate=True)
 
 
-def test_step_interrupted_in_this_process_is_finished_once():
-    envs = faulty(num_workers=0)
-    envs.reset(seed=1)
-    block = envs._pool._inline._server.blocks[0].blocks[0]
-    write, interrupted = block._write_infos, []
+def interrupted_once(block, name):
+    """Let a method of a block raise KeyboardInterrupt in its first call."""
+    method, hits = getattr(block, name), []
 
     def once(*args):
-        if not interrupted:
-            interrupted.append(True)
+        if not hits:
+            hits.append(True)
             raise KeyboardInterrupt
-        return write(*args)
+        return method(*args)
 
-    block._write_infos = once
+    setattr(block, name, once)
+
+
+def after_interrupt(envs, block, name, actions):
+    """Step with an interrupt in a method of a block, and return the results."""
+    interrupted_once(block, name)
     with pytest.raises(KeyboardInterrupt):
-        envs.step(only_first(Faulty.OK))
-    observations, *_ = envs.step_wait()
-    assert list(observations[:, 1]) == [1] * 6  # not stepped twice
+        envs.step(actions)
+    return envs.step_wait()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_interrupted_step_calls_each_batch_once(which):
+    envs = faulty(num_workers=0)
+    envs.reset(seed=1)
+    block = envs._pool._inline._server.blocks[0].blocks[which]
+    results = after_interrupt(envs, block, "_write_infos", only_first(Faulty.OK))
+    assert list(results[0][:, 1]) == [1] * 6
+    assert list(envs.step(only_first(Faulty.OK))[0][:, 1]) == [2] * 6
     envs.close()
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_interrupted_step_with_actions_without_a_shape_calls_each_batch_once(batches):
+    make = functools.partial(Reusing, NEXT_STEP, 2, 9, actions=spaces.Text(3))
+    envs = pysampler.VectorEnv([make] * batches, num_workers=0)
+    envs.reset(seed=1)
+    block = envs._pool._inline._server.blocks[0]
+    block = block.blocks[1] if batches == 2 else block
+    actions = ("a", "b") * batches
+    assert list(after_interrupt(envs, block, "_write_infos", actions)[0][:, 1]) == [1, 1] * batches
+    envs.close()
+
+
+def test_interrupt_between_a_step_and_its_reset_keeps_the_final_observations():
+    envs = pysampler.VectorEnv([Reusing], autoreset_mode=SAME_STEP, num_workers=0)
+    envs.reset(seed=1)
+    for _ in range(2):
+        envs.step(np.zeros(2, int))
+    block = envs._pool._inline._server.blocks[0]
+    interrupted_once(block, "_begin_episodes")
+    reset = block._env.reset
+
+    def resetting(**kwargs):
+        results = reset(**kwargs)
+        interrupted_once(block, "_write_observations")
+        return results
+
+    block._env.reset = resetting
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(np.zeros(2, int))
+    with pytest.raises(KeyboardInterrupt):
+        envs.step_wait()
+    infos = envs.step_wait()[4]
+    same(infos["final_obs"][0], np.array([3.0, 3.0]))
+    envs.close()
+
+
+def test_late_resets_are_marked_once_after_an_interrupt():
+    env = functools.partial(SpaceEnv, BOX, SPACES["discrete"], "numbers", 0.5)
+    envs = SyncVectorEnv([env] * 2)
+    expected = SyncVectorEnv([env] * 2)
+    policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
+    with (
+        pysampler.Rollouts(envs, policy, 16, seed=3) as rollouts,
+        pysampler.Rollouts(expected, policy, 16, seed=3) as theirs,
+    ):
+        first, other = next(rollouts), next(theirs)
+        same(first.valid, other.valid)
+        block = rollouts.envs._pool._inline._server.blocks[0]
+        write = block._write_late
+
+        def late(*args):
+            write(*args)
+            block._write_late = write
+            raise KeyboardInterrupt
+
+        block._write_late = late
+        with pytest.raises(KeyboardInterrupt):
+            rollouts._core.pool.round(1)
+        rollouts._core.pool.wait()
+        rollouts._core.pool.take_all()
+        before = first.terminated[-1] | first.truncated[-1]
+        frame = rollouts._core.results.frames.has_final[1]
+        same(frame == 4, before)
+    envs.close()
+    expected.close()
+
+
+class Sleepy(gym.Env):
+    observation_space = spaces.Box(-1, 1e6, (1,), np.float64)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        time.sleep(0.05)
+        self.steps += 1
+        return np.full(1, float(self.steps)), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("kind", [gym.vector.AsyncVectorEnv, pysampler.VectorEnv])
+def test_interrupted_call_of_a_batch_with_workers_is_finished(kind):
+    envs = kind([Sleepy] * 2)
+    ours = pysampler.VectorEnv([lambda: envs], num_workers=0)
+    ours.reset(seed=1)
+    wait, hits = envs.step_wait, []
+
+    def interrupted(*args, **kwargs):
+        if not hits:
+            hits.append(True)
+            raise KeyboardInterrupt
+        return wait(*args, **kwargs)
+
+    envs.step_wait = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(np.zeros(2, int))
+    assert ours.step_wait()[0].ravel().tolist() == [1, 1]
+    hits.clear()
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(np.zeros(2, int))
+    ours._core.drop_work("a step", stopped=True)
+    observations, _ = ours.reset(seed=1)  # although the batch waits for the step
+    assert observations.ravel().tolist() == [0, 0]
+    ours.close()
 
 
 # -- functions -------------------------------------------------------------------------------------
@@ -541,6 +836,32 @@ class Buffered(Faulty):
         return *self.buffers, {}
 
 
+def test_reset_in_a_step_does_not_clear_the_buffers_of_its_results():
+    class Clearing(Reusing):
+        def use_buffers(self, *buffers):
+            self.buffers = buffers
+
+        def reset(self, **kwargs):
+            self.buffers[0][...] = super().reset(**kwargs)[0]
+            for buffer in self.buffers[1:]:
+                buffer[...] = 0
+            return self.buffers[0], {}
+
+        def step(self, actions):
+            for buffer, result in zip(self.buffers, super().step(actions), strict=False):
+                buffer[...] = result
+            return *self.buffers, {}
+
+    envs = pysampler.VectorEnv([Clearing], autoreset_mode=SAME_STEP, num_workers=1)
+    envs.reset(seed=1)
+    for _ in range(3):
+        _, rewards, terminated, _, infos = envs.step(np.zeros(2, int))
+    assert list(rewards) == [1, 1]
+    assert list(terminated) == [True, True]
+    same(infos["final_obs"][0], np.array([3.0, 3.0]))
+    envs.close()
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_may_write_into_the_frames_themselves(num_workers):
     ours = pysampler.VectorEnv([functools.partial(Buffered, count=2)] * 2, num_workers=num_workers)
@@ -558,6 +879,27 @@ def test_batch_that_is_no_whole_vector_env_is_refused():
 
     with pytest.raises(EnvError, match="with batch_size 2, expected 3"):
         pysampler.VectorEnv([Some], num_workers=1)
+
+
+def test_vector_env_with_another_autoreset_mode_than_gymnasiums_is_named():
+    with pytest.raises(EnvError, match="env 0 is a Reusing with autoreset_mode 'NEXT_STEP'"):
+        pysampler.VectorEnv([functools.partial(Reusing, "NEXT_STEP")], num_workers=1)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "error"),
+    [
+        ("CartPole-v1", {"groups": 0}, "groups 0"),
+        ("CartPole-v1", {"groups": "2"}, "groups '2'"),
+        ("CartPole-v1", {"num_workers": "x"}, "num_workers 'x'"),
+        ("CartPole-v1", {"main_envs": "auto"}, "main_envs 'auto'"),
+        ("CartPole-v1", {"main_envs": 4}, "main_envs 4, expected fewer than the 4 envs"),
+        ("Pendulum-v1", {}, "doesn't have a vector entry point"),
+    ],
+)
+def test_make_vec_of_a_vector_class_names_wrong_options(env_id, options, error):
+    with pytest.raises((ValueError, gym.error.Error), match=error):
+        pysampler.make_vec(env_id, 4, "vector_entry_point", **options)
 
 
 def test_make_vec_uses_the_registered_vector_class():

@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from pysampler._vector.env_server import layers_of
+from pysampler._vector.env_calls import layers_of
 from pysampler._vector.wrapped.watched import Watched
 from pysampler.envs.mujoco._fields import STATE, load
 from pysampler.envs.mujoco.env import TaskEnv

@@ -18,7 +18,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._frames.frames import Frames, Plan
 from pysampler._frames.spec import spec_of
-from pysampler._vector.env_server import layers_of
+from pysampler._vector.env_calls import layers_of
 from pysampler._vector.mujoco.block import TaskBlock
 from pysampler._vector.mujoco.compare import first_difference
 from pysampler._vector.mujoco.known import NotNativeError, is_of_a_task, task_of

@@ -17,7 +17,8 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._vector.blocks import GroupBlock
-from pysampler._vector.env_server import EnvServer, layers_of
+from pysampler._vector.env_calls import layers_of
+from pysampler._vector.env_server import EnvServer
 from pysampler._vector.mujoco.known import BLOCK_WRAPPERS, NotNativeError, task_of
 from pysampler._vector.stacks import Stack, StackPart, parts_of
 from pysampler._vector.wrapped.batches import Batch, PythonBatch, TaskBatch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from pysampler._vector.env_server import layers_of
+from pysampler._vector.env_calls import layers_of
 from pysampler._vector.wrapped.layers import LAYERS, Layer, NotBatchedError, Rows
 
 if TYPE_CHECKING:

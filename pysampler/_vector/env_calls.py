@@ -1,0 +1,148 @@
+"""Functions of an env, or of many: a vector env that a function returned, or a BatchEnv."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector import VectorEnv as GymVectorEnv
+
+from pysampler._workers.remote import dumps
+from pysampler.envs.batch import BatchEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = [
+    "attribute_of",
+    "autoreset_of",
+    "call",
+    "expect_env",
+    "expect_whole",
+    "layers_of",
+    "of_each",
+    "set_of_each",
+]
+
+
+def layers_of(env: Any) -> Iterator[Any]:
+    """Yield an env's wrappers, the outermost first, and then the env itself."""
+    while env is not env.unwrapped:
+        yield env
+        env = env.env
+    yield env
+
+
+def autoreset_of(env: Any) -> AutoresetMode:
+    """Return the autoreset mode of a vector env; gymnasium assumes NEXT_STEP if it names none."""
+    return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+
+
+def _layer_with(env: Any, name: str) -> Any:
+    """Return the outermost layer of a vector env that has an attribute; the env if none has."""
+    return next((layer for layer in layers_of(env) if hasattr(layer, name)), env)
+
+
+def attribute_of(env: Any, name: str) -> Any:
+    """Return an attribute of an env, a vector env or one of their wrappers."""
+    if isinstance(env, (GymVectorEnv, BatchEnv)):
+        return getattr(_layer_with(env, name), name)
+    return env.get_wrapper_attr(name)
+
+
+def call(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method of an env, or return an attribute that is not callable.
+
+    Of a vector env with a method ``call``, as gymnasium's have it, return the results of its envs.
+    """
+    if isinstance(env, GymVectorEnv):
+        for layer in layers_of(env):
+            if hasattr(layer, "call"):
+                return layer.call(name, *args, **kwargs)
+            if hasattr(layer, name):
+                break
+    attribute = attribute_of(env, name)
+    return attribute(*args, **kwargs) if callable(attribute) else attribute
+
+
+def of_each(result: Any, count: int) -> list[Any]:
+    """Return the results of a call of a vector env, one for each env.
+
+    A list, tuple or array with one item for each env holds theirs; anything else is that of all.
+    """
+    several = isinstance(result, (list, tuple)) or (isinstance(result, np.ndarray) and result.ndim)
+    if several and len(result) == count:
+        return list(result)
+    return [result] * count
+
+
+def set_of_each(env: Any, name: str, values: Sequence[Any]) -> None:
+    """Set an attribute of the envs of a vector env, with one value for each."""
+    for layer in layers_of(env):
+        if hasattr(layer, "set_attr"):
+            layer.set_attr(name, list(values))
+            return
+        if hasattr(layer, name):
+            break
+    first = dumps(values[0])
+    if any(dumps(value) != first for value in values[1:]):
+        raise ValueError(
+            f"{type(env).__name__} is a vector env without set_attr(), expected one value of "
+            f"{name} for all of its envs"
+        )
+    owner = _layer_with(env, name)
+    setattr(owner if hasattr(owner, name) else env.unwrapped, name, values[0])
+
+
+# Attributes of every gymnasium.Env, besides its spaces, reset and step.
+_ATTRIBUTES = ("metadata", "render_mode", "spec", "unwrapped", "close")
+
+
+def expect_env(env: Any, number: int) -> None:
+    """Raise TypeError unless ``env`` has the attributes of a ``gymnasium.Env``, of any class."""
+    methods = all(callable(getattr(env, name, None)) for name in ("reset", "step"))
+    if isinstance(env, type) or not methods:
+        got = f"the class {env.__name__}" if isinstance(env, type) else type(env).__name__
+        raise TypeError(f"the function of env {number} returned {got}, expected a gymnasium.Env")
+    kind = type(env).__name__
+    name = f"env {number} is a{'n' * kind.startswith(tuple('AEIOU'))} {kind}"
+    # Of the class first: a wrapper makes its spec anew whenever it is read.
+    missing = [one for one in _ATTRIBUTES if not (hasattr(type(env), one) or hasattr(env, one))]
+    if missing:
+        raise TypeError(
+            f"{name}, expected a gymnasium.Env: it has no {', '.join(missing)}; wrap it in a "
+            "gymnasium.Env (envs of gym: shimmy.GymV21CompatibilityV0(env=env))"
+        )
+    for space in ("observation_space", "action_space"):
+        found = type(getattr(env, space, None))
+        if not issubclass(found, gym.Space):
+            module = "" if found.__module__ == "builtins" else f"{found.__module__}."
+            raise TypeError(
+                f"{name} whose {space} is {module}{found.__name__}, expected a gymnasium.Space"
+            )
+    if not isinstance(env.metadata, Mapping):
+        raise TypeError(f"{name} whose metadata is {env.metadata!r}, expected a dict")
+
+
+def expect_whole(env: Any, number: int) -> None:
+    """Raise TypeError unless a vector env steps all of its envs at once and names their spaces."""
+    name = f"env {number} is a {type(env).__name__}"
+    if not isinstance(getattr(env, "num_envs", None), (int, np.integer)) or env.num_envs < 1:
+        raise TypeError(f"{name} without num_envs, expected a vector env of at least one env")
+    try:
+        autoreset_of(env)
+    except ValueError:
+        modes = ", ".join(mode.name for mode in AutoresetMode)
+        given = env.metadata["autoreset_mode"]
+        raise TypeError(f"{name} with autoreset_mode {given!r}, expected one of {modes}") from None
+    for space in ("single_observation_space", "single_action_space"):
+        if getattr(env, space, None) is None:
+            raise TypeError(f"{name} without {space}, expected a gymnasium.vector.VectorEnv")
+    if getattr(env, "batch_size", env.num_envs) != env.num_envs:
+        raise TypeError(
+            f"{name} with batch_size {env.batch_size}, expected {env.num_envs}: one that steps all "
+            "of its envs in each call"
+        )
