@@ -1,9 +1,12 @@
 """Stable-Baselines3 and sb3-contrib train on pysampler's VecEnv as on their own."""
 
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from made_up import describe, same
 
 pytest.importorskip("stable_baselines3")
@@ -14,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 
 from pysampler.adapters import _env_calls
 from pysampler.adapters.sb3 import VecEnv
+from pysampler.errors import EnvError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # workers import torch
 
@@ -403,3 +407,52 @@ def test_unseeded_envs_differ_between_workers():
     observations = envs.reset()
     assert len(np.unique(observations[:, 0])) == 3
     envs.close()
+
+
+class Pendulums(SyncVectorEnv):
+    """Pendulums as one vector env."""
+
+    def __init__(self, count=2, mode="SameStep"):
+        super().__init__([pendulum] * count, autoreset_mode=mode)
+
+
+def pendulum():
+    return gym.make("Pendulum-v1", max_episode_steps=15)
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+@pytest.mark.parametrize("where", ["in workers", "here"])
+def test_vector_envs_equal_single_ones(where, mode):
+    ours = VecEnv([functools.partial(Pendulums, 2, mode)] * 2, num_workers=2)
+    if where == "here":
+        ours.close()
+        ours = VecEnv(Pendulums(4, mode))
+    theirs = VecEnv([pendulum] * 4, num_workers=2)
+    for envs in (ours, theirs):
+        envs.seed(5)
+    same(ours.reset(), theirs.reset())
+    theirs.action_space.seed(1)
+    for _ in range(40):
+        actions = np.stack([theirs.action_space.sample() for _ in range(4)])
+        same(ours.step(actions), theirs.step(actions))
+    assert ours.get_attr("g") == [10.0] * 4
+    ours.set_attr("g", 5.0)
+    assert ours.get_attr("g", [1]) == [5.0]
+    assert ours.env_method("get_wrapper_attr", "g", indices=[0, 3]) == [5.0] * 2
+    with pytest.raises(EnvError, match="cannot set g of some envs: Pendulums is a vector env"):
+        ours.set_attr("g", 4.0, indices=[0])
+    ours.close()
+    theirs.close()
+
+
+def test_vector_env_of_this_process_is_closed_with_the_adapter_but_not_if_refused():
+    envs = Pendulums(2, "NextStep")
+    with pytest.raises(ValueError, match="SAME_STEP: its own is NEXT_STEP"):
+        VecEnv(envs)
+    with pytest.raises(TypeError, match="num_workers is for envs to make"):
+        VecEnv(envs, num_workers=2)
+    assert not envs.closed
+    envs.close()
+    envs = Pendulums(2)
+    VecEnv(envs).close()
+    assert envs.closed

@@ -37,6 +37,9 @@ def hanging():
 def number():
     return 3
 
+def several():
+    return gym.make_vec("CartPole-v1", 3, "vector_entry_point")
+
 class Dies(gym.Wrapper):
     def step(self, action):
         os._exit(3)
@@ -131,6 +134,7 @@ def test_a_failing_contender_is_reported_and_the_others_are_measured(folder):
         ("nope.py:make", "file not found: nope.py"),
         ("levels.py:raising", "ValueError: no such level"),
         ("levels:number", "int is not a gymnasium env: it has no reset"),
+        ("levels:several", "CartPoleVectorEnv steps many envs; this command measures functions"),
         ("levels:dying", "its process has ended: status 3"),
     ],
 )
