@@ -83,7 +83,7 @@ class BatchBlock(RepeatableBlock):
         self._action_shape = action_shape
         self._meter = meter
         self._limit = max_episode_steps or _NEVER
-        self.rngs: list[np.random.Generator | None] = [None] * count
+        self.rngs: list[Any] = [None] * count  # or the generator of each env
         self.rng_seeds: list[int | None] = [None] * count
         self.elapsed = np.zeros(count, np.int64)
         # Writes a step of all envs.
@@ -529,6 +529,8 @@ class OwnBlock(BatchBlock):
         self._env = env
         shape = env.action_space.shape or ()
         super().__init__(env.num_envs, first, shape, env.max_episode_steps, meter, here=here)
+        env.rngs[:] = self.rngs
+        self.rngs = env.rngs
 
     def advance(self, ids: Array | None, actions: Array) -> Advanced:
         rows = slice(None) if ids is None else ids
@@ -550,6 +552,17 @@ class OwnBlock(BatchBlock):
         given = {place: one for place, one in zip(places, options, strict=True) if one}
         if given:
             self._env.set_options(np.array(list(given), np.int32), list(given.values()))
+
+    def snapshot(self) -> Any:
+        states = [None if rng is None else rng.bit_generator.state for rng in self.rngs]
+        return super().snapshot(), list(self.rngs), states  # steps may draw from all of them
+
+    def return_to(self, snapshot: Any) -> None:
+        before, self.rngs[:], states = snapshot
+        super().return_to(before)
+        for rng, state in zip(self.rngs, states, strict=True):
+            if rng is not None:
+                rng.bit_generator.state = state
 
 
 def _bytes_of_seed(seed: int | None) -> Array:

@@ -139,7 +139,7 @@ def expect_whole(env: Any, number: int) -> None:
         given = env.metadata["autoreset_mode"]
         raise TypeError(f"{name} with autoreset_mode {given!r}, expected one of {modes}") from None
     for space in ("single_observation_space", "single_action_space"):
-        if getattr(env, space, None) is None:
+        if not isinstance(getattr(env, space, None), gym.Space):
             raise TypeError(f"{name} without {space}, expected a gymnasium.vector.VectorEnv")
     if getattr(env, "batch_size", env.num_envs) != env.num_envs:
         raise TypeError(

@@ -135,13 +135,11 @@ class EnvServer:
         """Make the next env, or those of a vector env."""
         env = env_fn()
         i = len(self.envs)
-        expect_env(env, self.first + i)
+        (expect_whole if isinstance(env, GymVectorEnv) else expect_env)(env, self.first + i)
         if not isinstance(env, (GymVectorEnv, BatchEnv)):
             self.envs.append(env)
             self.stacks.append(tuple(parts_of(env, "in Python", self._why_python)))
             return
-        if isinstance(env, GymVectorEnv):
-            expect_whole(env, self.first + i)
         rows = range(i, i + env.num_envs)
         self.nested.update(dict.fromkeys(rows, rows))
         self.envs += [env] * len(rows)

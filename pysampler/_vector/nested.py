@@ -19,6 +19,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from pysampler import _core
 from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL
 from pysampler._frames.spec import build, leaves
+from pysampler._torch import is_tensor, tensor_from, to_array
 from pysampler._vector.blocks import GivenActions, RepeatableBlock
 from pysampler._vector.columns import InfoColumns
 from pysampler._workers.jobs import is_users
@@ -70,6 +71,7 @@ class NestedBlock(RepeatableBlock):
         self._mode = mode
         self._use_buffers: Callable[..., None] | None = getattr(env, "use_buffers", None)
         self._over: Array = np.zeros(self.count, bool)  # the envs that the last step ended
+        self._device: Any = None  # of its tensors, if it returns those
         self._last: Any = None  # the observations that it returned last
         self._seed: int | None = None  # for the next reset, if these replace lost envs
         self._fresh = False  # whether the next step resets all envs
@@ -191,11 +193,21 @@ class NestedBlock(RepeatableBlock):
             function = getattr(self._env, name)
             if self.here and hasattr(self._env, f"{name}_async"):
                 function = functools.partial(self._call_in_parts, name)
-            result = function(*args, **kwargs)
+            result = self._as_arrays(function(*args, **kwargs))
             # The reset that follows may write to the same arrays.
             self._returned.append(copy.deepcopy(result) if self.here and self._resets else result)
         self._replayed += 1
         return self._returned[self._replayed - 1]
+
+    def _as_arrays(self, results: Any) -> Any:
+        """Return results with arrays in place of tensors; then actions become tensors, too."""
+        first: Any = results[0] if isinstance(results, tuple) and results else None
+        while isinstance(first, (dict, tuple)) and first:
+            first = next(iter(first.values() if isinstance(first, dict) else first))
+        if not is_tensor(first):
+            return results
+        self._device = first.device
+        return _mapped(lambda one: to_array(one) if is_tensor(one) else one, results)
 
     def _call_in_parts(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a vector env with workers; an interrupted call has perhaps begun already."""
@@ -232,6 +244,8 @@ class NestedBlock(RepeatableBlock):
 
     def _step_all(self, frame: int, actions: Sequence[Any] | None) -> None:
         given = self._given(frame) if actions is None else self._batched(actions)
+        if self._device is not None:
+            given = _mapped(functools.partial(tensor_from, device=self._device), given)
         results = self._call("step", frame, given)
         observations, rewards, terminated, truncated, infos = _expect_length("step", results, 5)
         array = None
@@ -467,6 +481,15 @@ class NestedBlock(RepeatableBlock):
             rest = self._infos.store(frame, self.first + i, info, under)
             if rest is not None:
                 self._leave(_INFO, i, rest)
+
+
+def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return dicts and tuples with a function's results in place of all other values."""
+    if isinstance(tree, dict):
+        return {key: _mapped(function, one) for key, one in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_mapped(function, one) for one in tree)
+    return function(tree)
 
 
 def _kinds(tree: Any) -> Iterator[tuple[str, int]]:

@@ -26,6 +26,12 @@ __all__ = ["BatchEnv", "Generators"]
 class Generators(list[np.random.Generator]):
     """The random generators of some envs, each of which depends only on its env's seed."""
 
+    def of(self, ids: Ids) -> Generators:
+        """Return the generators of some of these envs."""
+        if isinstance(ids, slice):
+            return Generators(self[ids])
+        return Generators([self[i] for i in ids.tolist()])
+
     def uniform(self, low: Any, high: Any, shape: tuple[int, ...] = ()) -> Array:
         """Return numbers from ``low`` to ``high``: the same as ``uniform`` of each generator.
 
@@ -82,6 +88,7 @@ class BatchEnv:
         action_space: The space of an action, which must be one array or number.
         max_episode_steps: Truncate episodes after this many steps; None for no limit.
         num_envs: The number of envs.
+        rngs: The random generators of all envs: ``self.rngs.of(ids)`` in ``step``.
     """
 
     observation_space: gym.Space[Any]
@@ -94,6 +101,7 @@ class BatchEnv:
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
         self.memory: dict[str, Array] = {}
+        self.rngs = Generators()
 
     def rows(self, shape: tuple[int, ...] = (), dtype: Any = np.float64) -> Array:
         """Return an array of zeros with a row for each env, as a part of their state.
@@ -111,7 +119,7 @@ class BatchEnv:
 
         Args:
             ids: The rows of these envs, in an array of indices or as a slice.
-            rngs: The random generator of each of them.
+            rngs: The random generator of each of them: ``self.rngs.of(ids)``.
 
         Returns:
             Infos, each an array with a row for each of these envs; or None.

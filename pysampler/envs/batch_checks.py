@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from pysampler.envs.batch import Generators
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -49,7 +47,8 @@ class _Envs:
         self.env = env
         self.name = type(env).__name__
         self.count = len(seeds)
-        self.rngs = [gym.utils.seeding.np_random(seed)[0] for seed in seeds]
+        env.rngs[:] = [gym.utils.seeding.np_random(seed)[0] for seed in seeds]
+        self.rngs = env.rngs
         self.arrays = dict(env.memory)
         self.elapsed = np.zeros(self.count, int)
 
@@ -58,7 +57,7 @@ class _Envs:
 
     def reset(self, ids: Array) -> None:
         before = self.state()
-        infos = self.env.reset(ids, Generators([self.rngs[i] for i in ids]))
+        infos = self.env.reset(ids, self.rngs.of(ids))
         self.check_infos("reset", infos, len(ids))
         self.expect_only("reset", before, ids)
         self.elapsed[ids] = 0

@@ -136,6 +136,39 @@ def test_wrapped_vector_envs_are_stepped_with_their_wrappers():
     envs.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [SAME_STEP, NEXT_STEP])
+def test_vector_envs_of_tensors_get_tensors(mode):
+    torch = pytest.importorskip("torch")
+
+    class Tensors(gym.vector.VectorEnv):
+        """A vector env that takes and returns tensors, as simulators on a GPU do."""
+
+        def __init__(self):
+            self.inner = SyncVectorEnv([ENV] * ENVS, autoreset_mode=mode)
+            for name in ("num_envs", "metadata", "single_observation_space", "single_action_space"):
+                setattr(self, name, getattr(self.inner, name))
+
+        def reset(self, **kwargs):
+            observations, infos = self.inner.reset(**kwargs)
+            return torch.from_numpy(observations), infos
+
+        def step(self, actions):
+            assert isinstance(actions, torch.Tensor)
+            *arrays, infos = self.inner.step(actions.numpy())
+            infos = {key: _tensor_of(torch, value) for key, value in infos.items()}
+            return *map(torch.from_numpy, arrays), infos
+
+    expected = SyncVectorEnv([ENV] * ENVS, autoreset_mode=mode)
+    assert steps_of(Tensors()) == steps_of(expected)
+    expected.close()
+
+
+def _tensor_of(torch, value):
+    plain = isinstance(value, np.ndarray) and value.dtype != object
+    return torch.from_numpy(value) if plain else value
+
+
 def test_evaluate_counts_the_episodes_of_any_vector_env():
     evaluation = pysampler.evaluate(
         CartPoleVectorEnv(8), lambda o: np.ones(len(o), int), 24, seed=1

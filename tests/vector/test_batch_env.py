@@ -213,6 +213,55 @@ def test_interrupted_step_of_batch_envs_is_repeated_exactly(monkeypatch):
     expected.close()
 
 
+class Slips(Walks):
+    """Walks that slip: a step draws from the generators too."""
+
+    def step(self, ids, actions):
+        slips = self.rngs.of(ids).uniform(0, 1) < 0.3
+        return super().step(ids, np.where(slips, 1, actions))
+
+
+class Slip(Walk):
+    def step(self, action):
+        slips = self.np_random.uniform(0, 1) < 0.3
+        return super().step(1 if slips else action)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_steps_may_draw_random_numbers(mode):
+    check_batch_env(Slips)
+    ours = pysampler.make_vec(Slips, 5, autoreset_mode=mode, num_workers=2)
+    compare(ours, SyncVectorEnv([lambda: TimeLimit(Slip(), LIMIT)] * 5, autoreset_mode=mode), mode)
+
+
+def test_interrupted_step_that_draws_random_numbers_is_repeated_exactly(monkeypatch):
+    envs = pysampler.make_vec(Slips, 3, num_workers=0)
+    expected = pysampler.make_vec(Slips, 3, num_workers=0)
+    for one in (envs, expected):
+        one.reset(seed=1)
+    step, left = Slips.step, [1]
+
+    def interrupted(self, ids, actions):
+        results = step(self, ids, actions)
+        if left:
+            left.pop()
+            raise KeyboardInterrupt
+        return results
+
+    monkeypatch.setattr(Slips, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(np.full(3, 2))
+    same(envs.step_wait(), expected.step(np.full(3, 2)))
+    for _ in range(30):
+        same(envs.step(np.full(3, 2)), expected.step(np.full(3, 2)))
+    states = envs.get_state()
+    first = [envs.step(np.zeros(3, int)) for _ in range(5)]
+    envs.set_state(states)
+    same([envs.step(np.zeros(3, int)) for _ in range(5)], first)
+    envs.close()
+    expected.close()
+
+
 def test_wrappers_of_a_batch_env_are_refused():
     with pytest.raises(TypeError, match="wrappers .* of Walks, a BatchEnv"):
         pysampler.make_vec(Walks, 2, wrappers=[TimeLimit])
