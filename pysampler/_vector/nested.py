@@ -2,7 +2,8 @@
 
 Its results are copied once, from its arrays into the rows of the frames. A vector env may save that
 copy with a method ``use_buffers(observations, rewards, terminated, truncated)``: it is called
-before each step and reset with the rows of the frame, for the results of that call.
+before each step and reset with the arrays for the results of that call, the rows of the frame. (Of
+a reset only observations are results, so the other arrays are not in the frame then.)
 """
 
 from __future__ import annotations
