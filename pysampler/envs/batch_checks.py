@@ -96,7 +96,7 @@ class _Envs:
 
     def expect_only(self, method: str, before: dict[str, Array], ids: Array) -> None:
         """Raise an error if a method has changed other rows, or replaced an array."""
-        held = {id(value) for value in vars(self.env).values()}
+        held = {id(one) for one in self._held()}
         others = np.setdiff1d(np.arange(self.count), ids)
         for name, array in self.arrays.items():
             if id(array) not in held:
@@ -106,6 +106,13 @@ class _Envs:
             if not _same(array[others], before[name][others]):
                 row = next(i for i in others if not _same(array[i], before[name][i]))
                 raise self.fail(f"{method} changed env {row}, which was not among ids {ids}")
+
+    def _held(self) -> Iterator[Any]:
+        """Yield the attributes of the envs, and what is in tuples, lists and dicts of them."""
+        for name, value in vars(self.env).items():
+            yield value
+            if name != "memory" and isinstance(value, (tuple, list, dict)):
+                yield from value.values() if isinstance(value, dict) else value
 
     def observe(self, ids: Any) -> Array:
         space, rows = self.env.observation_space, np.arange(self.count)[ids]

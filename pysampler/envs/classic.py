@@ -1,0 +1,266 @@
+"""gymnasium's CartPole-v1, MountainCar-v0 and Acrobot-v1 as BatchEnvs, with the same numbers.
+
+Every operation is gymnasium's, in its order, on arrays: results are equal bit for bit wherever
+NumPy's functions round an array as they round a number (tests compare them). Squares by ``**`` of
+single numbers are powers of the C library, which round differently from a product.
+
+Pendulum and MountainCarContinuous are not here: they mix float32 and float64 numbers from step to
+step, which arrays would have to follow row by row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
+
+from pysampler.envs.batch import BatchEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pysampler.envs.batch import Array, Generators, Ids
+
+__all__ = ["Acrobot", "CartPole", "MountainCar"]
+
+
+class _Classic(BatchEnv):
+    """Envs whose resets draw a state between two bounds, which options may change."""
+
+    bounds: ClassVar[tuple[float, float]]
+    action_space: spaces.Discrete
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self._given: dict[int, tuple[float, float]] = {}  # the bounds of the resets that come next
+
+    def set_options(self, ids: Ids, options: Sequence[dict[str, Any]]) -> None:
+        """Use these bounds in the resets that come next."""
+        for i, one in zip(np.arange(self.num_envs)[ids].tolist(), options, strict=True):
+            self._given[i] = maybe_parse_reset_bounds(one, *self.bounds)
+
+    def drawn(self, ids: Ids, rngs: Generators, shape: tuple[int, ...]) -> Array:
+        """Return a state for each of some envs, between their bounds."""
+        if not self._given:
+            return rngs.uniform(*self.bounds, shape)
+        places, given = np.arange(self.num_envs)[ids].tolist(), self._given
+        self._given = {}
+        bounds = [given.get(i, self.bounds) for i in places]
+        drawn = [rng.uniform(*one, shape) for rng, one in zip(rngs, bounds, strict=True)]
+        return np.array(drawn).reshape(len(places), *shape)
+
+    def expect_actions(self, actions: Array) -> None:
+        """Raise ValueError unless all actions are in the space."""
+        count = int(self.action_space.n)
+        if actions.dtype.kind not in "iu" or ((actions < 0) | (actions >= count)).any():
+            raise ValueError(f"actions {actions}, expected whole numbers from 0 to {count - 1}")
+
+
+class CartPole(_Classic):
+    """Many CartPole-v1.
+
+    >>> import pysampler
+    >>> envs = pysampler.make_vec(CartPole, num_envs=1024, num_workers=1)
+    >>> envs.reset(seed=1)[0].shape
+    (1024, 4)
+    >>> envs.close()
+
+    Args:
+        num_envs: The number of envs.
+        sutton_barto_reward: As in gymnasium.
+    """
+
+    bounds = -0.05, 0.05
+    max_episode_steps = 500
+    action_space = spaces.Discrete(2)
+    _X, _ANGLE = 2.4, 12 * 2 * math.pi / 360
+    _HIGH = np.array([_X * 2, np.inf, _ANGLE * 2, np.inf], np.float32)
+    observation_space = spaces.Box(-_HIGH, _HIGH, dtype=np.float32)
+
+    def __init__(self, num_envs: int, *, sutton_barto_reward: bool = False) -> None:
+        super().__init__(num_envs)
+        self._sutton_barto = sutton_barto_reward
+        self.x, self.x_dot = self.rows(), self.rows()
+        self.theta, self.theta_dot = self.rows(), self.rows()
+        self.fallen = self.rows((), bool)  # and not reset since
+
+    def reset(self, ids: Ids, rngs: Generators) -> None:
+        """Begin episodes of some envs."""
+        drawn = self.drawn(ids, rngs, (4,))
+        self.x[ids], self.x_dot[ids], self.theta[ids], self.theta_dot[ids] = drawn.T
+        self.fallen[ids] = False
+
+    def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
+        """Step some envs."""
+        self.expect_actions(actions)
+        gravity, masspole, length, tau = 9.8, 0.1, 0.5, 0.02
+        total_mass = masspole + 1.0
+        polemass_length = masspole * length
+        x, x_dot, theta, theta_dot = (
+            self.x[ids],
+            self.x_dot[ids],
+            self.theta[ids],
+            self.theta_dot[ids],
+        )
+        force = np.where(actions == 1, 10.0, -10.0)
+        cos, sin = np.cos(theta), np.sin(theta)
+        temp = (force + polemass_length * np.square(theta_dot) * sin) / total_mass
+        theta_acc = (gravity * sin - cos * temp) / (
+            length * (4.0 / 3.0 - masspole * np.square(cos) / total_mass)
+        )
+        x_acc = temp - polemass_length * theta_acc * cos / total_mass
+        x = x + tau * x_dot
+        theta = theta + tau * theta_dot
+        self.x[ids], self.theta[ids] = x, theta
+        self.x_dot[ids] = x_dot + tau * x_acc
+        self.theta_dot[ids] = theta_dot + tau * theta_acc
+        over = (np.abs(x) > self._X) | (np.abs(theta) > self._ANGLE)
+        again = over & self.fallen[ids]  # without a reset in between
+        self.fallen[ids] |= over
+        if self._sutton_barto:
+            return -over.astype(np.float64), over
+        return 1.0 - again, over
+
+    def observe(self, ids: Ids) -> Array:
+        """Return the observations of some envs."""
+        rows = self.x[ids], self.x_dot[ids], self.theta[ids], self.theta_dot[ids]
+        return np.stack(rows, axis=1).astype(np.float32)
+
+
+class MountainCar(_Classic):
+    """Many MountainCar-v0.
+
+    Args:
+        num_envs: The number of envs.
+        goal_velocity: As in gymnasium.
+    """
+
+    bounds = -0.6, -0.4
+    max_episode_steps = 200
+    action_space = spaces.Discrete(3)
+    observation_space = spaces.Box(
+        np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32), dtype=np.float32
+    )
+
+    def __init__(self, num_envs: int, *, goal_velocity: float = 0) -> None:
+        super().__init__(num_envs)
+        self._goal_velocity = goal_velocity
+        self.position, self.velocity = self.rows(), self.rows()
+
+    def reset(self, ids: Ids, rngs: Generators) -> None:
+        """Begin episodes of some envs."""
+        self.position[ids] = self.drawn(ids, rngs, ())
+        self.velocity[ids] = 0
+
+    def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
+        """Step some envs."""
+        self.expect_actions(actions)
+        position, velocity = self.position[ids], self.velocity[ids]
+        slopes = np.fromiter(map(math.cos, (3 * position).tolist()), float, len(position))
+        velocity = velocity + ((actions - 1) * 0.001 + slopes * (-0.0025))
+        velocity = np.clip(velocity, -0.07, 0.07)
+        position = np.clip(position + velocity, -1.2, 0.6)
+        velocity[(position == -1.2) & (velocity < 0)] = 0
+        self.position[ids], self.velocity[ids] = position, velocity
+        return np.full(len(position), -1.0), (position >= 0.5) & (velocity >= self._goal_velocity)
+
+    def observe(self, ids: Ids) -> Array:
+        """Return the observations of some envs."""
+        return np.stack((self.position[ids], self.velocity[ids]), axis=1).astype(np.float32)
+
+
+class Acrobot(_Classic):
+    """Many Acrobot-v1.
+
+    Args:
+        num_envs: The number of envs.
+    """
+
+    bounds = -0.1, 0.1
+    max_episode_steps = 500
+    action_space = spaces.Discrete(3)
+    _FASTEST = 4 * np.pi, 9 * np.pi
+    _HIGH = np.array([1.0, 1.0, 1.0, 1.0, *_FASTEST], np.float32)
+    observation_space = spaces.Box(-_HIGH, _HIGH, dtype=np.float32)
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.angles = self.rows(), self.rows()
+        self.speeds = self.rows(), self.rows()
+        self.fresh = self.rows((), bool)  # not stepped since a reset, whose state is float32
+
+    def reset(self, ids: Ids, rngs: Generators) -> None:
+        """Begin episodes of some envs."""
+        drawn = self.drawn(ids, rngs, (4,)).astype(np.float32)
+        for array, rows in zip((*self.angles, *self.speeds), drawn.T, strict=True):
+            array[ids] = rows
+        self.fresh[ids] = True
+
+    def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
+        """Step some envs."""
+        self.expect_actions(actions)
+        torque, dt = np.array([-1.0, 0.0, 1.0])[actions], 0.2
+        y = np.array([array[ids] for array in (*self.angles, *self.speeds)])
+        k1 = _derivatives(y, torque)
+        k2 = _derivatives(y + dt / 2.0 * k1, torque)
+        k3 = _derivatives(y + dt / 2.0 * k2, torque)
+        k4 = _derivatives(y + dt * k3, torque)
+        y = y + dt / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
+        for array, angle in zip(self.angles, y[:2], strict=True):
+            array[ids] = _wrapped(angle)
+        for array, speed, fastest in zip(self.speeds, y[2:], self._FASTEST, strict=True):
+            array[ids] = np.clip(speed, -fastest, fastest)
+        self.fresh[ids] = False
+        first, second = (array[ids] for array in self.angles)
+        over = -np.cos(first) - np.cos(second + first) > 1.0
+        return np.where(over, 0.0, -1.0), over
+
+    def observe(self, ids: Ids) -> Array:
+        """Return the observations of some envs."""
+        rows = [array[ids] for array in (*self.angles, *self.speeds)]
+        observations, fresh = _observed(rows), self.fresh[ids]
+        if fresh.any():
+            observations[fresh] = _observed([row[fresh].astype(np.float32) for row in rows])
+        return observations
+
+
+def _derivatives(y: Array, torque: Array) -> Array:
+    """Return the derivatives of angles and speeds, as in the book that gymnasium follows."""
+    m1 = m2 = l1 = moment = 1.0
+    lc1 = lc2 = 0.5
+    g = 9.8
+    theta1, theta2, speed1, speed2 = y
+    cos2, sin2 = np.cos(theta2), np.sin(theta2)
+    d1 = m1 * lc1**2 + m2 * (l1**2 + lc2**2 + 2 * l1 * lc2 * cos2) + moment + moment
+    d2 = m2 * (lc2**2 + l1 * lc2 * cos2) + moment
+    phi2 = m2 * lc2 * g * np.cos(theta1 + theta2 - np.pi / 2.0)
+    phi1 = (
+        -m2 * l1 * lc2 * np.float_power(speed2, 2) * sin2
+        - 2 * m2 * l1 * lc2 * speed2 * speed1 * sin2
+        + (m1 * lc1 + m2 * l1) * g * np.cos(theta1 - np.pi / 2)
+        + phi2
+    )
+    acceleration2 = (
+        torque + d2 / d1 * phi1 - m2 * l1 * lc2 * np.float_power(speed1, 2) * sin2 - phi2
+    ) / (m2 * lc2**2 + moment - np.float_power(d2, 2) / d1)
+    acceleration1 = -(d2 * acceleration2 + phi1) / d1
+    return np.array([speed1, speed2, acceleration1, acceleration2])
+
+
+def _observed(rows: Sequence[Array]) -> Array:
+    """Return observations of angles and speeds, whose dtype is that of the computation."""
+    angles = [function(angle) for angle in rows[:2] for function in (np.cos, np.sin)]
+    return np.stack([*angles, *rows[2:]], axis=1).astype(np.float32)
+
+
+def _wrapped(angle: Array) -> Array:
+    """Return angles within a turn, by whole turns as gymnasium adds and subtracts them."""
+    turn = np.pi - -np.pi
+    while (far := angle > np.pi).any():
+        angle = np.where(far, angle - turn, angle)
+    while (far := angle < -np.pi).any():
+        angle = np.where(far, angle + turn, angle)
+    return angle

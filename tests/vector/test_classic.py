@@ -1,0 +1,91 @@
+"""The BatchEnvs of classic control have the numbers of gymnasium's envs, bit for bit."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from made_up import same
+
+import pysampler
+from pysampler.envs import check_batch_env, classic
+from pysampler.errors import EnvError
+
+MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
+ENVS = {
+    "CartPole-v1": classic.CartPole,
+    "MountainCar-v0": classic.MountainCar,
+    "Acrobot-v1": classic.Acrobot,
+}
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*precision lowered by casting", "ignore:.*step\\(\\)"
+)
+
+
+def compare(env_id, mode, steps, arguments=None, *, resets=True):
+    arguments = arguments or {}
+    make = functools.partial(gym.make, env_id, **arguments)
+    ours = pysampler.make_vec(ENVS[env_id], 7, autoreset_mode=mode, num_workers=2, **arguments)
+    theirs = SyncVectorEnv([make] * 7, autoreset_mode=mode)
+    if not resets:  # which asserts that there are some
+        theirs = pysampler.VectorEnv([make] * 7, autoreset_mode=mode, num_workers=0)
+    assert ours.single_observation_space == theirs.single_observation_space
+    same(ours.reset(seed=3), theirs.reset(seed=3))
+    rng = np.random.default_rng(0)
+    for step in range(steps):
+        # Mostly one direction, so that all of the state space is visited.
+        actions = np.where(rng.random(7) < 0.7, step // 40 % 2 * 2, rng.integers(0, 3, 7))
+        actions = np.minimum(actions, theirs.single_action_space.n - 1)
+        a, b = ours.step(actions), theirs.step(actions)
+        same(a, b, f"step {step}")
+        ended = a[2] | a[3]
+        if mode is DISABLED and ended.any() and resets:
+            options = {"reset_mask": ended, "low": -0.5, "high": -0.45}
+            same(ours.reset(options=options), theirs.reset(options=options), f"reset {step}")
+    options = {"low": -0.6, "high": -0.45}
+    same(ours.reset(options=options), theirs.reset(options=options))
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("env_id", ENVS)
+def test_results_are_gymnasiums(env_id, mode):
+    compare(env_id, mode, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", ENVS)
+def test_results_are_gymnasiums_for_long(env_id):
+    compare(env_id, SAME_STEP, 6000)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "arguments"),
+    [
+        ("CartPole-v1", {"sutton_barto_reward": True}),
+        ("MountainCar-v0", {"goal_velocity": 0.02}),
+    ],
+)
+def test_arguments_are_gymnasiums(env_id, arguments):
+    compare(env_id, NEXT_STEP, 250, arguments)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"sutton_barto_reward": True}])
+def test_steps_beyond_the_end_are_gymnasiums(arguments):
+    compare("CartPole-v1", DISABLED, 100, arguments, resets=False)
+
+
+@pytest.mark.parametrize("kind", ENVS.values())
+def test_rules_of_batch_envs_are_kept(kind):
+    check_batch_env(kind)
+
+
+@pytest.mark.parametrize("actions", [np.array([0, 9]), np.array([-1, 0]), np.array([0.0, 1.0])])
+def test_actions_outside_of_the_space_raise(actions):
+    envs = pysampler.make_vec(classic.CartPole, 2, num_workers=1)
+    envs.reset(seed=1)
+    with pytest.raises((EnvError, TypeError), match="expected whole numbers|dtype float64"):
+        envs.step(actions)
+    envs.close()
