@@ -38,6 +38,7 @@ from running import (
 )
 
 import pysampler
+from pysampler.envs import classic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,8 +49,9 @@ import gridworld
 OURS, MAIN, APART = "pysampler", "with main_envs", "batches that never talk"
 PYTHON, ALONE, POOL = "pysampler, envs in Python", "the vector env alone", "EnvPool"
 NUMBA, C, SYNC = "in numba", "in C", "SyncVectorEnv"
+CLASSIC = "pysampler.envs.classic"
 CASES = {
-    "CartPole": (1024, [OURS, MAIN, APART, ALONE, POOL, PYTHON]),
+    "CartPole": (1024, [OURS, MAIN, APART, ALONE, CLASSIC, POOL, PYTHON]),
     "Breakout": (64, [OURS, MAIN, APART, ALONE, POOL, PYTHON]),
     "GridWorld": (1024, [OURS, MAIN, APART, NUMBA, C, PYTHON, SYNC]),
 }
@@ -96,7 +98,9 @@ def contender(name: str, case: str, count: int, workers: int) -> Any:
             return gym.vector.SyncVectorEnv([one] * count)
         return pysampler.VectorEnv([one] * count, num_workers=workers)
     kind = {NUMBA: gridworld.NumbaGridWorld, C: gridworld.CGridWorld}.get(name)
-    if case == "GridWorld":
+    if name == CLASSIC:
+        make = functools.partial(classic.CartPole, count // workers)
+    elif case == "GridWorld":
         make = functools.partial(kind or gridworld.GridWorld, count // workers)
     else:
         make = functools.partial(batch, case, count // workers)

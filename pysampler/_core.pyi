@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     The costs of waiting on this machine.
@@ -1646,6 +1646,10 @@ def sleep_until(deadline: typing.Any) -> None:
 def take_turns(act: typing.Any, block: typing.Any, overflow: typing.Any, after_step: typing.Any, begin: typing.SupportsInt | typing.SupportsIndex, end: typing.SupportsInt | typing.SupportsIndex, steps: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], stopped: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], track: typing.Any) -> int:
     """
     Let a policy act and a block step, in turns, from frame `begin` to `end`; return the ns that the policy took.
+    """
+def uniform(generators: list, low: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], high: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], out: typing.Annotated[numpy.typing.ArrayLike, numpy.float64]) -> None:
+    """
+    Fill each row of `out` with numbers from `low` to `high`, drawn with one generator.
     """
 def usable_cpus() -> int:
     """

@@ -72,6 +72,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, m) {
     register_python_block(m);
     register_simulations(m);
     register_batch_rows(m);
+    register_uniform(m);
     register_tally(m);
     register_policy_rows(m);
 }

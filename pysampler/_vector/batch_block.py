@@ -10,6 +10,7 @@ A step of all envs (``_step_together``) is the fast path: one call of the envs a
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -515,6 +516,17 @@ class BatchBlock(RepeatableBlock):
         self._overflow.append((kind, self.first + i, value))
 
 
+class _Generators(Generators):
+    """Generators that draw for all envs in one call of C++."""
+
+    def uniform(self, low: Any, high: Any, shape: tuple[int, ...] = ()) -> Array:
+        if np.ndim(low) == np.ndim(high) == 0 or np.shape(low) == np.shape(high) == shape:
+            drawn = np.empty((len(self), math.prod(shape)))
+            _core.uniform(self, low, high, drawn)
+            return drawn.reshape(len(self), *shape)
+        return super().uniform(low, high, shape)
+
+
 class OwnBlock(BatchBlock):
     """The envs of a ``BatchEnv``.
 
@@ -529,8 +541,7 @@ class OwnBlock(BatchBlock):
         self._env = env
         shape = env.action_space.shape or ()
         super().__init__(env.num_envs, first, shape, env.max_episode_steps, meter, here=here)
-        env.rngs[:] = self.rngs
-        self.rngs = env.rngs
+        self.rngs = env.rngs = _Generators(self.rngs)
 
     def advance(self, ids: Array | None, actions: Array) -> Advanced:
         rows = slice(None) if ids is None else ids
@@ -538,7 +549,7 @@ class OwnBlock(BatchBlock):
         return self._env.observe(rows), rewards, terminated, infos[0] if infos else {}
 
     def begin_rows(self, ids: Array, rngs: Sequence[np.random.Generator]) -> Begun:
-        infos = self._env.reset(ids, Generators(rngs))
+        infos = self._env.reset(ids, _Generators(rngs))
         return self._env.observe(ids), infos or {}
 
     def observe(self, ids: Array | None) -> Array:

@@ -28,9 +28,8 @@ class Generators(list[np.random.Generator]):
 
     def of(self, ids: Ids) -> Generators:
         """Return the generators of some of these envs."""
-        if isinstance(ids, slice):
-            return Generators(self[ids])
-        return Generators([self[i] for i in ids.tolist()])
+        chosen = self[ids] if isinstance(ids, slice) else [self[i] for i in ids.tolist()]
+        return type(self)(chosen)
 
     def uniform(self, low: Any, high: Any, shape: tuple[int, ...] = ()) -> Array:
         """Return numbers from ``low`` to ``high``: the same as ``uniform`` of each generator.

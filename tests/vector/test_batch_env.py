@@ -13,6 +13,8 @@ from gymnasium.wrappers import TimeLimit
 from made_up import same
 
 import pysampler
+from pysampler import _core
+from pysampler._vector.batch_block import _Generators
 from pysampler.envs import BatchEnv, Generators, check_batch_env
 from pysampler.errors import EnvError
 
@@ -284,13 +286,38 @@ def test_mistakes_of_a_batch_env_are_errors_of_its_envs(rows, error):
     envs.close()
 
 
-def test_uniform_draws_what_each_generator_draws():
-    made = [np.random.default_rng(seed) for seed in range(5)]
-    again = [np.random.default_rng(seed) for seed in range(5)]
-    low, high = np.array([0.0, -1.0]), np.array([1.0, 3.0])
-    drawn = Generators(made).uniform(low, high, (2,))
-    same(drawn, np.array([one.uniform(low, high, 2) for one in again]))
-    same(Generators(made).uniform(0, 2), np.array([one.uniform(0, 2) for one in again]))
+@pytest.mark.parametrize("kind", [Generators, _Generators])
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937])
+@pytest.mark.parametrize(
+    ("low", "high", "shape"),
+    [
+        (0, 2, ()),
+        (0.5, 2.5, (3,)),
+        (np.array([0.0, -1.0]), np.array([1.0, 3.0]), (2,)),
+        (np.zeros((2, 2)), np.ones((2, 2)), (2, 2)),
+        (0, np.array([1.0, 3.0]), (2,)),
+    ],
+)
+def test_uniform_draws_what_each_generator_draws(kind, bits, low, high, shape):
+    made, again = ([np.random.Generator(bits(seed)) for seed in range(5)] for _ in range(2))
+    for ids in (slice(None), np.array([3, 1], np.int32)):
+        chosen = again[ids] if isinstance(ids, slice) else [again[i] for i in ids]
+        drawn = kind(made).of(ids).uniform(low, high, shape)
+        same(drawn, np.array([one.uniform(low, high, shape) for one in chosen]))
+    assert [one.random() for one in made] == [one.random() for one in again]
+
+
+@pytest.mark.parametrize(
+    ("generators", "low", "out", "error"),
+    [
+        ([1], 0, np.zeros((1, 1)), "bit_generator"),
+        ([np.random.default_rng(1)], 0, np.zeros((2, 1)), "a row for each of 1 generators"),
+        ([np.random.default_rng(1)], np.zeros(3), np.zeros((1, 2)), "3 bounds, expected one or 2"),
+    ],
+)
+def test_uniform_refuses_wrong_arguments(generators, low, out, error):
+    with pytest.raises((ValueError, AttributeError), match=error):
+        _core.uniform(generators, low, 1.0, out)
 
 
 # -- the check -------------------------------------------------------------------------------------
