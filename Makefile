@@ -114,7 +114,7 @@ bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 bench-mujoco: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/mujoco_envs.py --out benchmarks/results
 	$(BIN)/python benchmarks/wrapped.py --out benchmarks/results
-	$(BIN)/python benchmarks/nested.py --out benchmarks/results
+	$(BIN)/python benchmarks/batches.py --out benchmarks/results
 
 bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/partial.py --out benchmarks/results
@@ -159,7 +159,7 @@ bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some be
 	$(BIN)/python benchmarks/actors.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/mujoco_envs.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/wrapped.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/nested.py --quick --out build/bench-smoke
+	$(BIN)/python benchmarks/batches.py --quick --out build/bench-smoke
 
 sanitize: $(VENV)/native.stamp  ## the native tests under ThreadSanitizer, then Address- and UndefinedBehaviourSanitizer
 	$(CMAKE) -S . -B build/tsan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from disk import full_after
+from made_up import same
 from trainings_in_tests import killed_after
 
 import pysampler
@@ -826,3 +827,27 @@ def test_files_without_weights_are_refused(tmp_path, dqn, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["dqn", "--play", str(path)])
         with pytest.raises(SystemExit, match="cannot load .*: no weights of this example"):
             dqn.main()
+
+
+@pytest.mark.slow
+def test_gridworlds_are_equal_and_keep_the_rules():
+    arguments = "--envs", "8", "--workers", "1", "--seconds", "0.05"
+    command = [sys.executable, str(EXAMPLES / "gridworld.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    assert "CGridWorld" in done.stdout
+    spec = importlib.util.spec_from_file_location("gridworld", EXAMPLES / "gridworld.py")
+    gridworld = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gridworld)
+    kinds = [gridworld.GridWorld, gridworld.CGridWorld]
+    if gridworld.numba is not None:
+        kinds.append(gridworld.NumbaGridWorld)
+    for kind in kinds:
+        ours = pysampler.make_vec(kind, 6, num_workers=0)
+        theirs = gym.vector.SyncVectorEnv([gridworld.one_grid_world] * 6)
+        same(ours.reset(seed=1), theirs.reset(seed=1))
+        theirs.action_space.seed(1)
+        for _ in range(500):
+            actions = theirs.action_space.sample()
+            same(ours.step(actions), theirs.step(actions))
+        ours.close()
+        theirs.close()

@@ -175,9 +175,17 @@ class Frames:
         self.memory = self._segment.array((total,), np.dtype(np.uint8), self.offset)[1]
         self._infos_backed = new
 
-    def actions_as(self, leaf: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return a leaf's actions as ``dtype``: the space's, or one of at most 8 bytes."""
-        if dtype.num == self.actions[leaf].dtype.num:
+    def actions_as(
+        self, leaf: int, dtype: np.dtype[Any], *, python: bool = False
+    ) -> npt.NDArray[Any]:
+        """Return a leaf's actions as ``dtype``: the space's, or one of at most 8 bytes.
+
+        Args:
+            leaf: The leaf.
+            dtype: The dtype.
+            python: Whether they were given as Python numbers, which are among the other actions.
+        """
+        if dtype.num == self.actions[leaf].dtype.num and not python:
             return self.actions[leaf]
         shape = self.spec.actions[leaf].shape
         rows: npt.NDArray[Any] = self.other_actions[leaf][:, :, : _bytes(shape, dtype)]

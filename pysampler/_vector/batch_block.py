@@ -519,7 +519,8 @@ class BatchBlock(RepeatableBlock):
 class _Generators(Generators):
     """Generators that draw for all envs in one call of C++."""
 
-    def uniform(self, low: Any, high: Any, shape: tuple[int, ...] = ()) -> Array:
+    def uniform(self, low: Any, high: Any, shape: int | tuple[int, ...] | None = None) -> Array:
+        shape = self.shape_of(low, high, shape)
         if np.ndim(low) == np.ndim(high) == 0 or np.shape(low) == np.shape(high) == shape:
             drawn = np.empty((len(self), math.prod(shape)))
             _core.uniform(self, low, high, drawn)
@@ -545,15 +546,39 @@ class OwnBlock(BatchBlock):
 
     def advance(self, ids: Array | None, actions: Array) -> Advanced:
         rows = slice(None) if ids is None else ids
-        rewards, terminated, *infos = self._env.step(rows, actions)
-        return self._env.observe(rows), rewards, terminated, infos[0] if infos else {}
+        results = self._env.step(rows, actions)
+        if not isinstance(results, tuple) or len(results) not in (2, 3):
+            got = f"{len(results)} values" if isinstance(results, tuple) else repr(results)
+            raise ValueError(f"step returned {got}, expected rewards, terminated[, infos]")
+        rewards, terminated, *infos = results
+        # Copies, since observe() may return the same memory.
+        count = self.count if ids is None else len(ids)
+        rewards, terminated = np.array(rewards, np.float64), np.array(terminated)
+        for name, array, shapes in (
+            ("rewards", rewards, [(count,)]),
+            ("terminated", terminated, [(count,), ()]),
+        ):
+            if array.shape not in shapes:
+                raise ValueError(f"step returned {name} of {array.shape}, expected {(count,)}")
+        if terminated.dtype != np.bool_:
+            raise ValueError(f"step returned terminated of {terminated.dtype}, expected bool")
+        terminated = np.broadcast_to(terminated, count)
+        return self.observe(ids), rewards, terminated, infos[0] if infos else {}
 
     def begin_rows(self, ids: Array, rngs: Sequence[np.random.Generator]) -> Begun:
         infos = self._env.reset(ids, _Generators(rngs))
-        return self._env.observe(ids), infos or {}
+        return self.observe(ids), infos or {}
 
     def observe(self, ids: Array | None) -> Array:
-        return self._env.observe(slice(None) if ids is None else ids)
+        observations = self._env.observe(slice(None) if ids is None else ids)
+        space = self._env.observation_space
+        expected = self.count if ids is None else len(ids), *(space.shape or ())
+        got = np.shape(observations), getattr(observations, "dtype", type(observations).__name__)
+        if got != (expected, space.dtype):
+            raise ValueError(
+                f"observe returned {got[1]} of shape {got[0]}, expected {space.dtype} of {expected}"
+            )
+        return observations
 
     @property
     def memory(self) -> dict[str, Array]:

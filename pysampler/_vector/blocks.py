@@ -47,11 +47,12 @@ class GivenActions:
 
     def of(self, frame: int) -> Array:
         """Return the actions in a frame. Python numbers become arrays here."""
-        number = int(self._types[frame]) & _TYPE
-        if number not in self._actions:
-            of_all = self._frames.actions_as(self._leaf, _DTYPES[number])
-            self._actions[number] = of_all[:, self._envs]
-        actions: Array = np.ascontiguousarray(self._actions[number][frame])
+        given = int(self._types[frame])
+        if given not in self._actions:
+            dtype = _DTYPES[given & _TYPE]
+            of_all = self._frames.actions_as(self._leaf, dtype, python=given > _TYPE)
+            self._actions[given] = of_all[:, self._envs]
+        actions: Array = np.ascontiguousarray(self._actions[given][frame])
         return actions
 
     def were_python(self, frame: int) -> bool:

@@ -20,6 +20,7 @@ from pysampler._vector import arguments
 from pysampler._vector.env_calls import expect_env
 from pysampler._workers.counters import with_unit
 from pysampler._workers.exceptions import error_from, report
+from pysampler.envs.batch import BatchEnv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -182,6 +183,8 @@ def step_seconds(env_fn: Callable[[], gym.Env[Any, Any]]) -> float:
     with _global_generators_kept():
         with _blaming("being made"):
             env = env_fn()
+            if isinstance(env, BatchEnv):
+                raise ValueError(f"a {type(env).__name__} is many envs; pass numbers instead")
             expect_env(env, 0)
         with _blaming("being stepped"):
             return _step_seconds(env)

@@ -20,6 +20,7 @@ __all__ = [
     "attribute_of",
     "autoreset_of",
     "call",
+    "expect_batch",
     "expect_env",
     "expect_whole",
     "layers_of",
@@ -81,6 +82,12 @@ def of_each(result: Any, count: int) -> list[Any]:
 
 def set_of_each(env: Any, name: str, values: Sequence[Any]) -> None:
     """Set an attribute of the envs of a vector env, with one value for each."""
+    if isinstance(env, BatchEnv):
+        if name == "max_episode_steps":
+            raise ValueError("max_episode_steps is read when the envs are made")
+        if any(getattr(env, name, None) is array for array in env.memory.values()):
+            getattr(env, name)[...] = values
+            return
     for layer in layers_of(env):
         if hasattr(layer, "set_attr"):
             layer.set_attr(name, list(values))
@@ -125,6 +132,24 @@ def expect_env(env: Any, number: int) -> None:
             )
     if not isinstance(env.metadata, Mapping):
         raise TypeError(f"{name} whose metadata is {env.metadata!r}, expected a dict")
+
+
+# Spaces of a BatchEnv, whose values are one array or number.
+_ARRAYS = gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary
+
+
+def expect_batch(env: Any, number: int) -> None:
+    """Raise TypeError unless a BatchEnv was made as one, with spaces of one array each."""
+    name = f"env {number} is a {type(env).__name__}"
+    if "memory" not in vars(env):
+        raise TypeError(f"{name} without memory: call super().__init__(num_envs) first")
+    if not isinstance(env.num_envs, (int, np.integer)) or env.num_envs < 1:
+        raise TypeError(f"{name} with num_envs {env.num_envs!r}, expected at least 1")
+    for space in ("observation_space", "action_space"):
+        found = getattr(env, space, None)
+        if not isinstance(found, _ARRAYS):
+            kinds = ", ".join(kind.__name__ for kind in _ARRAYS)
+            raise TypeError(f"{name} whose {space} is {found}, expected one of {kinds}")
 
 
 def expect_whole(env: Any, number: int) -> None:

@@ -21,7 +21,13 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
 from pysampler._vector.blocks import GroupBlock, Overflow, PythonBlock, RepeatableBlock
-from pysampler._vector.env_calls import autoreset_of, expect_env, expect_whole, layers_of
+from pysampler._vector.env_calls import (
+    autoreset_of,
+    expect_batch,
+    expect_env,
+    expect_whole,
+    layers_of,
+)
 from pysampler._vector.mujoco.known import name_of
 from pysampler._vector.registry import register
 from pysampler._vector.stacks import StackPart, parts_of
@@ -135,7 +141,10 @@ class EnvServer:
         """Make the next env, or those of a vector env."""
         env = env_fn()
         i = len(self.envs)
-        (expect_whole if isinstance(env, GymVectorEnv) else expect_env)(env, self.first + i)
+        expect: Callable[[Any, int], None] = expect_env
+        if isinstance(env, (GymVectorEnv, BatchEnv)):
+            expect = expect_whole if isinstance(env, GymVectorEnv) else expect_batch
+        expect(env, self.first + i)
         if not isinstance(env, (GymVectorEnv, BatchEnv)):
             self.envs.append(env)
             self.stacks.append(tuple(parts_of(env, "in Python", self._why_python)))
@@ -377,8 +386,12 @@ class EnvServer:
             with self.blaming(i, "set_state()"):
                 if (own := self._own_block(i)) is not None:
                     place = i - self.nested[i].start
+                    if not isinstance(one, np.void):
+                        raise ValueError("cannot set state: it belongs to other envs")
                     own.set_states([place], np.array([one], one.dtype))
                     continue
+                if not isinstance(one, tuple):
+                    raise ValueError("cannot set state: it belongs to other envs")
                 state, elapsed, ended = one
                 layers = list(layers_of(self.envs[i]))
                 _offered(layers, "set_state")(state)

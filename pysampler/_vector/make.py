@@ -99,14 +99,19 @@ def make_vec(
                 "tasks"
             )
         make, of_env = id, dict(kwargs)
-        if isinstance(id, type) and issubclass(id, BatchEnv):
+        kind = id.func if isinstance(id, functools.partial) else id
+        if isinstance(kind, type) and issubclass(kind, BatchEnv):
             options = vector_options("make vector env", vector_kwargs, _pop_options(of_env, id))
             if wrappers:
                 raise TypeError(
-                    f"cannot make vector env: wrappers {wrappers!r} of {id.__name__}, a BatchEnv; "
-                    "expected none"
+                    f"cannot make vector env: wrappers {wrappers!r} of {kind.__name__}, a "
+                    "BatchEnv, expected none"
                 )
-            return _make_nested(functools.partial(id, **of_env), num_envs, options)
+            if "max_episode_steps" in of_env:
+                make_some: Any = functools.partial(_make_limited, id)
+            else:
+                make_some = id
+            return _make_nested(functools.partial(make_some, **of_env), num_envs, options)
         if (make_task_env := maker_of_task(id)) is not None:
             make, of_env = make_task_env, {"task": id, **kwargs}
         options = vector_options("make vector env", vector_kwargs, _pop_options(of_env, id))
@@ -138,11 +143,11 @@ def make_vec(
             "entry point defined."
         )
     if nested:
-        make_some = functools.partial(
+        make_nested = functools.partial(
             gym.make_vec, spec, vectorization_mode=mode, wrappers=wrappers, **env_kwargs
         )
         follows = {k: env_kwargs[k] for k in ("autoreset_mode",) if k in env_kwargs}
-        envs = _make_nested(make_some, num_envs, {**follows, **vector_kwargs})
+        envs = _make_nested(make_nested, num_envs, {**follows, **vector_kwargs})
     else:
         maker = EnvMaker(gym.make, {"id": spec, **env_kwargs}, tuple(wrappers))
         envs = _make_vector_env(maker, num_envs, vector_kwargs)
@@ -247,7 +252,22 @@ def _make_nested(
     sizes = arguments.parts(count - own, min(parts, count - own))
     functions = [functools.partial(make, num_envs=size) for size in [*sizes, *([own] * bool(own))]]
     options |= {"num_workers": min(workers, len(sizes)), "main_envs": int(own > 0)}
-    return VectorEnv(functions, **options)
+    envs = VectorEnv(functions, **options)
+    if envs.num_envs != count:
+        envs.close()
+        raise ValueError(
+            f"cannot make vector env: {envs.num_envs} envs were made, expected {count}"
+        )
+    return envs
+
+
+def _make_limited(
+    kind: Callable[..., Any], max_episode_steps: int | None, **kwargs: Any
+) -> BatchEnv:
+    """Return a BatchEnv with another limit of its episodes."""
+    env: BatchEnv = kind(**kwargs)
+    env.max_episode_steps = max_episode_steps
+    return env
 
 
 class EnvMaker:

@@ -24,22 +24,29 @@ __all__ = ["BatchEnv", "Generators"]
 
 
 class Generators(list[np.random.Generator]):
-    """The random generators of some envs, each of which depends only on its env's seed."""
+    """The random generators of some envs: a list of them, each depends only on its env's seed."""
 
     def of(self, ids: Ids) -> Generators:
         """Return the generators of some of these envs."""
         chosen = self[ids] if isinstance(ids, slice) else [self[i] for i in ids.tolist()]
         return type(self)(chosen)
 
-    def uniform(self, low: Any, high: Any, shape: tuple[int, ...] = ()) -> Array:
+    def uniform(self, low: Any, high: Any, shape: int | tuple[int, ...] | None = None) -> Array:
         """Return numbers from ``low`` to ``high``: the same as ``uniform`` of each generator.
 
         Args:
             low: The least number, or an array of them.
             high: The largest number, or an array of them.
-            shape: The shape of the numbers of one env.
+            shape: The shape of the numbers of one env; by default that of the bounds.
         """
+        shape = self.shape_of(low, high, shape)
         return np.array([one.uniform(low, high, shape) for one in self]).reshape(len(self), *shape)
+
+    def shape_of(self, low: Any, high: Any, shape: int | tuple[int, ...] | None) -> tuple[int, ...]:
+        """Return the shape of the numbers of one env between two bounds."""
+        if shape is None:
+            return np.broadcast_shapes(np.shape(low), np.shape(high))
+        return tuple(np.atleast_1d(shape).tolist()) if shape != () else ()
 
 
 class BatchEnv:
@@ -80,14 +87,16 @@ class BatchEnv:
     >>> envs.close()
 
     Args:
-        num_envs: The number of envs.
+        num_envs: The number of envs. Subclasses have this parameter too, by this name.
 
     Attributes:
         observation_space: The space of an observation, which must be one array.
         action_space: The space of an action, which must be one array or number.
         max_episode_steps: Truncate episodes after this many steps; None for no limit.
         num_envs: The number of envs.
-        rngs: The random generators of all envs: ``self.rngs.of(ids)`` in ``step``.
+        rngs: The random generators of all envs: ``self.rngs.of(ids)`` in ``step``. Keep no others:
+            ``set_state`` puts new ones here.
+        memory: The arrays of ``rows``, by name.
     """
 
     observation_space: gym.Space[Any]
@@ -109,6 +118,10 @@ class BatchEnv:
             shape: The shape of a row.
             dtype: The dtype.
         """
+        if np.dtype(dtype).hasobject:
+            raise ValueError(
+                f"cannot make rows of {np.dtype(dtype)}: states are copied byte by byte"
+            )
         array = np.zeros((self.num_envs, *shape), dtype)
         self.memory[f"rows{len(self.memory)}"] = array
         return array
@@ -121,7 +134,8 @@ class BatchEnv:
             rngs: The random generator of each of them: ``self.rngs.of(ids)``.
 
         Returns:
-            Infos, each an array with a row for each of these envs; or None.
+            Infos, each an array with a row for each of these envs; or None. All of these envs have
+            the same keys.
         """
         raise NotImplementedError(self._missing("reset(ids, rngs)"))
 
@@ -149,6 +163,8 @@ class BatchEnv:
 
     def set_options(self, ids: Ids, options: Sequence[dict[str, Any]]) -> None:  # noqa: ARG002
         """Use the ``options`` of resets, which come next. Override it if the envs take some.
+
+        It is called only for envs that were given options, not to return to the usual ones.
 
         Args:
             ids: The rows of the envs that were given options.

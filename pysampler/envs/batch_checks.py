@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
@@ -26,7 +26,8 @@ def check_batch_env(
 
     The rules: results have the shapes and dtypes of the spaces; the same seeds and actions give the
     same results; rows do not depend on each other, nor on which of them step together; ``reset``
-    and ``step`` change only their ``ids``, and no action; all state is in the arrays of ``rows``.
+    and ``step`` change only their ``ids``, and no action; all state is in the arrays of ``rows``
+    and in ``rngs``.
 
     Args:
         make: The class, or a function of the number of envs.
@@ -50,20 +51,27 @@ class _Envs:
         env.rngs[:] = [gym.utils.seeding.np_random(seed)[0] for seed in seeds]
         self.rngs = env.rngs
         self.arrays = dict(env.memory)
+        # The attributes that are arrays of rows, which must stay the same objects.
+        self.attributes = {
+            name: value
+            for name, value in vars(env).items()
+            if any(value is array for array in self.arrays.values())
+        }
         self.elapsed = np.zeros(self.count, int)
 
     def fail(self, text: str) -> ValueError:
         return ValueError(f"cannot use {self.name}: {text}")
 
-    def reset(self, ids: Array) -> None:
+    def reset(self, ids: Array) -> dict[str, Array]:
         before = self.state()
         infos = self.env.reset(ids, self.rngs.of(ids))
         self.check_infos("reset", infos, len(ids))
         self.expect_only("reset", before, ids)
         self.elapsed[ids] = 0
+        return {key: value.copy() for key, value in (infos or {}).items()}
 
-    def step(self, ids: Any, actions: Array) -> tuple[Array, Array, Any]:
-        """Step some envs, and return rewards, terminated and infos."""
+    def step(self, ids: Any, actions: Array) -> dict[str, Array]:
+        """Step some envs, and return rewards, terminated and infos, each by its name."""
         before, given = self.state(), actions.copy()
         results = self.env.step(ids, actions)
         rows = np.arange(self.count)[ids]
@@ -72,15 +80,20 @@ class _Envs:
         rewards, terminated, *infos = results
         if np.shape(rewards) != (len(rows),):
             raise self.fail(f"step returned rewards {rewards!r}, expected {len(rows)} numbers")
-        terminated = np.broadcast_to(np.asarray(terminated), len(rows))
-        if terminated.dtype != np.bool_:
-            raise self.fail(f"step returned terminated of {terminated.dtype}, expected bool")
+        terminated = np.asarray(terminated)
+        if terminated.dtype != np.bool_ or terminated.shape not in ((), (len(rows),)):
+            raise self.fail(
+                f"step returned terminated of {terminated.dtype} {terminated.shape}, expected bool "
+                f"{(len(rows),)}"
+            )
+        terminated = np.broadcast_to(terminated, len(rows))
         self.check_infos("step", infos[0] if infos else None, len(rows))
         if not np.array_equal(actions, given):
             raise self.fail("step changed its actions")
         self.expect_only("step", before, rows)
         self.elapsed[rows] += 1
-        return np.array(rewards, float), terminated.copy(), infos
+        named = {f"info {key!r}": value.copy() for key, value in (infos or [{}])[0].items()}
+        return {"reward": np.array(rewards, float), "terminated": terminated.copy(), **named}
 
     def check_infos(self, method: str, infos: Any, count: int) -> None:
         if infos is None:
@@ -96,23 +109,17 @@ class _Envs:
 
     def expect_only(self, method: str, before: dict[str, Array], ids: Array) -> None:
         """Raise an error if a method has changed other rows, or replaced an array."""
-        held = {id(one) for one in self._held()}
+        for name, array in self.attributes.items():
+            if vars(self.env).get(name) is not array:
+                raise self.fail(
+                    f"{method} replaced {name}, an array of rows; change it in place: "
+                    f"self.{name}[ids] = ..."
+                )
         others = np.setdiff1d(np.arange(self.count), ids)
         for name, array in self.arrays.items():
-            if id(array) not in held:
-                raise self.fail(
-                    f"{method} replaced an array of rows; change it in place: array[ids] = ..."
-                )
             if not _same(array[others], before[name][others]):
                 row = next(i for i in others if not _same(array[i], before[name][i]))
                 raise self.fail(f"{method} changed env {row}, which was not among ids {ids}")
-
-    def _held(self) -> Iterator[Any]:
-        """Yield the attributes of the envs, and what is in tuples, lists and dicts of them."""
-        for name, value in vars(self.env).items():
-            yield value
-            if name != "memory" and isinstance(value, (tuple, list, dict)):
-                yield from value.values() if isinstance(value, dict) else value
 
     def observe(self, ids: Any) -> Array:
         space, rows = self.env.observation_space, np.arange(self.count)[ids]
@@ -136,8 +143,9 @@ class _Envs:
         arrays, generators, elapsed = state
         for name, array in self.arrays.items():
             array[...] = arrays[name]
-        for rng, one in zip(self.rngs, generators, strict=True):
-            rng.bit_generator.state = one
+        for i, one in enumerate(generators):  # new ones, as set_state makes them
+            self.rngs[i] = np.random.default_rng()
+            self.rngs[i].bit_generator.state = one
         self.elapsed[...] = elapsed
 
     def ended(self, terminated: Array) -> Array:
@@ -146,98 +154,127 @@ class _Envs:
 
 
 class _Check:
-    def __init__(self, make: Callable[[int], BatchEnv], count: int, steps: int, seed: int) -> None:
-        self._make, self._count, self._steps = make, count, steps
-        self._seeds = list(range(seed, seed + count))
+    """Steps several instances of a BatchEnv, which must agree.
+
+    ``whole`` steps all envs together, ``again`` does the same, ``parts`` steps some of them at a
+    time, and each of ``alone`` has one env.
+    """
+
+    def __init__(self, make: Callable[..., BatchEnv], count: int, steps: int, seed: int) -> None:
+        seeds = list(range(seed, seed + count))
+        self._count, self._steps = count, steps
+        self._everyone = np.arange(count, dtype=np.int32)
         self._random = np.random.default_rng(seed)
 
+        def made(seeds: list[int]) -> _Envs:
+            size = len(seeds)
+            return _Envs(make(num_envs=size) if isinstance(make, type) else make(size), seeds)
+
+        self.whole, self.again, self.parts = (made(seeds) for _ in range(3))
+        self.alone = [made([seed]) for seed in seeds]
+        self._space = self.whole.env.action_space
+        self._space.seed(seed)
+
     def run(self) -> None:
-        whole = _Envs(self._make(self._count), self._seeds)
-        again = _Envs(self._make(self._count), self._seeds)
-        parts = _Envs(self._make(self._count), self._seeds)
-        alone = [_Envs(self._make(1), [seed]) for seed in self._seeds]
-        space = whole.env.action_space
-        space.seed(self._seeds[0])
-        everyone = np.arange(self._count, dtype=np.int32)
-        self._reset_all(whole, again, parts, alone, everyone)
-        self._compare(whole, again, parts, alone)
+        self._reset(self._everyone)
         for step in range(self._steps):
-            actions = np.array([space.sample() for _ in everyone], space.dtype)
-            if step == self._steps // 2:
-                self._expect_restored(whole, actions)
-            rewards, terminated, _ = whole.step(slice(None), actions)
+            actions = self._actions()
+            results = self.whole.step(slice(None), actions)
             others = {
-                "with the same seeds and actions": again.step(slice(None), actions)[:2],
-                "if others step apart from it": self._in_parts(parts, actions),
-                "if it is alone": self._alone(alone, actions),
+                _AGAIN: self.again.step(slice(None), actions),
+                _PARTS: self._in_parts(actions),
+                _ALONE: self._alone(actions),
             }
-            for how, (other_rewards, other_terminated) in others.items():
-                self._expect_same(whole, f"reward of step {step}", rewards, other_rewards, how)
-                what = f"terminated of step {step}"
-                self._expect_same(whole, what, terminated, other_terminated, how)
-            self._compare(whole, again, parts, alone)
-            ended = whole.ended(terminated)
+            for how, other in others.items():
+                self._expect_same(f"of step {step}", results, other, how)
+            self._compare_observations()
+            ended = self.whole.ended(results["terminated"])
+            if step % 7 == 3:  # some that have not ended, too
+                ended = np.union1d(ended, self._random.integers(0, self._count, 1))
             if len(ended):
-                self._reset_all(whole, again, parts, alone, ended.astype(np.int32))
-                self._compare(whole, again, parts, alone)
-        for one in (whole, again, parts, *alone):
+                self._reset(ended.astype(np.int32))
+            if step % max(1, self._steps // 5) == 1:
+                self._expect_restored()
+        for one in (self.whole, self.again, self.parts, *self.alone):
             one.env.close()
 
-    def _reset_all(
-        self, whole: _Envs, again: _Envs, parts: _Envs, alone: list[_Envs], ids: Array
-    ) -> None:
-        for one in (whole, again, parts):
-            one.reset(ids)
-        for i in ids:
-            alone[i].reset(np.zeros(1, np.int32))
+    def _actions(self) -> Array:
+        return np.array([self._space.sample() for _ in self._everyone], self._space.dtype)
 
-    def _alone(self, alone: list[_Envs], actions: Array) -> tuple[Array, Array]:
-        """Step each env by itself."""
-        each = [one.step(slice(None), actions[i : i + 1]) for i, one in enumerate(alone)]
-        return tuple(np.concatenate(part) for part in list(zip(*each, strict=True))[:2])  # type: ignore[return-value]
+    def _reset(self, ids: Array) -> None:
+        infos = self.whole.reset(ids)
+        each = [self.alone[i].reset(np.zeros(1, np.int32)) for i in ids]
+        for how, other in (
+            (_AGAIN, self.again.reset(ids)),
+            (_PARTS, self.parts.reset(ids)),
+            (_ALONE, {key: np.concatenate([one[key] for one in each]) for key in infos}),
+        ):
+            ours, theirs = ({f"info {key!r}": one[key] for key in infos} for one in (infos, other))
+            self._expect_same("of a reset", ours, theirs, how)
+        self._compare_observations()
 
-    def _in_parts(self, envs: _Envs, actions: Array) -> tuple[Array, Array]:
+    def _alone(self, actions: Array) -> dict[str, Array]:
+        each = [one.step(slice(None), actions[i : i + 1]) for i, one in enumerate(self.alone)]
+        return {key: np.concatenate([one[key] for one in each]) for key in each[0]}
+
+    def _in_parts(self, actions: Array) -> dict[str, Array]:
         """Step the envs in two calls, of some of them each."""
         chosen = self._random.random(self._count) < 0.5
-        rewards, terminated = np.zeros(self._count), np.zeros(self._count, bool)
-        for mask in (chosen, ~chosen):
-            ids = np.flatnonzero(mask).astype(np.int32)
-            if len(ids):
-                rewards[ids], terminated[ids], _ = envs.step(ids, actions[ids])
-        return rewards, terminated
+        order = [np.flatnonzero(mask).astype(np.int32) for mask in (chosen, ~chosen)]
+        each = [self.parts.step(ids, actions[ids]) for ids in order if len(ids)]
+        rows = np.argsort(np.concatenate(order))
+        return {key: np.concatenate([one[key] for one in each])[rows] for key in each[0]}
 
-    def _compare(self, whole: _Envs, again: _Envs, parts: _Envs, alone: list[_Envs]) -> None:
-        seen = whole.observe(slice(None))
-        each = np.concatenate([one.observe(slice(None)) for one in alone])
-        for kind, other in (
-            ("with the same seeds and actions", again.observe(slice(None))),
-            ("if others step apart from it", parts.observe(np.arange(self._count, dtype=np.int32))),
-            ("if it is alone", each),
+    def _compare_observations(self) -> None:
+        seen = self.whole.observe(slice(None))
+        chosen = np.flatnonzero(self._random.random(self._count) < 0.5).astype(np.int32)
+        parts = seen.copy()
+        if len(chosen):
+            parts[chosen] = self.parts.observe(chosen)
+        each = np.concatenate([one.observe(slice(None)) for one in self.alone])
+        for how, other in (
+            (_AGAIN, self.again.observe(slice(None))),
+            (_PARTS, parts),
+            (_ALONE, each),
         ):
-            self._expect_same(whole, "observation", seen, other, kind)
+            self._expect_same("", {"observation": seen}, {"observation": other}, how)
 
-    def _expect_same(self, envs: _Envs, what: str, one: Array, other: Array, kind: str) -> None:
-        for row in self._differing(one, other):
-            raise envs.fail(f"the {what} of env {row} is {one[row]}, but {other[row]} {kind}")
+    def _expect_same(
+        self, when: str, ours: dict[str, Array], others: dict[str, Array], how: str
+    ) -> None:
+        for name, array in ours.items():
+            other = others.get(name)
+            for row in range(len(array)):
+                if other is None or not _same(array[row], other[row]):
+                    got = "missing" if other is None else other[row]
+                    what = " ".join(filter(None, (name, when)))
+                    raise self.whole.fail(
+                        f"the {what} of env {row} is {array[row]}, but {got} {how}"
+                    )
 
-    def _differing(self, one: Array, other: Array) -> Iterator[int]:
-        return (row for row in range(self._count) if not _same(one[row], other[row]))
-
-    def _expect_restored(self, envs: _Envs, actions: Array) -> None:
+    def _expect_restored(self) -> None:
         """Raise an error if envs continue differently after a return to an earlier state."""
-        before, results = envs.all_state(), []
+        envs, before, runs = self.whole, self.whole.all_state(), []
+        actions = [self._actions() for _ in range(4)]
         for _ in range(2):
-            rewards, terminated, _ = envs.step(slice(None), actions)
-            if len(ended := envs.ended(terminated)):
-                envs.reset(ended.astype(np.int32))
-            results.append((rewards, terminated, envs.observe(slice(None))))
+            results = [envs.observe(slice(None))]
+            for step, one in enumerate(actions):
+                named = envs.step(slice(None), one)
+                ended = self._everyone if step == 2 else envs.ended(named["terminated"])
+                if len(ended):
+                    envs.reset(ended.astype(np.int32))
+                results += [*named.values(), envs.observe(slice(None))]
+            runs.append(results)
             envs.return_to(before)
-        for one, other in zip(*results, strict=True):
-            for row in self._differing(one, other):
-                raise envs.fail(
-                    f"env {row} steps differently after a return to the same state: not all state "
-                    "is in the arrays of rows()"
-                )
+        if not all(_same(one, other) for one, other in zip(*runs, strict=True)):
+            raise envs.fail(
+                "envs step differently after a return to the same state: not all state is in the "
+                "arrays of rows() and in self.rngs"
+            )
+
+
+_AGAIN, _PARTS = "with the same seeds and actions", "if others step apart from it"
+_ALONE = "if it is alone"
 
 
 def _same(one: Any, other: Any) -> bool:

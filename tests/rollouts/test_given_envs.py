@@ -140,13 +140,6 @@ def test_samplers_that_act_in_workers_or_by_task_refuse_wrappers(sampler):
         envs.reset()
 
 
-def test_other_vector_envs_are_refused_by_name():
-    envs = gym.vector.SyncVectorEnv([make] * 2)
-    with pytest.raises(TypeError, match=r"SyncVectorEnv, expected pysampler\.VectorEnv"):
-        pysampler.Rollouts(envs, right, 10)
-    envs.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [list, tuple])
 def test_a_list_of_functions_makes_one_env_each(given):

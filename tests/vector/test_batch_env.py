@@ -181,6 +181,113 @@ def test_options_that_a_batch_env_does_not_take_raise():
     envs.close()
 
 
+def test_results_of_a_step_are_copied_before_observations():
+    class Sharing(Walks):
+        def __init__(self, num_envs):
+            super().__init__(num_envs)
+            self.buffer = np.zeros(2 * num_envs)
+
+        def step(self, ids, actions):
+            rewards, over, _ = super().step(ids, actions)
+            shared = self.buffer[: len(rewards)]
+            shared[:] = rewards
+            return shared, over
+
+        def observe(self, ids):
+            rows = self.at[ids]
+            shared = self.buffer[: 2 * len(rows)].reshape(-1, 2)
+            shared[:] = rows
+            return shared
+
+    ours, theirs = (pysampler.make_vec(kind, 4, num_workers=1) for kind in (Sharing, Walks))
+    for envs in (ours, theirs):
+        envs.reset(seed=1)
+    same(ours.step(np.ones(4, int))[:4], theirs.step(np.ones(4, int))[:4])
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("several", [False, True])
+def test_lists_of_python_numbers_are_actions(num_workers, several):
+    vector = functools.partial(SyncVectorEnv, [walk] * 2)
+    functions = [functools.partial(Walks, 2), vector, walk] if several else [vector]
+    ours = pysampler.VectorEnv(functions, num_workers=num_workers)
+    theirs = SyncVectorEnv([walk] * ours.num_envs)
+    same(ours.reset(seed=1), theirs.reset(seed=1))
+    for step in range(4):
+        actions = [(step + i) % 3 for i in range(ours.num_envs)]
+        same(ours.step(actions), theirs.step(actions))
+        same(ours.step(tuple(actions)), theirs.step(tuple(actions)))
+    ours.close()
+    theirs.close()
+
+
+def test_attributes_of_batch_envs_can_be_set():
+    envs = pysampler.make_vec(Walks, 3, num_workers=1)
+    envs.reset(seed=1)
+    envs.set_attr("at", [np.zeros(2)] * 3)
+    assert not envs.step(np.ones(3, int))[0].any()
+    envs.set_state(envs.get_state())
+    assert not envs.step(np.ones(3, int))[0].any()
+    with pytest.raises(EnvError, match="max_episode_steps is read when the envs are made"):
+        envs.set_attr("max_episode_steps", 3)
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "error"),
+    [
+        ({"action_space": spaces.Dict(a=spaces.Discrete(2))}, "whose action_space is Dict"),
+        ({"observation_space": spaces.Text(3)}, "whose observation_space is Text"),
+        ({"__init__": lambda self, num_envs: None}, r"call super\(\).__init__\(num_envs\) first"),
+        ({"__init__": lambda self, num_envs: Walks.__init__(self, 0)}, "num_envs 0"),
+    ],
+)
+def test_batch_envs_that_cannot_be_are_named(attributes, error):
+    with pytest.raises(EnvError, match=f"env 0 is a Wrong.*{error}"):
+        pysampler.make_vec(type("Wrong", (Walks,), attributes), 2, num_workers=1)
+
+
+def test_make_vec_takes_arguments_and_limits_of_batch_envs():
+    for made in (
+        pysampler.make_vec(Walks, 2, num_workers=1, max_episode_steps=2),
+        pysampler.make_vec(functools.partial(Walks), 2, num_workers=1, max_episode_steps=2),
+    ):
+        made.reset(seed=1)
+        made.step(np.ones(2, int))
+        assert made.step(np.ones(2, int))[3].all()
+        made.close()
+    more = type("More", (Walks,), {"__init__": lambda self, num_envs: Walks.__init__(self, 3)})
+    with pytest.raises(ValueError, match="3 envs were made, expected 2"):
+        pysampler.make_vec(more, 2, num_workers=1)
+    with pytest.raises(EnvError, match="a Walks is many envs; pass numbers instead"):
+        pysampler.VectorEnv([functools.partial(Walks, 2)] * 2, num_workers="auto")
+
+
+def test_states_of_other_kinds_of_envs_are_refused():
+    class Stated(Walk):
+        def get_state(self):
+            return self.at.copy()
+
+        def set_state(self, state):
+            self.at = state
+
+    envs = pysampler.VectorEnv([functools.partial(Walks, 2), Stated, Stated], num_workers=1)
+    envs.reset(seed=1)
+    states = envs.get_state()
+    envs.set_state(states)
+    for order in ([2, 3, 0, 1], [0, 1, 0, 3]):
+        with pytest.raises(EnvError, match="cannot set state: it belongs to other envs"):
+            envs.set_state(states[order])
+    envs.close()
+
+
+def test_rows_of_objects_are_refused():
+    with pytest.raises(ValueError, match="cannot make rows of object"):
+        Walks(2).rows((), object)
+
+
 def test_replaced_batch_envs_begin_again():
     envs = pysampler.make_vec(Walks, 4, num_workers=2, on_worker_loss="restart")
     envs.reset(seed=1)
@@ -272,8 +379,23 @@ def test_wrappers_of_a_batch_env_are_refused():
 @pytest.mark.parametrize(
     ("rows", "error"),
     [
-        ({"step": lambda self, ids, actions: (np.zeros(1), np.zeros(1, bool))}, "one for each env"),
-        ({"observe": lambda self, ids: np.zeros((1, 2))}, "one row for each env|broadcast"),
+        (
+            {"step": lambda self, ids, actions: (np.zeros(1), np.zeros(1, bool))},
+            r"step returned rewards of \(1,\), expected \(3,\)",
+        ),
+        (
+            {"step": lambda self, ids, actions: (np.zeros(3), np.zeros(3))},
+            "step returned terminated of float64, expected bool",
+        ),
+        ({"step": lambda self, ids, actions: (1, 2, 3, 4)}, "step returned 4 values"),
+        (
+            {"observe": lambda self, ids: np.zeros((1, 2))},
+            r"observe returned float64 of shape \(1, 2\), expected float64 of \(3, 2\)",
+        ),
+        (
+            {"observe": lambda self, ids: np.zeros((len(self.at[ids]), 2), np.float32)},
+            "observe returned float32 of shape",
+        ),
         ({"step": lambda self, ids, actions: 1 / 0}, "division by zero"),
         ({"reset": BatchEnv.reset}, r"has no method reset\(ids, rngs\)"),
     ],
@@ -404,6 +526,84 @@ class OneReward(Walks):
         return 1.0, super().step(ids, actions)[1]
 
 
+class ObservingAll(Walks):
+    def observe(self, ids):
+        return self.at
+
+
+class ObservingFirst(Walks):
+    def observe(self, ids):
+        return self.at[: len(self.at[ids])]
+
+
+class ResettingAll(Walks):
+    max_episode_steps = None
+
+    def reset(self, ids, rngs):
+        super().reset(ids, rngs)
+        self.at[:] = self.at[ids][0]
+
+    def step(self, ids, actions):
+        return super().step(ids, actions)[0], False
+
+
+class MixingInfos(Walks):
+    def step(self, ids, actions):
+        rewards, terminated, infos = super().step(ids, actions)
+        return rewards, terminated, {"x": infos["x"] - infos["x"].mean()}
+
+
+class Curriculum(Walks):
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.resets = [0] * num_envs
+
+    def reset(self, ids, rngs):
+        super().reset(ids, rngs)
+        for i in np.arange(self.num_envs)[ids]:
+            self.resets[i] += 1
+            self.at[i] /= self.resets[i]
+
+
+class Keeping(Walks):
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.kept = [None] * num_envs
+
+    def reset(self, ids, rngs):
+        super().reset(ids, rngs)
+        for i, rng in zip(np.arange(self.num_envs)[ids], rngs, strict=True):
+            self.kept[i] = rng
+
+    def step(self, ids, actions):
+        rewards, *rest = super().step(ids, actions)
+        places = np.arange(self.num_envs)[ids]
+        return rewards + [self.kept[i].random() for i in places], *rest
+
+
+class Cached(Walks):
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.seen = np.zeros((num_envs, 2))
+
+    def reset(self, ids, rngs):
+        super().reset(ids, rngs)
+        self.seen[ids] = self.at[ids]
+
+    def step(self, ids, actions):
+        results = super().step(ids, actions)
+        self.seen[ids] = self.at[ids]
+        return results
+
+    def observe(self, ids):
+        return self.seen[ids]
+
+
+class OneEnd(Walks):
+    def step(self, ids, actions):
+        return super().step(ids, actions)[0], np.zeros(1, bool)
+
+
 class Infos(Walks):
     def reset(self, ids, rngs):
         super().reset(ids, rngs)
@@ -414,18 +614,26 @@ class Infos(Walks):
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        (Rebinding, "step replaced an array of rows"),
-        (Mixing, "reward of step 0 of env 0 is .* if others step apart"),
-        (TouchingOthers, "step changed env .*, which was not among ids"),
+        (Rebinding, "step replaced at, an array of rows"),
+        (Mixing, "reward of step 0 of env 0 is .* if"),
+        (TouchingOthers, "step changed env .*, which was not among ids|if others step apart"),
         (ResettingOthers, "reset changed env .*, which was not among ids"),
-        (Hidden, "steps differently after a return to the same state"),
+        (Hidden, "envs step differently after a return to the same state"),
         (Random, "with the same seeds and actions"),
         (ChangingActions, "step changed its actions"),
         (Floats, "observe returned float32, expected float64"),
         (Outside, "is not in Box"),
         (Flat, r"observe returned shape \(5,\), expected \(5, 2\)"),
-        (Numbers, "terminated of int64, expected bool"),
+        (Numbers, "terminated of int64 .*, expected bool"),
         (OneReward, "rewards 1.0, expected 5 numbers"),
+        (ObservingAll, r"observe returned shape \(5, 2\), expected"),
+        (ObservingFirst, "the observation of env .* if others step apart"),
+        (ResettingAll, "the observation of env 1 is .* if it is alone"),
+        (MixingInfos, "the info 'x' of step 0 of env 0 is .* if"),
+        (Curriculum, "envs step differently after a return to the same state"),
+        (Keeping, "envs step differently after a return to the same state"),
+        (Cached, "envs step differently after a return to the same state"),
+        (OneEnd, r"terminated of bool \(1,\), expected bool \(5,\)"),
         (Infos, r"reset returned info 'a' of shape \(\), expected an array of 5 rows"),
     ],
 )

@@ -1,7 +1,7 @@
 """Vector envs and BatchEnvs in workers, beside the same alone, EnvPool and envs in Python.
 
-    python benchmarks/nested.py --out benchmarks/results
-    python benchmarks/nested.py --quick --out build/bench-smoke
+    python benchmarks/batches.py --out benchmarks/results
+    python benchmarks/batches.py --quick --out build/bench-smoke
 
 The contenders of a case step in turn, slice by slice, with the same random actions. "Batches that
 never talk" are one process for each worker that steps its own vector env: the most that the workers
@@ -238,7 +238,7 @@ def main() -> None:
     text = tables(results)
     print(text)
     if options.out:
-        write(options.out, "nested", results, text)
+        write(options.out, "batches", results, text)
 
 
 if __name__ == "__main__":
