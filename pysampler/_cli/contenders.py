@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import gymnasium as gym
 import numpy as np
 
 from pysampler import _core
@@ -29,12 +28,14 @@ from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
 from pysampler._cli.sources import SourceError, load, source_of, written
 from pysampler._rollouts.rollouts import Rollouts
-from pysampler.envs.batch import BatchEnv
+from pysampler._vector.env_calls import is_several
 from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
+
+    import gymnasium as gym
 
     from pysampler._cli.sources import EnvSource
 
@@ -323,7 +324,7 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
     for name in ("reset", "step", "action_space"):
         if not hasattr(env, name):
             raise SourceError(f"{type(env).__name__} is not a gymnasium env: it has no {name}")
-    if isinstance(env, (gym.vector.VectorEnv, BatchEnv)):
+    if is_several(env):
         raise SourceError(
             f"{type(env).__name__} steps many envs; this command measures functions that make one"
         )

@@ -23,10 +23,16 @@ __all__ = [
     "expect_batch",
     "expect_env",
     "expect_whole",
+    "is_several",
     "layers_of",
     "of_each",
     "set_of_each",
 ]
+
+
+def is_several(env: Any) -> bool:
+    """Return whether an object steps many envs: a vector env or a BatchEnv."""
+    return isinstance(env, (GymVectorEnv, BatchEnv))
 
 
 def layers_of(env: Any) -> Iterator[Any]:
@@ -49,7 +55,7 @@ def _layer_with(env: Any, name: str) -> Any:
 
 def attribute_of(env: Any, name: str) -> Any:
     """Return an attribute of an env, a vector env or one of their wrappers."""
-    if isinstance(env, (GymVectorEnv, BatchEnv)):
+    if is_several(env):
         return getattr(_layer_with(env, name), name)
     return env.get_wrapper_attr(name)
 

@@ -26,6 +26,7 @@ from pysampler._vector.env_calls import (
     expect_batch,
     expect_env,
     expect_whole,
+    is_several,
     layers_of,
 )
 from pysampler._vector.mujoco.known import name_of
@@ -139,13 +140,13 @@ class EnvServer:
 
     def add(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
         """Make the next env, or those of a vector env."""
-        env = env_fn()
+        env: Any = env_fn()
         i = len(self.envs)
         expect: Callable[[Any, int], None] = expect_env
-        if isinstance(env, (GymVectorEnv, BatchEnv)):
+        if is_several(env):
             expect = expect_whole if isinstance(env, GymVectorEnv) else expect_batch
         expect(env, self.first + i)
-        if not isinstance(env, (GymVectorEnv, BatchEnv)):
+        if not is_several(env):
             self.envs.append(env)
             self.stacks.append(tuple(parts_of(env, "in Python", self._why_python)))
             return
@@ -468,7 +469,7 @@ class _Blaming(AbstractContextManager[Any]):
 
 
 def is_kept_open(env_fn: Any) -> bool:
-    """Return whether the env of a function is closed by somebody else, who had made it."""
+    """Return whether the caller of a sampler made the env of this function, and closes it."""
     return getattr(env_fn, "keeps_open", False)
 
 

@@ -87,7 +87,7 @@ class NestedBlock(RepeatableBlock):
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
         """Use these frames from now on; the envs do not change."""
-        envs = self._slice = slice(self.first, self.first + self.count)
+        envs = slice(self.first, self.first + self.count)
         self._infos, self._keep = infos, keep
         self._same_step = autoreset == "SAME_STEP"
         self._resets = self._same_step and self._mode is AutoresetMode.DISABLED
@@ -216,7 +216,7 @@ class NestedBlock(RepeatableBlock):
         try:
             begin(*args, **kwargs)
         except AlreadyPendingCallError as error:
-            if error.name != name:  # nobody will ask for its results
+            if error.name != name:  # an abandoned call: its results are not needed
                 getattr(self._env, f"{error.name}_wait")()
                 begin(*args, **kwargs)
         return getattr(self._env, f"{name}_wait")()

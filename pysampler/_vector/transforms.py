@@ -163,7 +163,7 @@ def adopted(envs: GymVectorEnv[Any, Any, Any], mode: AutoresetMode | None = None
 
 
 class _Adopted:
-    """A function that returns a vector env, which whoever has made it closes."""
+    """A function that returns the caller's vector env, which the caller closes."""
 
     keeps_open = True
 

@@ -9,8 +9,7 @@ import numpy as np
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces
 
-from pysampler._vector.env_calls import attribute_of, call
-from pysampler.envs.batch import BatchEnv
+from pysampler._vector.env_calls import attribute_of, call, is_several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -171,13 +170,9 @@ def _parts(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> Iterable[tuple[str
     return ((str(number), part) for number, part in enumerate(space))
 
 
-def _is_several(env: Any) -> bool:
-    return isinstance(env, (gym.vector.VectorEnv, BatchEnv))
-
-
 def get_attribute(env: gym.Env[Any, Any], name: str) -> Any:
     """Return an attribute of an env or of one of its wrappers."""
-    return call(env, name, (), {}) if _is_several(env) else attribute_of(env, name)
+    return call(env, name, (), {}) if is_several(env) else attribute_of(env, name)
 
 
 def has_attribute(env: gym.Env[Any, Any], name: str) -> bool:
@@ -191,7 +186,7 @@ def has_attribute(env: gym.Env[Any, Any], name: str) -> bool:
 
 def set_attribute(env: gym.Env[Any, Any], name: str, value: Any) -> None:
     """Set an attribute of the wrapper or env that has it."""
-    if _is_several(env):
+    if is_several(env):
         raise ValueError(
             f"cannot set {name} of some envs: {type(env).__name__} is a vector env; set it for all"
         )
@@ -210,7 +205,7 @@ def seed_action_space(env: gym.Env[Any, Any], seed: int | None) -> None:
 
 def call_method(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
     """Call a method of an env or of one of its wrappers."""
-    if _is_several(env):
+    if is_several(env):
         return call(env, name, args, kwargs)
     return env.get_wrapper_attr(name)(*args, **kwargs)
 
