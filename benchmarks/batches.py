@@ -17,7 +17,6 @@ import importlib.util
 import multiprocessing
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +24,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from running import (
-    Contender,
     answer,
     heading,
     machine,
     options_of,
     quartiles,
+    rate_of_steps,
+    rates_in_turn,
     say,
     stolen_share,
     table,
@@ -116,19 +116,7 @@ def stepping(name: str, case: str, count: int, workers: int) -> Callable[[dict],
     actions = actions_of(case, count)
     if name == POOL:
         actions = actions.astype(envs.action_space.dtype)
-    turn = 0
-
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        nonlocal turn
-        begun = time.perf_counter()
-        steps = 0
-        while (seconds := time.perf_counter() - begun) < cell["seconds"]:
-            envs.step(actions[turn % 64])
-            turn, steps = turn + 1, steps + 1
-        return {"rate": count * steps / seconds}
-
-    measure({"seconds": 0.2})  # warm
-    return measure
+    return rate_of_steps(envs, actions)
 
 
 def actions_of(case: str, count: int) -> Any:
@@ -157,38 +145,16 @@ def apart(case: str, count: int, workers: int) -> Callable[[dict], dict]:
 def _alone(case: str, count: int, pipe: Any) -> None:
     envs = batch(case, count)
     envs.reset(seed=0)
-    actions = actions_of(case, count)
-    turn = 0
+    measure = rate_of_steps(envs, actions_of(case, count))
     while True:
-        seconds = pipe.recv()["seconds"]
-        steps, begun = 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < seconds:
-            envs.step(actions[turn % 64])
-            turn, steps = turn + 1, steps + 1
-        pipe.send({"rate": count * steps / took})
+        pipe.send(measure(pipe.recv()))
 
 
 def measure(case: str, count: int, workers: int, options: argparse.Namespace) -> dict[str, Any]:
     names = CASES[case][1]
     if importlib.util.find_spec("numba") is None:
         names = [name for name in names if name != NUMBA]
-    running: dict[str, Contender] = {}
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    try:
-        for name in names:
-            running[name] = Contender(Path(__file__), name, case, count, workers)
-        for repetition in range(options.repetitions):
-            for name in names[:: -1 if repetition % 2 else 1]:
-                if (said := running[name].measure(seconds=options.seconds)) is not None:
-                    rates[name].append(said["rate"])
-            say(f"  {repetition + 1}/{options.repetitions}", end="\r")
-    finally:
-        for one in running.values():
-            one.end()
-    for name, one in running.items():
-        if one.trouble:
-            say(f"  {name} does not run: {one.trouble}")
-            del rates[name]
+    rates = rates_in_turn(__file__, names, (case, count, workers), options)
     return {"case": case, "envs": count, "rates": rates}
 
 

@@ -155,6 +155,47 @@ def options_of(parser: argparse.ArgumentParser, seconds: float) -> argparse.Name
     return parser.parse_args()
 
 
+def rates_in_turn(
+    program: str, names: list[str], arguments: tuple[Any, ...], options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Let contenders step in turn, slice by slice; return the rates of those that ran."""
+    running: dict[str, Contender] = {}
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    try:
+        for name in names:
+            running[name] = Contender(Path(program), name, *arguments)
+        for repetition in range(options.repetitions):
+            for name in names[:: -1 if repetition % 2 else 1]:
+                if (said := running[name].measure(seconds=options.seconds)) is not None:
+                    rates[name].append(said["rate"])
+            say(f"  {repetition + 1}/{options.repetitions}", end="\r")
+    finally:
+        for one in running.values():
+            one.end()
+    for name, one in running.items():
+        if one.trouble:
+            say(f"  {name} does not run: {one.trouble}")
+            del rates[name]
+    return rates
+
+
+def rate_of_steps(envs: Any, actions: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a function that steps a vector env with batches of actions for some seconds."""
+    turn = 0
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        nonlocal turn
+        begun = time.perf_counter()
+        steps = 0
+        while (seconds := time.perf_counter() - begun) < cell["seconds"]:
+            envs.step(actions[turn % len(actions)])
+            turn, steps = turn + 1, steps + 1
+        return {"rate": envs.num_envs * steps / seconds}
+
+    measure({"seconds": 0.2})  # warm
+    return measure
+
+
 def say(text: str, end: str = "\n") -> None:
     """Print to stderr, at once."""
     print(text, end=end, file=sys.stderr, flush=True)

@@ -15,20 +15,19 @@ import functools
 import importlib.metadata
 import statistics
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
 from running import (
-    Contender,
     answer,
     heading,
     machine,
     options_of,
     quartiles,
+    rate_of_steps,
+    rates_in_turn,
     say,
     stolen_share,
     table,
@@ -122,40 +121,12 @@ def stepping(name: str, env_id: str, count: int, workers: int) -> Callable[[dict
         actions = rng.integers(0, int(space.n), (64, count)).astype(np.int64)
     if name == POOL:
         actions = actions.astype(envs.unwrapped._envs.action_space.dtype)
-    turn = 0
-
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        nonlocal turn
-        begun = time.perf_counter()
-        steps = 0
-        while (seconds := time.perf_counter() - begun) < cell["seconds"]:
-            envs.step(actions[turn % 64])
-            turn, steps = turn + 1, steps + 1
-        return {"rate": count * steps / seconds}
-
-    measure({"seconds": 0.2})  # warm
-    return measure
+    return rate_of_steps(envs, actions)
 
 
 def measure(env_id: str, count: int, workers: int, options: argparse.Namespace) -> dict[str, Any]:
     names = [OURS, BARE, POOL, PYTHON, SYNC, ASYNC]
-    running: dict[str, Contender] = {}
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    try:
-        for name in names:
-            running[name] = Contender(Path(__file__), name, env_id, count, workers)
-        for repetition in range(options.repetitions):
-            for name in names[:: -1 if repetition % 2 else 1]:
-                if (said := running[name].measure(seconds=options.seconds)) is not None:
-                    rates[name].append(said["rate"])
-            say(f"  {repetition + 1}/{options.repetitions}", end="\r")
-    finally:
-        for one in running.values():
-            one.end()
-    for name, one in running.items():
-        if one.trouble:
-            say(f"  {name} does not run: {one.trouble}")
-            del rates[name]
+    rates = rates_in_turn(__file__, names, (env_id, count, workers), options)
     return {"env": env_id, "envs": count, "rates": rates}
 
 

@@ -8,6 +8,7 @@ import time
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 
 class SpaceEnv(gym.Env):
@@ -174,6 +175,36 @@ def same(a, b, place=""):
         np.testing.assert_array_equal(a, b, err_msg=place)
     else:
         assert a == b or (a != a and b != b), f"{place}: {a!r} and {b!r}"
+
+
+def step_alike(ours, theirs, mode, steps, masked, options, seeds):
+    """Step two vector envs with the same seeds and actions; assert that all results are equal.
+
+    Args:
+        ours: One vector env, which is closed.
+        theirs: The other, which draws the actions, and is closed too.
+        mode: Their autoreset mode; if it is DISABLED, ended envs are reset.
+        steps: The number of steps.
+        masked: Options of those resets.
+        options: Options of a reset at the end.
+        seeds: Seeds of another.
+    """
+    try:
+        same(ours.reset(seed=7), theirs.reset(seed=7), "reset")
+        theirs.action_space.seed(3)
+        for step in range(steps):
+            actions = theirs.action_space.sample()
+            a, b = ours.step(actions), theirs.step(actions)
+            same(a, b, f"step {step}")
+            ended = a[2] | a[3]
+            if mode == AutoresetMode.DISABLED and ended.any():
+                again = [o.reset(options={"reset_mask": ended, **masked}) for o in (ours, theirs)]
+                same(*again, f"reset after step {step}")
+        same(ours.reset(options=options), theirs.reset(options=options), "reset with options")
+        same(ours.reset(seed=seeds), theirs.reset(seed=seeds), "seeds")
+    finally:
+        ours.close()
+        theirs.close()
 
 
 def identical(ours, theirs, place=""):

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
-from made_up import same
+from made_up import same, step_alike
 
 import pysampler
 from pysampler import _core
@@ -87,21 +87,8 @@ def walk():
 
 
 def compare(ours, theirs, mode, steps=60):
-    same(ours.reset(seed=7), theirs.reset(seed=7), "reset")
-    theirs.action_space.seed(3)
-    for step in range(steps):
-        actions = theirs.action_space.sample()
-        a, b = ours.step(actions), theirs.step(actions)
-        same(a, b, f"step {step}")
-        ended = a[2] | a[3]
-        if mode is DISABLED and ended.any():
-            options = {"reset_mask": ended, "low": 0.5}
-            same(ours.reset(options=options), theirs.reset(options=options), f"reset {step}")
-    same(ours.reset(options={"low": 0}), theirs.reset(options={"low": 0}), "reset with options")
     seeds = list(range(ours.num_envs))[::-1]
-    same(ours.reset(seed=seeds), theirs.reset(seed=seeds), "seeds")
-    ours.close()
-    theirs.close()
+    step_alike(ours, theirs, mode, steps, {"low": 0.5}, {"low": 0}, seeds)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -300,12 +287,12 @@ def test_replaced_batch_envs_begin_again():
     envs.close()
 
 
-def test_interrupted_step_of_batch_envs_is_repeated_exactly(monkeypatch):
-    envs = pysampler.make_vec(Walks, 3, num_workers=0)
-    expected = pysampler.make_vec(Walks, 3, num_workers=0)
+def interrupted_and_not(kind, monkeypatch):
+    """Return two vector envs of a kind after a step, which was interrupted in the first."""
+    envs, expected = (pysampler.make_vec(kind, 3, num_workers=0) for _ in range(2))
     for one in (envs, expected):
         one.reset(seed=1)
-    step, left = Walks.step, [1]
+    step, left = kind.step, [1]
 
     def interrupted(self, ids, actions):
         results = step(self, ids, actions)
@@ -314,12 +301,16 @@ def test_interrupted_step_of_batch_envs_is_repeated_exactly(monkeypatch):
             raise KeyboardInterrupt
         return results
 
-    monkeypatch.setattr(Walks, "step", interrupted)
+    monkeypatch.setattr(kind, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         envs.step(np.full(3, 2))
     same(envs.step_wait(), expected.step(np.full(3, 2)))
-    envs.close()
-    expected.close()
+    return envs, expected
+
+
+def test_interrupted_step_of_batch_envs_is_repeated_exactly(monkeypatch):
+    for envs in interrupted_and_not(Walks, monkeypatch):
+        envs.close()
 
 
 class Slips(Walks):
@@ -344,23 +335,7 @@ def test_steps_may_draw_random_numbers(mode):
 
 
 def test_interrupted_step_that_draws_random_numbers_is_repeated_exactly(monkeypatch):
-    envs = pysampler.make_vec(Slips, 3, num_workers=0)
-    expected = pysampler.make_vec(Slips, 3, num_workers=0)
-    for one in (envs, expected):
-        one.reset(seed=1)
-    step, left = Slips.step, [1]
-
-    def interrupted(self, ids, actions):
-        results = step(self, ids, actions)
-        if left:
-            left.pop()
-            raise KeyboardInterrupt
-        return results
-
-    monkeypatch.setattr(Slips, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(np.full(3, 2))
-    same(envs.step_wait(), expected.step(np.full(3, 2)))
+    envs, expected = interrupted_and_not(Slips, monkeypatch)
     for _ in range(30):
         same(envs.step(np.full(3, 2)), expected.step(np.full(3, 2)))
     states = envs.get_state()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from made_up import SpaceEnv, same
+from made_up import SpaceEnv, same, step_alike
 from scripted import Scripted
 
 import pysampler
@@ -22,25 +22,10 @@ def run_both(env_fns, mode, steps, **kwargs):
     """Run both with the same seeds and actions; assert that all results are equal."""
     ours = pysampler.VectorEnv(env_fns, autoreset_mode=mode, **kwargs)
     theirs = SyncVectorEnv(env_fns, autoreset_mode=mode)
-    try:
-        assert ours.observation_space == theirs.observation_space
-        assert ours.action_space == theirs.action_space
-        assert ours.metadata == theirs.metadata
-        same(ours.reset(seed=7), theirs.reset(seed=7), "reset")
-        theirs.action_space.seed(3)
-        for step in range(steps):
-            actions = theirs.action_space.sample()
-            a, b = ours.step(actions), theirs.step(actions)
-            same(a, b, f"step {step}")
-            ended = a[2] | a[3]
-            if mode == AutoresetMode.DISABLED and ended.any():
-                again = [o.reset(options={"reset_mask": ended, "a": 1}) for o in (ours, theirs)]
-                same(*again, f"reset after step {step}")
-        same(ours.reset(options={"b": 2}), theirs.reset(options={"b": 2}), "reset with options")
-        same(ours.reset(seed=[5] * len(env_fns)), theirs.reset(seed=[5] * len(env_fns)), "seeds")
-    finally:
-        ours.close()
-        theirs.close()
+    assert ours.observation_space == theirs.observation_space
+    assert ours.action_space == theirs.action_space
+    assert ours.metadata == theirs.metadata
+    step_alike(ours, theirs, mode, steps, {"a": 1}, {"b": 2}, [5] * len(env_fns))
 
 
 def box(*shape, dtype=np.float32):

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
-from made_up import SpaceEnv, same
+from made_up import SpaceEnv, same, step_alike
 
 import pysampler
 from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
@@ -67,24 +67,8 @@ def batch(count, mode=NEXT_STEP, observations="box", actions="discrete", infos="
 
 def compare(ours, theirs, steps=40, mode=NEXT_STEP):
     """Assert that two vector envs return the same results, types included."""
-    try:
-        same(ours.reset(seed=7), theirs.reset(seed=7), "reset")
-        theirs.action_space.seed(3)
-        for step in range(steps):
-            actions = theirs.action_space.sample()
-            a, b = ours.step(actions), theirs.step(actions)
-            same(a, b, f"step {step}")
-            ended = a[2] | a[3]
-            if mode is DISABLED and ended.any():
-                options = {"reset_mask": ended, "a": 1}
-                same(ours.reset(options=options), theirs.reset(options=options), f"reset {step}")
-        options = {"b": 2}
-        same(ours.reset(options=options), theirs.reset(options=options), "reset with options")
-        seeds = [5, 3, *range(ours.num_envs - 2)]
-        same(ours.reset(seed=seeds), theirs.reset(seed=seeds), "seeds")
-    finally:
-        ours.close()
-        theirs.close()
+    seeds = [5, 3, *range(ours.num_envs - 2)]
+    step_alike(ours, theirs, mode, steps, {"a": 1}, {"b": 2}, seeds)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -820,7 +804,7 @@ def test_interrupted_call_of_a_batch_with_workers_is_finished(kind):
 
 
 class Buffered(Faulty):
-    """A batch that writes its results where it is told to."""
+    """A batch that writes its results into the arrays that it was given."""
 
     def use_buffers(self, observations, rewards, terminated, truncated):
         self.buffers = observations, rewards, terminated, truncated
