@@ -27,13 +27,13 @@ LIMIT = 60.0  # seconds within which a contender must answer
 class Contender(Answerer):
     """A program that prints "ready", then answers each line of JSON with another.
 
-    ``trouble`` is the reason why it no longer answers.
+    ``limit`` is seconds within which it must answer, ``trouble`` the reason why it no longer does.
     """
 
-    def __init__(self, program: Path | str, *arguments: Any) -> None:
-        super().__init__([str(program), *map(str, arguments)], LIMIT)
+    def __init__(self, program: Path | str, *arguments: Any, limit: float = LIMIT) -> None:
+        super().__init__([str(program), *map(str, arguments)], limit)
         self.trouble = ""
-        self._without_trouble(lambda: self.line(LIMIT))
+        self._without_trouble(lambda: self.line(limit))
 
     def measure(self, **cell: Any) -> dict[str, Any] | None:
         """Return the answer to a request; None if the contender is, or comes, in trouble."""

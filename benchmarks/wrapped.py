@@ -55,12 +55,14 @@ def make_env(env_id: str) -> gym.Env:
     return wrappers.TransformReward(env, lambda r: np.clip(r, -10, 10))
 
 
-def pool(env_id: str, count: int, workers: int) -> Any:
-    """Return EnvPool's envs in the same wrappers for vector envs."""
+def pool(env_id: str, count: int, workers: int, *, normalized: bool = True) -> Any:
+    """Return EnvPool's envs in the same wrappers for vector envs, or only with statistics."""
     import envpool
 
     envs = envpool.make(env_id, "gymnasium", num_envs=count, num_threads=workers)
     envs = wrappers.vector.RecordEpisodeStatistics(_Gymnasium(envs))
+    if not normalized:
+        return envs
     if isinstance(envs.single_action_space, gym.spaces.Box):
         envs = wrappers.vector.ClipAction(envs)
     envs = wrappers.vector.NormalizeObservation(envs)

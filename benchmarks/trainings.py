@@ -1,0 +1,328 @@
+"""Whole trainings: seconds until PPO has made its steps, with the vector envs of each library.
+
+    python benchmarks/trainings.py --out benchmarks/results
+    python benchmarks/trainings.py --quick --out build/bench-smoke
+
+One script in the style of CleanRL, with its wrappers and hyperparameters, trains with each vector
+env; Stable-Baselines3 with its own PPO of the same hyperparameters, as its docs say. Each run is a
+process of its own, one at a time, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib.metadata
+import json
+import os
+import statistics
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import wrappers
+from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+from wrapped import ASYNC, OURS, PYTHON, make_env, pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+THEIRS, POOL = "SubprocVecEnv, PPO of SB3", "EnvPool"
+WAYS = [OURS, PYTHON, POOL, ASYNC, THEIRS]
+LIMIT = 3600.0  # seconds within which a run must end
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The hyperparameters of a row: those of CleanRL, whose batch they keep with more envs."""
+
+    env: str
+    steps: int
+    envs: int
+    horizon: int
+    rate: float
+    epochs: int
+    minibatches: int
+    entropy: float
+
+
+ROWS = [
+    Settings("HalfCheetah-v5", 500_000, 64, 32, 3e-4, 10, 32, 0.0),
+    Settings("CartPole-v1", 200_000, 4, 128, 2.5e-4, 4, 4, 0.01),
+]
+GAMMA, GAE_LAMBDA, CLIP, VALUE, NORM = 0.99, 0.95, 0.2, 0.5, 0.5
+CLEANRL = "HalfCheetah-v5"  # its script of continuous actions wraps each env, the other does not
+
+
+# -- in the process of a run -----------------------------------------------------------------------
+
+
+def plain(env_id: str) -> gym.Env:
+    """Make an env as CleanRL's ppo.py does."""
+    return wrappers.RecordEpisodeStatistics(gym.make(env_id))
+
+
+def vector_env(way: str, s: Settings) -> Any:
+    """Return the vector env of a contender."""
+    import pysampler
+
+    make = functools.partial(make_env if s.env == CLEANRL else plain, s.env)
+    if way == ASYNC:
+        return gym.vector.AsyncVectorEnv([make] * s.envs)
+    if way == POOL:
+        return pool(s.env, s.envs, len(os.sched_getaffinity(0)), normalized=s.env == CLEANRL)
+    return pysampler.VectorEnv([make] * s.envs, native="auto" if way == OURS else False)
+
+
+def ppo(envs: Any, s: Settings, seed: int, report: Callable[[int, float], None]) -> None:
+    """Train, and report the return of each episode that ended."""
+    import torch
+    from torch import nn
+    from torch.distributions import Categorical, Normal
+
+    space, discrete = envs.single_action_space, hasattr(envs.single_action_space, "n")
+    inputs = int(np.prod(envs.single_observation_space.shape))
+    outputs = int(space.n) if discrete else int(np.prod(space.shape))
+
+    def mlp(outputs: int, scale: float) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for width, gain in ((64, 2**0.5), (64, 2**0.5), (outputs, scale)):
+            layers += [nn.Linear(64 if layers else inputs, width), nn.Tanh()]
+            nn.init.orthogonal_(layers[-2].weight, gain)
+            nn.init.zeros_(layers[-2].bias)
+        return nn.Sequential(*layers[:-1])
+
+    actor, critic = mlp(outputs, 0.01), mlp(1, 1.0)
+    log_std = nn.Parameter(torch.zeros(0 if discrete else outputs))
+    parameters = [*actor.parameters(), *critic.parameters(), log_std]
+    optimizer = torch.optim.Adam(parameters, s.rate, eps=1e-5)
+
+    def distribution(seen: torch.Tensor) -> Any:
+        if discrete:
+            return Categorical(logits=actor(seen), validate_args=False)
+        mean = actor(seen)
+        return Normal(mean, log_std.exp().expand_as(mean), validate_args=False)
+
+    def log_prob(over: Any, actions: torch.Tensor) -> torch.Tensor:
+        return over.log_prob(actions) if discrete else over.log_prob(actions).sum(-1)
+
+    shape = (s.horizon, s.envs)
+    observations = torch.zeros(*shape, inputs)
+    actions = torch.zeros(shape, dtype=torch.int64) if discrete else torch.zeros(*shape, outputs)
+    log_probs, rewards, dones, values = (torch.zeros(shape) for _ in range(4))
+    first, _ = envs.reset(seed=seed)
+    seen, done = torch.from_numpy(first).float(), torch.zeros(s.envs)
+    dtype = space.dtype
+    rounds = s.steps // (s.horizon * s.envs)
+    for at in range(rounds):
+        optimizer.param_groups[0]["lr"] = s.rate * (1 - at / rounds)
+        for t in range(s.horizon):
+            observations[t], dones[t] = seen, done
+            with torch.no_grad():
+                over = distribution(seen)
+                actions[t] = over.sample()
+                log_probs[t], values[t] = log_prob(over, actions[t]), critic(seen).flatten()
+            after, reward, terminated, truncated, infos = envs.step(
+                actions[t].numpy().astype(dtype)
+            )
+            seen, rewards[t] = torch.from_numpy(after).float(), torch.from_numpy(reward)
+            done = torch.from_numpy(terminated | truncated).float()
+            if "episode" in infos:
+                for total in infos["episode"]["r"][infos["_episode"]].tolist():
+                    report((at * s.horizon + t + 1) * s.envs, total)
+        with torch.no_grad():
+            next_value, last = critic(seen).flatten(), torch.zeros(s.envs)
+            advantages, next_done = torch.zeros(shape), done
+            for t in reversed(range(s.horizon)):
+                delta = rewards[t] + GAMMA * next_value * (1 - next_done) - values[t]
+                advantages[t] = last = delta + GAMMA * GAE_LAMBDA * (1 - next_done) * last
+                next_value, next_done = values[t], dones[t]
+            targets = advantages + values
+        batch = [
+            x.flatten(0, 1) for x in (observations, actions, log_probs, advantages, targets, values)
+        ]
+        size = s.horizon * s.envs
+        for _ in range(s.epochs):
+            for rows in torch.randperm(size).split(size // s.minibatches):
+                o, a, old, gain, target, value = (x[rows] for x in batch)
+                over = distribution(o)
+                ratio = (log_prob(over, a) - old).exp()
+                gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+                policy = torch.max(-gain * ratio, -gain * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
+                new = critic(o).flatten()
+                clipped = value + (new - value).clamp(-CLIP, CLIP)
+                errors = torch.max((new - target) ** 2, (clipped - target) ** 2)
+                entropy = over.entropy() if discrete else over.entropy().sum(-1)
+                loss = policy - s.entropy * entropy.mean() + VALUE * 0.5 * errors.mean()
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(parameters, NORM)
+                optimizer.step()
+
+
+def theirs(s: Settings, seed: int, report: Callable[[int, float], None]) -> None:
+    """Train with PPO of Stable-Baselines3."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+
+    class Reports(BaseCallback):
+        def _on_step(self) -> bool:
+            for info in self.locals["infos"]:
+                if "episode" in info:
+                    report(self.num_timesteps, info["episode"]["r"])
+            return True
+
+    envs: Any = make_vec_env(s.env, s.envs, seed, vec_env_cls=SubprocVecEnv)
+    if s.env == CLEANRL:
+        envs = VecNormalize(envs, gamma=GAMMA)
+    model = PPO(
+        *("MlpPolicy", envs),
+        learning_rate=lambda left: s.rate * left,
+        n_steps=s.horizon,
+        batch_size=s.horizon * s.envs // s.minibatches,
+        n_epochs=s.epochs,
+        gamma=GAMMA,
+        gae_lambda=GAE_LAMBDA,
+        clip_range=CLIP,
+        clip_range_vf=CLIP,
+        ent_coef=s.entropy,
+        vf_coef=VALUE,
+        max_grad_norm=NORM,
+        seed=seed,
+        device="cpu",
+    )
+    model.learn(s.steps, callback=Reports())
+    envs.close()
+
+
+def training(way: str, seed: int, s: Settings) -> dict[str, Any]:
+    """Train, and return the seconds of it and the mean returns of the last 100 episodes."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    recent: deque[float] = deque(maxlen=100)
+    curve: list[tuple[float, int, float]] = []
+    began = time.perf_counter()
+
+    def report(steps: int, total: float) -> None:
+        recent.append(total)
+        now = time.perf_counter() - began
+        if not curve or now > curve[-1][0] + 1:
+            curve.append((now, steps, statistics.fmean(recent)))
+
+    if way == THEIRS:
+        theirs(s, seed, report)
+    else:
+        envs = vector_env(way, s)
+        ppo(envs, s, seed, report)
+        envs.close()
+    return {
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": sum(os.times()[:4]),  # of its processes too, which have ended
+        "return": statistics.fmean(recent) if recent else 0.0,
+        "curve": curve,
+    }
+
+
+# -- in the process that measures ------------------------------------------------------------------
+
+
+def run_of(way: str, seed: int, s: Settings) -> dict[str, Any] | None:
+    """Run a training in a process of its own; return None, and say why, if it does not run."""
+    one = Contender(__file__, "--child", way, seed, json.dumps(asdict(s)), limit=LIMIT)
+    run = one.measure()
+    one.end()
+    if run is None:
+        say(f"  {way} does not run: {one.trouble}")
+        return None
+    took, cpu = run["seconds"], run["cpu_seconds"]
+    say(f"  {way}, seed {seed}: {took:.0f} s, {cpu:.0f} CPU s, return {run['return']:.0f}")
+    return run
+
+
+def tables(results: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    parts = [
+        heading("Whole trainings", results["machine"]),
+        (
+            f"PPO with the hyperparameters of CleanRL, one thread of torch. {versions}. Each "
+            "run has the machine alone; medians [least, most] of the seeds "
+            f"{results['seeds']}, in turn. "
+            "Seconds are from making the envs to closing them, CPU seconds those of all processes, "
+            "the return is the mean of the last 100 episodes. EnvPool's envs share one mean of "
+            "observations, as those of VecNormalize do; the others have one each.\n"
+        ),
+    ]
+    for case in results["cases"]:
+        s, rows = case["settings"], []
+        ours = [run["seconds"] for run in case["runs"][OURS]]
+        for way, runs in case["runs"].items():
+            if not runs:
+                continue
+            took = [run["seconds"] for run in runs]
+            ratios = [a / b for a, b in zip(took, ours, strict=True)]
+            rows.append(
+                [
+                    way,
+                    spread(took, 0),
+                    "" if way == OURS else spread(ratios),
+                    spread([run["cpu_seconds"] for run in runs], 0),
+                    spread([run["return"] for run in runs], 0),
+                ]
+            )
+        parts.append(
+            f"## {s['env']}, {s['steps']:,} steps of {s['envs']} envs\n\n"
+            + table(["", "seconds", "/ pysampler", "CPU seconds", "return"], rows)
+        )
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    known = {s.env: s for s in ROWS}
+    parser.add_argument("--envs", nargs="+", choices=list(known), default=list(known), metavar="ID")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.envs = options.seeds[:1], options.envs[:1]
+    rows = [known[env] for env in options.envs]
+    if options.quick:
+        rows = [replace(s, steps=2 * s.horizon * 8, envs=8) for s in rows]
+    packages = ("torch", "gymnasium", "mujoco", "envpool", "stable_baselines3")
+    results: dict[str, Any] = {"machine": machine(), "seeds": options.seeds, "versions": {}}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            results["versions"][name] = importlib.metadata.version(name)
+    cases = [{"settings": asdict(s), "runs": {way: [] for way in options.ways}} for s in rows]
+    results["cases"] = cases
+    with stolen_share(results["machine"]):
+        for s, case in zip(rows, cases, strict=True):
+            say(s.env)
+            for seed in options.seeds:
+                for way, runs in case["runs"].items():
+                    if (run := run_of(way, seed, s)) is not None:
+                        runs.append(run)
+    text = tables(results)
+    print(text)
+    if options.out:
+        write(options.out, "trainings", results, text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        way, seed, settings = sys.argv[2:]
+        answer(lambda: lambda _: training(way, int(seed), Settings(**json.loads(settings))))
+    else:
+        main()
