@@ -53,7 +53,7 @@ class Settings:
 
 
 ROWS = [
-    Settings("HalfCheetah-v5", 500_000, 64, 32, 3e-4, 10, 32, 0.0),
+    Settings("HalfCheetah-v5", 256_000, 64, 32, 3e-4, 10, 32, 0.0),
     Settings("CartPole-v1", 200_000, 4, 128, 2.5e-4, 4, 4, 0.01),
 ]
 GAMMA, GAE_LAMBDA, CLIP, VALUE, NORM = 0.99, 0.95, 0.2, 0.5, 0.5
