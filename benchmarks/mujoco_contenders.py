@@ -164,11 +164,11 @@ class Model:
     def __init__(self, case: Case) -> None:
         import mujoco
 
-        from pysampler._vector.mujoco.known import task_of
+        from pysampler._vector.native.known import task_of
         from pysampler.envs.mujoco._fields import STATE
 
         self._env = gym.make(case.env)
-        self.task = task_of(self._env)[0]
+        self.task = task_of(self._env.unwrapped)
         model = self.task.model
         self.settable = 1 + model.nq + model.nv  # time, positions and velocities come first
         controls = mujoco.mj_stateSize(model, STATE & (int(mujoco.mjtState.mjSTATE_CTRL) - 1))

@@ -29,7 +29,7 @@ from pysampler._vector.env_calls import (
     is_several,
     layers_of,
 )
-from pysampler._vector.mujoco.known import name_of
+from pysampler._vector.native.known import name_of
 from pysampler._vector.registry import register
 from pysampler._vector.stacks import StackPart, parts_of
 from pysampler._workers.exceptions import Raised, report

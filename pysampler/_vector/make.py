@@ -21,7 +21,7 @@ from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
-from pysampler._vector.mujoco.known import maker_of_task, makes_known_envs
+from pysampler._vector.native.known import maker_of_task, makes_known_envs
 from pysampler._vector.vector_env import VectorEnv
 from pysampler.envs.batch import BatchEnv
 from pysampler.sync import usable_cpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pysampler._vector.mujoco.known import has_task, name_of
+from pysampler._vector.native.known import has_task, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -2,7 +2,8 @@
 
 Every operation is gymnasium's, in its order, on arrays: results are equal bit for bit wherever
 NumPy's functions round an array as they round a number (tests compare them). Squares by ``**`` of
-single numbers are powers of the C library, which round differently from a product.
+single numbers are powers of the C library, which round differently from a product. So workers step
+gymnasium's envs as these, where a trial finds that they are equal.
 
 Pendulum and MountainCarContinuous are not here: they mix float32 and float64 numbers from step to
 step, which arrays would have to follow row by row.
@@ -17,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 
+from pysampler.envs._changed import ChangedError
 from pysampler.envs.batch import BatchEnv
 
 if TYPE_CHECKING:
@@ -28,9 +30,17 @@ __all__ = ["Acrobot", "CartPole", "MountainCar"]
 
 
 class _Classic(BatchEnv):
-    """Envs whose resets draw a state between two bounds, which options may change."""
+    """Envs whose resets draw a state between two bounds, which options may change.
+
+    Attributes:
+        bounds: These bounds.
+        wide: Bounds of which many episodes end soon.
+        least: The fewest envs that are faster together than one by one.
+    """
 
     bounds: ClassVar[tuple[float, float]]
+    wide: ClassVar[tuple[float, float]]
+    least: ClassVar[int]
     action_space: spaces.Discrete
 
     def __init__(self, num_envs: int) -> None:
@@ -41,6 +51,27 @@ class _Classic(BatchEnv):
         """Use these bounds in the resets that come next."""
         for i, one in zip(np.arange(self.num_envs)[ids].tolist(), options, strict=True):
             self._given[i] = maybe_parse_reset_bounds(one, *self.bounds)
+
+    # -- gymnasium's env beside them --------------------------------------------------------------
+
+    @classmethod
+    def arguments_of(cls, env: Any) -> dict[str, Any]:  # noqa: ARG003 - subclasses use it
+        """Return the arguments, besides ``num_envs``, with which these equal gymnasium's env."""
+        return {}
+
+    def write_to(self, env: Any, place: int) -> None:
+        """Write the state of one of these envs into gymnasium's."""
+        raise NotImplementedError
+
+    def read_from(self, env: Any, place: int) -> None:
+        """Read the state of one of these envs from gymnasium's.
+
+        Raises:
+            ChangedError: It has one that these cannot have.
+        """
+        raise NotImplementedError
+
+    # -- helpers ---------------------------------------------------------------------------------
 
     def drawn(self, ids: Ids, rngs: Generators, shape: tuple[int, ...]) -> Array:
         """Return a state for each of some envs, between their bounds."""
@@ -73,7 +104,8 @@ class CartPole(_Classic):
         sutton_barto_reward: As in gymnasium.
     """
 
-    bounds = -0.05, 0.05
+    bounds, wide = (-0.05, 0.05), (-0.3, 0.3)
+    least = 16
     max_episode_steps = 500
     action_space = spaces.Discrete(2)
     _X, _ANGLE = 2.4, 12 * 2 * math.pi / 360
@@ -85,13 +117,32 @@ class CartPole(_Classic):
         self._sutton_barto = sutton_barto_reward
         self.x, self.x_dot = self.rows(), self.rows()
         self.theta, self.theta_dot = self.rows(), self.rows()
-        self.fallen = self.rows((), bool)  # and not reset since
+        self.beyond = self.rows((), np.int64)  # steps after an end, and one; 0: it has not ended
+
+    @classmethod
+    def arguments_of(cls, env: Any) -> dict[str, Any]:
+        """Return the arguments with which these equal gymnasium's env."""
+        return {"sutton_barto_reward": env._sutton_barto_reward}
+
+    def write_to(self, env: Any, place: int) -> None:
+        """Write the state of one of these envs into gymnasium's."""
+        state = (self.x[place], self.x_dot[place], self.theta[place], self.theta_dot[place])
+        env.state = np.array(state)
+        beyond = int(self.beyond[place])
+        env.steps_beyond_terminated = beyond - 1 if beyond else None
+
+    def read_from(self, env: Any, place: int) -> None:
+        """Read the state of one of these envs from gymnasium's."""
+        state, beyond = env.state, env.steps_beyond_terminated
+        _expect_floats(state, 4)
+        self.x[place], self.x_dot[place], self.theta[place], self.theta_dot[place] = state
+        self.beyond[place] = 0 if beyond is None else beyond + 1
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
         """Begin episodes of some envs."""
         drawn = self.drawn(ids, rngs, (4,))
         self.x[ids], self.x_dot[ids], self.theta[ids], self.theta_dot[ids] = drawn.T
-        self.fallen[ids] = False
+        self.beyond[ids] = 0
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
         """Step some envs."""
@@ -118,8 +169,9 @@ class CartPole(_Classic):
         self.x_dot[ids] = x_dot + tau * x_acc
         self.theta_dot[ids] = theta_dot + tau * theta_acc
         over = (np.abs(x) > self._X) | (np.abs(theta) > self._ANGLE)
-        again = over & self.fallen[ids]  # without a reset in between
-        self.fallen[ids] |= over
+        beyond = self.beyond[ids]
+        again = over & (beyond > 0)  # without a reset in between
+        self.beyond[ids] = beyond + over
         if self._sutton_barto:
             return -over.astype(np.float64), over
         return 1.0 - again, over
@@ -138,7 +190,8 @@ class MountainCar(_Classic):
         goal_velocity: As in gymnasium.
     """
 
-    bounds = -0.6, -0.4
+    bounds, wide = (-0.6, -0.4), (-1.2, 0.55)
+    least = 16
     max_episode_steps = 200
     action_space = spaces.Discrete(3)
     observation_space = spaces.Box(
@@ -149,11 +202,29 @@ class MountainCar(_Classic):
         super().__init__(num_envs)
         self._goal_velocity = goal_velocity
         self.position, self.velocity = self.rows(), self.rows()
+        self.fresh = self.rows((), bool)  # not stepped since a reset
+
+    @classmethod
+    def arguments_of(cls, env: Any) -> dict[str, Any]:
+        """Return the arguments with which these equal gymnasium's env."""
+        return {"goal_velocity": env.goal_velocity}
+
+    def write_to(self, env: Any, place: int) -> None:
+        """Write the state of one of these envs into gymnasium's."""
+        position, velocity = self.position[place], self.velocity[place]
+        env.state = np.array([position, velocity]) if self.fresh[place] else (position, velocity)
+
+    def read_from(self, env: Any, place: int) -> None:
+        """Read the state of one of these envs from gymnasium's."""
+        _expect_floats(env.state, 2)
+        self.position[place], self.velocity[place] = env.state
+        self.fresh[place] = isinstance(env.state, np.ndarray)
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
         """Begin episodes of some envs."""
         self.position[ids] = self.drawn(ids, rngs, ())
         self.velocity[ids] = 0
+        self.fresh[ids] = True
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
         """Step some envs."""
@@ -165,6 +236,7 @@ class MountainCar(_Classic):
         position = np.clip(position + velocity, -1.2, 0.6)
         velocity[(position == -1.2) & (velocity < 0)] = 0
         self.position[ids], self.velocity[ids] = position, velocity
+        self.fresh[ids] = False
         return np.full(len(position), -1.0), (position >= 0.5) & (velocity >= self._goal_velocity)
 
     def observe(self, ids: Ids) -> Array:
@@ -179,7 +251,8 @@ class Acrobot(_Classic):
         num_envs: The number of envs.
     """
 
-    bounds = -0.1, 0.1
+    bounds, wide = (-0.1, 0.1), (-3.0, 3.0)
+    least = 4
     max_episode_steps = 500
     action_space = spaces.Discrete(3)
     _FASTEST = 4 * np.pi, 9 * np.pi
@@ -191,6 +264,20 @@ class Acrobot(_Classic):
         self.angles = self.rows(), self.rows()
         self.speeds = self.rows(), self.rows()
         self.fresh = self.rows((), bool)  # not stepped since a reset, whose state is float32
+
+    def write_to(self, env: Any, place: int) -> None:
+        """Write the state of one of these envs into gymnasium's."""
+        state = [array[place] for array in (*self.angles, *self.speeds)]
+        env.state = np.array(state, np.float32 if self.fresh[place] else np.float64)
+
+    def read_from(self, env: Any, place: int) -> None:
+        """Read the state of one of these envs from gymnasium's."""
+        fresh = getattr(env.state, "dtype", None) == np.float32
+        if not fresh:
+            _expect_floats(env.state, 4)
+        for array, number in zip((*self.angles, *self.speeds), env.state, strict=True):
+            array[place] = number
+        self.fresh[place] = fresh
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
         """Begin episodes of some envs."""
@@ -225,6 +312,12 @@ class Acrobot(_Classic):
         if fresh.any():
             observations[fresh] = _observed([row[fresh].astype(np.float32) for row in rows])
         return observations
+
+
+def _expect_floats(state: Any, count: int) -> None:
+    """Raise ChangedError unless a state has so many numbers, each in double precision."""
+    if len(state) != count or not all(isinstance(one, (int, float)) for one in state):
+        raise ChangedError("state")
 
 
 def _derivatives(y: Array, torque: Array) -> Array:

@@ -1,5 +1,5 @@
 """MuJoCo blocks: each group of a worker simulates many envs of a task together.
 
-``known.py`` recognises envs that can be simulated together, ``trial.py`` compares them with real
-envs, ``block.py`` steps and resets simulations, and ``real.py`` loads their states into real envs.
+``block.py`` steps and resets simulations, ``trial.py`` says which envs they stand for, and
+``real.py`` loads their states into real envs.
 """

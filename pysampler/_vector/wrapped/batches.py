@@ -1,7 +1,7 @@
 """Batches: alike envs that step together in a block, beside their real envs.
 
-``TaskBatch`` simulates MuJoCo envs, and ``PythonBatch`` steps envs in Python; both run layers in
-place of the wrappers around them.
+``NativeBatch`` steps them natively, and ``PythonBatch`` in Python; both run layers in place of the
+wrappers around them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pysampler._vector.wrapped.layers import (
 )
 from pysampler._vector.wrapped.stack import layers_for, outermost
 from pysampler._vector.wrapped.watched import Watched
+from pysampler.envs._changed import ChangedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import gymnasium as gym
 
-    from pysampler._vector.mujoco.block import TaskBlock
-    from pysampler._vector.mujoco.real import RealEnv
-    from pysampler._vector.mujoco.trial import KnownTask
+    from pysampler._vector.native.real import RealEnv
+    from pysampler._vector.native.trial import KnownEnv
 
-__all__ = ["Batch", "PythonBatch", "TaskBatch"]
+__all__ = ["Batch", "NativeBatch", "PythonBatch"]
 
 
 class _Server(Protocol):
@@ -131,17 +131,14 @@ class Batch:
         raise NotImplementedError
 
 
-class TaskBatch(Batch):
-    """Envs that simulate a MuJoCo task. Their real envs are made when they are needed."""
+class NativeBatch(Batch):
+    """Envs that a native block stands for. Their real envs are made when they are needed."""
 
-    def __init__(self, server: _Server, rows: range, depth: int, known: KnownTask) -> None:
-        from pysampler._vector.mujoco.block import TaskBlock  # noqa: PLC0415 - mujoco is an extra
-
+    def __init__(self, server: _Server, rows: range, depth: int, known: KnownEnv) -> None:
         super().__init__(server, rows, depth)
-        self.inner: TaskBlock = TaskBlock(
-            *(known.task, len(rows), server.first + rows.start, known.limit, server.meter),
-            here=server.here,
-        )
+        self._known = known
+        first = server.first + rows.start
+        self.inner = known.block(len(rows), first, known.limit, server.meter, here=server.here)
         self._real: dict[int, RealEnv] = {}
         self.block = self._layered(self.inner) if self.layers else self.inner
         for place, i in enumerate(rows):
@@ -149,11 +146,9 @@ class TaskBatch(Batch):
                 self._real_env(place).save(self.inner, place)
 
     def _real_env(self, place: int) -> RealEnv:
-        from pysampler._vector.mujoco.real import RealEnv  # noqa: PLC0415 - mujoco is an extra
-
         if place not in self._real:
             env = self._server.made(self.rows[place])
-            self._real[place] = RealEnv(env, self.inner.task, self._managed)
+            self._real[place] = self._known.real(env, self.inner, self._managed)
         return self._real[place]
 
     def store(self, place: int) -> gym.Env[Any, Any]:
@@ -161,8 +156,6 @@ class TaskBatch(Batch):
         return super().store(place)
 
     def _changed(self, place: int) -> str | None:
-        from pysampler.envs.mujoco._checks import ChangedError  # noqa: PLC0415 - mujoco is an extra
-
         real = self._real[place]
         if (name := real.changed()) is None:
             try:

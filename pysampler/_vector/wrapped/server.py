@@ -1,10 +1,10 @@
 """BatchServer: an env server that steps alike envs together, with the same results.
 
 It makes every env, like its base class. Consecutive envs of a group become a batch, which steps in
-one block, if they simulate one MuJoCo task or are in alike wrappers that layers exist for. Each env
-stays beside it as the real env, which answers all other calls: its state is loaded into it, and
-taken back after the call. If a call changed anything else, such as an attribute or the model, the
-batch ends, and its envs are stepped one by one from then on.
+one block, if a native block stands for them or layers exist for their wrappers. Each env stays
+beside it as the real env, which answers all other calls: its state is loaded into it, and taken
+back after the call. If a call changed anything else, such as an attribute or the model, the batch
+ends, and its envs are stepped one by one from then on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from pysampler import _core
 from pysampler._vector.blocks import GroupBlock
 from pysampler._vector.env_calls import layers_of
 from pysampler._vector.env_server import EnvServer
-from pysampler._vector.mujoco.known import BLOCK_WRAPPERS, NotNativeError, task_of
+from pysampler._vector.native.known import (
+    BLOCK_WRAPPERS,
+    NotNativeError,
+    expect_known,
+    has_task,
+)
 from pysampler._vector.stacks import Stack, StackPart, parts_of
-from pysampler._vector.wrapped.batches import Batch, PythonBatch, TaskBatch
+from pysampler._vector.wrapped.batches import Batch, NativeBatch, PythonBatch
 from pysampler._vector.wrapped.layers import LAYERS, NotBatchedError
 from pysampler._vector.wrapped.stack import alike, expect_equal, peel
 
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 
     import gymnasium as gym
 
-    from pysampler._vector.mujoco.trial import KnownTask
+    from pysampler._vector.native.trial import KnownEnv
 
 __all__ = ["BatchServer"]
 
@@ -46,7 +51,7 @@ class _Kind:
 
     outer: list[Any]  # the wrappers of the first env that layers stand for, the outermost first
     inner: gym.Env[Any, Any]  # the env within them
-    known: KnownTask | None  # its task; None: it steps in Python
+    known: KnownEnv | None  # what a block of it is made of; None: it steps in Python
     stack: Stack
 
     def fits(self, outer: Sequence[Any], inner: gym.Env[Any, Any]) -> bool:
@@ -80,6 +85,7 @@ class BatchServer(EnvServer):
         inline: bool = False,
     ) -> None:
         self._inline = inline
+        self._most = max(sizes, default=0)  # envs of a group
         self._kinds: list[_Kind] = []
         # Why trials failed, by the classes of wrappers and envs, so that alike ones are not tried.
         self._refused: dict[tuple[type, ...], str] = {}
@@ -138,7 +144,7 @@ class BatchServer(EnvServer):
                 return kind
         known = None
         try:
-            known = self._known_task(env, inner, why, make)
+            known = self._known_env(env, inner, why, make)
         except (NotNativeError, NotBatchedError) as error:
             why = why or str(error)
             for kind in self._kinds:
@@ -155,29 +161,30 @@ class BatchServer(EnvServer):
         self._kinds.append(_Kind(outer, inner, known, (*batched, *within)))
         return self._kinds[-1]
 
-    def _known_task(
+    def _known_env(
         self,
         env: gym.Env[Any, Any],
         inner: gym.Env[Any, Any],
         why: str | None,
         make: Callable[[], gym.Env[Any, Any]] | None,
-    ) -> KnownTask:
-        """Return the task of the env within some wrappers, or raise an error with the reason."""
-        task_of(env.unwrapped)  # before anything else, since most envs have none
+    ) -> KnownEnv:
+        """Return the env within some wrappers as a native one, or raise why it is none."""
+        expect_known(env.unwrapped)  # before anything else, since most envs are not
         if why is not None:
             raise NotBatchedError(why)
         _expect_limits_inside(inner)
-        task_of(inner)
+        known = _known_as(inner)
+        if self._most < known.least:
+            raise NotNativeError(f"too few envs to gain by it ({self._most})")
         classes = tuple(type(layer) for layer in layers_of(inner))
         if classes in self._refused:
             raise NotNativeError(self._refused[classes])
-        from pysampler._vector.mujoco.trial import known_task  # noqa: PLC0415 - mujoco is an extra
-
         try:
-            return known_task(inner, None if make is None else lambda: peel(make())[1])
+            known.expect_equal(None if make is None else lambda: peel(make())[1])
         except NotNativeError as error:
             self._refused[classes] = str(error)
             raise
+        return known
 
     def _expect_equal(self, outer: Sequence[Any], inner: gym.Env[Any, Any]) -> None:
         if len(self._kinds) == _MAX_KINDS:
@@ -202,6 +209,8 @@ class BatchServer(EnvServer):
         try:
             batch = self._batch(key, rows)
         except NotBatchedError as error:  # a wrapper was given a state that layers cannot have
+            for i in rows:
+                self.made(i)
             self._note_python(rows, key, str(error))
             return self.env_block(rows)
         self._batches.append(batch)
@@ -226,7 +235,9 @@ class BatchServer(EnvServer):
         if kind.outer and (why := self.why_shared(rows)) is not None:
             raise NotBatchedError(why)
         if kind.known is not None:
-            return TaskBatch(self, rows, len(kind.outer), kind.known)
+            if len(rows) < kind.known.least:
+                raise NotBatchedError(f"too few envs to gain by it ({len(rows)})")
+            return NativeBatch(self, rows, len(kind.outer), kind.known)
         layers = [LAYERS[type(one)] for one in kind.outer]
         saved = len(rows) * sum(layer.saves for layer in layers)
         if saved < _COSTS + sum(layer.costs for layer in layers):
@@ -296,13 +307,13 @@ class BatchServer(EnvServer):
         """Return the states of some of a block's envs, one row each."""
         rows = self.rows(block)
         for batch in self._batches:
-            if isinstance(batch, TaskBatch) and batch.rows == rows:
+            if isinstance(batch, NativeBatch) and batch.rows == rows:
                 with self.blaming(envs[0] if envs else rows.start, "get_state()"):
                     return batch.block.states([batch.rows.index(i) for i in envs])
         states = np.empty(len(envs), object)
         for row, i in enumerate(envs):
             found = self._batch_of(i)
-            if found is None or not isinstance(found[0], TaskBatch):
+            if found is None or not isinstance(found[0], NativeBatch):
                 states[row] = super().states(block, [i])[0]
             else:
                 with self.blaming(i, "get_state()"):
@@ -313,7 +324,7 @@ class BatchServer(EnvServer):
         """Set the states of some of a block's envs."""
         for i, state in zip(envs, states, strict=True):
             found = self._batch_of(i)
-            if found is None or not isinstance(found[0], TaskBatch):
+            if found is None or not isinstance(found[0], NativeBatch):
                 one = np.empty(1, object if isinstance(state, tuple) else states.dtype)
                 one[0] = state
                 super().set_states(block, [i], one)
@@ -332,6 +343,17 @@ def _statistics_of(env: Any) -> Iterator[tuple[str, Any]]:
         for name in ("obs_rms", "return_rms"):
             if name in vars(layer):
                 yield name, vars(layer)[name]
+
+
+def _known_as(env: gym.Env[Any, Any]) -> KnownEnv:
+    """Return a known env as what a native block of it is made of, not yet tried."""
+    if has_task(env.unwrapped):
+        from pysampler._vector.mujoco.trial import KnownTask  # noqa: PLC0415 - mujoco is an extra
+
+        return KnownTask(env)
+    from pysampler._vector.native.twins import KnownTwin  # noqa: PLC0415 - most workers need none
+
+    return KnownTwin(env)
 
 
 def _in_python(env: gym.Env[Any, Any], why: str) -> Stack:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 __all__ = [
-    "ChangedError",
     "check_before",
     "check_begin",
     "check_infos",
@@ -122,7 +121,3 @@ def _arrays_in(value: Any) -> Iterator[Array]:
     elif isinstance(value, (tuple, list)):
         for one in value:
             yield from _arrays_in(one)
-
-
-class ChangedError(Exception):
-    """A call changed an attribute of an env that its simulation cannot have; this is its name."""

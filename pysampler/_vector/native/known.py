@@ -1,4 +1,7 @@
-"""Recognises envs that can be simulated together: those with a task in pysampler.envs.mujoco."""
+"""Recognises envs that a block may stand for, by their exact classes.
+
+These are the envs with a task in pysampler.envs.mujoco, or a twin in pysampler.envs.classic.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,15 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_WRAPPERS",
     "NotNativeError",
+    "expect_known",
     "has_task",
     "is_of_a_task",
+    "limit_of",
     "maker_of_task",
     "makes_known_envs",
     "name_of",
     "task_of",
+    "twin_of",
 ]
 
 _GYMNASIUM = "gymnasium.envs.mujoco"
@@ -53,12 +59,19 @@ _TASKS = {
     (_META, "HalfCheetahDir"): "HalfCheetahDir",
     (_META, "HalfCheetahVel"): "HalfCheetahVel",
 }
+_CLASSIC = "gymnasium.envs.classic_control"
+# The twins of envs.
+_TWINS = {
+    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): "Acrobot",
+    (f"{_CLASSIC}.cartpole", "CartPoleEnv"): "CartPole",
+    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): "MountainCar",
+}
 # Wrappers whose work blocks do themselves.
 BLOCK_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
 
 
 def makes_known_envs(entry_point: Any, wrappers: Sequence[Any]) -> bool:
-    """Return whether this entry point makes envs of tasks, and these are gymnasium's wrappers.
+    """Return whether this entry point makes known envs, and these are gymnasium's wrappers.
 
     Such envs are all alike, so one of them tells about the others.
     """
@@ -67,7 +80,8 @@ def makes_known_envs(entry_point: Any, wrappers: Sequence[Any]) -> bool:
         return False
     if not isinstance(entry_point, str):
         entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
-    return entry_point == f"{_TASK_ENV}:make_env" or (tuple(entry_point.split(":")) in _TASKS)
+    known_classes = _TASKS.keys() | _TWINS.keys()
+    return entry_point == f"{_TASK_ENV}:make_env" or tuple(entry_point.split(":")) in known_classes
 
 
 def name_of(env: gym.Env[Any, Any]) -> str:
@@ -92,14 +106,14 @@ def maker_of_task(thing: Any) -> Any:
 
 
 class NotNativeError(Exception):
-    """An env cannot be simulated together with others."""
+    """No block can stand for an env."""
 
 
-def task_of(env: gym.Env[Any, Any]) -> tuple[Task, int | None]:
-    """Return the task of an env, and the number of steps after which its episodes are truncated.
+def limit_of(env: gym.Env[Any, Any]) -> int | None:
+    """Return the number of steps after which the episodes of an env are truncated; None: no limit.
 
     Raises:
-        NotNativeError: The env has no task, or a wrapper or option that tasks do not support.
+        NotNativeError: The env has a wrapper that blocks do not stand for.
     """
     limit = None
     while env is not env.unwrapped:
@@ -109,18 +123,35 @@ def task_of(env: gym.Env[Any, Any]) -> tuple[Task, int | None]:
             steps = env._max_episode_steps
             limit = steps if limit is None else min(limit, steps)
         env = env.env  # type: ignore[attr-defined]
-    kind = type(env)
+    return limit
+
+
+def expect_known(base: gym.Env[Any, Any]) -> None:
+    """Raise NotNativeError unless an env, without wrappers, has a task or a twin."""
+    if not has_task(base) and twin_of(base) is None:
+        raise NotNativeError(f"{name_of(base)} has no native counterpart")
+
+
+def twin_of(base: Any) -> str | None:
+    """Return the name of the twin in pysampler.envs.classic of an env, without wrappers."""
+    return _TWINS.get((type(base).__module__, type(base).__name__))
+
+
+def task_of(base: Any) -> Task:
+    """Return the task of an env that has one, without wrappers.
+
+    Raises:
+        NotNativeError: The env has an option that its task does not support.
+    """
     task: Task
-    if kind.__module__ == _TASK_ENV:
-        task = env.task  # type: ignore[attr-defined]
+    if is_of_a_task(base):
+        task = base.task
     else:
-        name = _TASKS.get((kind.__module__, kind.__name__))
-        if name is None:
-            raise NotNativeError(f"{name_of(env)} has no task of pysampler.envs.mujoco")
-        task = getattr(importlib.import_module("pysampler.envs.mujoco"), name).of(env)
+        name = _TASKS[type(base).__module__, type(base).__name__]
+        task = getattr(importlib.import_module("pysampler.envs.mujoco"), name).of(base)
     if task.frame_skip < 1:
         raise NotNativeError(f"frame_skip is {task.frame_skip}")
-    return task, limit
+    return task
 
 
 def is_of_a_task(env: gym.Env[Any, Any]) -> bool:

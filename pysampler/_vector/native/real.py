@@ -1,0 +1,81 @@
+"""RealEnv: an ordinary env that stands for one of a block in calls other than steps and resets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+from pysampler._vector.env_calls import layers_of
+from pysampler._vector.wrapped.watched import Watched
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    import gymnasium as gym
+
+__all__ = ["MANAGED", "RealEnv"]
+
+# Attributes that hold the state of an env, or caches: calls may change these.
+MANAGED = {
+    *("_np_random", "_np_random_seed", "_elapsed_steps", "_has_reset", "_cached_spec"),
+    *("checked_reset", "checked_step", "checked_render", "checked_data_reuse", "close_called"),
+    *("_previous_data", "_renderer", "_checked_begin", "_checked_step"),
+    *("state", "steps_beyond_terminated", "screen", "clock", "isopen", "surf"),
+}
+
+
+class RealEnv(Watched):
+    """An env, into which the states of a block's envs are loaded.
+
+    Args:
+        env: The env.
+        owners: Objects that hold further attributes of it.
+        managed: The names of further attributes that hold state.
+    """
+
+    def __init__(
+        self, env: gym.Env[Any, Any], owners: Iterable[Any], managed: Collection[str]
+    ) -> None:
+        self._layers: list[Any] = list(layers_of(env))
+        self._base = self._layers[-1]
+        super().__init__([*self._layers, *owners], MANAGED.union(managed))
+
+    def write(self, block: Any, place: int) -> None:
+        """Write the state of a block's env into the env without wrappers."""
+        raise NotImplementedError
+
+    def read(self, block: Any, place: int) -> None:
+        """Read the state of the env without wrappers, as that of a block's env.
+
+        Raises:
+            ChangedError: An attribute has a value that the block cannot have.
+        """
+        raise NotImplementedError
+
+    def load(self, block: Any, place: int) -> None:
+        """Load the state of a block's env into the env."""
+        self._base._np_random = block.rngs[place]
+        self._base._np_random_seed = block.rng_seeds[place]
+        self.write(block, place)
+        for layer in self._layers:
+            if isinstance(layer, PassiveEnvChecker):  # the trial ran its checks
+                layer.checked_reset = layer.checked_step = layer.checked_data_reuse = True
+            elif isinstance(layer, TimeLimit):
+                steps: Any = int(block.elapsed[place]) if block.begun[place] else None
+                layer._elapsed_steps = steps
+            elif isinstance(layer, OrderEnforcing):
+                vars(layer)["_has_reset"] = bool(block.begun[place])
+
+    def save(self, block: Any, place: int) -> None:
+        """Save the env's state as that of a block's env."""
+        # Reading env.np_random makes a generator if an env that was reset has none.
+        base = self._base
+        block.rngs[place] = base.np_random if block.begun[place] else base._np_random
+        block.rng_seeds[place] = base._np_random_seed
+        for layer in self._layers:
+            if isinstance(layer, TimeLimit) and layer._elapsed_steps is not None:
+                block.elapsed[place] = layer._elapsed_steps
+            elif isinstance(layer, OrderEnforcing) and vars(layer)["_has_reset"]:
+                block.begin_episode(place)
+        self.read(block, place)

@@ -1,0 +1,221 @@
+"""Tries, where envs are made, whether blocks that would stand for them equal them.
+
+A user's function may have changed an env after gymnasium made it, so the env is compared with a new
+one of the same arguments. Then new envs are stepped beside a block, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+
+from pysampler import _core
+from pysampler._frames.frames import Frames, Plan
+from pysampler._frames.spec import spec_of
+from pysampler._vector.env_calls import layers_of
+from pysampler._vector.native.compare import first_difference
+from pysampler._vector.native.known import NotNativeError, limit_of
+from pysampler._vector.native.real import MANAGED
+from pysampler._workers.counters import Counters
+from pysampler.sync import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pysampler._vector.batch_block import BatchBlock
+    from pysampler._vector.native.real import RealEnv
+
+    Env = gym.Env[Any, Any]
+
+__all__ = ["KnownEnv", "differing"]
+
+# The most steps of an episode, and the step before which one env is reset alone: their episodes
+# then end apart, so one is stepped while the other is reset.
+_LIMIT, _RESET_ONE_AT = 5, 3
+# gym.make sets this attribute after it has made an env.
+_SET_LATER = {*MANAGED, "spec"}
+_PLAIN = bool, int, float, str, tuple, type(None), np.ndarray
+
+
+class KnownEnv:
+    """An env that a block may stand for, and what such a block is made of.
+
+    Args:
+        env: The env, in wrappers that blocks stand for.
+
+    Attributes:
+        least: The fewest envs of a block that are faster in it than one by one.
+
+    Raises:
+        NotNativeError: The env has a wrapper or an option that blocks do not support.
+    """
+
+    least = 1
+    # What a trial compares: so many envs, so many steps, with these options of the first reset.
+    _envs, _steps = 2, 14
+    _options: dict[str, Any] | None = None
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self.limit = limit_of(env)
+        self.base: Any = env.unwrapped
+
+    # -- what a kind of envs says ----------------------------------------------------------------
+
+    def block(
+        self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False
+    ) -> BatchBlock:
+        """Return a block of such envs, whose episodes are truncated after ``limit`` steps."""
+        raise NotImplementedError
+
+    def real(self, env: Env, block: Any, managed: set[str]) -> RealEnv:
+        """Return an env, into which states of a block are loaded.
+
+        Args:
+            env: The env.
+            block: The block.
+            managed: The names of further attributes that hold state.
+        """
+        raise NotImplementedError
+
+    def _new(self) -> Env:
+        """Return a new env with the arguments of this one."""
+        raise NotImplementedError
+
+    def _parts(self, env: Env) -> Sequence[Any]:
+        """Return the objects whose attributes tell one env from another."""
+        return list(layers_of(env))
+
+    # -- comparing -------------------------------------------------------------------------------
+
+    def has(self, env: Env) -> bool:
+        """Return whether another env is like this one, with the same arguments."""
+        one, other = self._parts(self.env), self._parts(env)
+        return [type(a) for a in one] == [type(b) for b in other] and all(
+            differing(a, b) is None for a, b in zip(one, other, strict=True)
+        )
+
+    def expect_equal(self, make: Callable[[], Env] | None) -> None:
+        """Step new envs beside a block.
+
+        Args:
+            make: Makes such an env; None: the function that made this one may have changed it.
+
+        Raises:
+            NotNativeError: They differ.
+        """
+        if self.env.render_mode == "human":
+            raise NotNativeError("each step of an env with render_mode='human' draws a picture")
+        with contextlib.ExitStack() as stack:
+            new: list[Env] = []
+            for _ in range(self._envs):
+                new.append(self._new() if make is None else make())
+                stack.callback(new[-1].close)
+            if make is None:
+                self._expect_unchanged(new[0])
+            try:
+                self._compare(new)
+            except NotNativeError:
+                raise
+            except Exception as error:
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """Handle an exception of a trial."""
+        raise NotNativeError(f"a trial raised {type(error).__name__}: {error}") from error
+
+    def _expect_unchanged(self, new: Env) -> None:
+        for one, other in zip(layers_of(self.env), layers_of(new), strict=True):
+            if (name := differing(one, other)) is not None:
+                raise NotNativeError(f"{name} was changed after the env was made")
+
+    def _compare(self, real: list[Env]) -> None:
+        """Step a block beside real envs, in episodes that end apart."""
+        spec = spec_of(real[0].observation_space, real[0].action_space)
+        count = len(real)
+        plan = Plan(spec, count, 1, final=False)
+        frames = Frames(plan, Segment(plan.size))
+        counters = Counters(count, 1, np.zeros(Counters.size_of(count, 1), np.uint8))
+        limit = _LIMIT if self.limit is None else min(self.limit, _LIMIT)
+        block = self.block(count, 0, limit, counters.meter(0))
+        block.use(frames, _core.Infos(), "NEXT_STEP", "ALL")
+        elapsed, ended = [0] * count, [False] * count
+        for step in range(self._steps):
+            if step in (0, _RESET_ONE_AT):
+                calls: list[Any] = [
+                    (1 + i, self._options) if i == 0 or step == 0 else None for i in range(count)
+                ]
+                theirs: dict[int, Any] = {}
+                for i, call in enumerate(calls):
+                    if call is not None:
+                        theirs[i] = real[i].reset(seed=call[0], options=call[1])
+                        elapsed[i], ended[i] = 0, False
+                block.reset(0, calls)
+                _expect_equal(block, frames, theirs)
+            actions = _actions(real[0].action_space, count, step)
+            for i, env in enumerate(real):
+                if ended[i]:
+                    theirs[i] = env.reset()
+                    elapsed[i], ended[i] = 0, False
+                    continue
+                observation, reward, terminated, truncated, info = env.step(actions[i])
+                elapsed[i] += 1
+                truncated = truncated or elapsed[i] >= limit
+                ended[i] = terminated or truncated
+                flags = np.bool_(terminated), np.bool_(truncated)
+                theirs[i] = observation, np.float64(reward), *flags, info
+            block.step(0, actions)
+            _expect_equal(block, frames, theirs)
+
+
+def differing(one: Any, other: Any) -> str | None:
+    """Return the name of an attribute, a number or an array, that differs between two objects."""
+    ours, theirs = ({k: v for k, v in vars(x).items() if k not in _SET_LATER} for x in (one, other))
+    name: str
+    for name in ours.keys() | theirs.keys():
+        a, b = ours.get(name), theirs.get(name)
+        if callable(getattr(type(one), name, None)) or isinstance(a, _PLAIN) != isinstance(
+            b, _PLAIN
+        ):
+            return name
+        if isinstance(a, _PLAIN) and not _equal(a, b):
+            return name
+    return None
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return type(a) is type(b) and (not isinstance(a, _PLAIN) or bool(a == b))
+
+
+def _actions(space: Any, count: int, seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    if isinstance(space, gym.spaces.Discrete):
+        return space.start + rng.integers(space.n, size=count, dtype=space.dtype)
+    low, high = (np.clip(bound, -1.0, 1.0) for bound in (space.low, space.high))
+    return rng.uniform(low, high, (count, *space.shape)).astype(space.dtype)
+
+
+def _expect_equal(block: BatchBlock, frames: Frames, theirs: dict[int, Any]) -> None:
+    """Raise NotNativeError unless the block's last results equal those of real envs."""
+    infos: list[dict[str, Any]] = [{} for _ in range(block.count)]  # none has a column
+    for kind, i, value in block.take_overflow():
+        if kind == _core.EnvBlock.ERROR:
+            text = f"its simulations raised {type(value).__name__}: {value}"
+            raise NotNativeError(text) from value
+        infos[i] |= value
+    [observations] = frames.observations
+    for i, results in theirs.items():
+        rows = observations, frames.rewards, frames.terminated, frames.truncated
+        ours = *(array[0, i] for array in rows), infos[i]
+        call = "reset" if len(results) == 2 else "step"
+        if call == "reset":
+            ours = ours[0], ours[4]
+        if found := first_difference(ours, results, call):
+            raise NotNativeError(f"its simulations differ from it: {found}")
