@@ -53,8 +53,8 @@ class Settings:
 
 
 ROWS = [
-    Settings("HalfCheetah-v5", 256_000, 64, 32, 3e-4, 10, 32, 0.0),
-    Settings("CartPole-v1", 200_000, 4, 128, 2.5e-4, 4, 4, 0.01),
+    Settings("HalfCheetah-v5", 128_000, 64, 32, 3e-4, 10, 32, 0.0),
+    Settings("CartPole-v1", 100_000, 4, 128, 2.5e-4, 4, 4, 0.01),
 ]
 GAMMA, GAE_LAMBDA, CLIP, VALUE, NORM = 0.99, 0.95, 0.2, 0.5, 0.5
 CLEANRL = "HalfCheetah-v5"  # its script of continuous actions wraps each env, the other does not

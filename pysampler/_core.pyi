@@ -1564,9 +1564,13 @@ class BatchRows:
         """
         Write to these frames from now on, with infos or without.
         """
-    def write(self, frame: typing.SupportsInt | typing.SupportsIndex, observations: typing.Any, rewards: typing.Any, terminated: typing.Any, infos: dict, truncated: typing.Any = None) -> tuple[bool, typing.Any]:
+    def write(self, frame: typing.SupportsInt | typing.SupportsIndex, observations: typing.Any, rewards: typing.Any, terminated: typing.Any, infos: dict, truncated: typing.Any = None, uncounted: typing.Any = None) -> tuple[bool, typing.Any]:
         """
-        Write the results of a step of all envs; return whether an episode has ended, and the infos without a column, or None. If observations are None, they are not written. Without `truncated`, the limit applies.
+        Write the results of a step of all envs; return whether an episode has ended, and the infos without a column, or None. If observations are None, they are not written. Without `truncated`, the limit applies. Steps of envs in the mask `uncounted` do not count.
+        """
+    def write_resets(self, frame: typing.SupportsInt | typing.SupportsIndex, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], observations: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], clear: bool, began: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Write the first observations of some envs, whose resets began at a time.
         """
 class Tally:
     """

@@ -48,6 +48,8 @@ class FrameRows {
     std::size_t row_bytes_ = 0;
 };
 
+using Ids = py::array_t<std::int32_t, py::array::c_style>;
+
 struct InfoColumn {
     py::object key;
     int type;  // NumPy's number of the dtype
@@ -102,10 +104,12 @@ class BatchRows {
 
     // Writes the results of a step of all envs. Returns whether an episode has ended, and a dict of
     // the infos that have no column, or None.
-    // Without `truncated`, episodes are truncated at the limit.
+    // Without `truncated`, episodes are truncated at the limit. Steps of envs in the mask
+    // `uncounted` do not count.
     std::pair<bool, py::object> write(std::uint32_t frame, const py::object& observations,
                                       const py::object& rewards, const py::object& terminated,
-                                      const py::dict& infos, const py::object& truncated) {
+                                      const py::dict& infos, const py::object& truncated,
+                                      const py::object& uncounted) {
         if (!observations.is_none()) write_observations(frame, observations.cast<py::array>());
         const auto numbers =
             rewards.cast<py::array_t<double, py::array::c_style | py::array::forcecast>>();
@@ -133,12 +137,50 @@ class BatchRows {
         }
         const std::int64_t now = now_ns();
         const std::int64_t each = (now - began_) / static_cast<std::int64_t>(count_);
-        for (std::size_t i = 0; i < count_; ++i) meter_->stepped(first_ + i, each);
+        std::vector<std::uint8_t> skipped(count_, 0);
+        if (!uncounted.is_none()) write_flags("uncounted", skipped.data(), uncounted);
+        for (std::size_t i = 0; i < count_; ++i) {
+            if (skipped[i] == 0) meter_->stepped(first_ + i, each);
+        }
         meter_->idle(now);
         return {over, rest};
     }
 
+    // Writes the first observations of the envs `ids`, whose resets began at `began`. With `clear`
+    // there are no rewards and ends of a step, and they become 0.
+    void write_resets(std::uint32_t frame, const Ids& ids, const py::array& observations,
+                      bool clear, std::int64_t began) {
+        const auto count = static_cast<std::size_t>(ids.size());
+        if (!is_alike(observations, type_) || !observations_.is_shape_of(observations, count)) {
+            throw py::value_error("observations: expected one row for each env, as in the space");
+        }
+        const py::array rows = py::array::ensure(observations, py::array::c_style);
+        const auto* from = static_cast<const std::byte*>(rows.data());
+        const std::size_t bytes = observations_.row_bytes();
+        std::int64_t* elapsed = elapsed_.mutable_data();
+        for (std::size_t row = 0; row < count; ++row) {
+            const auto i = static_cast<std::size_t>(ids.data()[row]);
+            if (i >= count_) throw py::index_error("cannot reset an env that is not in the block");
+            std::memcpy(observations_.at(frame) + i * bytes, from + row * bytes, bytes);
+            elapsed[i] = 0;
+            if (clear) {
+                rewards_.at<double>(frame)[i] = 0;
+                terminated_.at<std::uint8_t>(frame)[i] = 0;
+                truncated_.at<std::uint8_t>(frame)[i] = 0;
+            }
+        }
+        const std::int64_t each = (now_ns() - began) / static_cast<std::int64_t>(count);
+        for (std::size_t row = 0; row < count; ++row) {
+            meter_->was_reset(first_ + static_cast<std::size_t>(ids.data()[row]), each);
+        }
+    }
+
  private:
+    static bool is_alike(const py::array& array, int type) {
+        const char order = array.dtype().byteorder();
+        return array.dtype().num() == type && (order == '=' || order == '|');
+    }
+
     void write_flags(const char* what, std::uint8_t* to, const py::object& flags) {
         if (PyBool_Check(flags.ptr())) {
             std::memset(to, flags.ptr() == Py_True, count_);
@@ -170,11 +212,7 @@ class BatchRows {
 
     // Copies an array with one row for each env, if its type and shape match the target's.
     bool copied(const py::array& array, int type, const FrameRows& to, std::uint32_t frame) {
-        const char order = array.dtype().byteorder();
-        if (array.dtype().num() != type || (order != '=' && order != '|') ||
-            !to.is_shape_of(array, count_)) {
-            return false;
-        }
+        if (!is_alike(array, type) || !to.is_shape_of(array, count_)) return false;
         const py::array rows = py::array::ensure(array, py::array::c_style);
         std::memmove(to.at(frame), rows.data(), count_ * to.row_bytes());
         return true;
@@ -236,10 +274,14 @@ void register_batch_rows(py::module_& m) {
         .def("begin", &BatchRows::begin, py::arg("frame"), "Begin a step of all envs.")
         .def("write", &BatchRows::write, py::arg("frame"), py::arg("observations"),
              py::arg("rewards"), py::arg("terminated"), py::arg("infos"),
-             py::arg("truncated") = py::none(),
+             py::arg("truncated") = py::none(), py::arg("uncounted") = py::none(),
              "Write the results of a step of all envs; return whether an episode has ended, and "
              "the infos without a column, or None. If observations are None, they are not "
-             "written. Without `truncated`, the limit applies.");
+             "written. Without `truncated`, the limit applies. Steps of envs in the mask "
+             "`uncounted` do not count.")
+        .def("write_resets", &BatchRows::write_resets, py::arg("frame"), py::arg("ids"),
+             py::arg("observations"), py::arg("clear"), py::arg("began"),
+             "Write the first observations of some envs, whose resets began at a time.");
 }
 
 }  // namespace pysampler::bindings

@@ -24,13 +24,13 @@ from pysampler.envs.batch import Generators
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
     from pysampler._frames.infos import Column
-    from pysampler.envs.batch import BatchEnv
+    from pysampler.envs.batch import BatchEnv, Ids
 
     Array = npt.NDArray[Any]
     # Observations, rewards, terminated and infos; observations and infos.
@@ -101,6 +101,9 @@ class BatchBlock(RepeatableBlock):
         self._drawn_before: list[tuple[np.random.Generator, Any]] = []
 
     double_rewards = True  # rewards are NumPy's float64
+    # Whether stepping an env that has ended does nothing that its reset does not undo, so that all
+    # envs step together even if some are to be reset; their steps have no infos.
+    steps_ended = False
 
     # -- the envs --------------------------------------------------------------------------------
 
@@ -176,9 +179,13 @@ class BatchBlock(RepeatableBlock):
         try:
             if actions is None:
                 actions = self._actions.of(frame)
-            if self._all_begun and not self.any_ended and isinstance(actions, np.ndarray):
+            together = self._all_begun and isinstance(actions, np.ndarray)
+            if together and not self.any_ended:
                 self._rows.begin(frame)
                 self._step_together(frame, actions)
+            elif together and self.steps_ended and not self.ended.all():
+                self._rows.begin(frame)
+                self._step_and_reset(frame, actions)
             else:
                 self._meter.at(self.first)
                 self._begin(frame)
@@ -191,6 +198,17 @@ class BatchBlock(RepeatableBlock):
             self._meter.idle()
             self._leave(_ERROR, 0, error)
         return self._done(frame)
+
+    def _step_and_reset(self, frame: int, actions: Array) -> None:
+        """Step all envs, and reset those that had ended, whose steps come to nothing."""
+        resets = np.flatnonzero(self.ended).astype(np.int32)
+        actions = actions.copy()
+        actions[resets] = actions[np.argmin(self.ended)]  # theirs may be anything
+        self.elapsed[resets] = -1  # not yet at the limit
+        observations, rewards, terminated, infos = self.advance(None, actions)
+        self._rows.write(frame, observations, rewards, terminated, infos, uncounted=self.ended)
+        self._reset(frame, resets)  # which clears the ends of these envs
+        self._end_some(frame, observations, infos)
 
     def _done(self, frame: int) -> bool:
         """Write the options version of each episode, and return whether there is overflow."""
@@ -220,7 +238,7 @@ class BatchBlock(RepeatableBlock):
         over = self._terminated[frame] | self._truncated[frame]
         if self._autoreset == "NEXT_STEP":
             self.ended[:] = over
-            self.any_ended = True
+            self.any_ended = bool(over.any())
         if self._autoreset == "SAME_STEP":
             self._end_episodes(frame, None, over, observations, infos)
         elif self._keep == "FINAL":
@@ -365,20 +383,15 @@ class BatchBlock(RepeatableBlock):
         if self.here:
             self._drawn_before += [(rng, rng.bit_generator.state) for rng in rngs if rng]
         observations, infos = self.begin_rows(ids, rngs)
-        self._observations[frame, ids] = observations
-        self.elapsed[ids] = 0
-        self.begun[ids] = True
-        self._all_begun = bool(self.begun.all())
-        self.ended[ids] = False
-        self.any_ended = bool(self.ended.any())
-        if clear:
-            self._rewards[frame, ids] = 0
-            self._terminated[frame, ids] = False
-            self._truncated[frame, ids] = False
-        if self._keep == "ALL":
+        if not self._all_begun:
+            self.begun[ids] = True
+            self._all_begun = bool(self.begun.all())
+        if self.any_ended:
+            self.ended[ids] = False
+            self.any_ended = bool(self.ended.any())
+        if infos and self._keep == "ALL":
             self._write_infos(frame, ids, infos)
-        each = (now() - began) // len(ids)
-        self._meter.were_reset(self.first + ids, each)
+        self._rows.write_resets(frame, ids, observations, clear, began)
 
     def _prepared(self, ids: Array, calls: Sequence[tuple[int | None, Any]]) -> Array:
         """Seed envs and set their options; return those whose seed was valid."""
@@ -528,6 +541,33 @@ class _Generators(Generators):
         return super().uniform(low, high, shape)
 
 
+class _Noted(_Generators):
+    """Generators that note their states when they are taken, so that a step can be repeated."""
+
+    def __init__(self, rngs: Iterable[Any]) -> None:
+        super().__init__(rngs)
+        self.before: list[tuple[np.random.Generator, Any]] = []
+
+    def _note(self, rngs: Iterable[Any]) -> None:
+        self.before += [(rng, rng.bit_generator.state) for rng in rngs if rng is not None]
+
+    def __iter__(self) -> Iterator[Any]:
+        self._note(super().__iter__())
+        return super().__iter__()
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self._note(found if isinstance(key, slice) else [found])
+        return found
+
+    def of(self, ids: Ids) -> Generators:
+        return _Generators(self[ids] if isinstance(ids, slice) else [self[i] for i in ids.tolist()])
+
+    def uniform(self, low: Any, high: Any, shape: int | tuple[int, ...] | None = None) -> Array:
+        self._note(super().__iter__())
+        return super().uniform(low, high, shape)
+
+
 class OwnBlock(BatchBlock):
     """The envs of a ``BatchEnv``.
 
@@ -542,7 +582,7 @@ class OwnBlock(BatchBlock):
         self._env = env
         shape = env.action_space.shape or ()
         super().__init__(env.num_envs, first, shape, env.max_episode_steps, meter, here=here)
-        self.rngs = env.rngs = _Generators(self.rngs)
+        self.rngs = env.rngs = (_Noted if here else _Generators)(self.rngs)
 
     def advance(self, ids: Array | None, actions: Array) -> Advanced:
         rows = slice(None) if ids is None else ids
@@ -562,7 +602,8 @@ class OwnBlock(BatchBlock):
                 raise ValueError(f"step returned {name} of {array.shape}, expected {(count,)}")
         if terminated.dtype != np.bool_:
             raise ValueError(f"step returned terminated of {terminated.dtype}, expected bool")
-        terminated = np.broadcast_to(terminated, count)
+        if terminated.ndim == 0:
+            terminated = np.broadcast_to(terminated, count)
         return self.observe(ids), rewards, terminated, infos[0] if infos else {}
 
     def begin_rows(self, ids: Array, rngs: Sequence[np.random.Generator]) -> Begun:
@@ -590,15 +631,18 @@ class OwnBlock(BatchBlock):
             self._env.set_options(np.array(list(given), np.int32), list(given.values()))
 
     def snapshot(self) -> Any:
-        states = [None if rng is None else rng.bit_generator.state for rng in self.rngs]
-        return super().snapshot(), list(self.rngs), states  # steps may draw from all of them
+        self._noted.clear()
+        return super().snapshot()
 
     def return_to(self, snapshot: Any) -> None:
-        before, self.rngs[:], states = snapshot
-        super().return_to(before)
-        for rng, state in zip(self.rngs, states, strict=True):
-            if rng is not None:
-                rng.bit_generator.state = state
+        super().return_to(snapshot)
+        for rng, state in reversed(self._noted):  # steps may draw, too
+            rng.bit_generator.state = state
+
+    @property
+    def _noted(self) -> list[tuple[np.random.Generator, Any]]:
+        assert isinstance(self.rngs, _Noted)
+        return self.rngs.before
 
 
 def _bytes_of_seed(seed: int | None) -> Array:

@@ -85,8 +85,9 @@ class _Classic(BatchEnv):
 
     def expect_actions(self, actions: Array) -> None:
         """Raise ValueError unless all actions are in the space."""
-        count = int(self.action_space.n)
-        if actions.dtype.kind not in "iu" or ((actions < 0) | (actions >= count)).any():
+        count, kind = int(self.action_space.n), actions.dtype
+        # As unsigned numbers, negative ones are large.
+        if kind.kind not in "iu" or (actions.view(f"u{kind.itemsize}") >= count).any():
             raise ValueError(f"actions {actions}, expected whole numbers from 0 to {count - 1}")
 
 
@@ -115,8 +116,7 @@ class CartPole(_Classic):
     def __init__(self, num_envs: int, *, sutton_barto_reward: bool = False) -> None:
         super().__init__(num_envs)
         self._sutton_barto = sutton_barto_reward
-        self.x, self.x_dot = self.rows(), self.rows()
-        self.theta, self.theta_dot = self.rows(), self.rows()
+        self.state = self.rows((4,))  # x, its speed, theta, its speed
         self.beyond = self.rows((), np.int64)  # steps after an end, and one; 0: it has not ended
 
     @classmethod
@@ -126,8 +126,7 @@ class CartPole(_Classic):
 
     def write_to(self, env: Any, place: int) -> None:
         """Write the state of one of these envs into gymnasium's."""
-        state = (self.x[place], self.x_dot[place], self.theta[place], self.theta_dot[place])
-        env.state = np.array(state)
+        env.state = self.state[place].copy()
         beyond = int(self.beyond[place])
         env.steps_beyond_terminated = beyond - 1 if beyond else None
 
@@ -135,13 +134,12 @@ class CartPole(_Classic):
         """Read the state of one of these envs from gymnasium's."""
         state, beyond = env.state, env.steps_beyond_terminated
         _expect_floats(state, 4)
-        self.x[place], self.x_dot[place], self.theta[place], self.theta_dot[place] = state
+        self.state[place] = state
         self.beyond[place] = 0 if beyond is None else beyond + 1
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
         """Begin episodes of some envs."""
-        drawn = self.drawn(ids, rngs, (4,))
-        self.x[ids], self.x_dot[ids], self.theta[ids], self.theta_dot[ids] = drawn.T
+        self.state[ids] = self.drawn(ids, rngs, (4,))
         self.beyond[ids] = 0
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
@@ -150,12 +148,7 @@ class CartPole(_Classic):
         gravity, masspole, length, tau = 9.8, 0.1, 0.5, 0.02
         total_mass = masspole + 1.0
         polemass_length = masspole * length
-        x, x_dot, theta, theta_dot = (
-            self.x[ids],
-            self.x_dot[ids],
-            self.theta[ids],
-            self.theta_dot[ids],
-        )
+        x, x_dot, theta, theta_dot = self.state[ids].T.copy()
         force = np.where(actions == 1, 10.0, -10.0)
         cos, sin = np.cos(theta), np.sin(theta)
         temp = (force + polemass_length * np.square(theta_dot) * sin) / total_mass
@@ -165,9 +158,7 @@ class CartPole(_Classic):
         x_acc = temp - polemass_length * theta_acc * cos / total_mass
         x = x + tau * x_dot
         theta = theta + tau * theta_dot
-        self.x[ids], self.theta[ids] = x, theta
-        self.x_dot[ids] = x_dot + tau * x_acc
-        self.theta_dot[ids] = theta_dot + tau * theta_acc
+        self.state[ids] = np.array((x, x_dot + tau * x_acc, theta, theta_dot + tau * theta_acc)).T
         over = (np.abs(x) > self._X) | (np.abs(theta) > self._ANGLE)
         beyond = self.beyond[ids]
         again = over & (beyond > 0)  # without a reset in between
@@ -178,8 +169,7 @@ class CartPole(_Classic):
 
     def observe(self, ids: Ids) -> Array:
         """Return the observations of some envs."""
-        rows = self.x[ids], self.x_dot[ids], self.theta[ids], self.theta_dot[ids]
-        return np.stack(rows, axis=1).astype(np.float32)
+        return self.state[ids].astype(np.float32)
 
 
 class MountainCar(_Classic):
@@ -201,7 +191,7 @@ class MountainCar(_Classic):
     def __init__(self, num_envs: int, *, goal_velocity: float = 0) -> None:
         super().__init__(num_envs)
         self._goal_velocity = goal_velocity
-        self.position, self.velocity = self.rows(), self.rows()
+        self.state = self.rows((2,))  # position and velocity
         self.fresh = self.rows((), bool)  # not stepped since a reset
 
     @classmethod
@@ -211,37 +201,37 @@ class MountainCar(_Classic):
 
     def write_to(self, env: Any, place: int) -> None:
         """Write the state of one of these envs into gymnasium's."""
-        position, velocity = self.position[place], self.velocity[place]
-        env.state = np.array([position, velocity]) if self.fresh[place] else (position, velocity)
+        state = self.state[place].copy()
+        env.state = state if self.fresh[place] else tuple(state)
 
     def read_from(self, env: Any, place: int) -> None:
         """Read the state of one of these envs from gymnasium's."""
         _expect_floats(env.state, 2)
-        self.position[place], self.velocity[place] = env.state
+        self.state[place] = env.state
         self.fresh[place] = isinstance(env.state, np.ndarray)
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
         """Begin episodes of some envs."""
-        self.position[ids] = self.drawn(ids, rngs, ())
-        self.velocity[ids] = 0
+        self.state[ids, 0] = self.drawn(ids, rngs, ())
+        self.state[ids, 1] = 0
         self.fresh[ids] = True
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
         """Step some envs."""
         self.expect_actions(actions)
-        position, velocity = self.position[ids], self.velocity[ids]
+        position, velocity = self.state[ids].T
         slopes = np.fromiter(map(math.cos, (3 * position).tolist()), float, len(position))
         velocity = velocity + ((actions - 1) * 0.001 + slopes * (-0.0025))
         velocity = np.clip(velocity, -0.07, 0.07)
         position = np.clip(position + velocity, -1.2, 0.6)
         velocity[(position == -1.2) & (velocity < 0)] = 0
-        self.position[ids], self.velocity[ids] = position, velocity
+        self.state[ids] = np.array((position, velocity)).T
         self.fresh[ids] = False
         return np.full(len(position), -1.0), (position >= 0.5) & (velocity >= self._goal_velocity)
 
     def observe(self, ids: Ids) -> Array:
         """Return the observations of some envs."""
-        return np.stack((self.position[ids], self.velocity[ids]), axis=1).astype(np.float32)
+        return self.state[ids].astype(np.float32)
 
 
 class Acrobot(_Classic):
@@ -261,56 +251,51 @@ class Acrobot(_Classic):
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
-        self.angles = self.rows(), self.rows()
-        self.speeds = self.rows(), self.rows()
+        self.state = self.rows((4,))  # two angles and their speeds
         self.fresh = self.rows((), bool)  # not stepped since a reset, whose state is float32
 
     def write_to(self, env: Any, place: int) -> None:
         """Write the state of one of these envs into gymnasium's."""
-        state = [array[place] for array in (*self.angles, *self.speeds)]
-        env.state = np.array(state, np.float32 if self.fresh[place] else np.float64)
+        env.state = self.state[place].astype(np.float32 if self.fresh[place] else np.float64)
 
     def read_from(self, env: Any, place: int) -> None:
         """Read the state of one of these envs from gymnasium's."""
         fresh = getattr(env.state, "dtype", None) == np.float32
         if not fresh:
             _expect_floats(env.state, 4)
-        for array, number in zip((*self.angles, *self.speeds), env.state, strict=True):
-            array[place] = number
+        self.state[place] = env.state
         self.fresh[place] = fresh
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
         """Begin episodes of some envs."""
-        drawn = self.drawn(ids, rngs, (4,)).astype(np.float32)
-        for array, rows in zip((*self.angles, *self.speeds), drawn.T, strict=True):
-            array[ids] = rows
+        self.state[ids] = self.drawn(ids, rngs, (4,)).astype(np.float32)
         self.fresh[ids] = True
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
         """Step some envs."""
         self.expect_actions(actions)
         torque, dt = np.array([-1.0, 0.0, 1.0])[actions], 0.2
-        y = np.array([array[ids] for array in (*self.angles, *self.speeds)])
+        y = self.state[ids].T.copy()
         k1 = _derivatives(y, torque)
         k2 = _derivatives(y + dt / 2.0 * k1, torque)
         k3 = _derivatives(y + dt / 2.0 * k2, torque)
         k4 = _derivatives(y + dt * k3, torque)
         y = y + dt / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
-        for array, angle in zip(self.angles, y[:2], strict=True):
-            array[ids] = _wrapped(angle)
-        for array, speed, fastest in zip(self.speeds, y[2:], self._FASTEST, strict=True):
-            array[ids] = np.clip(speed, -fastest, fastest)
+        first, second = map(_wrapped, y[:2])
+        speeds = [
+            np.clip(speed, -top, top) for speed, top in zip(y[2:], self._FASTEST, strict=True)
+        ]
+        self.state[ids] = np.array((first, second, *speeds)).T
         self.fresh[ids] = False
-        first, second = (array[ids] for array in self.angles)
         over = -np.cos(first) - np.cos(second + first) > 1.0
         return np.where(over, 0.0, -1.0), over
 
     def observe(self, ids: Ids) -> Array:
         """Return the observations of some envs."""
-        rows = [array[ids] for array in (*self.angles, *self.speeds)]
+        rows = self.state[ids].T.copy()
         observations, fresh = _observed(rows), self.fresh[ids]
         if fresh.any():
-            observations[fresh] = _observed([row[fresh].astype(np.float32) for row in rows])
+            observations[fresh] = _observed(rows[:, fresh].astype(np.float32))
         return observations
 
 
@@ -343,7 +328,7 @@ def _derivatives(y: Array, torque: Array) -> Array:
     return np.array([speed1, speed2, acceleration1, acceleration2])
 
 
-def _observed(rows: Sequence[Array]) -> Array:
+def _observed(rows: Array) -> Array:
     """Return observations of angles and speeds, whose dtype is that of the computation."""
     angles = [function(angle) for angle in rows[:2] for function in (np.cos, np.sin)]
     return np.stack([*angles, *rows[2:]], axis=1).astype(np.float32)

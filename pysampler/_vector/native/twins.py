@@ -27,6 +27,8 @@ __all__ = ["KnownTwin"]
 class _Twins(OwnBlock):
     """A block of a twin, which is ``env``."""
 
+    steps_ended = True
+
     def __init__(self, env: Any, first: int, meter: _core.Meter, *, here: bool) -> None:
         super().__init__(env, first, meter, here=here)
         self.env = env
