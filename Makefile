@@ -23,7 +23,7 @@ FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo examples test test-all test-python test-native build-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
-  bench-cliffs bench-core bench-actors bench-mujoco bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels \
+  bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels \
   contract recipes clean
 
 help:  ## what there is
@@ -101,7 +101,7 @@ format: $(VENV)/lint.stamp  ## formatters
 stubs: $(VENV)/package.stamp $(VENV)/lint.stamp  ## pysampler/_core.pyi, made from the module
 	$(BIN)/python tests/stubs.py
 
-bench: bench-vector bench-mujoco bench-partial bench-samplers bench-actors bench-cliffs bench-core  ## every benchmark, peers in turn; results in benchmarks/results
+bench: bench-vector bench-mujoco bench-trainings bench-partial bench-samplers bench-actors bench-cliffs bench-core  ## every benchmark, peers in turn; results in benchmarks/results
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/vector.py --out benchmarks/results
@@ -109,6 +109,10 @@ bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/loss.py --out benchmarks/results
 	$(BIN)/python benchmarks/watched.py --out benchmarks/results
 	$(BIN)/python benchmarks/screens.py
+	$(BIN)/python benchmarks/pictures.py
+
+bench-trainings: $(VENV)/package.stamp $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/trainings.py --out benchmarks/results
 	$(BIN)/python benchmarks/pictures.py
 
 bench-mujoco: $(VENV)/package.stamp $(VENV)/bench.stamp
@@ -160,6 +164,7 @@ bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some be
 	$(BIN)/python benchmarks/mujoco_envs.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/wrapped.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/batches.py --quick --out build/bench-smoke
+	$(BIN)/python benchmarks/trainings.py --quick --out build/bench-smoke
 
 sanitize: $(VENV)/native.stamp  ## the native tests under ThreadSanitizer, then Address- and UndefinedBehaviourSanitizer
 	$(CMAKE) -S . -B build/tsan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo

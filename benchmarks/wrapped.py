@@ -57,10 +57,10 @@ def make_env(env_id: str) -> gym.Env:
 
 def pool(env_id: str, count: int, workers: int, *, normalized: bool = True) -> Any:
     """Return EnvPool's envs in the same wrappers for vector envs, or only with statistics."""
-    import envpool
+    from pysampler.adapters import envpool
 
-    envs = envpool.make(env_id, "gymnasium", num_envs=count, num_threads=workers)
-    envs = wrappers.vector.RecordEpisodeStatistics(_Gymnasium(envs))
+    envs: Any = envpool.VectorEnv(env_id, count, num_threads=workers)
+    envs = wrappers.vector.RecordEpisodeStatistics(envs)
     if not normalized:
         return envs
     if isinstance(envs.single_action_space, gym.spaces.Box):
@@ -69,31 +69,6 @@ def pool(env_id: str, count: int, workers: int, *, normalized: bool = True) -> A
     envs = wrappers.vector.TransformObservation(envs, lambda o: np.clip(o, -10, 10))
     envs = wrappers.vector.NormalizeReward(envs, gamma=0.99)
     return wrappers.vector.TransformReward(envs, lambda r: np.clip(r, -10, 10))
-
-
-class _Gymnasium(gym.vector.VectorEnv):
-    """EnvPool's envs as a vector env of gymnasium, which its wrappers ask for."""
-
-    def __init__(self, envs: Any) -> None:
-        self._envs = envs
-        self.num_envs = envs.config["num_envs"]
-        self.metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
-        spaces = [
-            gym.spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
-            if hasattr(space, "low")
-            else gym.spaces.Discrete(int(space.n))
-            for space in (envs.observation_space, envs.action_space)
-        ]
-        self.single_observation_space, self.single_action_space = spaces
-        self.observation_space, self.action_space = (
-            gym.vector.utils.batch_space(space, self.num_envs) for space in spaces
-        )
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return self._envs.reset()[0], {}
-
-    def step(self, actions: Any) -> Any:
-        return *self._envs.step(actions)[:4], {}
 
 
 def contender(name: str, env_id: str, count: int, workers: int) -> Any:
@@ -121,8 +96,6 @@ def stepping(name: str, env_id: str, count: int, workers: int) -> Callable[[dict
         actions = rng.uniform(low, high, (64, count, *space.shape)).astype(space.dtype)
     else:
         actions = rng.integers(0, int(space.n), (64, count)).astype(np.int64)
-    if name == POOL:
-        actions = actions.astype(envs.unwrapped._envs.action_space.dtype)
     return rate_of_steps(envs, actions)
 
 

@@ -25,6 +25,7 @@ myst_heading_anchors = 3
 # Only references from docstrings: types of other projects have no pages here.
 suppress_warnings = ["ref.python"]
 
+autodoc_mock_imports = ["envpool"]  # 740 MB
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signature of each class says them; Args say what they mean
 autodoc_default_options = {"members": True, "undoc-members": False}

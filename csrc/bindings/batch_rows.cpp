@@ -113,12 +113,10 @@ class BatchRows {
         if (!observations.is_none()) write_observations(frame, observations.cast<py::array>());
         const auto numbers =
             rewards.cast<py::array_t<double, py::array::c_style | py::array::forcecast>>();
-        if (numbers.ndim() != 1 || numbers.shape(0) != static_cast<py::ssize_t>(count_)) {
+        if (!rewards_.is_shape_of(numbers, count_)) {
             throw py::value_error("rewards: expected one for each env");
         }
-        if (numbers.data() != rewards_.at<double>(frame)) {
-            std::copy_n(numbers.data(), count_, rewards_.at<double>(frame));
-        }
+        std::memmove(rewards_.at(frame), numbers.data(), count_ * rewards_.row_bytes());
         write_flags("terminated", terminated_.at<std::uint8_t>(frame), terminated);
         if (truncated.is_none()) {
             count_step(frame);
@@ -164,7 +162,7 @@ class BatchRows {
             std::memcpy(observations_.at(frame) + i * bytes, from + row * bytes, bytes);
             elapsed[i] = 0;
             if (clear) {
-                rewards_.at<double>(frame)[i] = 0;
+                std::memset(rewards_.at(frame) + i * rewards_.row_bytes(), 0, rewards_.row_bytes());
                 terminated_.at<std::uint8_t>(frame)[i] = 0;
                 truncated_.at<std::uint8_t>(frame)[i] = 0;
             }

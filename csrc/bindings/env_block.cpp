@@ -52,6 +52,7 @@ void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos
     action_leaves_ = space_leaves_ = leaves_of(frames.attr("actions"));
     action_types_ = py::array_t<std::int32_t>(frames.attr("action_types"));
     rewards_ = py::array_t<double>(frames.attr("rewards"));
+    reward_size_ = rewards_.ndim() > 2 ? static_cast<std::size_t>(rewards_.shape(2)) : 0;
     terminated_ = py::array_t<bool>(frames.attr("terminated"));
     truncated_ = py::array_t<bool>(frames.attr("truncated"));
     has_final_ = py::array_t<std::uint8_t>(frames.attr("has_final"));
@@ -231,7 +232,11 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
     py::object results = checked(PyObject_VectorcallMethod(step_name_.ptr(), call, 2, nullptr));
     const auto [obs, reward, terminated, truncated, info] = take_apart<5>(results, "step");
     const std::size_t env = first_ + i;
-    rewards_.mutable_at(frame, env) = as_reward(reward);
+    if (reward_size_ == 0) {
+        rewards_.mutable_at(frame, env) = as_reward(reward);
+    } else {
+        read_rewards(reward, rewards_.mutable_data(frame, env), reward_size_);
+    }
     const bool was_terminated = as_bool(terminated, "terminated");
     const bool was_truncated = as_bool(truncated, "truncated");
     terminated_.mutable_at(frame, env) = was_terminated;
@@ -283,7 +288,8 @@ void EnvBlock::write_options_version(std::uint32_t frame, std::size_t i) {
 }
 
 void EnvBlock::clear_results(std::uint32_t frame, std::size_t i) {
-    rewards_.mutable_at(frame, first_ + i) = 0;
+    std::fill_n(rewards_.mutable_data(frame, first_ + i), std::max<std::size_t>(1, reward_size_),
+                0.0);
     terminated_.mutable_at(frame, first_ + i) = false;
     truncated_.mutable_at(frame, first_ + i) = false;
 }

@@ -128,6 +128,7 @@ class EnvBlock : public Block {
     std::vector<Leaf> action_leaves_;  // for actions of the types in use
     Space action_;
     py::array_t<double> rewards_;
+    std::size_t reward_size_ = 0;  // numbers of a reward that is an array; 0: a reward is a number
     py::array_t<bool> terminated_;
     py::array_t<bool> truncated_;
     py::array_t<std::uint8_t> has_final_;

@@ -92,4 +92,22 @@ double as_reward(PyObject* value) {
     return reward;
 }
 
+void read_rewards(PyObject* value, double* to, std::size_t count) {
+    using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
+    Doubles array;
+    try {
+        array = Doubles(py::reinterpret_borrow<py::object>(value));
+    } catch (py::error_already_set& error) {
+        error.restore();
+        raise_type(std::string("reward is a ") + Py_TYPE(value)->tp_name +
+                   ", expected an array of " + std::to_string(count) + " numbers");
+    }
+    if (array.ndim() != 1 || static_cast<std::size_t>(array.shape(0)) != count) {
+        throw py::value_error("reward has shape " + std::string(py::str(array.attr("shape"))) +
+                              ", expected (" + std::to_string(count) +
+                              ",), the shape of the env's reward_space");
+    }
+    std::copy_n(array.data(), count, to);
+}
+
 }  // namespace pysampler::bindings

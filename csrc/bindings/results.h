@@ -28,4 +28,7 @@ bool as_bool(PyObject* value, const char* name);
 // A reward: a number, or an array of one number.
 double as_reward(PyObject* value);
 
+// A reward of several numbers.
+void read_rewards(PyObject* value, double* to, std::size_t count);
+
 }  // namespace pysampler::bindings

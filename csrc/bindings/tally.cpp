@@ -25,14 +25,16 @@ class Tally {
  public:
     // `lost` is the value of has_final for steps in which an env was lost, `begun` that for steps
     // that only reset an env.
+    // `returns` has the numbers of each env side by side.
     Tally(std::vector<double> returns, std::vector<std::int64_t> lengths, std::uint8_t lost,
           std::uint8_t begun)
         : lost_(lost),
           begun_(begun),
           returns_(std::move(returns)),
           lengths_(std::move(lengths)),
-          begins_(lengths_.size()) {
-        if (returns_.size() != lengths_.size()) {
+          begins_(lengths_.size()),
+          size_(lengths_.empty() ? 1 : returns_.size() / lengths_.size()) {
+        if (size_ == 0 || returns_.size() != size_ * lengths_.size()) {
             throw py::value_error("cannot count steps: expected a return for each length");
         }
         std::ranges::transform(lengths_, begins_.begin(), [](std::int64_t n) { return n == 0; });
@@ -45,15 +47,17 @@ class Tally {
     }
 
     // Reads [T, N] arrays in which each env made `made` steps, and fills `starts` [T + 1, N],
-    // `valid` and `lost` [T, N]. Returns the episodes that ended: their envs, steps, returns and
-    // lengths.
+    // `valid` and `lost` [T, N]. Rewards may have several numbers, [T, N, k]. Returns the episodes
+    // that ended: their envs, steps, returns (k numbers each) and lengths.
     py::tuple count(const py::array& rewards, const py::array& terminated,
                     const py::array& truncated, const py::array& has_final, const py::array& made,
                     const py::array& starts, const py::array& valid, const py::array& lost) {
         const auto envs = static_cast<py::ssize_t>(lengths_.size());
-        const py::ssize_t steps = rewards.ndim() == 2 ? rewards.shape(0) : 0;
+        const py::ssize_t steps = rewards.ndim() >= 2 ? rewards.shape(0) : 0;
         const std::vector<py::ssize_t> shape{steps, envs};
-        const auto* reward = elements<double>(rewards, shape, "rewards");
+        std::vector<py::ssize_t> of_rewards = shape;
+        if (rewards.ndim() > 2) of_rewards.push_back(static_cast<py::ssize_t>(size_));
+        const auto* reward = elements<double>(rewards, of_rewards, "rewards");
         // As bytes: a corrupt frame may hold any byte, a C++ bool must be 0 or 1.
         const auto* over = bytes(terminated, shape, "terminated");
         const auto* cut = bytes(truncated, shape, "truncated");
@@ -76,25 +80,35 @@ class Tally {
                 is_valid[at] = was_made && !is_lost[at] && !is_begun;
                 start[at] = is_begun || (was_made && (over[at] != 0 || cut[at] != 0));
                 if (!was_made || is_begun) continue;
-                returns_[i] += reward[at];
+                double* sums = returns_.data() + i * size_;
+                for (std::size_t k = 0; k < size_; ++k) {
+                    sums[k] += reward[static_cast<std::size_t>(at) * size_ + k];
+                }
                 ++lengths_[i];
                 begins_[i] = start[at];
                 if (!start[at]) continue;
-                if (!is_lost[at]) ended.push_back({env, t, returns_[i], lengths_[i]});
-                returns_[i] = 0;
+                if (!is_lost[at]) {
+                    ended.push_back({env, t, std::vector<double>(sums, sums + size_), lengths_[i]});
+                }
+                std::fill_n(sums, size_, 0.0);
                 lengths_[i] = 0;
             }
         }
         std::ranges::stable_sort(ended, {}, &Ended::env);
-        return py::make_tuple(column(ended, &Ended::env), column(ended, &Ended::step),
-                              column(ended, &Ended::episode_return), column(ended, &Ended::length));
+        std::vector<py::ssize_t> of_returns{static_cast<py::ssize_t>(ended.size())};
+        if (rewards.ndim() > 2) of_returns.push_back(static_cast<py::ssize_t>(size_));
+        py::array_t<double> returns(of_returns);
+        double* to = returns.mutable_data();
+        for (const Ended& one : ended) to = std::ranges::copy(one.returns, to).out;
+        return py::make_tuple(column(ended, &Ended::env), column(ended, &Ended::step), returns,
+                              column(ended, &Ended::length));
     }
 
  private:
     struct Ended {
         std::int64_t env;
         std::int64_t step;
-        double episode_return;
+        std::vector<double> returns;
         std::int64_t length;
     };
 
@@ -114,6 +128,7 @@ class Tally {
     std::vector<double> returns_;  // of the episode under way in each env
     std::vector<std::int64_t> lengths_;
     std::vector<std::uint8_t> begins_;  // whether the next observation begins an episode
+    std::size_t size_;                  // numbers of a reward
 };
 
 }  // namespace

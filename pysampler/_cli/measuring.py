@@ -183,7 +183,7 @@ def stepping_shown(about: Mapping[str, Any]) -> list[str]:
     """Return lines on how envs are stepped, if some are native or on batches, or might be."""
     table: str = about.get("described", "")
     usual = all(
-        "in Python" in line and (": " not in line or " has no task " in line)
+        "in Python" in line and (": " not in line or " has no native counterpart" in line)
         for line in table.splitlines()
         if line.startswith("  ")
     )

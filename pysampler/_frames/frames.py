@@ -12,7 +12,7 @@ price: memory for every frame, and fixed shapes only; everything else goes by ma
 ``other_actions``              bytes of actions that the caller gave in another dtype
 ``action_types``               for each leaf the number (``dtype.num``) of the dtype given, in the
                                row of the first env of each group
-``rewards``                    float64
+``rewards``                    float64: a number, or several where an env has a ``reward_space``
 ``terminated`` ``truncated``   bool
 ``has_final``                  0, FINAL, FINAL_BY_MAIL (a message holds the object itself, too),
                                or LOST: the env was lost in this step (rollouts only), or BEGUN:
@@ -99,7 +99,7 @@ class Plan:
             *(("actions", (envs, *f.shape), f.dtype) for f in spec.actions),
             *(("other_actions", (envs, _other_bytes(f)), np.uint8) for f in spec.actions),
             ("action_types", (envs, len(spec.actions)), np.int32),
-            ("rewards", (envs,), np.float64),
+            ("rewards", (envs, *spec.rewards), np.float64),
             ("terminated", (envs,), np.bool_),
             ("truncated", (envs,), np.bool_),
             ("has_final", (envs,), np.uint8),

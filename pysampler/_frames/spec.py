@@ -38,7 +38,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Spec:
-    """The observation and action space of an env: their trees, fields, and unshaped leaves."""
+    """The observation and action space of an env: their trees, fields, and unshaped leaves.
+
+    ``rewards`` is the shape of a reward: () for a number.
+    """
 
     observation_tree: Tree
     observations: tuple[Field, ...]
@@ -46,6 +49,7 @@ class Spec:
     action_tree: Tree
     actions: tuple[Field, ...]
     unshaped_actions: int
+    rewards: tuple[int, ...] = ()
 
     @property
     def unshaped_parts(self) -> list[str]:
@@ -61,8 +65,10 @@ class Spec:
         return replace(self, observation_tree=tree, unshaped_observations=0)
 
 
-def spec_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
-    """Return the layout of these spaces in the frames."""
+def spec_of(
+    observation: spaces.Space[Any], action: spaces.Space[Any], rewards: tuple[int, ...] = ()
+) -> Spec:
+    """Return the layout of these spaces, and of rewards of a shape, in the frames."""
     observation_tree, observations, unshaped_observations = _tree_of(observation)
     action_tree, actions, unshaped_actions = _tree_of(action)
     return Spec(
@@ -72,6 +78,7 @@ def spec_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spec:
         action_tree,
         actions,
         unshaped_actions,
+        rewards,
     )
 
 

@@ -45,7 +45,7 @@ _OWN = {
     "env": np.dtype(np.int64),
 }
 
-_RESERVED = {*_OWN, FOLLOWING, PRECEDING}
+_RESERVED = {*_OWN, FOLLOWING, PRECEDING} - {"rewards"}
 # Prefixes of a field's name, for the numbers of its frames and for ``StackAddition.oldest``. The
 # blanks keep them apart from names of the user.
 _FRAMES, _OLDEST = "frames of ", "oldest frame of "
@@ -67,7 +67,8 @@ class ReplayBuffer(Uncopyable):
         capacity: How many records to keep.
         like: The fields of a record: for each name an example array, of which only dtype and shape
             matter. Fields whose names begin with ``next_`` are results of the step. ``actors.like``
-            has all fields that actors record.
+            has all fields that actors record. ``rewards`` is among them only if a reward has
+            several numbers.
         n_step: Rewards are summed over this many steps of the same env, but not beyond the end of
             an episode or the newest record of the env.
         gamma: The discount factor.
@@ -131,9 +132,11 @@ class ReplayBuffer(Uncopyable):
                 raise ValueError(f"cannot make replay: {name} holds {one.dtype}, expected numbers")
         self.gamma, self.alpha = float(gamma), float(alpha)
         self.sequences = bool(sequences)
+        of_rewards = examples.pop("rewards", np.zeros(())).shape
         self._names = list(examples)
         self._like = {name: (one.dtype, one.shape) for name, one in examples.items()}
         self._like |= {name: (dtype, ()) for name, dtype in _OWN.items()}
+        self._like["rewards"] = _OWN["rewards"], of_rewards
         self._stores = self._stores_of(stacks)
         stacked = {*self._stores, *(f"next_{name}" for name in self._stores)}
         self._ring = RecordRing(
@@ -430,7 +433,8 @@ class ReplayBuffer(Uncopyable):
             if len(going) == 0:
                 break
             at[going] = following[following >= 0]
-            total[going] += discounts[going] * rewards[at[going]]
+            later = rewards[at[going]]
+            total[going] += discounts[going].reshape(-1, *[1] * (later.ndim - 1)) * later
             discounts[going] *= self.gamma
         discounts[fields["terminated"][at]] = 0.0
         return Batch(

@@ -188,7 +188,7 @@ class PolicyCaller:
         actions = self.spec.actions
         names = [PREVIOUS_ACTIONS + str(i) * (len(actions) > 1) for i in range(len(actions))]
         fields = list(zip(names, actions, strict=True))
-        return [*fields, (PREVIOUS_REWARDS, Field((), np.dtype(np.float32)))]
+        return [*fields, (PREVIOUS_REWARDS, Field(self.spec.rewards, np.dtype(np.float32)))]
 
     def _previous(self, leaves: Sequence[Any] | None) -> dict[str, Any]:
         """Return the previous actions and rewards by name, as far as the policy takes them."""

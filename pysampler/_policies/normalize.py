@@ -430,6 +430,11 @@ def _bound(normalizer: Normalizer, spec: Spec, purpose: str) -> Normalization:
         if normalizer._observations and field.dtype.kind == "f"
     }
     shapes: dict[str, tuple[int, ...]] = {n: spec.observations[i].shape for i, n in names.items()}
+    if normalizer._rewards and spec.rewards:
+        raise ValueError(
+            f"cannot {purpose}: a reward has {spec.rewards[0]} numbers, and only single numbers "
+            "can be normalized; use Normalizer(rewards=False)"
+        )
     if normalizer._rewards:
         shapes[_RETURNS] = ()
     if not shapes:

@@ -292,7 +292,9 @@ class Leasable:
             )
 
 
-def visible_spec(purpose: str, envs: VectorEnv, leave_out: Sequence[str]) -> Spec:
+def visible_spec(
+    purpose: str, envs: VectorEnv, leave_out: Sequence[str], *, vector_rewards: bool = False
+) -> Spec:
     """Return the spaces of an env as a policy sees them.
 
     Args:
@@ -300,7 +302,13 @@ def visible_spec(purpose: str, envs: VectorEnv, leave_out: Sequence[str]) -> Spe
         envs: The vector env.
         leave_out: The names of the parts of observations to hide from the policy: exactly those
             without a fixed shape.
+        vector_rewards: Whether a reward may have several numbers.
     """
+    if envs.reward_space is not None and not vector_rewards:
+        raise ValueError(
+            f"cannot {purpose}: a reward has {envs.reward_space.shape[0]} numbers, expected one; "
+            "wrap each env to make one of them. Rollouts take such envs as they are"
+        )
     if isinstance(leave_out, str) or not isinstance(leave_out, Collection):
         raise ValueError(
             f"cannot {purpose}: leave_out {leave_out!r}, expected a list of names: [{leave_out!r}]"

@@ -33,7 +33,8 @@ def warm_up(envs: VectorEnv, most: int, entropy: Any) -> EpisodesSoFar:
         most: The maximum number of steps; 0 makes none.
         entropy: Entropy of the actions and of each env's number of steps.
     """
-    so_far = EpisodesSoFar(np.zeros(envs.num_envs), np.zeros(envs.num_envs, np.int64))
+    numbers = () if envs.reward_space is None else envs.reward_space.shape
+    so_far = EpisodesSoFar(np.zeros((envs.num_envs, *numbers)), np.zeros(envs.num_envs, np.int64))
     if most == 0:
         return so_far
     random = np.random.default_rng(entropy)

@@ -110,7 +110,8 @@ class RolloutBuilder:
 
         rewards = stepped(policy.rewards)
         if self._options.allow_partial:  # a step under way may still be writing to its row
-            rewards = np.where(marks["valid"], rewards, 0.0)
+            valid = marks["valid"].reshape(rewards.shape[:2] + (1,) * (rewards.ndim - 2))
+            rewards = np.where(valid, rewards, 0.0)
         return Rollout(
             observations=batch(spec.observation_tree, policy.observations, observed),
             actions=batch(spec.action_tree, policy.actions, stepped),

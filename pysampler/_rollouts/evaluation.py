@@ -147,6 +147,11 @@ def evaluate(
             leave_out=leave_out,
             seed=seed,
         ) as rollouts:
+            if rollouts.envs.reward_space is not None:
+                raise ValueError(
+                    "cannot evaluate: a reward has several numbers, expected one; wrap each env to "
+                    "make one of them"
+                )
             if rollouts.transforms is not None:
                 rollouts.transforms.learns = False
             return _count(rollouts, episodes, max_steps)

@@ -33,7 +33,8 @@ def gae(
     """Return advantages by generalized advantage estimation, and returns, of ``[T, N]`` arrays.
 
     Envs must reset in the step that ends their episode, so that ``values[t + 1]`` is then a value
-    of the next episode. Returns are advantages + values.
+    of the next episode. Returns are advantages + values. If a reward has k numbers, rewards and
+    values have a further dimension of k: ``[T, N, k]``.
 
     Args:
         rewards: ``[T, N]``.
@@ -67,13 +68,14 @@ def gae(
     values = plain_array(_DOING, "values", values)
     last_values = plain_array(_DOING, "last_values", last_values)
     cut_values = plain_array(_DOING, "cut_values", cut_values)
-    if rewards.ndim != 2:
+    if rewards.ndim not in (2, 3):
         raise ValueError(f"cannot {_DOING}: rewards of shape {rewards.shape}, expected [T, N]")
-    steps, envs = shape = rewards.shape
-    if values.shape != shape or last_values.shape != (envs,):
+    steps, envs = shape = rewards.shape[:2]
+    numbers = rewards.shape[2:]
+    if values.shape != rewards.shape or last_values.shape != (envs, *numbers):
         raise ValueError(
             f"cannot {_DOING}: values of shape {values.shape} and last_values of "
-            f"{last_values.shape}, expected {shape} and {(envs,)}"
+            f"{last_values.shape}, expected {rewards.shape} and {(envs, *numbers)}"
         )
     terminated = _bool_array("terminated", terminated, shape)
     truncated = _bool_array("truncated", truncated, shape)
@@ -82,13 +84,15 @@ def gae(
     if cut is None:
         step, env = np.nonzero(truncated & ~terminated)
         cut = step, env
-    if cut_values.shape != (len(cut[0]),):
+    expected = len(cut[0]), *numbers
+    if cut_values.shape != expected and not (cut_values.size == expected[0] == 0):
         raise ValueError(
-            f"cannot {_DOING}: cut_values of shape {cut_values.shape}, expected ({len(cut[0])},): "
+            f"cannot {_DOING}: cut_values of shape {cut_values.shape}, expected {expected}: "
             "the values of cut_observations"
         )
+    cut_values = cut_values.reshape(expected)
     dtype = np.result_type(values.dtype, np.float32)
-    next_values = np.empty((steps, envs), dtype)  # of the observation after each step
+    next_values = np.empty(rewards.shape, dtype)  # of the observation after each step
     next_values[:-1] = values[1:]
     next_values[-1] = last_values
     if lengths is not None and (lengths < steps).any():
@@ -97,6 +101,7 @@ def gae(
     next_values[terminated] = 0
     next_values[cut] = cut_values
     decay = (~(terminated | truncated)).astype(dtype) * dtype.type(gamma * gae_lambda)
+    decay = decay.reshape(*shape, *[1] * len(numbers))
     advantages = (rewards + gamma * next_values - values).astype(dtype)
     if valid is not None:
         advantages[~valid] = 0

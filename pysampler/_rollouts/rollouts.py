@@ -173,6 +173,7 @@ class Rollouts(Sampler):
     """
 
     _resets_late = True  # the steps are not ``valid``
+    _vector_rewards = True  # whether a reward may have several numbers
 
     def __init__(
         self,
@@ -236,7 +237,9 @@ class Rollouts(Sampler):
             self.given_envs = leasable.given
             self.transforms = leasable.transforms
             self.leave_out = leave_out
-            self._spec = visible_spec(self._purpose, leasable.envs, leave_out)
+            self._spec = visible_spec(
+                *(self._purpose, leasable.envs, leave_out), vector_rewards=self._vector_rewards
+            )
             self._normalization = normalization_of(normalize, self._spec, self._purpose)
             if leave_out:
                 leasable.expect_no_wrappers(self._purpose, "they would see the parts in leave_out")

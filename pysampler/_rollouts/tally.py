@@ -28,7 +28,9 @@ class Tally:
     """
 
     def __init__(self, so_far: EpisodesSoFar) -> None:
-        self._episodes = _core.Tally(so_far.returns.tolist(), so_far.lengths.tolist(), LOST, BEGUN)
+        self._episodes = _core.Tally(
+            *(so_far.returns.ravel().tolist(), so_far.lengths.tolist(), LOST, BEGUN)
+        )
         self.begin_episodes = self._episodes.begin_episodes
 
     def count(

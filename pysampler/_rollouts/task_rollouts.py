@@ -53,6 +53,8 @@ class TaskRollouts(Rollouts):
         opened: Whether a caller is stepping a rollout.
     """
 
+    _vector_rewards = False
+
     task_of: npt.NDArray[np.int64]
     params: Any = None
     opened = False

@@ -20,6 +20,8 @@ from pysampler import _core
 from pysampler._frames.frames import FINAL
 from pysampler._vector.blocks import GivenActions, RepeatableBlock
 from pysampler._vector.columns import InfoColumns, row_of
+from pysampler._vector.env_calls import reward_space_of
+from pysampler.envs._errors import RowError
 from pysampler.envs.batch import Generators
 from pysampler.sync import now
 
@@ -179,13 +181,13 @@ class BatchBlock(RepeatableBlock):
         try:
             if actions is None:
                 actions = self._actions.of(frame)
-            together = self._all_begun and isinstance(actions, np.ndarray)
-            if together and not self.any_ended:
+            given = actions if self._all_begun and isinstance(actions, np.ndarray) else None
+            if given is not None and not self.any_ended:
                 self._rows.begin(frame)
-                self._step_together(frame, actions)
-            elif together and self.steps_ended and not self.ended.all():
+                self._step_together(frame, given)
+            elif given is not None and self.steps_ended and not self.ended.all():
                 self._rows.begin(frame)
-                self._step_and_reset(frame, actions)
+                self._step_and_reset(frame, given)
             else:
                 self._meter.at(self.first)
                 self._begin(frame)
@@ -196,7 +198,7 @@ class BatchBlock(RepeatableBlock):
         except BaseException as error:
             self.failed = True
             self._meter.idle()
-            self._leave(_ERROR, 0, error)
+            self._leave(_ERROR, error.row if isinstance(error, RowError) else 0, error)
         return self._done(frame)
 
     def _step_and_reset(self, frame: int, actions: Array) -> None:
@@ -580,6 +582,8 @@ class OwnBlock(BatchBlock):
 
     def __init__(self, env: BatchEnv, first: int, meter: _core.Meter, *, here: bool) -> None:
         self._env = env
+        space = reward_space_of(env)
+        self._reward_shape = () if space is None else space.shape
         shape = env.action_space.shape or ()
         super().__init__(env.num_envs, first, shape, env.max_episode_steps, meter, here=here)
         self.rngs = env.rngs = (_Noted if here else _Generators)(self.rngs)
@@ -592,14 +596,15 @@ class OwnBlock(BatchBlock):
             raise ValueError(f"step returned {got}, expected rewards, terminated[, infos]")
         rewards, terminated, *infos = results
         # Copies, since observe() may return the same memory.
+        numbers = self._reward_shape
         count = self.count if ids is None else len(ids)
         rewards, terminated = np.array(rewards, np.float64), np.array(terminated)
         for name, array, shapes in (
-            ("rewards", rewards, [(count,)]),
+            ("rewards", rewards, [(count, *numbers)]),
             ("terminated", terminated, [(count,), ()]),
         ):
             if array.shape not in shapes:
-                raise ValueError(f"step returned {name} of {array.shape}, expected {(count,)}")
+                raise ValueError(f"step returned {name} of {array.shape}, expected {shapes[0]}")
         if terminated.dtype != np.bool_:
             raise ValueError(f"step returned terminated of {terminated.dtype}, expected bool")
         if terminated.ndim == 0:

@@ -26,8 +26,13 @@ __all__ = [
     "is_several",
     "layers_of",
     "of_each",
+    "reward_space_of",
     "set_of_each",
 ]
+
+
+# The wrapper of mo-gymnasium that makes a number of an array.
+_LINEAR_REWARD = "mo_gymnasium.wrappers.wrappers", "LinearReward"
 
 
 def is_several(env: Any) -> bool:
@@ -41,6 +46,24 @@ def layers_of(env: Any) -> Iterator[Any]:
         yield env
         env = env.env
     yield env
+
+
+def reward_space_of(env: Any) -> gym.spaces.Box | None:
+    """Return the space of an env's rewards if they are arrays; None if they are numbers.
+
+    The outermost layer with an attribute ``reward_space`` says it: the env itself, or a wrapper
+    that makes a number of an array.
+    """
+    for layer in layers_of(env):
+        if (type(layer).__module__, type(layer).__name__) == _LINEAR_REWARD:
+            return None
+        if not hasattr(layer, "reward_space"):
+            continue
+        space: gym.spaces.Box | None = layer.reward_space
+        if space is not None and (type(space) is not gym.spaces.Box or len(space.shape) != 1):
+            raise TypeError(f"reward_space is {space}, expected a Box of one dimension, or None")
+        return space
+    return None
 
 
 def autoreset_of(env: Any) -> AutoresetMode:

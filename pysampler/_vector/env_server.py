@@ -28,6 +28,7 @@ from pysampler._vector.env_calls import (
     expect_whole,
     is_several,
     layers_of,
+    reward_space_of,
 )
 from pysampler._vector.native.known import name_of
 from pysampler._vector.registry import register
@@ -59,6 +60,7 @@ class EnvDescription:
     metadata: dict[str, Any]  # of the first env, like the next two
     render_mode: str | None
     name: str
+    reward_space: gym.spaces.Box | None  # of all of these envs; None: rewards are numbers
     stacks: list[Stack]  # how each env is stepped
     sizes: tuple[int, ...]  # of the groups
     # The name and autoreset mode of each vector env whose envs are among these.
@@ -171,6 +173,7 @@ class EnvServer:
             metadata,
             env.render_mode,
             name_of(env),
+            self._reward_space(),
             self.stacks,
             tuple(self.sizes),
             [
@@ -179,6 +182,20 @@ class EnvServer:
                 if isinstance(self.envs[rows.start], GymVectorEnv)
             ],
         )
+
+    def _reward_space(self) -> gym.spaces.Box | None:
+        """Return the space of all envs' rewards, if these are arrays."""
+        first: gym.spaces.Box | None = None
+        for i, env in enumerate(self.envs):
+            if env is None or (i > 0 and env is self.envs[i - 1]):  # as the one before it
+                continue
+            with self._sending(i, "reward_space"):
+                space = reward_space_of(env)
+                if i == 0:
+                    first = space
+                elif space != first:
+                    raise ValueError(f"its reward_space is {space}, that of the others {first}")
+        return first
 
     def _described(self, i: int, name: str, known: dict[Any, gym.Space[Any]]) -> gym.Space[Any]:
         """Return a space of an env: one object for all equal spaces, which a pickle stores once."""

@@ -294,6 +294,11 @@ class EnvMaker:
         """Whether all envs are known to be alike, so that one tells about the others."""
         return makes_known_envs(self._entry_point, self.wrappers)
 
+    @property
+    def makes_tasks(self) -> bool:
+        """Whether all envs are of a MuJoCo task, whose steps in Python tell nothing."""
+        return makes_known_envs(self._entry_point, self.wrappers, twins=False)
+
     def __call__(self) -> gym.Env[Any, Any]:
         env = self._make(**self.kwargs)
         for wrapper in self.wrappers:

@@ -75,7 +75,8 @@ class Results:
         self._no_ids = np.zeros(0, np.int64)
         self._nothing = (
             self._built(lambda leaf: frames.observations[leaf][0, :0].copy(), lambda _: ()),
-            *(np.zeros(0, dtype) for dtype in (np.float64, np.bool_, np.bool_)),
+            np.zeros((0, *self._spec.rewards)),
+            *(np.zeros(0, np.bool_) for _ in range(2)),
         )
         # If a worker is lost, the frame that was seen last is needed: do not overwrite it next.
         spare = 2 if restarts else 1

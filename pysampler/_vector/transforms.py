@@ -67,7 +67,7 @@ class Transforms:
         self._rewards = [w for w in wrappers if isinstance(w, VectorRewardWrapper)]
         self._num_envs: int = wrappers[-1].num_envs
         outer = wrappers[-1]
-        self.spec = spec_of(outer.single_observation_space, outer.single_action_space)
+        self.spec = spec_of(outer.single_observation_space, outer.single_action_space, spec.rewards)
         self.names = ", ".join(type(wrapper).__name__ for wrapper in wrappers)
         self.learns = True
 
@@ -99,7 +99,7 @@ class Transforms:
         """Return the transformed rewards of all envs."""
         for wrapper in self._rewards:
             rewards = np.asarray(wrapper.rewards(rewards))
-        self._expect("rewards", rewards.shape, (self._num_envs,))
+        self._expect("rewards", rewards.shape, (self._num_envs, *self.spec.rewards))
         return rewards
 
     def _expect(self, what: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:

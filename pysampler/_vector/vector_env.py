@@ -136,10 +136,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         trace: A file for a trace of env steps and of processes waiting for each other, which a
             separate process writes until ``close``, or up to 1,000 MB. It is JSON in the format of
             ``torch.profiler``; open it in ui.perfetto.dev.
-        native: Whether workers simulate gymnasium's MuJoCo envs together and run gymnasium's
-            wrappers on arrays of all their envs, with the same results bit for bit. "auto" does so
-            where short trials find no difference; ``describe()`` says where, and why not. True
-            raises ValueError if an env cannot be simulated so; False steps envs one by one.
+        native: Whether workers step gymnasium's envs of MuJoCo and classic control together and
+            run gymnasium's wrappers on arrays of all their envs, with the same results bit for bit.
+            "auto" does so where short trials find no difference; ``describe()`` says where, and why
+            not. True raises ValueError if an env cannot be stepped so; False steps envs one by one.
 
     >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 8, num_workers=2)
     >>> envs
@@ -209,7 +209,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         native = arguments.native(native)
         why_python = arguments.why_python(native, worker, observation_mode)
         alike = all(function is functions[0] for function in functions)
-        if num_workers == "auto" and alike and getattr(functions[0], "makes_alike", False):
+        if num_workers == "auto" and alike and getattr(functions[0], "makes_tasks", False):
             num_workers = None  # "auto" goes by the time of a step in Python
         self.division = divide(num_workers, main_envs, functions, self.max_concurrency)
         self.num_workers = self.division.num_workers
@@ -296,7 +296,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.action_space = spaces.actions
         if self.shared_memory:
             arguments.refuse_custom(self.single_observation_space)
-        return spec_of(self.single_observation_space, self.single_action_space)
+        for description in descriptions[1:]:
+            if description.reward_space != one.reward_space:
+                raise ValueError(
+                    f"cannot batch rewards: some envs have the reward_space {one.reward_space}, "
+                    f"others {description.reward_space}"
+                )
+        self.reward_space = one.reward_space
+        rewards = () if one.reward_space is None else one.reward_space.shape
+        return spec_of(self.single_observation_space, self.single_action_space, rewards)
 
     def _expect_native(self, native: Any, descriptions: Sequence[EnvDescription]) -> None:
         """Note whether all envs are native; raise, or log a warning, if they might be but are not.
@@ -681,7 +689,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
           TimeLimit          in Python
           OrderEnforcing     in Python
           PassiveEnvChecker  in Python
-          CartPole-v1        in Python: CartPole-v1 has no task of pysampler.envs.mujoco
+          CartPole-v1        in Python: too few envs to gain by it (2)
         >>> envs.close()
         """
         core = self._core

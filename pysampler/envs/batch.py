@@ -92,6 +92,7 @@ class BatchEnv:
     Attributes:
         observation_space: The space of an observation, which must be one array.
         action_space: The space of an action, which must be one array or number.
+        reward_space: A space of k numbers, if a reward has several; by default it is one number.
         max_episode_steps: Truncate episodes after this many steps; None for no limit.
         num_envs: The number of envs.
         rngs: The random generators of all envs: ``self.rngs.of(ids)`` in ``step``. Keep no others:
@@ -101,6 +102,7 @@ class BatchEnv:
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
+    reward_space: gym.spaces.Box | None = None
     max_episode_steps: int | None = None
     metadata: ClassVar[dict[str, Any]] = {}
     render_mode: str | None = None

@@ -78,8 +78,10 @@ class _Envs:
         if not isinstance(results, tuple) or len(results) not in (2, 3):
             raise self.fail(f"step returned {results!r}, expected rewards, terminated[, infos]")
         rewards, terminated, *infos = results
-        if np.shape(rewards) != (len(rows),):
-            raise self.fail(f"step returned rewards {rewards!r}, expected {len(rows)} numbers")
+        space = self.env.reward_space
+        shape = len(rows), *(() if space is None else space.shape)
+        if np.shape(rewards) != shape:
+            raise self.fail(f"step returned rewards {rewards!r}, expected numbers of shape {shape}")
         terminated = np.asarray(terminated)
         if terminated.dtype != np.bool_ or terminated.shape not in ((), (len(rows),)):
             raise self.fail(

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 
-from pysampler.envs._changed import ChangedError
+from pysampler.envs._errors import ChangedError, RowError
 from pysampler.envs.batch import BatchEnv
 
 if TYPE_CHECKING:
@@ -35,12 +35,10 @@ class _Classic(BatchEnv):
     Attributes:
         bounds: These bounds.
         wide: Bounds of which many episodes end soon.
-        least: The fewest envs that are faster together than one by one.
     """
 
     bounds: ClassVar[tuple[float, float]]
     wide: ClassVar[tuple[float, float]]
-    least: ClassVar[int]
     action_space: spaces.Discrete
 
     def __init__(self, num_envs: int) -> None:
@@ -83,12 +81,20 @@ class _Classic(BatchEnv):
         drawn = [rng.uniform(*one, shape) for rng, one in zip(rngs, bounds, strict=True)]
         return np.array(drawn).reshape(len(places), *shape)
 
-    def expect_actions(self, actions: Array) -> None:
-        """Raise ValueError unless all actions are in the space."""
+    def expect_actions(self, ids: Ids, actions: Array) -> None:
+        """Raise RowError unless all actions of some envs are in the space."""
         count, kind = int(self.action_space.n), actions.dtype
-        # As unsigned numbers, negative ones are large.
-        if kind.kind not in "iu" or (actions.view(f"u{kind.itemsize}") >= count).any():
-            raise ValueError(f"actions {actions}, expected whole numbers from 0 to {count - 1}")
+        if kind.kind in "iu":
+            wrong = actions.view(f"u{kind.itemsize}") >= count  # negative ones are large then
+            if not wrong.any():
+                return
+            at = int(wrong.argmax())
+        else:
+            at = 0
+        raise RowError(
+            int(np.arange(self.num_envs)[ids][at]),
+            f"action {actions[at]}, expected a whole number from 0 to {count - 1}",
+        )
 
 
 class CartPole(_Classic):
@@ -106,7 +112,6 @@ class CartPole(_Classic):
     """
 
     bounds, wide = (-0.05, 0.05), (-0.3, 0.3)
-    least = 16
     max_episode_steps = 500
     action_space = spaces.Discrete(2)
     _X, _ANGLE = 2.4, 12 * 2 * math.pi / 360
@@ -144,7 +149,7 @@ class CartPole(_Classic):
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
         """Step some envs."""
-        self.expect_actions(actions)
+        self.expect_actions(ids, actions)
         gravity, masspole, length, tau = 9.8, 0.1, 0.5, 0.02
         total_mass = masspole + 1.0
         polemass_length = masspole * length
@@ -181,7 +186,6 @@ class MountainCar(_Classic):
     """
 
     bounds, wide = (-0.6, -0.4), (-1.2, 0.55)
-    least = 16
     max_episode_steps = 200
     action_space = spaces.Discrete(3)
     observation_space = spaces.Box(
@@ -218,7 +222,7 @@ class MountainCar(_Classic):
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
         """Step some envs."""
-        self.expect_actions(actions)
+        self.expect_actions(ids, actions)
         position, velocity = self.state[ids].T
         slopes = np.fromiter(map(math.cos, (3 * position).tolist()), float, len(position))
         velocity = velocity + ((actions - 1) * 0.001 + slopes * (-0.0025))
@@ -242,7 +246,6 @@ class Acrobot(_Classic):
     """
 
     bounds, wide = (-0.1, 0.1), (-3.0, 3.0)
-    least = 4
     max_episode_steps = 500
     action_space = spaces.Discrete(3)
     _FASTEST = 4 * np.pi, 9 * np.pi
@@ -273,7 +276,7 @@ class Acrobot(_Classic):
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
         """Step some envs."""
-        self.expect_actions(actions)
+        self.expect_actions(ids, actions)
         torque, dt = np.array([-1.0, 0.0, 1.0])[actions], 0.2
         y = self.state[ids].T.copy()
         k1 = _derivatives(y, torque)

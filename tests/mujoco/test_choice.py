@@ -38,10 +38,13 @@ Elsewhere.__name__ = Elsewhere.__qualname__ = "HalfCheetahEnv"  # in another mod
 
 # Envs that cannot be native, and the error with native=True.
 ORDINARY = {
-    "another env": (lambda native: made("CartPole-v1", native), "CartPole-v1 has no task"),
+    "another env": (
+        lambda native: made("Pendulum-v1", native),
+        "Pendulum-v1 has no native counterpart",
+    ),
     "an older version": (
         lambda native: made("HalfCheetah-v4", native),
-        "HalfCheetah-v4 has no task",
+        "HalfCheetah-v4 has no native counterpart",
     ),
     "a wrapper of the spec": (
         lambda native: made(gym.wrappers.StickyAction(gym.make(CHEETAH), 0.1).spec, native),
@@ -51,11 +54,17 @@ ORDINARY = {
         lambda native: made(native=native, wrappers=[Unknown]),
         "the wrapper Unknown is Python code for one env",
     ),
-    "a subclass": (lambda native: made(UsersCheetah, native), "UsersCheetah has no task"),
-    "a class of the same name": (lambda native: made(Elsewhere, native), "has no task"),
+    "a subclass": (
+        lambda native: made(UsersCheetah, native),
+        "UsersCheetah has no native counterpart",
+    ),
+    "a class of the same name": (
+        lambda native: made(Elsewhere, native),
+        "has no native counterpart",
+    ),
     "a function of another env": (
         lambda native: made(lambda: gym.make("CartPole-v1"), native),
-        "CartPole-v1 has no task",
+        r"too few envs to gain by it \(2\)",
     ),
     "a worker of the user's": (
         lambda native: made(native=native, worker=print),

@@ -14,8 +14,8 @@ from mujoco_in_tests import CHEETAH, drawn_actions, identical, is_native, made, 
 import pysampler.envs.mujoco as tasks
 from pysampler import VectorEnv
 from pysampler._vector import stacks
-from pysampler._vector.mujoco import trial
-from pysampler._vector.mujoco.known import NotNativeError
+from pysampler._vector.native.known import NotNativeError
+from pysampler._vector.native.trial import KnownEnv
 from pysampler.envs.mujoco import _gymnasium, ant, half_cheetah, pendulums
 
 
@@ -128,7 +128,7 @@ def test_a_difference_falls_back_and_is_logged_once(trap, monkeypatch, caplog):
 def test_each_difference_fails_the_equality_tests(trap, monkeypatch):
     """Without the trial: shows that the equality tests could fail."""
     env_id = breaking(trap, monkeypatch)
-    monkeypatch.setattr(trial, "_compare", lambda *_: None)
+    monkeypatch.setattr(KnownEnv, "_compare", lambda *_: None)
     ours, theirs = made(env_id, native=True), one_by_one(env_id, 2)
     with pytest.raises(AssertionError):
         for seed in range(10):
@@ -141,8 +141,8 @@ def test_each_difference_fails_the_equality_tests(trap, monkeypatch):
 
 def test_a_trial_runs_once_for_alike_envs(monkeypatch):
     tried = []
-    compare = trial._compare
-    monkeypatch.setattr(trial, "_compare", lambda *given: tried.append(given) or compare(*given))
+    compare = KnownEnv._compare
+    monkeypatch.setattr(KnownEnv, "_compare", lambda *given: tried.append(given) or compare(*given))
     assert is_native(made())
     assert len(tried) == 1
     functions = [functools.partial(gym.make, CHEETAH, ctrl_cost_weight=w) for w in (0.1, 0.1, 0.3)]
@@ -159,7 +159,7 @@ def test_a_difference_is_tried_once_for_alike_envs(monkeypatch):
         tried.append(1)
         raise NotNativeError("this and that")
 
-    monkeypatch.setattr(trial, "_compare", differs)
+    monkeypatch.setattr(KnownEnv, "_compare", differs)
     assert not is_native(VectorEnv([functools.partial(gym.make, CHEETAH)] * 3, num_workers=0))
     assert len(tried) == 1
 

@@ -334,8 +334,19 @@ def test_steps_may_draw_random_numbers(mode):
     compare(ours, SyncVectorEnv([lambda: TimeLimit(Slip(), LIMIT)] * 5, autoreset_mode=mode), mode)
 
 
-def test_interrupted_step_that_draws_random_numbers_is_repeated_exactly(monkeypatch):
-    envs, expected = interrupted_and_not(Slips, monkeypatch)
+class SlipsByHand(Walks):
+    """The same, by each other way to the generators."""
+
+    def step(self, ids, actions):
+        every = [rng.uniform(0, 1) for rng in self.rngs]
+        first, last = self.rngs[0].uniform(0, 1), [rng.uniform(0, 1) for rng in self.rngs[1:]]
+        slips = self.rngs.uniform(0, 1) + every + [first, *last] < 0.9
+        return super().step(ids, np.where(slips[ids], 1, actions))
+
+
+@pytest.mark.parametrize("kind", [Slips, SlipsByHand])
+def test_interrupted_step_that_draws_random_numbers_is_repeated_exactly(kind, monkeypatch):
+    envs, expected = interrupted_and_not(kind, monkeypatch)
     for _ in range(30):
         same(envs.step(np.full(3, 2)), expected.step(np.full(3, 2)))
     states = envs.get_state()
@@ -600,7 +611,7 @@ class Infos(Walks):
         (Outside, "is not in Box"),
         (Flat, r"observe returned shape \(5,\), expected \(5, 2\)"),
         (Numbers, "terminated of int64 .*, expected bool"),
-        (OneReward, "rewards 1.0, expected 5 numbers"),
+        (OneReward, r"rewards 1.0, expected numbers of shape \(5,\)"),
         (ObservingAll, r"observe returned shape \(5, 2\), expected"),
         (ObservingFirst, "the observation of env .* if others step apart"),
         (ResettingAll, "the observation of env 1 is .* if it is alone"),

@@ -86,6 +86,6 @@ def test_rules_of_batch_envs_are_kept(kind):
 def test_actions_outside_of_the_space_raise(actions):
     envs = pysampler.make_vec(classic.CartPole, 2, num_workers=1)
     envs.reset(seed=1)
-    with pytest.raises((EnvError, TypeError), match="expected whole numbers|dtype float64"):
+    with pytest.raises((EnvError, TypeError), match="expected a whole number|dtype float64"):
         envs.step(actions)
     envs.close()

@@ -159,6 +159,14 @@ def _bounded(env):
     return wrappers.RescaleObservation(env, -1.0, 2.0)
 
 
+def _stacked_twice(env):
+    """Stack normalized observations, padded with zeros, and stacks of ones with a constant."""
+    env = wrappers.NormalizeObservation(env)
+    env = wrappers.FrameStackObservation(env, 2, padding_type="zero")
+    padding = np.full(env.observation_space.shape, 0.5, env.observation_space.dtype)
+    return wrappers.FrameStackObservation(env, 2, padding_type=padding)
+
+
 def _unknown_inside(env):
     return wrappers.NormalizeReward(wrappers.RecordEpisodeStatistics(Doubled(env)))
 
@@ -214,6 +222,8 @@ STACKS = {
         lambda env: wrappers.ReshapeObservation(env, (1, *env.observation_space.shape)),
         1,
     ),
+    "FrameStackObservation": (lambda env: wrappers.FrameStackObservation(env, 3), 1),
+    "FrameStackObservation of zeros": (_stacked_twice, 3),
     "CleanRL": (_cleanrl, 7),
     "NormalizeObservation twice": (_twice, 3),
     "two statistics": (_two_statistics, 3),

@@ -27,6 +27,7 @@ __all__ = [
     "expect_known",
     "has_task",
     "is_of_a_task",
+    "least_of",
     "limit_of",
     "maker_of_task",
     "makes_known_envs",
@@ -60,28 +61,33 @@ _TASKS = {
     (_META, "HalfCheetahVel"): "HalfCheetahVel",
 }
 _CLASSIC = "gymnasium.envs.classic_control"
-# The twins of envs.
+# The twins of envs, and the fewest envs of a group that are faster as these than one by one.
 _TWINS = {
-    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): "Acrobot",
-    (f"{_CLASSIC}.cartpole", "CartPoleEnv"): "CartPole",
-    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): "MountainCar",
+    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): ("Acrobot", 4),
+    (f"{_CLASSIC}.cartpole", "CartPoleEnv"): ("CartPole", 16),
+    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): ("MountainCar", 16),
 }
 # Wrappers whose work blocks do themselves.
 BLOCK_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
 
 
-def makes_known_envs(entry_point: Any, wrappers: Sequence[Any]) -> bool:
+def makes_known_envs(entry_point: Any, wrappers: Sequence[Any], *, twins: bool = True) -> bool:
     """Return whether this entry point makes known envs, and these are gymnasium's wrappers.
 
     Such envs are all alike, so one of them tells about the others.
+
+    Args:
+        entry_point: What makes the envs, or its name.
+        wrappers: Functions that wrap them.
+        twins: Whether envs that have twins count, too.
     """
     known = [one is TaskWrapper or one in vars(gymnasium_wrappers).values() for one in wrappers]
     if not all(known):
         return False
     if not isinstance(entry_point, str):
         entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
-    known_classes = _TASKS.keys() | _TWINS.keys()
-    return entry_point == f"{_TASK_ENV}:make_env" or tuple(entry_point.split(":")) in known_classes
+    key = tuple(entry_point.split(":"))
+    return entry_point == f"{_TASK_ENV}:make_env" or key in _TASKS or (twins and key in _TWINS)
 
 
 def name_of(env: gym.Env[Any, Any]) -> str:
@@ -94,7 +100,7 @@ def name_of(env: gym.Env[Any, Any]) -> str:
 
 def has_task(env: Any) -> bool:
     """Return whether an env, without wrappers, is of a class that has a task."""
-    return is_of_a_task(env) or (type(env).__module__, type(env).__name__) in _TASKS
+    return is_of_a_task(env) or _key_of(env) in _TASKS
 
 
 def maker_of_task(thing: Any) -> Any:
@@ -128,13 +134,22 @@ def limit_of(env: gym.Env[Any, Any]) -> int | None:
 
 def expect_known(base: gym.Env[Any, Any]) -> None:
     """Raise NotNativeError unless an env, without wrappers, has a task or a twin."""
-    if not has_task(base) and twin_of(base) is None:
+    if not has_task(base) and _key_of(base) not in _TWINS:
         raise NotNativeError(f"{name_of(base)} has no native counterpart")
 
 
-def twin_of(base: Any) -> str | None:
-    """Return the name of the twin in pysampler.envs.classic of an env, without wrappers."""
-    return _TWINS.get((type(base).__module__, type(base).__name__))
+def twin_of(base: Any) -> str:
+    """Return the name of the twin in pysampler.envs.classic of an env that has one."""
+    return _TWINS[_key_of(base)][0]
+
+
+def least_of(base: Any) -> int:
+    """Return the fewest envs of a group with which a native block is faster, for a known env."""
+    return _TWINS.get(_key_of(base), ("", 1))[1]
+
+
+def _key_of(base: Any) -> tuple[str, str]:
+    return type(base).__module__, type(base).__name__
 
 
 def task_of(base: Any) -> Task:
@@ -147,7 +162,7 @@ def task_of(base: Any) -> Task:
     if is_of_a_task(base):
         task = base.task
     else:
-        name = _TASKS[type(base).__module__, type(base).__name__]
+        name = _TASKS[_key_of(base)]
         task = getattr(importlib.import_module("pysampler.envs.mujoco"), name).of(base)
     if task.frame_skip < 1:
         raise NotNativeError(f"frame_skip is {task.frame_skip}")

@@ -46,14 +46,10 @@ class KnownEnv:
     Args:
         env: The env, in wrappers that blocks stand for.
 
-    Attributes:
-        least: The fewest envs of a block that are faster in it than one by one.
-
     Raises:
         NotNativeError: The env has a wrapper or an option that blocks do not support.
     """
 
-    least = 1
     # What a trial compares: so many envs, so many steps, with these options of the first reset.
     _envs, _steps = 2, 14
     _options: dict[str, Any] | None = None

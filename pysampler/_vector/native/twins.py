@@ -54,11 +54,8 @@ class KnownTwin(KnownEnv):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        name = twin_of(self.base)
-        assert name is not None
-        self._kind = getattr(importlib.import_module("pysampler.envs.classic"), name)
+        self._kind = getattr(importlib.import_module("pysampler.envs.classic"), twin_of(self.base))
         self._arguments = self._kind.arguments_of(self.base)
-        self.least = self._kind.least
         low, high = self._kind.wide
         self._options = {"low": low, "high": high}  # of a trial: so that some episodes end soon
 

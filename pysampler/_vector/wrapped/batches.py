@@ -18,7 +18,7 @@ from pysampler._vector.wrapped.layers import (
 )
 from pysampler._vector.wrapped.stack import layers_for, outermost
 from pysampler._vector.wrapped.watched import Watched
-from pysampler.envs._changed import ChangedError
+from pysampler.envs._errors import ChangedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,6 +13,7 @@ alone, and ``load`` reads it back.
 ``ChangedActions``           TransformAction, ClipAction, RescaleAction
 ``ChangedObservations``      TransformObservation, FlattenObservation, ReshapeObservation,
                              RescaleObservation, DtypeObservation
+``StackedObservations``      FrameStackObservation
 ``ChangedRewards``           TransformReward, ClipReward
 ============================ ===================================================================
 """
@@ -558,6 +559,63 @@ class ChangedObservations(_Changed):
         rows.observations = self._function(rows.observations)
 
 
+class StackedObservations(Layer):
+    """``FrameStackObservation``."""
+
+    saves = 15.0
+    observes = True
+    state = "obs_queue", "stacked_obs", "padding_value"
+
+    def __init__(self, wrappers: Sequence[Any]) -> None:
+        super().__init__(wrappers)
+        one = wrappers[0]
+        self._size: int = one.stack_size
+        self._repeats_first = one.padding_type == "reset"
+        self._queue = np.zeros((len(wrappers), *one.stacked_obs.shape), one.stacked_obs.dtype)
+        self._padding = np.zeros_like(self._queue[:, 0])
+        self.arrays = {"queue": self._queue, "padding": self._padding}
+
+    @classmethod
+    def expect(cls, wrapper: Any) -> None:
+        if type(wrapper.env.observation_space) is not spaces.Box:
+            kind = type(wrapper.env.observation_space).__name__
+            raise NotBatchedError(f"its observations are a {kind}")
+
+    @classmethod
+    def alike(cls, one: Any, other: Any) -> bool:
+        ours, theirs = ((w.stack_size, w.padding_type) for w in (one, other))
+        return bool(ours == theirs)
+
+    def begin(self, rows: Rows) -> None:
+        if self._repeats_first:
+            self._padding[rows.at] = rows.observations
+        self._queue[rows.at] = self._padding[rows.at][:, None]
+        self._queue[rows.at, -1] = rows.observations
+        rows.observations = self._queue[rows.at]
+
+    def step(self, rows: Rows) -> None:
+        self._queue[rows.at, :-1] = self._queue[rows.at, 1:]
+        self._queue[rows.at, -1] = rows.observations
+        rows.observations = self._queue[rows.at]
+
+    def load(self, i: int) -> None:
+        one, kind = self.wrappers[i], (self._queue.dtype, self._queue.shape[2:])
+        kinds = {(np.asarray(seen).dtype, np.shape(seen)) for seen in one.obs_queue}
+        if kinds != {kind} or {len(one.obs_queue), one.obs_queue.maxlen} != {self._size}:
+            raise NotBatchedError("obs_queue has other observations than at first")
+        padding = np.asarray(one.padding_value)
+        if (padding.dtype, padding.shape) != kind:
+            raise NotBatchedError("padding_value is not an observation")
+        self._queue[i], self._padding[i] = np.array(one.obs_queue), padding
+
+    def store(self, i: int) -> None:
+        one = self.wrappers[i]
+        one.obs_queue.extend(self._queue[i].copy())
+        one.stacked_obs[:] = self._queue[i]
+        if self._repeats_first:
+            one.padding_value = self._padding[i].copy()
+
+
 class ChangedRewards(_Changed):
     """``TransformReward`` and ``ClipReward``."""
 
@@ -585,6 +643,7 @@ LAYERS: dict[type, type[Layer]] = {
     wrappers.ReshapeObservation: ChangedObservations,
     wrappers.RescaleObservation: ChangedObservations,
     wrappers.DtypeObservation: ChangedObservations,
+    wrappers.FrameStackObservation: StackedObservations,
     wrappers.TransformReward: ChangedRewards,
     wrappers.ClipReward: ChangedRewards,
 }

@@ -17,13 +17,14 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._vector.blocks import GroupBlock
-from pysampler._vector.env_calls import layers_of
+from pysampler._vector.env_calls import layers_of, reward_space_of
 from pysampler._vector.env_server import EnvServer
 from pysampler._vector.native.known import (
     BLOCK_WRAPPERS,
     NotNativeError,
     expect_known,
     has_task,
+    least_of,
 )
 from pysampler._vector.stacks import Stack, StackPart, parts_of
 from pysampler._vector.wrapped.batches import Batch, NativeBatch, PythonBatch
@@ -136,6 +137,8 @@ class BatchServer(EnvServer):
             env: The env.
             make: Makes another such env; None if the function that made it may do anything.
         """
+        if reward_space_of(env) is not None:
+            return _in_python(env, "its rewards are arrays")
         outer, inner, why = peel(env)
         if outer and self._inline:
             return _in_python(env, "the program may hold on to wrappers in its own process")
@@ -173,9 +176,9 @@ class BatchServer(EnvServer):
         if why is not None:
             raise NotBatchedError(why)
         _expect_limits_inside(inner)
-        known = _known_as(inner)
-        if self._most < known.least:
+        if self._most < least_of(inner.unwrapped):
             raise NotNativeError(f"too few envs to gain by it ({self._most})")
+        known = _known_as(inner)
         classes = tuple(type(layer) for layer in layers_of(inner))
         if classes in self._refused:
             raise NotNativeError(self._refused[classes])
@@ -235,7 +238,7 @@ class BatchServer(EnvServer):
         if kind.outer and (why := self.why_shared(rows)) is not None:
             raise NotBatchedError(why)
         if kind.known is not None:
-            if len(rows) < kind.known.least:
+            if len(rows) < least_of(kind.inner.unwrapped):
                 raise NotBatchedError(f"too few envs to gain by it ({len(rows)})")
             return NativeBatch(self, rows, len(kind.outer), kind.known)
         layers = [LAYERS[type(one)] for one in kind.outer]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler.envs._changed import ChangedError
+from pysampler.envs._errors import ChangedError
 from pysampler.envs.mujoco._gymnasium import GymnasiumTask, norm, squares
 from pysampler.envs.mujoco.task import draw
 

@@ -1,0 +1,176 @@
+"""EnvPool's envs as a gymnasium vector env, with ``send`` and ``recv`` as in pysampler."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import envpool
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector import VectorEnv as GymVectorEnv
+from gymnasium.vector.utils import batch_space
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+    # Observations, rewards, terminated, truncated, infos.
+    Stepped = tuple[Any, Array, Array, Array, dict[str, Any]]
+
+__all__ = ["VectorEnv"]
+
+
+class VectorEnv(GymVectorEnv[Any, Any, Any]):
+    """Envs that EnvPool has, for code that steps a ``pysampler.VectorEnv``.
+
+    EnvPool's own objects have the spaces of one env, infos without masks, rewards of float32, and
+    seeds that only ``make`` takes. Here all of these are as in gymnasium, so that
+    ``pysampler.Rollouts``, ``evaluate`` and gymnasium's vector wrappers take the envs, and a
+    function that returns them may be passed to ``pysampler.VectorEnv``.
+
+    >>> envs = VectorEnv("CartPole-v1", 64, num_threads=2)  # doctest: +SKIP
+    >>> rollouts = pysampler.Rollouts(envs, policy, horizon=128)  # doctest: +SKIP
+
+    Args:
+        task_id: The id of an env in EnvPool.
+        num_envs: The number of envs.
+        kwargs: Further arguments of ``envpool.make``, such as ``num_threads`` and ``batch_size``.
+
+    Attributes:
+        envs: EnvPool's object.
+    """
+
+    def __init__(self, task_id: str, num_envs: int = 1, **kwargs: Any) -> None:
+        self._make = functools.partial(
+            envpool.make, task_id, env_type="gymnasium", num_envs=num_envs, **kwargs
+        )
+        self.envs = self._make()
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.num_envs = num_envs
+        self.single_observation_space = self.envs.observation_space
+        self.single_action_space = self.envs.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.batch_size = int(self.envs.config["batch_size"]) or num_envs
+        self._last: Any = None  # the last observations of all envs
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of ``options["reset_mask"]``.
+
+        Args:
+            seed: A number, to which each env's index is added, or one for each env. EnvPool seeds
+                envs when it makes them, so it makes all of them again.
+            options: None, or {"reset_mask": mask}.
+        """
+        self._seed(seed)
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        if options:
+            raise ValueError(f"cannot reset envs: EnvPool takes no options, got {options}")
+        if mask is None:
+            self._last, infos = self.envs.reset()
+            return self._last, _with_masks(infos, np.ones(self.num_envs, bool))
+        if self._last is None or seed is not None:
+            raise ValueError("cannot reset some envs: reset all of them before, without a mask")
+        chosen = np.flatnonzero(mask).astype(np.int32)
+        if len(chosen):
+            observations, infos = self.envs.reset(chosen)
+            self._last = _placed(observations, infos["env_id"], self._last)
+        return self._last, {}
+
+    def _seed(self, seed: int | Sequence[int] | None) -> None:
+        if seed is None:
+            return
+        if isinstance(seed, (int, np.integer)):
+            seed = [int(seed) + i for i in range(self.num_envs)]
+        self.envs.close()
+        self.envs = self._make(seed=[int(one) % 2**31 for one in seed])  # it has 31 bits for each
+
+    def step(self, actions: Any) -> Stepped:
+        """Step all envs."""
+        if self.batch_size != self.num_envs:
+            raise ValueError(
+                f"cannot step all envs: batch_size is {self.batch_size}; use send() and recv()"
+            )
+        results = self._results(self.envs.step(self._converted(actions)))
+        self._last = results[0]
+        return results
+
+    # -- some envs at a time ---------------------------------------------------------------------
+
+    def async_reset(self, seed: int | Sequence[int] | None = None) -> None:
+        """Start a reset of all envs; ``recv`` returns the results, with ``info["env_id"]``.
+
+        Args:
+            seed: See ``reset``.
+        """
+        self._seed(seed)
+        self.envs.async_reset()
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Start a step of some or all envs; ``recv`` returns the results.
+
+        Args:
+            actions: Row i is for env ``env_ids[i]``.
+            env_ids: The envs; None: all.
+        """
+        envs = None if env_ids is None else np.asarray(env_ids, np.int32)
+        self.envs.send(self._converted(actions), envs)
+
+    def recv(self, min_envs: int | None = None, max_envs: int | None = None) -> Stepped:
+        """Wait until ``batch_size`` envs are ready, and return their results.
+
+        ``info["env_id"]`` is the env of each row.
+
+        Args:
+            min_envs: If it is given, it must be ``batch_size``, which EnvPool cannot change.
+            max_envs: Likewise.
+        """
+        for name, given in (("min_envs", min_envs), ("max_envs", max_envs)):
+            if given not in (None, self.batch_size):
+                raise ValueError(
+                    f"cannot receive: {name} {given}, expected batch_size ({self.batch_size})"
+                )
+        returned = self.envs.recv()
+        results = self._results(returned)
+        results[4]["env_id"] = returned[4]["env_id"].astype(np.int64)
+        return results
+
+    def close_extras(self, **_: Any) -> None:
+        """Close EnvPool's envs."""
+        self.envs.close()
+
+    # -- converting ------------------------------------------------------------------------------
+
+    def _converted(self, actions: Any) -> Array:
+        return np.asarray(actions, self.single_action_space.dtype)
+
+    def _results(self, returned: tuple[Any, ...]) -> Stepped:
+        observations, rewards, terminated, truncated, infos = returned
+        ends = terminated.astype(bool), truncated.astype(bool)
+        masked = _with_masks(infos, np.ones(len(rewards), bool))
+        return observations, rewards.astype(np.float64), *ends, masked
+
+
+def _with_masks(infos: dict[str, Any], mask: Array) -> dict[str, Any]:
+    """Return EnvPool's infos, without its ids, as gymnasium's vector envs have infos."""
+    masked: dict[str, Any] = {}
+    for key, value in infos.items():
+        if key not in ("env_id", "players"):
+            masked[key] = _with_masks(value, mask) if isinstance(value, dict) else value
+            masked[f"_{key}"] = mask
+    return masked
+
+
+def _placed(rows: Any, ids: Array, last: Any) -> Any:
+    """Return the last observations with the rows of some envs replaced."""
+    if isinstance(last, dict):
+        return {key: _placed(rows[key], ids, one) for key, one in last.items()}
+    observations = last.copy()
+    observations[ids] = rows
+    return observations
