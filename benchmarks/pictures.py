@@ -391,7 +391,8 @@ def trainings_part() -> str:
         rows.append(f"| {about} | {' | '.join(cells)} |")
     return (
         "\n".join(rows)
-        + "\n\nScript, network and wrappers around each env are CleanRL's, and learn on the same CPUs. "
+        + "\n\nScript, network and wrappers around each env are CleanRL's; "
+        + "it learns on the same CPUs. "
         + f"[All numbers](benchmarks/results/{path.stem}.md).\n"
     )
 
