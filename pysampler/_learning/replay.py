@@ -119,7 +119,11 @@ class ReplayBuffer(Uncopyable):
                 f"cannot make replay: gamma {gamma!r} and alpha {alpha!r}, expected gamma in 0 to "
                 "1 and alpha >= 0"
             )
-        if not isinstance(like, Mapping) or not like or like.keys() & _RESERVED:
+        if (
+            not isinstance(like, Mapping)
+            or not like.keys() - {"rewards"}
+            or like.keys() & _RESERVED
+        ):
             raise ValueError(
                 f"cannot make replay: fields {like!r}, expected names and arrays, none of them "
                 f"{sorted(_RESERVED)}"

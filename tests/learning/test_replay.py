@@ -175,6 +175,7 @@ def test_a_failed_save_keeps_the_old_file(module, name, tmp_path, monkeypatch):
         ({"alpha": -1}, "alpha -1"),
         ({"like": {}}, "fields {}"),
         ({"like": {"rewards": np.zeros(1)}}, "none of them"),
+        ({"like": {"env": np.zeros(1)}}, "none of them"),
         ({"like": {"x": np.array(None)}}, "x holds object, expected numbers"),
         ({"like": {3: np.zeros(1)}}, "field 3, expected a str"),
         ({"like": {"x": np.ma.zeros(1)}}, "x is masked"),
