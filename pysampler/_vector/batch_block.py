@@ -26,7 +26,7 @@ from pysampler.envs.batch import Generators
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -102,7 +102,9 @@ class BatchBlock(RepeatableBlock):
         # The states of random generators since the last snapshot, before they were drawn from.
         self._drawn_before: list[tuple[np.random.Generator, Any]] = []
 
-    double_rewards = True  # rewards are NumPy's float64
+    double_rewards: Any = True  # rewards are NumPy's float64
+    # Makes a block that steps the envs one by one from now on, given why; None: they never leave.
+    leave: Callable[[str], Any] | None = None
     # Whether stepping an env that has ended does nothing that its reset does not undo, so that all
     # envs step together even if some are to be reset; their steps have no infos.
     steps_ended = False
@@ -128,6 +130,14 @@ class BatchBlock(RepeatableBlock):
 
     def take_options(self, places: Sequence[int], options: Sequence[Any]) -> None:
         """Use options, which may be None, for the resets of some envs, which come next."""
+
+    def why_leave(self, frame: int, actions: Any) -> str | None:  # noqa: ARG002
+        """Return why the envs cannot make a step together; None if they can."""
+        return None
+
+    def why_not_reset(self, calls: Sequence[Any]) -> str | None:  # noqa: ARG002
+        """Return why they cannot be reset together; None if they can."""
+        return None
 
     # -- frames ----------------------------------------------------------------------------------
 

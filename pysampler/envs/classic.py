@@ -47,8 +47,9 @@ class _Classic(BatchEnv):
 
     def set_options(self, ids: Ids, options: Sequence[dict[str, Any]]) -> None:
         """Use these bounds in the resets that come next."""
-        for i, one in zip(np.arange(self.num_envs)[ids].tolist(), options, strict=True):
-            self._given[i] = maybe_parse_reset_bounds(one, *self.bounds)
+        places = np.arange(self.num_envs)[ids].tolist()
+        bounds = [maybe_parse_reset_bounds(one, *self.bounds) for one in options]
+        self._given = dict(zip(places, bounds, strict=True))
 
     # -- gymnasium's env beside them --------------------------------------------------------------
 
@@ -137,9 +138,9 @@ class CartPole(_Classic):
 
     def read_from(self, env: Any, place: int) -> None:
         """Read the state of one of these envs from gymnasium's."""
-        state, beyond = env.state, env.steps_beyond_terminated
-        _expect_floats(state, 4)
-        self.state[place] = state
+        beyond = env.steps_beyond_terminated
+        _expect_floats(env.state, 4)
+        self.state[place] = env.state
         self.beyond[place] = 0 if beyond is None else beyond + 1
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
@@ -169,7 +170,7 @@ class CartPole(_Classic):
         again = over & (beyond > 0)  # without a reset in between
         self.beyond[ids] = beyond + over
         if self._sutton_barto:
-            return -over.astype(np.float64), over
+            return np.where(over, -1.0, 0.0), over
         return 1.0 - again, over
 
     def observe(self, ids: Ids) -> Array:
@@ -205,8 +206,11 @@ class MountainCar(_Classic):
 
     def write_to(self, env: Any, place: int) -> None:
         """Write the state of one of these envs into gymnasium's."""
-        state = self.state[place].copy()
-        env.state = state if self.fresh[place] else tuple(state)
+        position, velocity = self.state[place].copy()
+        if self.fresh[place]:
+            env.state = np.array([position, velocity])
+        else:  # at the wall it is a number of Python
+            env.state = position, 0 if position == -1.2 and velocity == 0 else velocity
 
     def read_from(self, env: Any, place: int) -> None:
         """Read the state of one of these envs from gymnasium's."""
@@ -245,7 +249,7 @@ class Acrobot(_Classic):
         num_envs: The number of envs.
     """
 
-    bounds, wide = (-0.1, 0.1), (-3.0, 3.0)
+    bounds, wide = (-0.1, 0.1), (-40.0, 40.0)
     max_episode_steps = 500
     action_space = spaces.Discrete(3)
     _FASTEST = 4 * np.pi, 9 * np.pi
@@ -264,7 +268,7 @@ class Acrobot(_Classic):
     def read_from(self, env: Any, place: int) -> None:
         """Read the state of one of these envs from gymnasium's."""
         fresh = getattr(env.state, "dtype", None) == np.float32
-        if not fresh:
+        if not fresh or env.state.shape != (4,):
             _expect_floats(env.state, 4)
         self.state[place] = env.state
         self.fresh[place] = fresh
@@ -304,7 +308,7 @@ class Acrobot(_Classic):
 
 def _expect_floats(state: Any, count: int) -> None:
     """Raise ChangedError unless a state has so many numbers, each in double precision."""
-    if len(state) != count or not all(isinstance(one, (int, float)) for one in state):
+    if np.shape(state) != (count,) or not all(isinstance(one, (int, float)) for one in state):
         raise ChangedError("state")
 
 

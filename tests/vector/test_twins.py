@@ -88,6 +88,18 @@ def test_arguments_are_followed(env_id, kwargs):
     step_alike(ours, SyncVectorEnv(functions(env_id, **kwargs)), NEXT_STEP, 60, {}, None, None)
 
 
+def test_lists_of_bools_are_actions():
+    ours, theirs = both("CartPole-v1")
+    ours.reset(seed=1)
+    theirs.reset(seed=1)
+    for row in drawn(theirs, 30):
+        given = [bool(one) for one in row]
+        same(ours.step(given), theirs.step(given))
+    assert "in Python" not in ours.describe()
+    ours.close()
+    theirs.close()
+
+
 def wrapped(env_id):
     env = gym.make(env_id, max_episode_steps=40)
     env = wrappers.NormalizeObservation(env)
@@ -192,7 +204,28 @@ def change_the_class():
     AcrobotEnv.book_or_nips = "nips"
 
 
+def with_another_space():
+    env = gym.make("CartPole-v1")
+    env.unwrapped.action_space = gym.spaces.Discrete(2, start=1)
+    return env
+
+
+def faster():
+    AcrobotEnv.MAX_VEL_1 = 10.0
+
+
 ORDINARY = {
+    "another space": (with_another_space, {}, "action_space was changed after the env was made"),
+    "another limit": (
+        functools.partial(gym.make, "Acrobot-v1"),
+        {"worker_init": faster},
+        "differ from it",
+    ),
+    "in this process": (
+        functools.partial(gym.make, "CartPole-v1"),
+        {"num_workers": 0},
+        "the program may hold on to envs in its own process",
+    ),
     "changed by its function": (changed, {}, "force_mag was changed after the env was made"),
     "a subclass": (Mine, {}, "Mine has no native counterpart"),
     "drawn in a window": (
@@ -212,10 +245,92 @@ ORDINARY = {
 @pytest.mark.parametrize("what", ORDINARY)
 def test_envs_that_may_differ_stay_in_python(what):
     make, options, why = ORDINARY[what]
-    envs = pysampler.VectorEnv([make] * COUNT, num_workers=1, **options)
+    envs = pysampler.VectorEnv([make] * COUNT, **{"num_workers": 1, **options})
     assert not envs.stats().native
     assert why in envs.describe()
     envs.close()
+
+
+def test_one_object_for_all_stays_in_python():
+    def shared():
+        env = gym.make("CartPole-v1")
+        return [lambda: env] * COUNT
+
+    ours = pysampler.VectorEnv(shared(), num_workers=1)
+    assert "env 0 is the same object as another env" in ours.describe()
+    theirs = SyncVectorEnv(shared())
+    step_alike(ours, theirs, NEXT_STEP, 30, {}, None, None)
+
+
+def begun():
+    env = CartPoleEnv()
+    env.state = np.array([2.3, 1.0, 0.0, 0.0])
+    return env
+
+
+def inner_begun():
+    env = gym.make("CartPole-v1")
+    env.unwrapped.reset(seed=1)
+    return env
+
+
+def test_envs_that_were_begun_without_a_reset_go_on():
+    ours, theirs = (
+        pysampler.VectorEnv([begun] * COUNT, num_workers=1),
+        SyncVectorEnv([begun] * COUNT),
+    )
+    assert ours.stats().native
+    seen = 0
+    for _ in range(8):  # until they are reset with generators of their own
+        a, b = ours.step(np.ones(COUNT, int)), theirs.step(np.ones(COUNT, int))
+        if seen == 0:
+            same(a, b)
+        seen += b[2].sum()
+    assert seen
+    ours.close()
+    theirs.close()
+    ours = pysampler.VectorEnv([inner_begun] * COUNT, num_workers=1)
+    with pytest.raises(EnvError, match="Cannot call env.step"):
+        ours.step(np.ones(COUNT, int))
+    ours.close()
+
+
+def test_a_state_of_none_is_followed():
+    ours, theirs = both("CartPole-v1")
+    ours.reset(seed=1)
+    ours.set_attr("state", [None] * COUNT)
+    with pytest.raises(EnvError, match="Call reset before using step method"):
+        ours.step(np.ones(COUNT, int))
+    ours.close()
+    theirs.close()
+
+
+def scaled_by_float32(env_id):
+    factor = np.float32(0.1)
+    env = gym.make(env_id, max_episode_steps=9)
+    env = wrappers.TransformReward(env, lambda reward: reward * factor * 3)
+    return wrappers.NormalizeReward(env)
+
+
+def test_rewards_are_numbers_of_python():
+    """With a NumPy float32 they make a float32, which a NumPy float64 would not."""
+    env_fns = [functools.partial(scaled_by_float32, "CartPole-v1")] * COUNT
+    ours, theirs = pysampler.VectorEnv(env_fns, num_workers=1), SyncVectorEnv(env_fns)
+    step_alike(ours, theirs, NEXT_STEP, 30, {}, None, None)
+    env_fns = [lambda: wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))] * 80
+    ours = pysampler.VectorEnv(env_fns, num_workers=1)
+    assert ours.describe().count("native") == 4
+    ours.reset(seed=1)
+    ours.step(np.ones(80, int))
+    assert {type(one) for one in ours.get_attr("episode_returns")} == {float}
+    ours.close()
+
+
+def test_zeros_of_rewards_have_no_sign():
+    ours = pysampler.VectorEnv(functions("CartPole-v1", sutton_barto_reward=True), num_workers=1)
+    ours.reset(seed=1)
+    assert not np.signbit(ours.step(np.ones(COUNT, int))[1]).any()
+    ours.close()
 
 
 def test_few_envs_stay_in_python():
@@ -263,15 +378,68 @@ def test_counts_are_those_of_envs_in_python(mode):
     assert totals[0] == totals[1]
 
 
-@pytest.mark.parametrize("wrong", [2, -1])
-def test_an_invalid_action_names_its_env(wrong):
-    envs = pysampler.make_vec("CartPole-v1", 2 * COUNT, num_workers=2)
-    envs.reset(seed=1)
-    actions = np.zeros(2 * COUNT, int)
-    actions[19] = wrong
-    with pytest.raises(EnvError, match=f"(?s)env 19 .*action {wrong}, expected a whole number"):
-        envs.step(actions)
-    envs.close()
+def alike_after_an_error(fails, count=COUNT, env_id="CartPole-v1", **options):
+    """Return what native envs and those in Python raised, and step both afterwards."""
+    both = [
+        pysampler.VectorEnv(functions(env_id, count), num_workers=1, native=native, **options)
+        for native in ("auto", False)
+    ]
+    assert both[0].stats().native
+    errors = []
+    for envs in both:
+        envs.reset(seed=1)
+        with pytest.raises(EnvError) as raised:
+            fails(envs)
+        errors.append(raised.value)
+    assert errors[0].env == errors[1].env
+    assert type(errors[0]) is type(errors[1])
+    same(*(np.array(envs.get_attr("state")) for envs in both))
+    if options.get("autoreset_mode") is not DISABLED:
+        same(*(envs.reset(seed=[3] * count) for envs in both))
+    for actions in drawn(both[0], 50):
+        same(*(envs.step(actions) for envs in both))
+    why = both[0].describe()
+    for envs in both:
+        envs.close()
+    return why
+
+
+def with_one(value, at=5, dtype=np.int64):
+    actions = np.ones(COUNT, dtype)
+    actions[at] = value
+    return actions
+
+
+BAD = {"low": 1.0, "high": 0.0}
+ERRORS = {
+    "an action": (lambda envs: envs.step(with_one(2)), "an action was not in its space"),
+    "a negative action": (lambda envs: envs.step(with_one(-1)), "an action was not in its space"),
+    "uint64": (lambda envs: envs.step(with_one(1, dtype=np.uint64)), "an action was not in its"),
+    "bools": (lambda envs: envs.step(np.ones(COUNT, bool)), "an action was not in its space"),
+    "options": (
+        lambda envs: envs.reset(options=[{"low": 2.0, "high": 2.3}] * 5 + [BAD] + [None] * 10),
+        "it was given invalid options",
+    ),
+    "masked options": (
+        lambda envs: envs.reset(options={"reset_mask": BELOW, **BAD}),
+        "it was given invalid options",
+    ),
+    "options of later resets": (
+        lambda envs: (envs.set_options([7], [BAD]), [envs.step(row) for row in drawn(envs, 99)]),
+        "it was given invalid options",
+    ),
+}
+BELOW = np.arange(COUNT) == 3
+
+
+@pytest.mark.parametrize("what", ERRORS)
+def test_errors_are_gymnasiums_and_other_envs_go_on(what):
+    fails, why = ERRORS[what]
+    if what == "options of later resets":
+        with pytest.raises(EnvError, match="env 7 "):
+            alike_after_an_error(fails, max_restarts=3)
+        return
+    assert why in alike_after_an_error(fails)
 
 
 def test_actions_of_ended_envs_may_be_anything():

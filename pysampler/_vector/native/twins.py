@@ -6,18 +6,28 @@ import copy
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium import Wrapper
+from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
+from gymnasium.wrappers import OrderEnforcing
 
 from pysampler._vector.batch_block import OwnBlock
 from pysampler._vector.env_calls import layers_of
 from pysampler._vector.native.known import twin_of
 from pysampler._vector.native.real import RealEnv
 from pysampler._vector.native.trial import KnownEnv
+from pysampler.envs._errors import ChangedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import gymnasium as gym
+    import numpy.typing as npt
 
     from pysampler import _core
+    from pysampler._vector.batch_block import Advanced
+
+    Array = npt.NDArray[Any]
 
     Env = gym.Env[Any, Any]
 
@@ -25,13 +35,89 @@ __all__ = ["KnownTwin"]
 
 
 class _Twins(OwnBlock):
-    """A block of a twin, which is ``env``."""
+    """A block of a twin, which is ``env``.
+
+    It steps what is usual. Before a step or reset in which an env of gymnasium may raise, the envs
+    leave it, so that each raises what it does, and the others go on.
+    """
 
     steps_ended = True
 
     def __init__(self, env: Any, first: int, meter: _core.Meter, *, here: bool) -> None:
         super().__init__(env, first, meter, here=here)
         self.env = env
+        self.double_rewards = np.zeros(self.count, bool)  # they are Python's
+        self._options_are_valid = True
+        self._successor: Any = None
+
+    def why_leave(self, frame: int, actions: Any) -> str | None:
+        if not self.begun.all():
+            return "an env was stepped before its first reset"
+        if not self._options_are_valid:
+            return "it was given invalid options"
+        given = self._actions.of(frame) if actions is None else _as_numbers(actions)
+        if isinstance(given, np.ndarray):
+            kind = given.dtype
+            if kind.kind == "b" and actions is None and self._actions.were_python(frame):
+                return None
+            # As unsigned numbers, negative ones are large.
+            if kind.kind in "iu" and kind != np.uint64:
+                wrong = given.view(f"u{kind.itemsize}") >= self.env.action_space.n
+                if not wrong.any() or not (wrong & ~self.ended).any():
+                    return None
+        return "an action was not in its space"
+
+    def why_not_reset(self, calls: Sequence[Any]) -> str | None:
+        valid = all(call is None or self._is_valid(call[1]) for call in calls)
+        return None if valid else "it was given invalid options"
+
+    def _is_valid(self, options: Any) -> bool:
+        try:
+            maybe_parse_reset_bounds(options, *self.env.bounds)
+        except Exception:
+            return False
+        return True
+
+    def set_options(self, i: int, options: Any, version: int) -> None:
+        super().set_options(i, options, version)
+        self._options_are_valid = all(self._is_valid(one) for one, _ in self.options.values())
+
+    def _has_left(self, frame: int, actions: Any) -> bool:
+        if self._successor is None and self.leave is not None:
+            why = self.why_leave(frame, actions)
+            if why is not None:
+                self._successor = self.leave(why)
+        return self._successor is not None
+
+    def step(self, frame: int, actions: Any = None) -> bool:
+        if self._has_left(frame, actions):  # a loop in C++ may hold this block longer
+            stepped: bool = self._successor.step(frame, actions)
+            return stepped
+        return super().step(frame, _as_numbers(actions))
+
+    def step_once(self, frame: int, number: int) -> bool:
+        if self._has_left(frame, None):
+            stepped: bool = self._successor.step_once(frame, number)
+            return stepped
+        return super().step_once(frame, number)
+
+    def reset(self, frame: int, calls: Sequence[Any]) -> bool:
+        if self.leave is not None and (why := self.why_not_reset(calls)) is not None:
+            reset: bool = self.leave(why).reset(frame, calls)
+            return reset
+        return super().reset(frame, calls)
+
+    def advance(self, ids: Array | None, actions: Array) -> Advanced:
+        return super().advance(
+            ids, actions.astype(np.int64) if actions.dtype.kind == "b" else actions
+        )
+
+
+def _as_numbers(actions: Any) -> Any:
+    """Return a list of Python's bools as an array of whole numbers, as gymnasium takes them."""
+    if isinstance(actions, list) and all(type(one) is bool for one in actions):
+        return np.array(actions, np.int64)
+    return actions
 
 
 class _RealTwin(RealEnv):
@@ -42,9 +128,19 @@ class _RealTwin(RealEnv):
             block.env.write_to(self._base, place)
 
     def read(self, block: _Twins, place: int) -> None:
-        if getattr(self._base, "state", None) is not None:
-            block.env.read_from(self._base, place)
+        base = self._base
+        if type(base._np_random) not in (np.random.Generator, type(None)):
+            raise ChangedError("np_random")
+        if getattr(base, "state", None) is None:
+            if block.begun[place]:
+                raise ChangedError("state")
+            return
+        if not block.begun[place]:
+            if any(isinstance(layer, OrderEnforcing) for layer in self._layers):
+                return  # it wants a reset before a step
             block.begin_episode(place)
+            block.rngs[place], block.rng_seeds[place] = base.np_random, base._np_random_seed
+        block.env.read_from(base, place)
 
 
 class KnownTwin(KnownEnv):

@@ -6,6 +6,7 @@ wrappers around them.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pysampler import _core
@@ -141,6 +142,8 @@ class NativeBatch(Batch):
         self.inner = known.block(len(rows), first, known.limit, server.meter, here=server.here)
         self._real: dict[int, RealEnv] = {}
         self.block = self._layered(self.inner) if self.layers else self.inner
+        if not self.layers:  # else the outer block asks whether the inner one can step
+            self.inner.leave = functools.partial(server.leave, self)
         for place, i in enumerate(rows):
             if server.envs[i] is not None:
                 self._real_env(place).save(self.inner, place)

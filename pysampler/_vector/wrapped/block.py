@@ -17,6 +17,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._frames.frames import FINAL, FINAL_BY_MAIL
 from pysampler._frames.spec import spec_of
+from pysampler._vector.batch_block import BatchBlock
 from pysampler._vector.blocks import GivenActions, Overflow, RepeatableBlock
 from pysampler._vector.wrapped.layers import Rows
 from pysampler._workers.jobs import is_users
@@ -237,6 +238,8 @@ class LayeredBlock(RepeatableBlock):
             return "a variable that its wrappers read was changed"
         if self._acting and (actions is not None or self._actions.were_python(frame)):
             return "actions were given that are not arrays"
+        if isinstance(self.inner, BatchBlock) and not self._acting:
+            return self.inner.why_leave(frame, actions)
         return None
 
     @contextlib.contextmanager
@@ -415,8 +418,11 @@ class LayeredBlock(RepeatableBlock):
 
     def reset(self, frame: int, calls: Sequence[tuple[int | None, Any] | None]) -> bool:
         """Reset each env with its (seed, options); leave it unchanged if that is None."""
-        if self.in_wrappers:
-            reset: bool = self._leave(_OTHER_TYPE).reset(frame, calls)
+        why = _OTHER_TYPE if self.in_wrappers else None
+        if why is None and isinstance(self.inner, BatchBlock):
+            why = self.inner.why_not_reset(calls)
+        if why is not None:
+            reset: bool = self._leave(why).reset(frame, calls)
             return reset
         self._overflow = []
         self.inner.reset(frame, calls)

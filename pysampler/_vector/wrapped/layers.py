@@ -622,6 +622,20 @@ class ChangedRewards(_Changed):
     _known = (wrappers.ClipReward,)
 
     @classmethod
+    def expect(cls, wrapper: Any) -> None:
+        super().expect(wrapper)
+        if type(wrapper) in cls._known:
+            return
+        function = wrapper.func
+        bound = [value for _, _, value in bound_names(function)]
+        bound += [cell.cell_contents for cell in function.__closure__ or ()]
+        for value in (*bound, *(function.__defaults__ or ())):
+            # With a reward that is a number of Python, their product would be of their type.
+            kind = value.dtype if isinstance(value, (np.generic, np.ndarray)) else np.dtype(float)
+            if kind.kind == "f" and kind != np.float64:
+                raise NotBatchedError(f"its function reads numbers of {kind}")
+
+    @classmethod
     def _shape(cls, wrapper: Any) -> tuple[int, ...]:  # noqa: ARG003
         return ()
 

@@ -173,6 +173,8 @@ class BatchServer(EnvServer):
     ) -> KnownEnv:
         """Return the env within some wrappers as a native one, or raise why it is none."""
         expect_known(env.unwrapped)  # before anything else, since most envs are not
+        if self._inline and make is None and not has_task(env.unwrapped):
+            raise NotNativeError("the program may hold on to envs in its own process")
         if why is not None:
             raise NotBatchedError(why)
         _expect_limits_inside(inner)
@@ -235,6 +237,10 @@ class BatchServer(EnvServer):
         return None
 
     def _batch(self, kind: _Kind, rows: range) -> Batch:
+        objects = collections.Counter(id(env.unwrapped) for env in self.envs if env is not None)
+        for i in rows:
+            if self.envs[i] is not None and objects[id(self.envs[i].unwrapped)] > 1:
+                raise NotBatchedError(f"env {self.first + i} is the same object as another env")
         if kind.outer and (why := self.why_shared(rows)) is not None:
             raise NotBatchedError(why)
         if kind.known is not None:
