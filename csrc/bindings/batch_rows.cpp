@@ -114,7 +114,10 @@ class BatchRows {
         const auto numbers =
             rewards.cast<py::array_t<double, py::array::c_style | py::array::forcecast>>();
         if (!rewards_.is_shape_of(numbers, count_)) {
-            throw py::value_error("rewards: expected one for each env");
+            throw py::value_error("rewards of shape " +
+                                  std::string(py::str(numbers.attr("shape"))) +
+                                  ", expected a row for each of the " + std::to_string(count_) +
+                                  " envs, of the shape of their reward_space");
         }
         std::memmove(rewards_.at(frame), numbers.data(), count_ * rewards_.row_bytes());
         write_flags("terminated", terminated_.at<std::uint8_t>(frame), terminated);

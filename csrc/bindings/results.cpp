@@ -96,16 +96,23 @@ void read_rewards(PyObject* value, double* to, std::size_t count) {
     using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
     Doubles array;
     try {
-        array = Doubles(py::reinterpret_borrow<py::object>(value));
+        const auto given = py::array(py::reinterpret_borrow<py::object>(value));
+        if (std::string("biuf").find(given.dtype().kind()) == std::string::npos) {
+            PyErr_SetString(PyExc_TypeError, "its elements are not numbers");
+            throw py::error_already_set();
+        }
+        array = Doubles(given);
     } catch (py::error_already_set& error) {
         error.restore();
         raise_type(std::string("reward is a ") + Py_TYPE(value)->tp_name +
                    ", expected an array of " + std::to_string(count) + " numbers");
     }
-    if (array.ndim() != 1 || static_cast<std::size_t>(array.shape(0)) != count) {
+    const bool alone = count == 1 && array.ndim() == 0;
+    if (!alone && (array.ndim() != 1 || static_cast<std::size_t>(array.shape(0)) != count)) {
         throw py::value_error("reward has shape " + std::string(py::str(array.attr("shape"))) +
                               ", expected (" + std::to_string(count) +
-                              ",), the shape of the env's reward_space");
+                              ",), the shape of the env's reward_space; a wrapper that makes one "
+                              "number of it needs reward_space = None");
     }
     std::copy_n(array.data(), count, to);
 }

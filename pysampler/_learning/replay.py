@@ -163,6 +163,7 @@ class ReplayBuffer(Uncopyable):
             dtype, shape = self._like.get(name, (None, ()))
             if (
                 dtype is None
+                or name in _OWN
                 or 0 in shape
                 or not shape
                 or self._like.get(f"next_{name}") != (dtype, shape)
@@ -219,7 +220,7 @@ class ReplayBuffer(Uncopyable):
         Either all are added or none, even if Ctrl-C interrupts the call.
 
         Args:
-            fields: An array for each field of ``like``, with a row for each record.
+            fields: An array for each field of ``like`` but ``rewards``, with a row for each record.
             rewards: The reward of each step.
             terminated: Whether the step ended its episode in a terminal state.
             truncated: Whether the step ended its episode in another way.
@@ -555,6 +556,7 @@ class ReplayBuffer(Uncopyable):
             "highest": 1.0 if self._tree is None else self._tree.highest,
             "random": self._random.bit_generator.state,
             "names": self._names,
+            "rewards": self._like["rewards"][1],  # the shape of one
             "stacks": {name: store.depth for name, store in self._stores.items()},
         }
         oldest = [_OLDEST + name for name in self._stores]
@@ -597,7 +599,9 @@ class ReplayBuffer(Uncopyable):
             raise ValueError(f"fields {names} of {added!r} records")
         replay = cls(
             about["capacity"],
-            {name: likes[name] for name in names},
+            {name: likes[name] for name in names}
+            # Missing in files of earlier versions.
+            | {"rewards": np.zeros(tuple(about.get("rewards", ())))},
             n_step=about["n_step"],
             gamma=about["gamma"],
             sequences=about.get("sequences", False),

@@ -67,7 +67,7 @@ class FramePolicy:
         self.rewards = self._hidden[0] if self._hidden else frames.rewards
         self._transforms = transforms
         if transforms is not None:
-            fields, rows = transforms.spec.observations, frames.rewards.shape
+            fields, rows = transforms.spec.observations, frames.terminated.shape
             self.observations = [np.zeros((*rows, *f.shape), f.dtype) for f in fields]
             self.final_observations = [np.zeros_like(leaf) for leaf in self.observations]
             self.rewards = np.zeros_like(frames.rewards)

@@ -307,7 +307,8 @@ def visible_spec(
     if envs.reward_space is not None and not vector_rewards:
         raise ValueError(
             f"cannot {purpose}: a reward has {envs.reward_space.shape[0]} numbers, expected one; "
-            "wrap each env to make one of them. Rollouts take such envs as they are"
+            "wrap each env to make one of them, in a wrapper with reward_space = None. Rollouts "
+            "take such envs as they are"
         )
     if isinstance(leave_out, str) or not isinstance(leave_out, Collection):
         raise ValueError(

@@ -55,12 +55,14 @@ def reward_space_of(env: Any) -> gym.spaces.Box | None:
     that makes a number of an array.
     """
     for layer in layers_of(env):
-        if (type(layer).__module__, type(layer).__name__) == _LINEAR_REWARD:
+        if any((one.__module__, one.__name__) == _LINEAR_REWARD for one in type(layer).__mro__):
             return None
         if not hasattr(layer, "reward_space"):
             continue
-        space: gym.spaces.Box | None = layer.reward_space
-        if space is not None and (type(space) is not gym.spaces.Box or len(space.shape) != 1):
+        space = layer.reward_space
+        if not isinstance(space, gym.spaces.Box) or space.shape == ():
+            return None
+        if len(space.shape) != 1 or 0 in space.shape:
             raise TypeError(f"reward_space is {space}, expected a Box of one dimension, or None")
         return space
     return None

@@ -193,7 +193,7 @@ class EnvServer:
                 space = reward_space_of(env)
                 if i == 0:
                     first = space
-                elif space != first:
+                elif getattr(space, "shape", ()) != getattr(first, "shape", ()):
                     raise ValueError(f"its reward_space is {space}, that of the others {first}")
         return first
 

@@ -101,7 +101,8 @@ class NestedBlock(RepeatableBlock):
         self._rewards = frames.rewards[:, envs]
         self._terminated, self._truncated = frames.terminated[:, envs], frames.truncated[:, envs]
         self._buffers = [self._buffers_of(frame) for frame in range(frames.count)]
-        self._unused = np.zeros(self.count), np.zeros(self.count, bool), np.zeros(self.count, bool)
+        ends = np.zeros((2, self.count), bool)
+        self._unused = np.zeros_like(self._rewards[0]), *ends
         self._has_final = frames.has_final[:, envs]
         self._versions = frames.options_versions[:, envs]
         self._actions = [

@@ -297,7 +297,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self.shared_memory:
             arguments.refuse_custom(self.single_observation_space)
         for description in descriptions[1:]:
-            if description.reward_space != one.reward_space:
+            spaces_ = description.reward_space, one.reward_space
+            if len({getattr(space, "shape", ()) for space in spaces_}) > 1:
                 raise ValueError(
                     f"cannot batch rewards: some envs have the reward_space {one.reward_space}, "
                     f"others {description.reward_space}"

@@ -6,10 +6,13 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import envpool
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymVectorEnv
 from gymnasium.vector.utils import batch_space
+
+from pysampler._vector import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +32,14 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
     EnvPool's own objects have the spaces of one env, infos without masks, rewards of float32, and
     seeds that only ``make`` takes. Here all of these are as in gymnasium, so that
     ``pysampler.Rollouts``, ``evaluate`` and gymnasium's vector wrappers take the envs, and a
-    function that returns them may be passed to ``pysampler.VectorEnv``.
+    function that returns them may be passed to ``pysampler.VectorEnv``. The autoreset mode is
+    EnvPool's, ``NEXT_STEP``.
 
     >>> envs = VectorEnv("CartPole-v1", 64, num_threads=2)  # doctest: +SKIP
     >>> rollouts = pysampler.Rollouts(envs, policy, horizon=128)  # doctest: +SKIP
 
     Args:
-        task_id: The id of an env in EnvPool.
+        task_id: The id of an env in EnvPool, for one player.
         num_envs: The number of envs.
         kwargs: Further arguments of ``envpool.make``, such as ``num_threads`` and ``batch_size``.
 
@@ -48,6 +52,9 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
             envpool.make, task_id, env_type="gymnasium", num_envs=num_envs, **kwargs
         )
         self.envs = self._make()
+        if self.envs.config.get("max_num_players", 1) > 1:
+            self.envs.close()
+            raise ValueError(f"cannot make vector env: {task_id} has several players")
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.num_envs = num_envs
         self.single_observation_space = self.envs.observation_space
@@ -55,6 +62,7 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.batch_size = int(self.envs.config["batch_size"]) or num_envs
+        self._pending = np.zeros(num_envs, bool)  # which envs recv has yet to return
         self._last: Any = None  # the last observations of all envs
 
     def reset(
@@ -67,39 +75,55 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
                 envs when it makes them, so it makes all of them again.
             options: None, or {"reset_mask": mask}.
         """
-        self._seed(seed)
+        self._expect_idle("reset")
         options = dict(options or {})
         mask = options.pop("reset_mask", None)
         if options:
             raise ValueError(f"cannot reset envs: EnvPool takes no options, got {options}")
         if mask is None:
+            self._seed(seed)
             self._last, infos = self.envs.reset()
             return self._last, _with_masks(infos, np.ones(self.num_envs, bool))
-        if self._last is None or seed is not None:
+        if seed is not None:
+            raise ValueError("cannot reset some envs with seeds: EnvPool seeds all of them")
+        if self._last is None:
             raise ValueError("cannot reset some envs: reset all of them before, without a mask")
-        chosen = np.flatnonzero(mask).astype(np.int32)
-        if len(chosen):
-            observations, infos = self.envs.reset(chosen)
-            self._last = _placed(observations, infos["env_id"], self._last)
+        chosen = np.flatnonzero(arguments.reset_mask(mask, self.num_envs)).astype(np.int32)
+        observations, infos = self.envs.reset(chosen)
+        self._last = _placed(observations, infos["env_id"], self._last)
         return self._last, {}
 
     def _seed(self, seed: int | Sequence[int] | None) -> None:
         if seed is None:
             return
-        if isinstance(seed, (int, np.integer)):
-            seed = [int(seed) + i for i in range(self.num_envs)]
+        given = arguments.seeds(seed, self.num_envs)
+        drawn = np.random.default_rng().integers(0, 2**31, self.num_envs).tolist()
+        pairs = zip(given, drawn, strict=True)
+        seeds = [other if one is None else int(one) for one, other in pairs]
         self.envs.close()
-        self.envs = self._make(seed=[int(one) % 2**31 for one in seed])  # it has 31 bits for each
+        self.envs = self._make(seed=[one % 2**31 for one in seeds])  # it has 31 bits for each
 
     def step(self, actions: Any) -> Stepped:
         """Step all envs."""
+        self._expect_idle("step")
+        self.send(actions)
+        results = self.recv()
+        del results[4]["env_id"]
+        return results
+
+    def _expect_idle(self, doing: str) -> None:
+        """Raise an error unless all envs can be called, and return, together."""
+        if self.closed:
+            raise gym.error.ClosedEnvironmentError(f"cannot {doing}: the vector env is closed")
         if self.batch_size != self.num_envs:
             raise ValueError(
-                f"cannot step all envs: batch_size is {self.batch_size}; use send() and recv()"
+                f"cannot {doing} all envs: batch_size is {self.batch_size}; use async_reset(), "
+                "send() and recv()"
             )
-        results = self._results(self.envs.step(self._converted(actions)))
-        self._last = results[0]
-        return results
+        if self._pending.any():
+            raise gym.error.AlreadyPendingCallError(
+                f"Calling `{doing}` while waiting for a pending call to `send` to complete", "send"
+            )
 
     # -- some envs at a time ---------------------------------------------------------------------
 
@@ -109,6 +133,7 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
         Args:
             seed: See ``reset``.
         """
+        self._begin("async_reset", np.arange(self.num_envs))
         self._seed(seed)
         self.envs.async_reset()
 
@@ -117,10 +142,22 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
 
         Args:
             actions: Row i is for env ``env_ids[i]``.
-            env_ids: The envs; None: all.
+            env_ids: The envs, none of which may be pending; None: all.
         """
-        envs = None if env_ids is None else np.asarray(env_ids, np.int32)
-        self.envs.send(self._converted(actions), envs)
+        everyone = range(self.num_envs)
+        envs = arguments.indices(everyone if env_ids is None else env_ids, self.num_envs)
+        converted = self._converted(actions, len(envs))
+        self._begin("send", np.array(envs, np.int64))
+        self.envs.send(converted, np.array(envs, np.int32))
+
+    def _begin(self, doing: str, envs: Array) -> None:
+        if self.closed:
+            raise gym.error.ClosedEnvironmentError(f"cannot {doing}: the vector env is closed")
+        if self._pending[envs].any() or len({*envs.tolist()}) < len(envs):
+            raise gym.error.AlreadyPendingCallError(
+                f"Calling `{doing}` for an env that waits for a pending call to complete", "send"
+            )
+        self._pending[envs] = True
 
     def recv(self, min_envs: int | None = None, max_envs: int | None = None) -> Stepped:
         """Wait until ``batch_size`` envs are ready, and return their results.
@@ -136,25 +173,40 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
                 raise ValueError(
                     f"cannot receive: {name} {given}, expected batch_size ({self.batch_size})"
                 )
-        returned = self.envs.recv()
-        results = self._results(returned)
-        results[4]["env_id"] = returned[4]["env_id"].astype(np.int64)
-        return results
+        if self._pending.sum() < self.batch_size:
+            raise gym.error.NoAsyncCallError(
+                f"Calling `recv` with {self._pending.sum()} envs pending, expected at least "
+                f"{self.batch_size}",
+                "send",
+            )
+        observations, rewards, terminated, truncated, infos = self.envs.recv()
+        envs = infos["env_id"].astype(np.int64)
+        self._pending[envs] = False
+        if self.batch_size == self.num_envs:
+            self._last = observations
+        ends = terminated.astype(bool), truncated.astype(bool)
+        masked = {**_with_masks(infos, np.ones(len(envs), bool)), "env_id": envs}
+        return observations, rewards.astype(np.float64), *ends, masked
+
+    def _converted(self, actions: Any, count: int) -> Array:
+        """Return actions in the dtype that EnvPool takes, which checks nothing."""
+        space: Any = self.single_action_space
+        array = np.asarray(actions)
+        expected = count, *(space.shape or ())
+        if array.shape != expected:
+            raise ValueError(f"cannot step: actions of shape {array.shape}, expected {expected}")
+        if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            raise TypeError(f"cannot step: actions of {array.dtype}, expected {space.dtype}")
+        if isinstance(space, gym.spaces.Discrete):
+            outside = (array < space.start) | (array >= space.start + space.n)
+            if outside.any():
+                wrong = array[outside][0]
+                raise ValueError(f"cannot step: action {wrong}, expected one of {space}")
+        return array.astype(space.dtype)
 
     def close_extras(self, **_: Any) -> None:
         """Close EnvPool's envs."""
         self.envs.close()
-
-    # -- converting ------------------------------------------------------------------------------
-
-    def _converted(self, actions: Any) -> Array:
-        return np.asarray(actions, self.single_action_space.dtype)
-
-    def _results(self, returned: tuple[Any, ...]) -> Stepped:
-        observations, rewards, terminated, truncated, infos = returned
-        ends = terminated.astype(bool), truncated.astype(bool)
-        masked = _with_masks(infos, np.ones(len(rewards), bool))
-        return observations, rewards.astype(np.float64), *ends, masked
 
 
 def _with_masks(infos: dict[str, Any], mask: Array) -> dict[str, Any]:

@@ -85,6 +85,11 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
             ]
             self.envs = VectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
         try:
+            if self.envs.reward_space is not None:
+                raise ValueError(
+                    "cannot make vector env: rewards have several numbers, and Stable-Baselines3 "
+                    "takes one; wrap each env to make one of them"
+                )
             super().__init__(
                 self.envs.num_envs,
                 self.envs.single_observation_space,

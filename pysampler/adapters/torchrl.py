@@ -106,7 +106,9 @@ def tensordict_of(rollout: Rollout) -> Any:
         _fill(rollout.final_observations, following, ~done)
         following = rollout.final_observations
     ends = {"done": done, "terminated": rollout.terminated, "truncated": rollout.truncated}
-    after = {"reward": rollout.rewards.astype(np.float32), **ends}
+    rewards = rollout.rewards.astype(np.float32)
+    after = {"reward": rewards if rewards.ndim == 3 else rewards[..., None]}
+    after |= {key: array[..., None] for key, array in ends.items()}
     arrays = {
         **_named("observation", observed),
         **_named("action", rollout.actions),
@@ -115,7 +117,7 @@ def tensordict_of(rollout: Rollout) -> Any:
         "next": {
             **rollout.infos,
             **_named("observation", following),
-            **{key: array[..., None] for key, array in after.items()},
+            **after,
         },
         "collector": {"mask": rollout.valid},
     }

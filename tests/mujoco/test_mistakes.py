@@ -171,7 +171,7 @@ def test_a_wrong_shape_in_a_later_step_is_an_env_error():
 
     with contextlib.closing(made(changed(reward=reward))) as envs:
         envs.reset(seed=1)
-        with pytest.raises(EnvError, match="rewards: expected one for each env"):
+        with pytest.raises(EnvError, match="rewards of shape .*, expected a row for each"):
             for _ in range(40):
                 envs.step(np.zeros((3, 2)))
 

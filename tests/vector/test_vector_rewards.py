@@ -152,6 +152,7 @@ class Wrong(Walk):
     ("reward", "said"),
     [
         (1.0, r"reward has shape \(\), expected \(3,\), the shape of the env's reward_space"),
+        (["1", "2", "3"], r"reward is a list, expected an array of 3 numbers"),
         (np.ones(2), r"reward has shape \(2,\), expected \(3,\)"),
         ("high", r"reward is a str, expected an array of 3 numbers"),
     ],
@@ -289,6 +290,61 @@ def test_rollouts_of_some_envs_have_zeros_for_steps_that_were_not_made():
         assert (rollout.rewards[rollout.valid][:, 2] == 0.25).all()
 
 
+class Same(gym.vector.VectorObservationWrapper):
+    def observations(self, observations):
+        return observations
+
+
+class Doubled(gym.vector.VectorRewardWrapper):
+    def rewards(self, rewards):
+        return rewards * 2
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_rollouts_through_vector_wrappers_have_their_shapes(count):
+    shapes = []
+
+    def noting(observations):
+        shapes.append(observations.shape)
+        return policy(observations)
+
+    plain, inner = (pysampler.VectorEnv([Walk] * count, num_workers=1) for _ in range(2))
+    with (
+        pysampler.Rollouts(Doubled(Same(inner)), noting, horizon=4, seed=1) as rollouts,
+        pysampler.Rollouts(plain, policy, horizon=4, seed=1) as expected,
+    ):
+        ours, theirs = next(rollouts), next(expected)
+        same(np.array(ours.observations), np.array(theirs.observations))
+        same(np.array(ours.rewards), 2 * np.array(theirs.rewards))
+    assert set(shapes) == {(count, 2)}
+    inner.close()
+    plain.close()
+
+
+class Number(Walk):
+    reward_space = spaces.Box(-1, 1, ())
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, 0.5, *rest
+
+
+class Text(Number):
+    reward_space = "from -1 to 1"
+
+
+class OneNumber(Number):
+    reward_space = spaces.Box(-1, 1, (1,))
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(Number, (2,)), (Text, (2,)), (OneNumber, (2, 1))])
+def test_single_rewards_may_have_a_space(kind, shape):
+    envs = pysampler.VectorEnv([kind] * 2, num_workers=1)
+    envs.reset(seed=1)
+    assert envs.step(np.ones(2, int))[1].shape == shape
+    envs.close()
+
+
 def test_previous_rewards_are_arrays():
     seen = []
 
@@ -341,6 +397,8 @@ def test_replay_keeps_each_part(n_step):
         part = pysampler.ReplayBuffer(64, like, n_step=n_step, seed=1)
         part.add(fields, rewards=rewards[:, at], **common)
         same(part.sample(32).rewards, batch.rewards[:, at])
+    again = pysampler.ReplayBuffer.from_arrays(whole.to_arrays())
+    same(again.sample(32).rewards, whole.sample(32).rewards)
     with pytest.raises(ValueError, match=r"rewards of shape \(40,\), expected \(40, 3\)"):
         whole.add(fields, rewards=rewards[:, 0], **common)
 
