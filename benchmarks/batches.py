@@ -38,7 +38,6 @@ from running import (
 )
 
 import pysampler
-from pysampler.envs import classic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +48,7 @@ import gridworld
 OURS, MAIN, APART = "pysampler", "with main_envs", "batches that never talk"
 PYTHON, ALONE, POOL = "pysampler, envs in Python", "the vector env alone", "EnvPool"
 NUMBA, C, SYNC = "in numba", "in C", "SyncVectorEnv"
-CLASSIC = "pysampler.envs.classic"
+CLASSIC = "make_vec of the id, native"
 CASES = {
     "CartPole": (1024, [OURS, MAIN, APART, ALONE, CLASSIC, POOL, PYTHON]),
     "Breakout": (64, [OURS, MAIN, APART, ALONE, POOL, PYTHON]),
@@ -96,11 +95,11 @@ def contender(name: str, case: str, count: int, workers: int) -> Any:
         }[case]
         if name == SYNC:
             return gym.vector.SyncVectorEnv([one] * count)
-        return pysampler.VectorEnv([one] * count, num_workers=workers)
+        return pysampler.VectorEnv([one] * count, num_workers=workers, native=False)
     kind = {NUMBA: gridworld.NumbaGridWorld, C: gridworld.CGridWorld}.get(name)
     if name == CLASSIC:
-        make = functools.partial(classic.CartPole, count // workers)
-    elif case == "GridWorld":
+        return pysampler.make_vec("CartPole-v1", count, num_workers=workers, native=True)
+    if case == "GridWorld":
         make = functools.partial(kind or gridworld.GridWorld, count // workers)
     else:
         make = functools.partial(batch, case, count // workers)

@@ -63,9 +63,9 @@ _TASKS = {
 _CLASSIC = "gymnasium.envs.classic_control"
 # The twins of envs, and the fewest envs of a group that are faster as these than one by one.
 _TWINS = {
-    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): ("Acrobot", 4),
+    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): ("Acrobot", 8),
     (f"{_CLASSIC}.cartpole", "CartPoleEnv"): ("CartPole", 16),
-    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): ("MountainCar", 16),
+    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): ("MountainCar", 8),
 }
 # Wrappers whose work blocks do themselves.
 BLOCK_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
