@@ -468,7 +468,8 @@ class BatchBlock(RepeatableBlock):
 
     def return_to(self, snapshot: Any) -> None:
         """Return to the state of the last snapshot."""
-        arrays, self.seeds, used, (self._all_begun, self.any_ended) = snapshot
+        arrays, seeds, used, (self._all_begun, self.any_ended) = snapshot
+        self.seeds = dict(seeds)
         for name, array in self._state_arrays().items():
             array[:] = arrays[name]
         self.used[:] = used

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import same, step_alike
 
 import pysampler
+from pysampler._vector.batch_block import BatchBlock
 from pysampler.envs import classic
 from pysampler.errors import EnvError
 
@@ -483,6 +484,38 @@ def test_replaced_envs_begin_again():
     assert (np.abs(observations[:COUNT]) <= 0.05).all()
     assert envs.describe().count("CartPole-v1        native") == 1
     envs.close()
+
+
+def test_a_step_interrupted_after_resets_is_repeated_with_actions_of_any_kind(monkeypatch):
+    """Actions of envs that the step has reset already are still ignored when it comes again."""
+    envs, expected = (pysampler.make_vec("CartPole-v1", COUNT, num_workers=0) for _ in range(2))
+    envs.reset(seed=1)
+    expected.reset(seed=1)
+    terminated, actions = np.zeros(COUNT, bool), iter(drawn(envs, 90))
+    while not terminated.any():
+        row = next(actions)
+        results = envs.step(row)
+        same(results, expected.step(row))
+        terminated = results[2]
+    assert not terminated.all()
+    end, left = BatchBlock._end_some, [1]
+
+    def interrupted(self, *given):
+        if left:
+            left.pop()
+            raise KeyboardInterrupt
+        return end(self, *given)
+
+    monkeypatch.setattr(BatchBlock, "_end_some", interrupted)
+    row = next(actions)
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(np.where(terminated, 77, row))
+    same(envs.step_wait(), expected.step(row))
+    assert "in Python" not in envs.describe()
+    for row in actions:
+        same(envs.step(row), expected.step(row))
+    envs.close()
+    expected.close()
 
 
 @pytest.mark.parametrize("at", [0, 20])

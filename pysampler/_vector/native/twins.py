@@ -51,7 +51,7 @@ class _Twins(OwnBlock):
         self._successor: Any = None
 
     def why_leave(self, frame: int, actions: Any) -> str | None:
-        if not self.begun.all():
+        if not self._all_begun:
             return "an env was stepped before its first reset"
         if not self._options_are_valid:
             return "it was given invalid options"
@@ -96,6 +96,8 @@ class _Twins(OwnBlock):
         return super().step(frame, _as_numbers(actions))
 
     def step_once(self, frame: int, number: int) -> bool:
+        if self._successor is None and self.here and number == self._number:
+            self.return_to(self._before)  # an interrupted step may have begun new episodes
         if self._has_left(frame, None):
             stepped: bool = self._successor.step_once(frame, number)
             return stepped
