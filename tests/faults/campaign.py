@@ -34,6 +34,7 @@ import psutil
 from gymnasium import spaces
 
 import pysampler
+from pysampler.envs import BatchEnv
 from pysampler.envs.mujoco import Task
 from pysampler.errors import EnvError, EnvTimeoutError, PysamplerError, WorkerLostError
 from pysampler.sync import now
@@ -152,6 +153,35 @@ class Simulated(Task):
         self.shown[ids, STEPS] = 0
         self.shown[ids, EPISODE] = [rng.integers(1 << 30) for rng in rngs]
         return np.zeros((len(ids), 1)), np.zeros((len(ids), 1))
+
+
+class Batched(BatchEnv):
+    """The same as arrays."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.shown = self.rows((3,))
+
+    def set_options(self, ids, options):
+        self.shown[ids, NUMBER] = [one["task"] for one in options]
+
+    def observe(self, ids):
+        return self.shown[ids]
+
+    def step(self, ids, actions):
+        self.shown[ids, STEPS] += 1
+        steps, episode = self.shown[ids, STEPS], self.shown[ids, EPISODE]
+        return steps, steps >= 20 + episode % 9, {"steps": steps.copy()}
+
+    def reset(self, ids, rngs):
+        self.shown[ids, STEPS] = 0
+        self.shown[ids, EPISODE] = [rng.integers(1 << 30) for rng in rngs]
+
+    def render(self):
+        return None
 
 
 @dataclass
@@ -407,12 +437,15 @@ class SimulatedCase(Case):
         self.hangs, self.faults = False, []
         self.kills = self.dice.choice([0, 1, 3])
 
+    of = Simulated, {"native": True}
+
     def make(self):
+        kind, options = self.of
         envs = pysampler.make_vec(
-            Simulated,
+            kind,
             self.count,
             vector_kwargs={
-                "native": True,
+                **options,
                 "num_workers": self.workers,
                 "groups": self.groups,
                 "autoreset_mode": self.mode,
@@ -428,6 +461,12 @@ class SimulatedCase(Case):
 
     def idle(self, count):
         return np.zeros((count, 1), np.float32)
+
+
+class BatchedCase(SimulatedCase):
+    """A case with a BatchEnv in each group of a worker."""
+
+    of = Batched, {}
 
 
 class Weighted:
@@ -532,7 +571,7 @@ class ActorCase(Case):
         self.before[env] = int(row["number"]), expected
 
 
-KINDS = [ActorCase, ActorCase, Case, Case, Case, SimulatedCase]
+KINDS = [ActorCase, ActorCase, Case, Case, Case, SimulatedCase, BatchedCase]
 
 
 def is_worker(process):
