@@ -64,7 +64,7 @@ ORDINARY = {
     ),
     "a function of another env": (
         lambda native: made(lambda: gym.make("CartPole-v1"), native),
-        r"too few envs to gain by it \(2\)",
+        "the program may hold on to envs in its own process",
     ),
     "a worker of the user's": (
         lambda native: made(native=native, worker=print),
