@@ -20,6 +20,7 @@ import running
 from mujoco_contenders import LEAST, Case
 from running import (
     Contender,
+    drop_those_in_trouble,
     heading,
     machine,
     options_of,
@@ -89,10 +90,7 @@ def measure(case: Case, repetitions: int, seconds: float) -> dict[str, Any]:
     finally:
         for one in running.values():
             one.end()
-    for name, one in running.items():
-        if one.trouble:
-            say(f"  {name} does not run: {one.trouble}")
-            del rates[name]
+    drop_those_in_trouble(running, rates)
     rates[BARRIER] = barrier
     return {
         "env": case.env,

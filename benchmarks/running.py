@@ -172,11 +172,16 @@ def rates_in_turn(
     finally:
         for one in running.values():
             one.end()
+    drop_those_in_trouble(running, rates)
+    return rates
+
+
+def drop_those_in_trouble(running: dict[str, Contender], rates: dict[str, list[float]]) -> None:
+    """Remove the rates of contenders that came in trouble, and say so."""
     for name, one in running.items():
         if one.trouble:
             say(f"  {name} does not run: {one.trouble}")
             del rates[name]
-    return rates
 
 
 def rate_of_steps(envs: Any, actions: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -207,6 +207,21 @@ def step_alike(ours, theirs, mode, steps, masked, options, seeds):
         theirs.close()
 
 
+def interrupt_once(monkeypatch, kind, name, *, before=False):
+    """Let the next call of a method raise KeyboardInterrupt, after its work or before it."""
+    method, left = getattr(kind, name), [1]
+
+    def interrupted(self, *given):
+        if before and left:
+            raise KeyboardInterrupt(left.pop())
+        results = method(self, *given)
+        if left:
+            raise KeyboardInterrupt(left.pop())
+        return results
+
+    monkeypatch.setattr(kind, name, interrupted)
+
+
 def identical(ours, theirs, place=""):
     """Assert that two results are equal, down to the signs of zeros."""
     same(ours, theirs, place)

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
-from made_up import same, step_alike
+from made_up import interrupt_once, same, step_alike
 
 import pysampler
 from pysampler import _core
@@ -292,16 +292,7 @@ def interrupted_and_not(kind, monkeypatch):
     envs, expected = (pysampler.make_vec(kind, 3, num_workers=0) for _ in range(2))
     for one in (envs, expected):
         one.reset(seed=1)
-    step, left = kind.step, [1]
-
-    def interrupted(self, ids, actions):
-        results = step(self, ids, actions)
-        if left:
-            left.pop()
-            raise KeyboardInterrupt
-        return results
-
-    monkeypatch.setattr(kind, "step", interrupted)
+    interrupt_once(monkeypatch, kind, "step")
     with pytest.raises(KeyboardInterrupt):
         envs.step(np.full(3, 2))
     same(envs.step_wait(), expected.step(np.full(3, 2)))

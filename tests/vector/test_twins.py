@@ -10,7 +10,7 @@ import pytest
 from gymnasium import wrappers
 from gymnasium.envs.classic_control import AcrobotEnv, CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from made_up import same, step_alike
+from made_up import interrupt_once, same, step_alike
 
 import pysampler
 from pysampler._vector.batch_block import BatchBlock
@@ -282,7 +282,7 @@ def test_envs_that_were_begun_without_a_reset_go_on():
     )
     assert ours.stats().native
     seen = 0
-    for _ in range(8):  # until they are reset with generators of their own
+    for _ in range(8):  # long enough for an autoreset, which draws from each env's generator
         a, b = ours.step(np.ones(COUNT, int)), theirs.step(np.ones(COUNT, int))
         if seen == 0:
             same(a, b)
@@ -498,15 +498,7 @@ def test_a_step_interrupted_after_resets_is_repeated_with_actions_of_any_kind(mo
         same(results, expected.step(row))
         terminated = results[2]
     assert not terminated.all()
-    end, left = BatchBlock._end_some, [1]
-
-    def interrupted(self, *given):
-        if left:
-            left.pop()
-            raise KeyboardInterrupt
-        return end(self, *given)
-
-    monkeypatch.setattr(BatchBlock, "_end_some", interrupted)
+    interrupt_once(monkeypatch, BatchBlock, "_end_some", before=True)
     row = next(actions)
     with pytest.raises(KeyboardInterrupt):
         envs.step(np.where(terminated, 77, row))
@@ -530,16 +522,7 @@ def test_an_interrupted_step_is_repeated_exactly(at, monkeypatch):
         one.reset(seed=1)
         for row in actions[:at]:
             one.step(row)
-    step, left = classic.CartPole.step, [1]
-
-    def interrupted(self, ids, actions):
-        results = step(self, ids, actions)
-        if left:
-            left.pop()
-            raise KeyboardInterrupt
-        return results
-
-    monkeypatch.setattr(classic.CartPole, "step", interrupted)
+    interrupt_once(monkeypatch, classic.CartPole, "step")
     with pytest.raises(KeyboardInterrupt):
         envs.step(actions[at])
     same(envs.step_wait(), expected.step(actions[at]))
