@@ -138,17 +138,20 @@ class BatchRows {
         }
         const std::int64_t now = now_ns();
         const std::int64_t each = (now - began_) / static_cast<std::int64_t>(count_);
-        std::vector<std::uint8_t> skipped(count_, 0);
-        if (!uncounted.is_none()) write_flags("uncounted", skipped.data(), uncounted);
+        std::vector<std::uint8_t> skipped;
+        if (!uncounted.is_none()) {
+            skipped.resize(count_);
+            write_flags("uncounted", skipped.data(), uncounted);
+        }
         for (std::size_t i = 0; i < count_; ++i) {
-            if (skipped[i] == 0) meter_->stepped(first_ + i, each);
+            if (skipped.empty() || skipped[i] == 0) meter_->stepped(first_ + i, each);
         }
         meter_->idle(now);
         return {over, rest};
     }
 
     // Writes the first observations of the envs `ids`, whose resets began at `began`. With `clear`
-    // there are no rewards and ends of a step, and they become 0.
+    // it sets their rewards and ends to 0, since they made no step.
     void write_resets(std::uint32_t frame, const Ids& ids, const py::array& observations,
                       bool clear, std::int64_t began) {
         const auto count = static_cast<std::size_t>(ids.size());

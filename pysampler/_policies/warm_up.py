@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from gymnasium.vector.vector_env import AutoresetMode
 
+from pysampler._vector.env_calls import reward_shape
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -33,8 +35,8 @@ def warm_up(envs: VectorEnv, most: int, entropy: Any) -> EpisodesSoFar:
         most: The maximum number of steps; 0 makes none.
         entropy: Entropy of the actions and of each env's number of steps.
     """
-    numbers = () if envs.reward_space is None else envs.reward_space.shape
-    so_far = EpisodesSoFar(np.zeros((envs.num_envs, *numbers)), np.zeros(envs.num_envs, np.int64))
+    of_returns = envs.num_envs, *reward_shape(envs.reward_space)
+    so_far = EpisodesSoFar(np.zeros(of_returns), np.zeros(envs.num_envs, np.int64))
     if most == 0:
         return so_far
     random = np.random.default_rng(entropy)

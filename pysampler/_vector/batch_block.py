@@ -20,7 +20,7 @@ from pysampler import _core
 from pysampler._frames.frames import FINAL
 from pysampler._vector.blocks import GivenActions, RepeatableBlock
 from pysampler._vector.columns import InfoColumns, row_of
-from pysampler._vector.env_calls import reward_space_of
+from pysampler._vector.env_calls import reward_shape, reward_space_of
 from pysampler.envs._errors import RowError
 from pysampler.envs.batch import Generators
 from pysampler.sync import now
@@ -593,8 +593,7 @@ class OwnBlock(BatchBlock):
 
     def __init__(self, env: BatchEnv, first: int, meter: _core.Meter, *, here: bool) -> None:
         self._env = env
-        space = reward_space_of(env)
-        self._reward_shape = () if space is None else space.shape
+        self._reward_shape = reward_shape(reward_space_of(env))
         shape = env.action_space.shape or ()
         super().__init__(env.num_envs, first, shape, env.max_episode_steps, meter, here=here)
         self.rngs = env.rngs = (_Noted if here else _Generators)(self.rngs)
@@ -607,11 +606,10 @@ class OwnBlock(BatchBlock):
             raise ValueError(f"step returned {got}, expected rewards, terminated[, infos]")
         rewards, terminated, *infos = results
         # Copies, since observe() may return the same memory.
-        numbers = self._reward_shape
         count = self.count if ids is None else len(ids)
         rewards, terminated = np.array(rewards, np.float64), np.array(terminated)
         for name, array, shapes in (
-            ("rewards", rewards, [(count, *numbers)]),
+            ("rewards", rewards, [(count, *self._reward_shape)]),
             ("terminated", terminated, [(count,), ()]),
         ):
             if array.shape not in shapes:

@@ -26,6 +26,7 @@ __all__ = [
     "is_several",
     "layers_of",
     "of_each",
+    "reward_shape",
     "reward_space_of",
     "set_of_each",
 ]
@@ -66,6 +67,11 @@ def reward_space_of(env: Any) -> gym.spaces.Box | None:
             raise TypeError(f"reward_space is {space}, expected a Box of one dimension, or None")
         return space
     return None
+
+
+def reward_shape(space: gym.spaces.Box | None) -> tuple[int, ...]:
+    """Return the shape of rewards with this ``reward_space``: () for numbers."""
+    return () if space is None else space.shape
 
 
 def autoreset_of(env: Any) -> AutoresetMode:

@@ -28,6 +28,7 @@ from pysampler._vector.env_calls import (
     expect_whole,
     is_several,
     layers_of,
+    reward_shape,
     reward_space_of,
 )
 from pysampler._vector.native.known import name_of
@@ -193,7 +194,7 @@ class EnvServer:
                 space = reward_space_of(env)
                 if i == 0:
                     first = space
-                elif getattr(space, "shape", ()) != getattr(first, "shape", ()):
+                elif reward_shape(space) != reward_shape(first):
                     raise ValueError(f"its reward_space is {space}, that of the others {first}")
         return first
 

@@ -27,7 +27,7 @@ from pysampler._numbers import true_or_false
 from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout, VectorCore
 from pysampler._vector.division import divide
-from pysampler._vector.env_calls import call
+from pysampler._vector.env_calls import call, reward_shape
 from pysampler._vector.env_server import EnvDescription, EnvServer
 from pysampler._vector.jobs import (
     Apply,
@@ -296,15 +296,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.action_space = spaces.actions
         if self.shared_memory:
             arguments.refuse_custom(self.single_observation_space)
+        rewards = reward_shape(one.reward_space)
         for description in descriptions[1:]:
-            spaces_ = description.reward_space, one.reward_space
-            if len({getattr(space, "shape", ()) for space in spaces_}) > 1:
+            if reward_shape(description.reward_space) != rewards:
                 raise ValueError(
                     f"cannot batch rewards: some envs have the reward_space {one.reward_space}, "
                     f"others {description.reward_space}"
                 )
         self.reward_space = one.reward_space
-        rewards = () if one.reward_space is None else one.reward_space.shape
         return spec_of(self.single_observation_space, self.single_action_space, rewards)
 
     def _expect_native(self, native: Any, descriptions: Sequence[EnvDescription]) -> None:

@@ -84,18 +84,22 @@ class _Classic(BatchEnv):
 
     def expect_actions(self, ids: Ids, actions: Array) -> None:
         """Raise RowError unless all actions of some envs are in the space."""
-        count, kind = int(self.action_space.n), actions.dtype
-        if kind.kind in "iu":
-            wrong = actions.view(f"u{kind.itemsize}") >= count  # negative ones are large then
+        at = 0
+        if actions.dtype.kind in "iu":
+            wrong = self.outside(actions)
             if not wrong.any():
                 return
             at = int(wrong.argmax())
-        else:
-            at = 0
         raise RowError(
             int(np.arange(self.num_envs)[ids][at]),
-            f"action {actions[at]}, expected a whole number from 0 to {count - 1}",
+            f"action {actions[at]}, expected a whole number from 0 to {self.action_space.n - 1}",
         )
+
+    def outside(self, actions: Array) -> Array:
+        """Return which of these whole numbers are not in the action space."""
+        as_unsigned = actions.view(f"u{actions.dtype.itemsize}")  # negative ones are large
+        outside: Array = as_unsigned >= self.action_space.n
+        return outside
 
 
 class CartPole(_Classic):
@@ -307,7 +311,7 @@ class Acrobot(_Classic):
 
 
 def _expect_floats(state: Any, count: int) -> None:
-    """Raise ChangedError unless a state has so many numbers, each in double precision."""
+    """Raise ChangedError unless a state consists of ``count`` numbers in double precision."""
     if np.shape(state) != (count,) or not all(isinstance(one, (int, float)) for one in state):
         raise ChangedError("state")
 

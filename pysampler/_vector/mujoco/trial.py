@@ -38,7 +38,6 @@ class KnownTask(KnownEnv):
         super().__init__(env)
         self.task = task_of(self.base)
         self._users = is_of_a_task(env)
-        self._digest = digest_of(self.task.model)
 
     def block(
         self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False
@@ -56,6 +55,7 @@ class KnownTask(KnownEnv):
         _expect_batches()
         if self._users and make is None:
             raise NotNativeError("only make_vec simulates tasks of your own together")
+        self._digest = digest_of(self.task.model)
         super().expect_equal(make)
 
     def _parts(self, env: Env) -> Sequence[Any]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Env = gym.Env[Any, Any]
 
-__all__ = ["KnownEnv", "differing"]
+__all__ = ["KnownEnv"]
 
 # The most steps of an episode, and the step before which one env is reset alone: their episodes
 # then end apart, so one is stepped while the other is reset.
@@ -52,7 +52,7 @@ class KnownEnv:
         NotNativeError: The env has a wrapper or an option that blocks do not support.
     """
 
-    # What a trial compares: so many envs, so many steps, with these options of the first reset.
+    # The number of envs and of steps that a trial compares, and the options of the first resets.
     _envs, _steps = 2, 14
     _options: dict[str, Any] | None = None
 
@@ -93,7 +93,7 @@ class KnownEnv:
         """Return whether another env is like this one, with the same arguments."""
         one, other = self._parts(self.env), self._parts(env)
         return [type(a) for a in one] == [type(b) for b in other] and all(
-            differing(a, b) is None for a, b in zip(one, other, strict=True)
+            _differing(a, b) is None for a, b in zip(one, other, strict=True)
         )
 
     def expect_equal(self, make: Callable[[], Env] | None) -> None:
@@ -128,7 +128,7 @@ class KnownEnv:
 
     def _expect_unchanged(self, new: Env) -> None:
         for one, other in zip(layers_of(self.env), layers_of(new), strict=True):
-            if (name := differing(one, other)) is not None:
+            if (name := _differing(one, other)) is not None:
                 raise NotNativeError(f"{name} was changed after the env was made")
 
     def _compare(self, real: list[Env]) -> None:
@@ -170,7 +170,7 @@ class KnownEnv:
             _expect_equal(block, frames, theirs)
 
 
-def differing(one: Any, other: Any) -> str | None:
+def _differing(one: Any, other: Any) -> str | None:
     """Return the name of an attribute, a number or an array, that differs between two objects."""
     ours, theirs = ({k: v for k, v in vars(x).items() if k not in _SET_LATER} for x in (one, other))
     name: str

@@ -37,8 +37,9 @@ __all__ = ["KnownTwin"]
 class _Twins(OwnBlock):
     """A block of a twin, which is ``env``.
 
-    It steps what is usual. Before a step or reset in which an env of gymnasium may raise, the envs
-    leave it, so that each raises what it does, and the others go on.
+    It takes valid actions and options. Before a step or reset with others, for which gymnasium's
+    env would raise an error, the envs leave the block: that env then raises its error, and the
+    other envs make their steps.
     """
 
     steps_ended = True
@@ -60,9 +61,8 @@ class _Twins(OwnBlock):
             kind = given.dtype
             if kind.kind == "b" and actions is None and self._actions.were_python(frame):
                 return None
-            # As unsigned numbers, negative ones are large.
             if kind.kind in "iu" and kind != np.uint64:
-                wrong = given.view(f"u{kind.itemsize}") >= self.env.action_space.n
+                wrong = self.env.outside(given)
                 if not wrong.any() or not (wrong & ~self.ended).any():
                     return None
         return "an action was not in its space"

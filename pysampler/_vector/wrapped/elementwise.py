@@ -23,7 +23,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["bound_names", "is_elementwise", "same_function"]
+__all__ = ["bound_names", "bound_values", "is_elementwise", "same_function"]
 
 _ARITHMETIC = {
     *(np.add, np.subtract, np.multiply, np.divide, np.negative, np.positive, np.absolute),
@@ -145,7 +145,7 @@ def _is_plain(function: Any) -> bool:
         or isinstance(one, (np.ndarray, *_NUMBERS))
         or any(one is known for known in _CALLABLE)
         for one in named
-    ) and all(isinstance(one, (np.ndarray, *_NUMBERS)) for one in _bound(function))
+    ) and all(isinstance(one, (np.ndarray, *_NUMBERS)) for one in bound_values(function))
 
 
 @functools.lru_cache  # each env of a batch has a function of the same code
@@ -189,7 +189,7 @@ def same_function(a: Any, b: Any, *, equal_arrays: bool = False) -> bool:
         return True
     if not (isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType)):
         return False
-    one, other = _bound(a), _bound(b)
+    one, other = bound_values(a), bound_values(b)
     return (
         a.__code__ == b.__code__
         and a.__globals__ is b.__globals__
@@ -198,7 +198,7 @@ def same_function(a: Any, b: Any, *, equal_arrays: bool = False) -> bool:
     )
 
 
-def _bound(function: types.FunctionType) -> list[Any]:
+def bound_values(function: types.FunctionType) -> list[Any]:
     """Return a function's defaults, and the values of its closure."""
     defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
     return [*defaults, *(cell.cell_contents for cell in function.__closure__ or ())]

@@ -29,7 +29,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces, wrappers
 
-from pysampler._vector.wrapped.elementwise import bound_names, is_elementwise, same_function
+from pysampler._vector.wrapped.elementwise import (
+    bound_names,
+    bound_values,
+    is_elementwise,
+    same_function,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -626,10 +631,8 @@ class ChangedRewards(_Changed):
         super().expect(wrapper)
         if type(wrapper) in cls._known:
             return
-        function = wrapper.func
-        bound = [value for _, _, value in bound_names(function)]
-        bound += [cell.cell_contents for cell in function.__closure__ or ()]
-        for value in (*bound, *(function.__defaults__ or ())):
+        named = [value for _, _, value in bound_names(wrapper.func)]
+        for value in (*named, *bound_values(wrapper.func)):
             # With a reward that is a number of Python, their product would be of their type.
             kind = value.dtype if isinstance(value, (np.generic, np.ndarray)) else np.dtype(float)
             if kind.kind == "f" and kind != np.float64:
