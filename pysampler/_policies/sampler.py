@@ -376,6 +376,7 @@ def vector_env_of(
         **kwargs: Arguments of each env that is made.
     """
     given = [*(["num_envs"] if num_envs is not None else []), *(vector_kwargs or ())]
+    given += ["env_kwargs"] * bool(kwargs)
     if isinstance(envs, GymVectorEnv):
         if given:
             raise ValueError(f"cannot {purpose}: {given[0]} is for envs to make, not for {envs}")

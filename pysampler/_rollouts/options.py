@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pysampler._numbers import is_real, true_or_false, whole_number
+from pysampler._vector import arguments
 
 __all__ = ["PolicyIn", "RolloutOptions"]
 
@@ -21,8 +22,9 @@ class RolloutOptions:
     policy_in: PolicyIn
     overlap: bool
     keep_last: int
-    min_envs: int | None  # None: all
-    timeout: float | None
+    min_envs: int | Literal["auto"] | None  # None: all
+    timeout: float | Literal["auto"] | None
+    timeout_from: Literal["call", "first"]
     allow_partial: bool
     reset_each: bool
     info_keys: Iterable[str]
@@ -38,7 +40,8 @@ class RolloutOptions:
         for name in ("overlap", "allow_partial", "reset_each"):
             setattr(self, name, true_or_false(doing, name, getattr(self, name)))
         for name in ("threads", "min_envs"):
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None and (name, value) != ("min_envs", "auto"):
                 setattr(self, name, whole_number(doing, name, value, 1))
         if self.policy_in not in get_args(PolicyIn):
             raise _refusal("policy_in", self.policy_in, 'one of "main", "workers"')
@@ -59,8 +62,9 @@ class RolloutOptions:
                 "cannot sample rollouts: reset_each would lose the steps under way at the end of a "
                 "rollout; expected allow_partial=False"
             )
-        if not (self.timeout is None or is_real(self.timeout, 0)):
-            raise _refusal("timeout", self.timeout, "seconds >= 0 or None")
+        if not (self.timeout in (None, "auto") or is_real(self.timeout, 0)):
+            raise _refusal("timeout", self.timeout, 'seconds >= 0, None or "auto"')
+        arguments.from_first(doing, self.timeout_from, self.timeout)
         if isinstance(self.info_keys, str):
             raise _refusal("info_keys", self.info_keys, f"a list of keys: [{self.info_keys!r}]")
         if not isinstance(self.info_keys, Iterable):
@@ -75,8 +79,8 @@ class RolloutOptions:
 
     @property
     def timeout_ns(self) -> int | None:
-        """``timeout`` in ns."""
-        return None if self.timeout is None else int(min(self.timeout, 1e9) * 1e9)
+        """``timeout`` in ns; None if there is none, or the sampler chooses it."""
+        return None if self.timeout in (None, "auto") else arguments.nanoseconds(self.timeout)
 
 
 def _refusal(name: str, got: Any, expected: str) -> ValueError:

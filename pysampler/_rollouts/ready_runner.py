@@ -12,12 +12,14 @@ import numpy as np
 
 from pysampler._rollouts.main_runner import MainRunner
 from pysampler._vector.jobs import Reset
+from pysampler._vector.partial import BatchWait
 from pysampler.sync import now
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._rollouts.runner import RunnerSetup
+    from pysampler._vector.tuner import BatchTuner
 
 __all__ = ["ReadyRunner"]
 
@@ -40,6 +42,20 @@ class ReadyRunner(MainRunner):
         self._steps = np.zeros(len(self._groups), np.int64)
         self._carried: set[int] = set()  # groups whose step under way began in the last rollout
         self._has_reset = True  # the envs were reset when the frames were laid out
+        self._tuner = self._make_tuner()
+        self._counted = 0  # the progress that the tuner knows of
+
+    def _make_tuner(self) -> BatchTuner | None:
+        """Return a tuner of the options that are "auto"."""
+        options, envs = self._options, self.frames.envs
+        if "auto" not in (options.min_envs, options.timeout):
+            return None
+        from pysampler._vector.tuner import tuner_of  # noqa: PLC0415 - most do without
+
+        least = None if options.min_envs == "auto" else min(options.min_envs or envs, envs)
+        tuner = tuner_of(self._groups, least, envs, timeouts=options.timeout == "auto")
+        self._core.tuner = tuner
+        return tuner
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -61,12 +77,13 @@ class ReadyRunner(MainRunner):
                 self.step(groups)
             if self.finished:
                 return
-            timeout = self._options.timeout_ns
-            ready = self.receive(None if timeout is None else now() + timeout)
+            ready = self.receive()
 
     def open(self) -> list[int]:
         """Begin the rollout; return the groups that wait for actions."""
-        self._steps[:] = 0
+        self._steps[:] = self._counted = 0
+        if self._tuner is not None:
+            self._tuner.resumed()
         if self._options.reset_each and not self._has_reset:
             self._reset_all()
             return []
@@ -111,24 +128,18 @@ class ReadyRunner(MainRunner):
         envs = np.concatenate([self._core.everyone[self._rows[group]] for group in groups])
         return int(frames[0]) if same else np.repeat(frames, self._sizes[groups]), envs
 
-    def receive(self, deadline: int | None, waiting: int = 0) -> list[int]:
+    def receive(self, timeout: int | None = None, waiting: int = 0) -> list[int]:
         """Wait until ``min_envs`` have made a step; return their groups.
 
-        At the deadline, return the groups that have made one, or wait for the first group.
+        After the time-out, return the groups that have made one, or wait for the first group.
 
         Args:
-            deadline: In ns; None: none.
-            waiting: How many envs already wait for actions. If any do, the result may be empty at
-                the deadline.
+            timeout: In ns; None: that of the options.
+            waiting: How many envs already wait for actions. If any do, the result may be empty
+                after the time-out.
         """
         began = now()
-        envs = self.frames.envs
-        missing = min(self._options.min_envs or envs, envs) - waiting
-        if missing <= 0:
-            deadline = began
-        groups, answers = self._pool.wait_some(max(1, missing), envs, deadline)
-        if not groups and not waiting:
-            groups, answers = self._pool.wait_some(1, envs, None)
+        groups, answers = self._batch_wait(began, timeout, waiting).wait(self._pool)
         self._pool.take(groups)
         self.seconds["waiting"] += (now() - began) / 1e9
         if answers:
@@ -144,7 +155,41 @@ class ReadyRunner(MainRunner):
                 self.policy.after_reset(at, rows)
             else:
                 self.policy.after_step(at, rows)
+        if groups:
+            self._core.batch_sizes[int(self._sizes[groups].sum())] += 1
+        if self._tuner is not None:
+            progress = self._progress
+            self._tuner.received(progress - self._counted)
+            self._counted = progress
         return groups
+
+    def _batch_wait(self, began: int, timeout: int | None, waiting: int) -> BatchWait:
+        options, envs = self._options, self.frames.envs
+        least = options.min_envs if isinstance(options.min_envs, int) else envs
+        limit = options.timeout_ns if timeout is None else timeout
+        wait = BatchWait(min(least, envs), envs)
+        if limit is not None and options.timeout_from == "first" and not waiting:
+            wait = wait._replace(after_first=limit)
+        elif limit is not None:
+            wait = wait._replace(deadline=began + limit)
+        if self._tuner is not None:
+            self._tuner.called()
+            rule = self._tuner.rule
+            wait = wait.by(rule if timeout is None else rule._replace(timeout=None))
+        missing = wait.min_envs - waiting
+        if missing <= 0:
+            return BatchWait(1, envs, began)
+        return wait._replace(min_envs=missing, or_first=not waiting)
+
+    @property
+    def _progress(self) -> int:
+        """The steps of all envs in this rollout that bring its end nearer.
+
+        A rollout ends with its slowest env, or with ``allow_partial`` before: then all count.
+        """
+        if self._options.allow_partial:
+            return int(self._steps @ self._sizes)
+        return max(0, int(self._steps.min())) * self.frames.envs
 
     def _copy_observations(self, group: int) -> None:
         """Copy the newest observations of a group to the first frame of the rollout."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pysampler._frames.frames import addresses_are_limited
 from pysampler._policies.calling import PolicyCaller
@@ -88,8 +88,13 @@ class Rollouts(Sampler):
             hold it, or an array or a tensor of it; the next one is then written to other memory.
             There is room for 8 rollouts, or for ``keep_last`` and one more; to keep others, use
             ``rollout.copy()``.
-        min_envs: Act as soon as this many envs are ready, instead of all. For a policy in "main".
-        timeout: Act after this many seconds for the envs that are ready. For a policy in "main".
+        min_envs: Act as soon as this many envs are ready, instead of all. "auto" measures which
+            number gives the fastest rollouts; ``envs.stats().batches`` tells the choice and the
+            reason. For a policy in "main".
+        timeout: Act after this many seconds for the envs that are ready. "auto" measures whether a
+            time-out helps, and which. For a policy in "main".
+        timeout_from: Count ``timeout`` from the "call" of the policy, or from when the "first" env
+            is ready.
         allow_partial: End a rollout as soon as the first envs have made all their steps; ``valid``
             and ``lengths`` say which steps the others made. A step under way then becomes the first
             of the next rollout, although this rollout's policy chose its action.
@@ -186,8 +191,9 @@ class Rollouts(Sampler):
         policy_in: PolicyIn = "main",
         overlap: bool = False,
         keep_last: int = 1,
-        min_envs: int | None = None,
-        timeout: float | None = None,
+        min_envs: int | Literal["auto"] | None = None,
+        timeout: float | Literal["auto"] | None = None,
+        timeout_from: Literal["call", "first"] = "call",
         allow_partial: bool = False,
         reset_each: bool = False,
         info_keys: Iterable[str] = (),
@@ -201,7 +207,7 @@ class Rollouts(Sampler):
     ) -> None:
         vector_kwargs = vector_options(self._purpose, vector_kwargs, options, Rollouts)
         self._options = chosen = RolloutOptions(
-            *(horizon, policy_in, overlap, keep_last, min_envs, timeout),
+            *(horizon, policy_in, overlap, keep_last, min_envs, timeout, timeout_from),
             *(allow_partial, reset_each, info_keys, threads, warm_up, device),
         )
         self.horizon = chosen.horizon

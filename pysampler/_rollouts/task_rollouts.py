@@ -77,16 +77,16 @@ class TaskRollouts(Rollouts):
         self._expect_free_slot()
         self._or_drop(self._open)
 
-    def receive(self, deadline: int | None) -> Received | None:
+    def receive(self, timeout: int | None) -> Received | None:
         """Return the results of envs that wait for actions; None if the rollout is over."""
-        return self._or_drop(lambda: self._receive(deadline))
+        return self._or_drop(lambda: self._receive(timeout))
 
     def write(self, actions: Any, extras: dict[str, Any], envs: Any = None) -> None:
         """Write actions and extras for envs that wait for actions, and step those envs.
 
         Args:
             actions: An action for each.
-            extras: The extras that the policy would return.
+            extras: The extras that the policy would return; NaN for floats that are left out.
             envs: Some of the envs that wait; None: all.
         """
         runner = self._runner
@@ -99,6 +99,10 @@ class TaskRollouts(Rollouts):
         if len(np.unique(chosen)) != len(chosen):
             raise ValueError("cannot send actions: two actions for the same env")
         outputs = runner.policy.caller.checked((actions, extras), len(chosen))
+        for name, column in runner.policy.extras.items():
+            if column.dtype.kind == "f":
+                missing = np.full((len(chosen), *column.shape[2:]), np.nan, column.dtype)
+                outputs[1].setdefault(name, missing)
         with self._core.enter("step_send"):
             runner.policy.write(runner.frames_of(chosen), chosen, *outputs)
             self._waiting[chosen] = False
@@ -131,7 +135,7 @@ class TaskRollouts(Rollouts):
         for group in groups:
             self._waiting[_rows_of(self._core.groups[group])] = True
 
-    def _receive(self, deadline: int | None) -> Received | None:
+    def _receive(self, timeout: int | None) -> Received | None:
         runner = self._runner
         if runner is None or not self.opened:
             return None
@@ -140,7 +144,7 @@ class TaskRollouts(Rollouts):
                 if runner.finished:
                     return None
                 waiting = int(self._waiting.sum())
-                self._add_waiting(runner.unfinished(runner.receive(deadline, waiting)))
+                self._add_waiting(runner.unfinished(runner.receive(timeout, waiting)))
                 if self._waiting.any():
                     break
         envs = np.flatnonzero(self._waiting)

@@ -331,11 +331,27 @@ def is_auto(name: str, given: Any) -> bool:
 
 def deadline(timeout: Any, doing: str = "receive") -> int | None:
     """Return the deadline of a timeout, in ns of ``now()``, or raise ValueError."""
-    if timeout is None:
-        return None
+    return None if timeout is None else now() + nanoseconds(timeout, doing)
+
+
+def nanoseconds(timeout: Any, doing: str = "receive") -> int:
+    """Return a timeout in ns, or raise ValueError."""
     if not is_real(timeout, 0):
         raise ValueError(f"cannot {doing}: timeout {timeout!r}, expected seconds >= 0 or None")
-    return now() + int(min(timeout, LONGEST) * 1e9)
+    return int(min(timeout, LONGEST) * 1e9)
+
+
+def from_first(doing: str, timeout_from: Any, timeout: Any) -> bool:
+    """Return whether a timeout begins when the first env is ready, or raise ValueError."""
+    if timeout_from not in ("call", "first"):
+        raise ValueError(
+            f'cannot {doing}: timeout_from {timeout_from!r}, expected one of "call", "first"'
+        )
+    if timeout_from == "first" and not is_real(timeout):
+        raise ValueError(
+            f'cannot {doing}: timeout_from "first" with timeout {timeout!r}, expected seconds'
+        )
+    return bool(timeout_from == "first")
 
 
 def reset_options(given: Any, envs: int) -> list[dict[str, Any] | None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pysampler._frames.infos import Column
     from pysampler._frames.spec import Field, Spec
     from pysampler._vector.lease import Lease
+    from pysampler._vector.tuner import BatchTuner
     from pysampler._workers.jobs import Answer, Job
     from pysampler._workers.pool import Pool
 
@@ -90,6 +92,8 @@ class VectorCore:
         lease: The sampler that uses the envs, or None.
         call: The pending call, and results that have not reached the caller yet.
         step_entry: The guard's context for a step.
+        tuner: The one that chose the newest batch of some envs; None if none did.
+        batch_sizes: How many batches of some envs had how many envs.
     """
 
     def __init__(
@@ -115,6 +119,8 @@ class VectorCore:
         self.step_entry = self.guard.entry("call step")
         self.call = _core.Call(pool.native, self.step_entry, self.all_groups)
         self.lease: Lease | None = None
+        self.tuner: BatchTuner | None = None
+        self.batch_sizes: Counter[int] = Counter()
         self.options_version = 0
         self.hurry = False  # an interrupt closes the envs: do not wait for long steps
         self._closed_message = closed_message

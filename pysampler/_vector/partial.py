@@ -1,17 +1,19 @@
 """Partial batches: which groups ``send`` and ``recv`` take, and how that is recorded and replayed.
 
-``Batches`` waits for groups (for a fixed number, as a tuner chooses, or as a recording says) and
-keeps their results in ``core.call``, so that an interrupt loses no batch.
+``BatchWait`` says when a batch is complete, for ``recv`` and for samplers. ``Batches`` waits for
+groups (for a fixed number, as a tuner chooses, or as a recording says) and keeps their results in
+``core.call``, so that an interrupt loses no batch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gymnasium.error import AlreadyPendingCallError
 
 from pysampler._vector.results import first
 from pysampler.errors import EnvError, RecordingError
+from pysampler.sync import now
 
 if TYPE_CHECKING:
     import os
@@ -23,11 +25,47 @@ if TYPE_CHECKING:
     from pysampler._vector.core import VectorCore
     from pysampler._vector.recording import BatchRecorder, BatchReplayer
     from pysampler._vector.results import Stepped
-    from pysampler._vector.tuner import BatchTuner
-    from pysampler._workers.counters import BatchChoice
+    from pysampler._vector.tuner import BatchTuner, WaitRule
     from pysampler._workers.jobs import Answer
+    from pysampler._workers.pool import Pool
 
-__all__ = ["Batches"]
+__all__ = ["BatchWait", "Batches"]
+
+
+class BatchWait(NamedTuple):
+    """When a batch is complete: with ``min_envs`` envs, or earlier with those that are ready.
+
+    Attributes:
+        min_envs: The least number of envs.
+        max_envs: The largest number.
+        deadline: When to return the envs that are ready, in ns; None: never.
+        after_first: How long after the first env is ready, in ns; None: see ``deadline``.
+        or_first: Whether to wait for the first env if none is ready at the deadline.
+    """
+
+    min_envs: int
+    max_envs: int
+    deadline: int | None = None
+    after_first: int | None = None
+    or_first: bool = False
+
+    def by(self, rule: WaitRule) -> BatchWait:
+        """Return this wait as a tuner's rule changes it, from now on."""
+        wait = self._replace(min_envs=rule.min_envs)
+        if rule.timeout is None:
+            return wait
+        return wait._replace(deadline=now() + int(rule.timeout * 1e9), or_first=True)
+
+    def wait(self, pool: Pool) -> tuple[list[int], list[Answer]]:
+        """Return the groups of the batch, which stay in flight, and their answers."""
+        deadline = self.deadline
+        if self.after_first is not None:
+            pool.wait_some(1, self.max_envs, None)
+            deadline = now() + self.after_first
+        batch = pool.wait_some(self.min_envs, self.max_envs, deadline)
+        if self.or_first and not batch[0]:
+            batch = pool.wait_some(1, self.max_envs, None)
+        return batch
 
 
 class Batches:
@@ -48,7 +86,6 @@ class Batches:
         self._core = core
         self.returned = 0  # batches so far
         self._tuners: dict[tuple[int | None, int, bool], BatchTuner] = {}
-        self._tuner: BatchTuner | None = None  # the one used last
         self._replayer: BatchReplayer | None = None
         self._recorder: BatchRecorder | None = None
         if replay_from is not None or record_to is not None:
@@ -85,36 +122,17 @@ class Batches:
                     )
         return groups
 
-    @property
-    def choice(self) -> BatchChoice | None:
-        """The choice for the last ``recv`` with "auto"; None if there was none."""
-        return None if self._tuner is None else self._tuner.choice
-
     def tuner(self, min_envs: int | None, max_envs: int, *, timeouts: bool) -> BatchTuner:
-        """Return the tuner for calls of ``recv`` with these arguments.
-
-        Args:
-            min_envs: The least number of envs to receive; None: the tuner chooses it.
-            max_envs: The largest number.
-            timeouts: Whether the tuner chooses a time-out.
-        """
+        """Return the tuner for calls of ``recv`` with these arguments, as in ``tuner_of``."""
         key = min_envs, max_envs, timeouts
         if key not in self._tuners:
-            from pysampler._vector.tuner import BatchTuner, WaitRule, wait_rules  # noqa: PLC0415 - likewise
+            from pysampler._vector.tuner import tuner_of  # noqa: PLC0415 - likewise
 
-            sizes = [len(envs) for envs in self._core.groups]
-            rules = wait_rules(sizes, max_envs) if min_envs is None else [WaitRule(min_envs)]
-            self._tuners[key] = BatchTuner(rules, self._core.num_envs, timeouts=timeouts)
-        self._tuner = self._tuners[key]
-        return self._tuner
+            self._tuners[key] = tuner_of(self._core.groups, min_envs, max_envs, timeouts=timeouts)
+        self._core.tuner = self._tuners[key]
+        return self._tuners[key]
 
-    def receive(
-        self,
-        min_envs: int,
-        max_envs: int,
-        deadline: int | None,
-        tuner: BatchTuner | None = None,
-    ) -> Stepped | None:
+    def receive(self, wait: BatchWait, tuner: BatchTuner | None = None) -> Stepped | None:
         """Return the next batch, or None if no env was ready at the deadline.
 
         A tuner overrides ``min_envs``, and may set a time-out; such a batch has at least one env.
@@ -124,7 +142,7 @@ class Batches:
         """
         core = self._core
         if core.call.kept is None:
-            self._collect(min_envs, max_envs, deadline, tuner)
+            self._collect(wait, tuner)
         if core.call.kept is None:
             self._note(())
             self.returned += 1  # an empty batch cannot be lost
@@ -137,29 +155,22 @@ class Batches:
         except EnvError:
             self.returned += 1
             raise
+        count = len(results[1])
+        core.batch_sizes[count] += 1
         if tuner is not None:
-            tuner.received(len(results[1]))
+            tuner.received(count)
         return results
 
-    def _collect(
-        self, min_envs: int, max_envs: int, deadline: int | None, tuner: BatchTuner | None
-    ) -> None:
+    def _collect(self, wait: BatchWait, tuner: BatchTuner | None) -> None:
         """Wait for a batch and keep it; keep nothing if no env was ready at the deadline."""
         core = self._core
         if self._replayer is not None:
             groups, answers = self._next_replayed(self._replayer)
-        elif tuner is None:
-            groups, answers = core.pool.wait_some(min_envs, max_envs, deadline)
         else:
-            begun = tuner.called()
-            min_envs, timeout = tuner.rule
-            if timeout is None:
-                groups, answers = core.pool.wait_some(min_envs, max_envs, deadline)
-            else:
-                deadline = begun + int(timeout * 1e9)
-                groups, answers = core.pool.wait_some(min_envs, max_envs, deadline)
-                if not groups:
-                    groups, answers = core.pool.wait_some(1, max_envs, None)
+            if tuner is not None:
+                tuner.called()
+                wait = wait.by(tuner.rule)
+            groups, answers = wait.wait(core.pool)
         if answers and (failures := core.results.failed(answers)):
             failed = sorted({group for group, _ in failures})
             core.call.keep(failed, None, core.pool.error_of(*first(failures)))

@@ -1,4 +1,4 @@
-"""BatchTuner: learns how many envs ``recv`` should wait for, and how long, from its batches.
+"""BatchTuner: learns how many envs a batch should wait for, and how long, from earlier batches.
 
 It measures rules in turn, in short windows. Standard errors decide which rules are slower, since a
 window is noisy (long steps, other processes). Trials repeat rarely: a slow rule costs steps.
@@ -17,7 +17,7 @@ from pysampler.sync import now
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["BatchTuner", "WaitRule", "wait_rules"]
+__all__ = ["BatchTuner", "WaitRule", "tuner_of", "wait_rules"]
 
 # A rule is measured in windows of several parts. The spread of the parts gives the standard error.
 _PART = 16  # least env steps of a part; also at least the number of envs
@@ -87,6 +87,24 @@ def wait_rules(groups: Sequence[int], max_envs: int) -> list[WaitRule]:
     return [WaitRule(least[groups - 1]) for groups in sorted(chosen, reverse=True)]
 
 
+def tuner_of(
+    groups: Sequence[range], min_envs: int | None, max_envs: int, *, timeouts: bool
+) -> BatchTuner:
+    """Return a tuner for batches of these groups.
+
+    Args:
+        groups: The envs of each group.
+        min_envs: The least number of envs of a batch; None: the tuner chooses it.
+        max_envs: The largest number.
+        timeouts: Whether the tuner chooses a time-out.
+    """
+    if min_envs is None:
+        rules = wait_rules([len(envs) for envs in groups], max_envs)
+    else:
+        rules = [WaitRule(min_envs)]
+    return BatchTuner(rules, groups[-1].stop, timeouts=timeouts)
+
+
 class BatchTuner:
     """Finds the rule that gives the most env steps per second.
 
@@ -122,25 +140,29 @@ class BatchTuner:
         self._chosen = self._rules[0]
         self._rest = _REST
         self._longest_gap = 0
+        self._skipped = 0  # ns
         self._called = self._returned = clock()
         self._begin_trial(self._called)
 
-    def called(self) -> int:
-        """Note that ``recv`` begins, and return the time."""
-        self._called = at = self._clock()
+    def called(self) -> None:
+        """Note that the caller begins to wait for a batch."""
+        self._called = at = self._clock() - self._skipped
         gap = at - self._returned
         if gap > self._longest_gap:
             self._longest_gap = gap
-        return at
 
     def received(self, count: int) -> None:
-        """Note that ``recv`` returns ``count`` envs."""
-        self._returned = at = self._clock()
+        """Note that the caller gets a batch, and that ``count`` env steps have been made."""
+        self._returned = at = self._clock() - self._skipped
         if self._wait_times is not None:
             self._wait_times.append(at - self._called)
         self._left -= count
         if self._left <= 0:
             self._end_part(at)
+
+    def resumed(self) -> None:
+        """Leave out the time since the last batch: the caller used it for something else."""
+        self._skipped += self._clock() - self._skipped - self._returned
 
     @property
     def choice(self) -> BatchChoice:

@@ -41,7 +41,7 @@ from pysampler._vector.jobs import (
     SetStates,
     StepWith,
 )
-from pysampler._vector.partial import Batches
+from pysampler._vector.partial import Batches, BatchWait
 from pysampler._vector.registry import registered
 from pysampler._vector.results import first
 from pysampler._vector.serving import make_server
@@ -571,6 +571,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         min_envs: int | Literal["auto"] | None = None,
         max_envs: int | None = None,
         timeout: float | Literal["auto"] | None = None,
+        *,
+        timeout_from: Literal["call", "first"] = "call",
     ) -> Stepped:
         """Wait until ``min_envs`` envs are ready, and return the results of all ready envs.
 
@@ -590,6 +592,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             timeout: Return after this many seconds with the envs that are ready; if none is, all
                 arrays are empty. "auto" uses the time-out that gives the most env steps per second,
                 if one helps, and returns at least one env.
+            timeout_from: Count the seconds from this "call"; or from the moment when the "first"
+                env is ready, which ``recv`` waits for without limit.
 
         Returns:
             Observations, rewards (0 for resets), terminated, truncated, infos. You own all arrays.
@@ -597,7 +601,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """
         core, batches = self._core, self._batches
         choose_timeout = arguments.is_auto("timeout", timeout)
-        deadline = None if choose_timeout else arguments.deadline(timeout)
+        deadline = after_first = None
+        if arguments.from_first("receive", timeout_from, timeout):
+            after_first = arguments.nanoseconds(timeout)
+        elif not choose_timeout:
+            deadline = arguments.deadline(timeout)
         wait_end = None if deadline is None else self._timed_return.wait_until(deadline)
         if core.pool.closed:
             raise core.closed_error()
@@ -610,7 +618,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if choose_timeout or min_envs == "auto":
                 chosen = None if min_envs == "auto" else least
                 tuner = batches.tuner(chosen, most, timeouts=choose_timeout)
-            results = batches.receive(least, most, wait_end, tuner)
+            wait = BatchWait(least, most, wait_end, after_first)
+            results = batches.receive(wait, tuner)
         if results is not None:
             batches.returned += 1
             core.call.returned = True
@@ -678,7 +687,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         >>> envs.close()
         """
         with self._core.enter("stats"):
-            return replace(self._pool.stats(), native=self._native, batches=self._batches.choice)
+            tuner, sizes = self._core.tuner, dict(self._core.batch_sizes)
+            return replace(
+                self._pool.stats(),
+                native=self._native,
+                batches=None if tuner is None else tuner.choice,
+                batch_sizes=sizes,
+            )
 
     def describe(self) -> str:
         """Return a table of the envs' wrappers: which are native, on batches of envs, or in Python.

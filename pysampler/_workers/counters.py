@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from pysampler import _core
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import numpy.typing as npt
 
@@ -33,6 +33,7 @@ _WORKER = np.dtype(
         "itemsize": 128,
     }
 )
+_SIZES = 4  # of batches that ``Stats`` prints
 # Lower bounds of the buckets, in ns; two buckets per power of two.
 _LOWER = np.array(
     [
@@ -123,11 +124,11 @@ class Times:
 
 
 class BatchChoice(NamedTuple):
-    """The choice of ``recv(min_envs="auto")`` or ``recv(timeout="auto")``, and its reasons.
+    """The choice of ``min_envs="auto"`` or ``timeout="auto"``, and its reasons.
 
     Attributes:
-        min_envs: The number of envs that ``recv`` waits for.
-        timeout: Seconds after which it returns fewer envs; None to wait for ``min_envs``.
+        min_envs: The number of envs that a batch waits for.
+        timeout: Seconds after which it has fewer envs; None to wait for ``min_envs``.
         rates: Env steps per second of each ``(min_envs, timeout)`` in the last completed trial.
         trials: The number of completed trials.
     """
@@ -138,7 +139,7 @@ class BatchChoice(NamedTuple):
     trials: int
 
     def __str__(self) -> str:
-        chosen = f"recv waits for {_wait_text(self.min_envs, self.timeout)}"
+        chosen = f"batches wait for {_wait_text(self.min_envs, self.timeout)}"
         if not self.rates:
             return f"{chosen}, in its first trial"
         tried = (f"{_wait_text(*wait)}: {rate:,.0f}" for wait, rate in self.rates.items())
@@ -161,7 +162,9 @@ class Stats:
         losses: How often each worker was lost and replaced.
         native: Whether the envs are simulated together. Then a step's time is that of its group,
             divided by the number of envs.
-        batches: The choice of ``recv``, if it was called with "auto".
+        batches: The choice of ``recv``, or of a sampler, if it was called with "auto".
+        batch_sizes: How many batches of some envs had each number of envs: those that ``recv``
+            returned, or for which a sampler with ``min_envs`` or ``timeout`` acted.
     """
 
     steps: Times
@@ -175,6 +178,7 @@ class Stats:
     losses: npt.NDArray[np.int64]
     native: bool = False
     batches: BatchChoice | None = None
+    batch_sizes: Mapping[int, int] = field(default_factory=dict)
     _groups: tuple[int, ...] = ()
 
     @classmethod
@@ -257,7 +261,7 @@ class Stats:
         return table
 
     def _remarks(self) -> list[str]:
-        """Return lines below the table: native envs, slow envs, the choice of ``recv``."""
+        """Return lines below the table: native envs, slow envs, sizes of batches."""
         lines = ["native: a group's envs step together, in the time of all / their number"]
         lines = lines[: self.native]
         slow = slow_envs(self.steps.count, self.steps.mean, self._groups, 2, _ENOUGH)
@@ -266,6 +270,11 @@ class Stats:
             f"{times:.1f} times the usual"
             for env, times in slow[:3]
         ]
+        if sizes := self.batch_sizes:
+            usual = sorted(sizes, key=lambda size: (-sizes[size], size))[:_SIZES]
+            total = sum(sizes.values())
+            shares = ", ".join(f"{size} ({sizes[size] / total:.0%})" for size in usual)
+            lines.append(f"envs in {total:,} batches: {shares}{', ...' * (len(sizes) > _SIZES)}")
         if self.batches is not None:
             lines.append(str(self.batches))
         return lines

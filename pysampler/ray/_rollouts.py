@@ -127,6 +127,7 @@ class Rollouts(RemoteSampler):
         overlap: On each host, sample the next rollout while the last one is being sent.
         min_envs: On each host, act as soon as this many envs are ready, instead of all.
         timeout: On each host, act after this many seconds for the envs that are ready.
+        timeout_from: What ``timeout`` counts from, as in :class:`pysampler.Rollouts`.
         allow_partial: End a host's rollout as soon as its first envs have all their steps.
         reset_each: Begin each rollout with a reset of all envs.
         info_keys: Keys of infos to put into ``rollout.infos``.
@@ -178,8 +179,9 @@ class Rollouts(RemoteSampler):
         keep_last: int = 1,
         policy_in: PolicyIn = "main",
         overlap: bool = False,
-        min_envs: int | None = None,
-        timeout: float | None = None,
+        min_envs: int | Literal["auto"] | None = None,
+        timeout: float | Literal["auto"] | None = None,
+        timeout_from: Literal["call", "first"] = "call",
         allow_partial: bool = False,
         reset_each: bool = False,
         info_keys: Iterable[str] = (),
@@ -196,7 +198,7 @@ class Rollouts(RemoteSampler):
             actor_options,
         )
         options = RolloutOptions(
-            *(horizon, policy_in, overlap, keep_last, min_envs, timeout),
+            *(horizon, policy_in, overlap, keep_last, min_envs, timeout, timeout_from),
             *(allow_partial, reset_each, info_keys, threads, warm_up, device),
         )
         kwargs = {

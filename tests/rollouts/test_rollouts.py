@@ -16,6 +16,7 @@ from scripted import Counting, Scripted, policy, slow_rollout
 
 import pysampler
 from pysampler._rollouts.cuda import _copy_events
+from pysampler._vector.tuner import BatchTuner
 
 HORIZON = 5
 WAYS = [
@@ -28,6 +29,9 @@ WAYS = [
     {"num_workers": 3, "groups": 2, "min_envs": 3, "timeout": 0.0},
     {"num_workers": 2, "timeout": 0.001, "overlap": True},
     {"num_workers": 0, "groups": 3, "min_envs": 2},
+    {"num_workers": 3, "groups": 2, "min_envs": "auto", "timeout": "auto"},
+    {"num_workers": 2, "groups": 3, "timeout": "auto", "min_envs": 5, "overlap": True},
+    {"num_workers": 3, "timeout": 0.0, "timeout_from": "first"},
 ]
 SCRIPTS = [".....t", "..c", "b", ".t.c", "......", "c....", "...."]
 
@@ -504,4 +508,33 @@ def test_close_does_not_wait_for_the_pending_rollout(where):
     rollouts.close()
     assert envs.stats().steps.count.max() < 40
     envs.reset()
+    envs.close()
+
+
+class CountingTuner(BatchTuner):
+    """Notes the steps of each batch."""
+
+    def received(self, count):
+        self.counts.append(count)
+        super().received(count)
+
+
+@pytest.mark.parametrize("allow_partial", [False, True])
+def test_auto_counts_steps_that_bring_the_end_of_a_rollout_nearer(monkeypatch, allow_partial):
+    monkeypatch.setattr(BatchTuner, "counts", [], raising=False)
+    monkeypatch.setattr("pysampler._vector.tuner.BatchTuner", CountingTuner)
+    env_fns = [functools.partial(Scripted, script) for script in SCRIPTS]
+    options = {"min_envs": "auto", "timeout": "auto", "allow_partial": allow_partial}
+    envs = pysampler.VectorEnv(env_fns, num_workers=3, groups=2)
+    with pysampler.Rollouts(envs, policy, HORIZON, seed=1, **options) as rollouts:
+        for _ in range(4):
+            made = int(next(rollouts).valid.sum())
+            assert sum(CountingTuner.counts) == (made if allow_partial else HORIZON * envs.num_envs)
+            CountingTuner.counts.clear()
+        rollouts._runner._steps[:] = 1, 2, 2, 2, 2, 2  # groups of 2, 1, 1, 1, 1, 1 envs
+        assert rollouts._runner._progress == (12 if allow_partial else 7)
+        stats = envs.stats()
+        assert stats.batches.trials == 0
+        assert "batches wait for 7 envs, in its first trial" in str(stats)
+        assert sum(stats.batch_sizes) > 0
     envs.close()

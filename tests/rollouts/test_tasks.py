@@ -59,7 +59,16 @@ def sampler(count=6, ends="never", **options):
     return pysampler.MultiTaskSampler(functools.partial(EnvWithTasks, ends), policy, **given)
 
 
-@pytest.mark.parametrize("options", [{}, {"min_envs": 1}, {"min_envs": 2, "timeout": 0.0}], ids=str)
+WAITS = [
+    {},
+    {"min_envs": 1},
+    {"min_envs": 2, "timeout": 0.0},
+    {"min_envs": "auto", "timeout": "auto"},
+    {"timeout": 0.0, "timeout_from": "first"},
+]
+
+
+@pytest.mark.parametrize("options", WAITS, ids=str)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_envs_and_policy_get_their_tasks_and_parameters(num_workers, options):
     kwargs = {"vector_kwargs": {"num_workers": num_workers, "groups": 2}}
@@ -484,3 +493,38 @@ def test_ready_envs_are_received_while_another_steps(tmp_path):
             assert one.step_recv(timeout=0.01).envs.tolist() == [1, 2]
         (tmp_path / "go on").touch()
         assert one.step_recv().envs.tolist() == [0, 1, 2]
+
+
+def test_step_recv_uses_the_timeout_of_the_sampler(tmp_path):
+    make = functools.partial(Gated, tmp_path)
+    with pysampler.MultiTaskSampler(make, policy, num_envs=2, num_workers=2, timeout=0.01) as one:
+        one.begin(4, tasks=[1, 2])
+        while len(one.step_recv().envs) < 2:
+            pass
+        one.step_send(np.ones((1, 1)), {"task_index": np.zeros(1, int)}, envs=[0])
+        assert one.step_recv().envs.tolist() == [1]  # env 0 is still stepping
+        (tmp_path / "go on").touch()
+
+
+def test_env_kwargs_reach_each_env():
+    options = {"num_envs": 2, "num_workers": 1, "env_kwargs": {"ends": "t"}}
+    with pysampler.MultiTaskSampler(EnvWithTasks, policy, **options) as one:
+        assert one.sample(3, tasks=[1]).terminated[-1].all()
+        with pytest.raises(ValueError, match="env_kwargs is for envs to make, not for"):
+            pysampler.MultiTaskSampler(one.envs, policy, env_kwargs={"ends": "t"})
+
+
+def test_floats_left_out_of_step_send_are_nan():
+    def with_log_probs(observations, tasks, params):
+        return np.zeros((len(observations), 1)), {"log_probs": np.zeros(len(observations))}
+
+    options = {"num_envs": 2, "num_workers": 1}
+    with pysampler.MultiTaskSampler(EnvWithTasks, with_log_probs, **options) as one:
+        one.begin(2, tasks=[1])
+        for extras in (None, {"log_probs": np.ones(2)}):
+            one.step_recv()
+            one.step_send(np.zeros((2, 1)), extras)
+        assert one.step_recv() is None
+        [episodes] = one.collect().episodes
+        for episode in episodes:
+            np.testing.assert_array_equal(episode.extras["log_probs"], [np.nan, 1])

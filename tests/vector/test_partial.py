@@ -166,10 +166,45 @@ def test_recv_returns_the_ready_envs_at_its_timeout(gated, timeout):
     assert envs.recv(min_envs=1)[1].tolist() == [0]
 
 
+def test_recv_can_count_its_timeout_from_the_first_ready_env(gated):
+    envs, let = gated
+    envs.send(np.ones(4, np.int64))
+    later = threading.Timer(0.05, let, [2])
+    later.start()
+    begun = now()
+    assert envs.recv(timeout=0.02, timeout_from="first")[4]["env_id"].tolist() == [2]
+    assert now() - begun >= 20_000_000
+    later.join()
+    let(0)
+    while not envs.ready:
+        pass
+    begun = now()
+    assert envs.recv(timeout=0.02, timeout_from="first")[4]["env_id"].tolist() == [0]
+    assert now() - begun >= 20_000_000
+    let(1)
+    let(3)
+    assert len(envs.recv(min_envs=2, timeout=100, timeout_from="first")[1]) == 2
+
+
+def test_stats_count_batches_by_their_number_of_envs(gated):
+    envs, let = gated
+    assert envs.stats().batch_sizes == {}
+    envs.send(np.zeros(4, np.int64))
+    envs.recv()
+    for env in (0, 1):
+        envs.send([1], [env])
+        let(env)
+        envs.recv()
+    envs.send([1], [0])
+    assert len(envs.recv(timeout=0)[1]) == 0  # is no batch
+    assert envs.stats().batch_sizes == {4: 1, 1: 2}
+    assert "envs in 3 batches: 1 (67%), 4 (33%)" in str(envs.stats())
+    let(0)
+    envs.recv()
+
+
 def test_recv_auto_waits_for_the_chosen_number_of_envs(gated, monkeypatch):
-    monkeypatch.setattr(
-        BatchTuner, "called", lambda tuner: setattr(tuner, "rule", WaitRule(2)) or now()
-    )
+    monkeypatch.setattr(BatchTuner, "called", lambda tuner: setattr(tuner, "rule", WaitRule(2)))
     envs, let = gated
     envs.send(np.ones(4, np.int64))
     let(2)
@@ -183,7 +218,7 @@ def test_recv_auto_waits_for_the_chosen_number_of_envs(gated, monkeypatch):
 
 def test_auto_timeout_never_returns_an_empty_batch(gated, monkeypatch):
     monkeypatch.setattr(
-        BatchTuner, "called", lambda tuner: setattr(tuner, "rule", WaitRule(4, 0.01)) or now()
+        BatchTuner, "called", lambda tuner: setattr(tuner, "rule", WaitRule(4, 0.01))
     )
     envs, let = gated
     envs.send(np.ones(4, np.int64))
@@ -339,6 +374,9 @@ WRONG_SIZES = [
     ({"timeout": float("nan")}, "timeout nan"),
     ({"min_envs": "all"}, "min_envs 'all', expected a number, None or \"auto\""),
     ({"timeout": "soon"}, "timeout 'soon', expected a number, None or \"auto\""),
+    ({"timeout_from": "last"}, 'timeout_from \'last\', expected one of "call", "first"'),
+    ({"timeout_from": "first"}, 'timeout_from "first" with timeout None, expected seconds'),
+    ({"timeout": "auto", "timeout_from": "first"}, "with timeout 'auto', expected seconds"),
 ]
 
 

@@ -148,6 +148,20 @@ def _with_policy(loop):
     loop.tuner.received(envs)
 
 
+def test_time_before_resumed_does_not_count():
+    """A learner between two rollouts makes no batch slower."""
+    prices = dict.fromkeys(FOUR, 50000)
+    loop = Loop(priced(prices), FOUR, timeouts=False)
+    trials, turns = loop.tuner.choice.trials, 0
+    while loop.tuner.choice.trials == trials:
+        loop.turn()
+        turns += 1
+        if turns % 10 == 0:
+            loop.now += SECOND
+            loop.tuner.resumed()
+    assert list(loop.tuner.choice.rates.values()) == pytest.approx([20_000] * 4)
+
+
 @pytest.mark.parametrize(
     ("groups", "max_envs", "expected"),
     [
