@@ -127,6 +127,7 @@ bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/samplers.py --out benchmarks/results
 	$(BIN)/python benchmarks/timeout_study.py --out benchmarks/results
+	$(BIN)/python benchmarks/queued_sampler.py --out benchmarks/results
 
 examples: $(VENV)/package.stamp $(VENV)/bench.stamp  ## every example to its end, with several seeds (hours); results in benchmarks/results
 	$(BIN)/python benchmarks/examples.py --out benchmarks/results

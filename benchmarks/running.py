@@ -144,13 +144,16 @@ def write(out: Path, name: str, results: dict[str, Any], text: str) -> Path:
     return stem
 
 
-def options_of(parser: argparse.ArgumentParser, seconds: float) -> argparse.Namespace:
+def options_of(
+    parser: argparse.ArgumentParser, seconds: float, **defaults: int
+) -> argparse.Namespace:
     """Parse the options of a benchmark in slices, which take ``seconds`` by default."""
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=seconds, help="that a slice takes")
     parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
     parser.add_argument("--out", type=Path, help="folder to write results to")
+    parser.set_defaults(**defaults)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contenders are ended
     return parser.parse_args()
 

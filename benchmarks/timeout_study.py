@@ -8,6 +8,8 @@ from costs that are measured one by one, and what it predicts for machines with 
 
     python benchmarks/timeout_study.py --out benchmarks/results
     python benchmarks/timeout_study.py --per-worker 20 --seconds 1 --repetitions 1
+    python benchmarks/timeout_study.py --per-worker 4000 --horizon 1000   # the article's: hours
+    python benchmarks/timeout_study.py --python --per-worker 20 --networks small
 """
 
 from __future__ import annotations
@@ -31,8 +33,12 @@ from running import Contender, answer, heading, machine, say, spread, stolen_sha
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-WIDTHS = {"small": 64, "large": 1024}
+WIDTHS = {"small": [64] * 2, "large": [1024] * 2, "huge": [2048] * 3}  # huge: 34 MB
 TIMEOUTS: list[float | None] = [0.0, 1e-4, 1e-3, 0.1, None]
+SIZES = 8  # bars of a histogram of batches
+AUTO = "auto"  # of min_envs and timeout
+ROW = 370  # bytes that a sampler keeps for a step of an env
+PIECE = 100  # steps of each env that are kept in memory; then all workers wait for the slowest
 SPREAD = [1, 20, 400, 4000]
 LEAST_LENGTH = 10  # steps of each env in a sample
 GPU_CALL = 3e-4  # seconds, assumed for any batch
@@ -45,44 +51,44 @@ PREDICTED = [(8, 2), (8, 8), (64, 64), (1024, 1024)]  # workers and CPUs
 # -- in a contender's process ----------------------------------------------------------------------
 
 
-def networks() -> dict[str, Callable[[Any], Any]]:
-    """Return policies of observations, the same in each process."""
+def network(name: str, device: str = "cpu") -> Callable[[Any], Any]:
+    """Return a policy of observations, the same in each process."""
     import torch
     from torch import nn
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise([17, *WIDTHS[name], 6]):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    net = nn.Sequential(*layers).to(device)
 
-    def policy_of(size: int) -> Callable[[Any], Any]:
-        net = nn.Sequential(
-            *(nn.Linear(17, size), nn.Tanh(), nn.Linear(size, size), nn.Tanh(), nn.Linear(size, 6))
-        )
+    def policy(observations: Any) -> Any:
+        with torch.no_grad():
+            return net(torch.from_numpy(observations).float().to(device)).cpu().numpy()
 
-        def policy(observations: Any) -> Any:
-            with torch.no_grad():
-                return torch.tanh(net(torch.from_numpy(observations).float())).numpy()
-
-        return policy
-
-    return {name: policy_of(size) for name, size in WIDTHS.items()}
+    return policy
 
 
-def cheetahs(workers: int, per_worker: int, **vector_kwargs: Any) -> Any:
+def cheetahs(workers: int, per_worker: int, native: str, **vector_kwargs: Any) -> Any:
     import pysampler
     import pysampler.envs.meta
 
-    kwargs = {"num_workers": workers, **vector_kwargs}
+    kwargs = {"num_workers": workers, "native": native == "native", **vector_kwargs}
     return pysampler.make_vec("HalfCheetahDir-v5", workers * per_worker, vector_kwargs=kwargs)
 
 
 def sampler(
-    workers: str, per_worker: str, network: str
+    workers: str, per_worker: str, name: str, native: str, device: str
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Sample with a time-out, from the first call of the policy until every env is done."""
+    """Sample with a time-out, from the first call of the policy until every env is done.
+
+    What is longer than a piece is sampled piece by piece, so that memory stays bounded.
+    """
     import pysampler
 
-    act = networks()[network]
-    envs = cheetahs(int(workers), int(per_worker))
+    act = network(name, device)
+    envs = cheetahs(int(workers), int(per_worker), native)
     usage = cpu_clocks(envs, int(workers))
     cpus = len(os.sched_getaffinity(0))
     calls: list[tuple[float, int]] = []
@@ -92,22 +98,38 @@ def sampler(
         return act(observations)
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        length = cell["length"]
-        with pysampler.MultiTaskSampler(envs, policy, timeout=cell["timeout"], seed=0) as one:
+        left, timeout = cell["length"], cell["timeout"]
+        waits = {"min_envs": AUTO} if timeout == AUTO else {}
+        steps, elapsed, acting, wall, other = 0, 0.0, 0.0, 0.0, 0.0
+        batches: list[int] = []
+        with pysampler.MultiTaskSampler(envs, policy, timeout=timeout, seed=0, **waits) as one:
             tasks = one.sample_tasks(int(workers))
-            calls.clear()
-            begun, busy, own = time.perf_counter(), busy_seconds(), usage() + time.process_time()
-            rollout = one.sample(length, tasks=tasks)
-            ended = time.perf_counter()
-            busy, own = busy_seconds() - busy, usage() + time.process_time() - own
-            made = sampling_calls(calls, rollout.steps)
-            elapsed = ended - made[0][0]
-            return {
-                "rate": rollout.steps / elapsed,
-                "batch": statistics.fmean(rows for _, rows in made) / envs.num_envs,
-                "policy": rollout.seconds["policy"] / elapsed,
-                "others": max(0.0, busy - own) / (ended - begun) / cpus,
-            }
+            while left > 0:
+                calls.clear()
+                begun, busy = time.perf_counter(), busy_seconds()
+                own = usage() + time.process_time()
+                piece = min(PIECE, left)
+                rollout = one.sample(piece, tasks=tasks)
+                ended = time.perf_counter()
+                busy, own = busy_seconds() - busy, usage() + time.process_time() - own
+                made = sampling_calls(calls, rollout.steps)
+                steps, elapsed = steps + rollout.steps, elapsed + ended - made[0][0]
+                acting += rollout.seconds["policy"]
+                wall, other = wall + ended - begun, other + max(0.0, busy - own)
+                batches += [rows for _, rows in made]
+                left -= piece
+            choice = envs.stats().batches
+        chosen = None
+        if timeout == AUTO and choice is not None:
+            chosen = [choice.min_envs, choice.timeout, choice.trials]
+        return {
+            "rate": steps / elapsed,
+            "batch": statistics.fmean(batches) / envs.num_envs,
+            "sizes": np.histogram(batches, SIZES, (0, envs.num_envs))[0].tolist(),
+            "policy": acting / elapsed,
+            "others": other / wall / cpus,
+            "chosen": chosen,
+        }
 
     return measure
 
@@ -145,13 +167,15 @@ def sampling_calls(calls: list[Any], steps: int) -> list[Any]:
     return calls[first:]
 
 
-def costs(workers: str, per_worker: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def costs(
+    workers: str, per_worker: str, native: str, *names: str
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Measure rounds of workers, and what the parent does, in CPU time."""
     import pysampler
 
     # No process stays awake in a wait, so that CPU time is work.
-    envs = cheetahs(int(workers), int(per_worker), wait="park")
-    acts = networks()
+    envs = cheetahs(int(workers), int(per_worker), native, wait="park")
+    acts = {name: network(name) for name in names}
     ids = np.arange(envs.num_envs).reshape(int(workers), -1)
     usage = cpu_clocks(envs, int(workers))
 
@@ -166,7 +190,7 @@ def costs(workers: str, per_worker: str) -> Callable[[dict[str, Any]], dict[str,
         flat = chosen.ravel()
         took, hops = [], []
         for _ in range(cell["length"]):
-            actions = acts["small"](observations[flat])
+            actions = acts[names[0]](observations[flat])
             before, used = envs.stats().steps.seconds, used_by(cell["workers"])
             begun, worked = time.perf_counter(), time.thread_time()
             envs.send(actions, flat)
@@ -204,9 +228,9 @@ def costs(workers: str, per_worker: str) -> Callable[[dict[str, Any]], dict[str,
     return lambda cell: {"rounds": of_workers, "calls": of_parent}[cell["what"]](cell)
 
 
-def rounds(per_worker: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def rounds(per_worker: str, native: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Measure how long each of two workers takes for a step of all its envs."""
-    envs = cheetahs(2, int(per_worker))
+    envs = cheetahs(2, int(per_worker), native)
     envs.reset(seed=0)
     actions = [envs.action_space.sample() for _ in range(16)]
 
@@ -279,11 +303,12 @@ def contender(*arguments: Any) -> Iterator[Callable[..., dict[str, Any]]]:
         one.end()
 
 
-def measured_costs(workers: int, per_worker: int, cpus: int, seconds: float) -> dict[str, Any]:
+def measured_costs(per_worker: int, cpus: int, options: argparse.Namespace) -> dict[str, Any]:
     """Measure what the model is made of, each for itself."""
+    workers, seconds = options.workers, options.seconds
     say(f"costs of {workers} workers with {per_worker} envs")
     together = min(cpus, workers)
-    with contender("costs", workers, per_worker) as measure:
+    with contender("costs", workers, per_worker, options.kind, *options.networks) as measure:
         first = list(range(together))
         trial = measure(what="rounds", workers=first, length=4, seed=0)
         round_time = statistics.fmean(one[-1] for one in trial["rounds"])
@@ -299,9 +324,9 @@ def measured_costs(workers: int, per_worker: int, cpus: int, seconds: float) -> 
             hops.append(found["hop"])
         parent: dict[str, Any] = {}
         calls_length = max(3, min(100, 12_000 // per_worker))
-        for network in WIDTHS:
-            parent[network] = [
-                measure(what="calls", network=network, min_workers=least, length=calls_length)
+        for name in options.networks:
+            parent[name] = [
+                measure(what="calls", network=name, min_workers=least, length=calls_length)
                 for least in sorted({1, max(1, workers // 2), workers})
             ]
     return {
@@ -343,7 +368,7 @@ def costs_of(measured: dict[str, Any], network: str, slice_: float) -> timeout_m
 
 
 def least_disturbed(
-    measure: Callable[..., dict[str, Any]], timeout: float | None, length: int
+    measure: Callable[..., dict[str, Any]], timeout: float | str | None, length: int
 ) -> dict[str, Any]:
     """Sample again while other processes take the CPUs; return the least disturbed sample."""
     samples: list[dict[str, Any]] = []
@@ -352,17 +377,21 @@ def least_disturbed(
     return min(samples, key=lambda sample: sample["others"])
 
 
-def study(
-    workers: int, per_worker: int, repetitions: int, seconds: float
-) -> Iterator[dict[str, Any]]:
+def study(per_worker: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure each time-out with each network, in turn."""
-    for network in WIDTHS:
-        say(f"{workers} workers with {per_worker} envs, {network} network")
-        with contender("sampler", workers, per_worker, network) as measure:
+    workers = options.workers
+    for name in options.networks:
+        say(f"{workers} workers with {per_worker} envs, {name} network")
+        what = workers, per_worker, name, options.kind, options.device
+        with contender("sampler", *what) as measure:
             trial = measure(timeout=None, length=4)
-            length = int(max(LEAST_LENGTH, seconds * trial["rate"] / (workers * per_worker)))
-            found: dict[str, list[dict[str, Any]]] = {json.dumps(one): [] for one in TIMEOUTS}
-            for repetition in range(repetitions):
+            made = options.seconds * trial["rate"] / (workers * per_worker)
+            length = options.horizon or int(max(LEAST_LENGTH, made))
+            memory = ROW * min(length, PIECE) * workers * per_worker / 1e9
+            say(f"  {length} steps of each env, in pieces of up to {memory:.1f} GB")
+            ways = [*TIMEOUTS, AUTO]
+            found: dict[str, list[dict[str, Any]]] = {json.dumps(one): [] for one in ways}
+            for repetition in range(options.repetitions):
                 for key, results in found.items():
                     results.append(least_disturbed(measure, json.loads(key), length))
                 best = max(found, key=lambda key: found[key][-1]["rate"])
@@ -374,23 +403,25 @@ def study(
         for key, results in found.items():
             yield {
                 "per_worker": per_worker,
-                "network": network,
+                "network": name,
                 "timeout": json.loads(key),
                 "length": length,
                 "rates": [r["rate"] for r in results],
                 "batch": statistics.median(r["batch"] for r in results),
                 "policy": statistics.median(r["policy"] for r in results),
                 "others": max(r["others"] for r in results),
+                "sizes": [sum(bars) for bars in zip(*(r["sizes"] for r in results), strict=True)],
+                "chosen": results[-1]["chosen"],
                 "ratios": [r["rate"] / a for r, a in zip(results, of_all, strict=True)],
             }
 
 
-def spreads(largest: int) -> list[dict[str, Any]]:
+def spreads(largest: int, kind: str) -> list[dict[str, Any]]:
     rows = []
     for per_worker in SPREAD:
         if per_worker > max(400, largest):
             continue
-        with contender("rounds", per_worker) as measure:
+        with contender("rounds", per_worker, kind) as measure:
             measure(rounds=max(2, min(20, 4000 // per_worker)))
             result = measure(rounds=max(30, min(2000, 6000 // per_worker)))
         rows.append({"per_worker": per_worker, **result})
@@ -398,19 +429,23 @@ def spreads(largest: int) -> list[dict[str, Any]]:
     return rows
 
 
-def named(timeout: float | None) -> str:
+def named(timeout: float | str | None) -> str:
+    if isinstance(timeout, str):
+        return timeout
     return "none (all)" if timeout is None else f"{timeout * 1e3:g} ms"
 
 
 def predicted(row: dict[str, Any], measured: dict[str, Any], machine_: dict[str, Any]) -> None:
     """Add to a row what the model says of it."""
+    row["rate"] = statistics.median(row["rates"])
+    if row["timeout"] == AUTO:
+        return
     costs = costs_of(measured, row["network"], machine_["slice"])
     world = timeout_model.World(
         *(measured["workers"], measured["per_worker"], machine_["cpus"], row["length"]),
         timeout=row["timeout"],
     )
     outcome = timeout_model.simulated(costs, world)
-    row["rate"] = statistics.median(row["rates"])
     row["predicted_rate"], row["predicted_batch"] = outcome.rate, outcome.batch
     row["predicted_ratio"] = ratio_to_all(costs, world)
     # What is left of it without what makes workers differ, and without what they wait for.
@@ -432,8 +467,9 @@ def predictions(all_measured: list[dict[str, Any]], slice_: float) -> list[dict[
     """Return what the model says of machines that were not measured."""
     rows = []
     for measured in all_measured:
-        for policy in (*WIDTHS, "GPU"):
-            costs = costs_of(measured, "small" if policy == "GPU" else policy, slice_)
+        names = list(measured["parent"])
+        for policy in (*names, "GPU"):
+            costs = costs_of(measured, names[0] if policy == "GPU" else policy, slice_)
             if policy == "GPU":
                 costs = dataclasses.replace(costs, policy=[(1, GPU_CALL)], on_cpu=False)
             for workers, cpus in PREDICTED:
@@ -476,26 +512,37 @@ def error_of(row: dict[str, Any]) -> float:
     return float(row["predicted_rate"] / row["rate"] - 1)
 
 
+def bars(sizes: list[int]) -> str:
+    """Return a histogram as text."""
+    most = max(sizes)
+    return "".join("▁▂▃▄▅▆▇█"[int(7 * size / most)] if size else "·" for size in sizes)
+
+
+def _widths(results: dict[str, Any]) -> str:
+    names = results["networks"]
+    return ", ".join(f"{len(WIDTHS[name])} x {WIDTHS[name][0]} ({name})" for name in names)
+
+
 def tables(results: dict[str, Any]) -> str:
     cpus, workers = results["machine"]["cpus"], results["workers"]
-    rows = [
-        [
-            *(str(r["per_worker"]), r["network"], named(r["timeout"])),
-            *(f"{r['rate']:,.0f}", f"{r['predicted_rate']:,.0f}", f"{error_of(r):+.0%}"),
-            *(spread(r["ratios"]), f"{r['predicted_ratio']:.2f}"),
-            *(f"{r['batch']:.0%}", f"{r['predicted_batch']:.0%}", f"{r['policy']:.0%}"),
-        ]
-        for r in results["study"]
-    ]
+    rows = []
+    for r in results["study"]:
+        model = ["", "", "", ""]
+        if r["timeout"] != AUTO:
+            model = [f"{r['predicted_rate']:,.0f}", f"{error_of(r):+.0%}"]
+            model += [f"{r['predicted_ratio']:.2f}", f"{r['predicted_batch']:.0%}"]
+        row = [str(r["per_worker"]), r["network"], named(r["timeout"]), f"{r['rate']:,.0f}"]
+        row += [*model[:2], spread(r["ratios"]), model[2], f"{r['batch']:.0%}", model[3]]
+        rows.append([*row, bars(r["sizes"]), f"{r['policy']:.0%}"])
     header = ["envs a worker", "network", "time-out", "steps/s", "model", "error"]
     header += ["against waiting for all", "model", "of all envs in a batch", "model"]
-    header += ["time in policy"]
+    header += ["batches, small to large", "time in policy"]
     parts = [
         heading("Does a time-out help?", results["machine"]),
         (
-            f"HalfCheetahDir-v5 on native blocks, {workers} workers on {cpus} CPUs, a policy of "
-            f"two hidden layers ({WIDTHS['small']} or {WIDTHS['large']} wide) on the CPU, one "
-            "thread. `MultiTaskSampler` calls the policy when all workers have answered, or after "
+            f"HalfCheetahDir-v5 ({results['kind']}), {workers} workers on {cpus} CPUs, a policy "
+            f"with hidden layers of {_widths(results)} on {results['device']}, one thread. "
+            "`MultiTaskSampler` calls the policy when all workers have answered, or after "
             "the time-out for those that have, at least one. *Model* is what `timeout_model.py` "
             "predicts from costs that were measured one by one, below. Rates are medians; the "
             "ratios are of samples taken in turn, median [least, most]. Other processes took up to "
@@ -546,7 +593,9 @@ def tables(results: dict[str, Any]) -> str:
 def costs_table(results: dict[str, Any]) -> str:
     rows = []
     for measured in results["costs"]:
-        small, large = (costs_of(measured, name, results["machine"]["slice"]) for name in WIDTHS)
+        names = results["networks"]
+        each = [costs_of(measured, name, results["machine"]["slice"]) for name in names]
+        small = each[0]
         means = [statistics.fmean(trace) for trace in measured["traces"]]
         rows.append(
             [
@@ -554,15 +603,16 @@ def costs_table(results: dict[str, Any]) -> str:
                 *(f"{min(means) * 1e3:,.2f} to {max(means) * 1e3:,.2f} ms",),
                 *(
                     f"{one.policy[0][1] * 1e3:,.2f} to {one.policy[-1][1] * 1e3:,.2f} ms"
-                    for one in (small, large)
+                    for one in each
                 ),
                 f"{small.call * 1e6:.0f} us",
                 f"{(small.receive + small.send) * 1e6:.0f} us",
                 f"{small.hop * 1e6:.0f} us",
             ]
         )
-    header = ["envs a worker", "a worker's round", "of single workers", "small network"]
-    header += ["large network", "around a call", "for each worker in it", "wake"]
+    header = ["envs a worker", "a worker's round", "of single workers"]
+    header += [f"{name} network" for name in results["networks"]]
+    header += ["around a call", "for each worker in it", "wake"]
     return (
         "## What the model is made of\n\nCPU time of a worker's round, with as many workers at "
         "work as there are CPUs; of a call of the policy for the envs of one worker to all; and of "
@@ -586,10 +636,10 @@ def findings(results: dict[str, Any]) -> str:
     """Return the results next to those of the article, as text."""
     lines = ["## What was found, beside what the article says\n"]
     for per_worker in results["per_worker"]:
-        for network in WIDTHS:
-            rows = rows_of(results, per_worker, network)
+        for network in results["networks"]:
+            *rows, auto = rows_of(results, per_worker, network)
             size = "few" if per_worker < 400 else "many"
-            says = ARTICLE["large" if network == "large" else size]
+            says = ARTICLE[size if network == "small" else "large"]
             best = max(rows, key=lambda r: statistics.median(r["ratios"]))
             short = next(r for r in rows if r["timeout"] == 1e-4)
             of_all = next(r for r in rows if r["timeout"] is None)
@@ -600,10 +650,21 @@ def findings(results: dict[str, Any]) -> str:
                 f"{short['batch']:.0%} of the envs in a batch. With waiting for all the policy "
                 f"takes {of_all['policy']:.0%} of the time, in which the workers sleep. In the "
                 f"model 0.1 ms would make {short['equal_rounds']:.2f} if all workers' rounds were "
-                f"equal, and {short['free_parent']:.2f} if the policy and the parent cost nothing."
+                f"equal, and {short['free_parent']:.2f} if the policy and the parent cost nothing. "
+                f"{auto_text(auto, best)}"
             )
-    lines += [*_why(results), _accuracy(results["study"])]
+    measured = [row for row in results["study"] if row["timeout"] != AUTO]
+    lines += [*_why(results), _accuracy(measured)]
     return "\n".join(lines) + "\n"
+
+
+def auto_text(auto: dict[str, Any], best: dict[str, Any]) -> str:
+    """Return how "auto" did beside the best fixed time-out, in turn, with its trials."""
+    ratios = [a / b for a, b in zip(auto["rates"], best["rates"], strict=True)]
+    least, timeout, trials = auto["chosen"]
+    chose = f"{least} envs" + ("" if timeout is None else f" or {timeout * 1e3:.2g} ms")
+    when = f"after {trials} trials" if trials else "in its first trial"
+    return f'"auto" makes {spread(ratios)} of the best, and at the end waits for {chose}, {when}.'
 
 
 def _why(results: dict[str, Any]) -> list[str]:
@@ -675,15 +736,15 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
     for at, per_worker in enumerate(results["per_worker"]):
-        for network, marker in zip(WIDTHS, "os", strict=True):
+        for number, (network, marker) in enumerate(zip(results["networks"], "os^", strict=False)):
             some = rows_of(results, per_worker, network)
             names = [named(r["timeout"]) for r in some]
             middle = np.array([statistics.median(r["ratios"]) for r in some])
             ends = np.array([(min(r["ratios"]), max(r["ratios"])) for r in some]).T
             label = f"{per_worker:,} envs, {network} network"
-            look = {"color": f"C{2 * at + (network == 'large')}", "marker": marker}
+            look = {"color": f"C{3 * at + number}", "marker": marker}
             left.errorbar(names, middle, abs(ends - middle), capsize=3, label=label, **look)
-            left.plot(names, [r["predicted_ratio"] for r in some], linestyle=":", **look)
+            left.plot(names[:-1], [r["predicted_ratio"] for r in some[:-1]], ":", **look)
     left.axhline(1, color="grey", linewidth=0.5)
     left.set_title("measured, and by the model (dotted)", fontsize=10)
     left.set_xlabel("time-out")
@@ -691,7 +752,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
     left.legend(fontsize=8)
     machines = [f"{w:,} on {c:,}" for w, c in PREDICTED]
     for at, per_worker in enumerate(results["per_worker"]):
-        for number, policy in enumerate((*WIDTHS, "GPU")):
+        for number, policy in enumerate((*results["networks"], "GPU")):
             gains = [
                 r["gain"]
                 for r in results["predictions"]
@@ -715,6 +776,14 @@ def main() -> None:
     parser.add_argument("--per-worker", type=int, action="append", help="default: 20 and 4000")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="for which a cell samples")
+    parser.add_argument("--horizon", type=int, help="steps of each env, instead of --seconds")
+    text = "of the policy; default: small and large"
+    parser.add_argument("--networks", nargs="+", choices=WIDTHS, help=text)
+    parser.add_argument("--device", default="cpu", help="of the policy")
+    text = "step envs in Python instead of natively"
+    parser.add_argument(
+        "--python", action="store_const", dest="kind", const="python", default="native", help=text
+    )
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
     if options.child:
@@ -724,19 +793,21 @@ def main() -> None:
         answer(lambda: make(*arguments))
         return
     per_worker = options.per_worker or [20, 4000]
+    options.networks = options.networks or ["small", "large"]
     results: dict[str, Any] = {"machine": machine(), "workers": options.workers}
-    results |= {"per_worker": per_worker, "costs": [], "study": []}
+    results |= {"per_worker": per_worker, "networks": options.networks, "kind": options.kind}
+    results |= {"device": options.device, "costs": [], "study": []}
     with stolen_share(results["machine"]):
         with contender("turns") as measure:
             results["machine"]["slice"] = measure(seconds=1.0)["slice"]
         for count in per_worker:
             cpus = results["machine"]["cpus"]
-            measured = measured_costs(options.workers, count, cpus, options.seconds)
+            measured = measured_costs(count, cpus, options)
             results["costs"].append(measured)
-            for row in study(options.workers, count, options.repetitions, options.seconds):
+            for row in study(count, options):
                 predicted(row, measured, results["machine"])
                 results["study"].append(row)
-        results["spread"] = spreads(max(per_worker))
+        results["spread"] = spreads(max(per_worker), options.kind)
     say("predictions")
     results["predictions"] = predictions(results["costs"], results["machine"]["slice"])
     text = tables(results)
