@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -178,6 +178,12 @@ class ReplayBuffer(Uncopyable):
             room = self.capacity + spare
             stores[name] = FrameStore(room, spare // 2, shape[0], shape[1:], dtype)
         return stores
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "cannot pickle ReplayBuffer: the process that made it owns it; send that process "
+            "records to add, as Actors do, or save() the buffer and load() it elsewhere"
+        )
 
     def __len__(self) -> int:
         added = self._ring.added  # read once: another thread may add

@@ -1,6 +1,7 @@
 """Replay buffers return records unchanged, at episode ends and after the ring wraps."""
 
 import os
+import pickle
 import sys
 import threading
 from pathlib import Path
@@ -440,3 +441,9 @@ def test_a_forked_child_samples_its_own_records():
     fork = Fork(look)
     fill(2)
     assert fork.result() == {1.0}
+
+
+def test_pickling_a_replay_buffer_says_who_owns_it():
+    replay = ReplayBuffer(4, {"x": np.zeros(1)})
+    with pytest.raises(TypeError, match=r"cannot pickle ReplayBuffer: the process .* save\(\)"):
+        pickle.dumps(replay)
