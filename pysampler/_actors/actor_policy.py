@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
+from pysampler._actors.central import Requests
 from pysampler._actors.free_running_policy import CHECK_SECONDS, FreeRunningPolicy, envs_of
 from pysampler._actors.packer import Packer
 from pysampler._policies.worker_policy import RolloutReport, TakePolicy
@@ -17,6 +18,7 @@ from pysampler.sync import now, sleep_until
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from pysampler._actors.central import RequestsPlace
     from pysampler._actors.records import RecordLayout
     from pysampler._policies.warm_up import EpisodesSoFar
     from pysampler._vector.env_server import EnvServer
@@ -38,6 +40,7 @@ class ActorSetup:
         max_steps: Steps after which the job ends; None to continue until it is stopped.
         refresh_share: The largest share of its time that the actor spends loading weights.
         so_far: Initial return and length of the episode under way in each env.
+        requests: The place of the requests for actions, if the main process acts.
         max_lag: If the actor is more versions than this behind, it loads weights at once, whatever
             that costs.
     """
@@ -49,6 +52,7 @@ class ActorSetup:
     refresh_share: float
     max_lag: int | None
     so_far: EpisodesSoFar
+    requests: RequestsPlace | None = None
 
 
 class ActorPolicy(FreeRunningPolicy):
@@ -59,6 +63,8 @@ class ActorPolicy(FreeRunningPolicy):
     _packer: Packer | None = None
     _at = 0  # the envs' current frame
     _packed = 0  # the frame up to which records have been handed over
+    _requests: Requests | None = None  # for actions, if the main process acts
+    _has_asked = False  # for the actions of the next step
 
     def _prepared_packer(self, setup: ActorSetup, envs: slice) -> Packer:
         if self._packer is None:
@@ -67,6 +73,9 @@ class ActorPolicy(FreeRunningPolicy):
             _, counts = self._segment.array(shape, dtype, setup.record_counts)
             places = self._policy, self._frames, envs, counts
             self._packer = Packer(setup.layout, *places, setup.so_far)
+            if setup.requests is not None:
+                groups = len(self._progress.steps)
+                self._requests = Requests(groups, self._segment, setup.requests)
         return self._packer
 
     def run(
@@ -82,6 +91,7 @@ class ActorPolicy(FreeRunningPolicy):
                 return report
             packer.begin_episodes()
             self._at = self._packed = 0
+        self._has_asked = False
         steps_made = 0
         end = self._frames.count - 1
         pushed_at = now()
@@ -89,19 +99,11 @@ class ActorPolicy(FreeRunningPolicy):
             at = self._at
             if (single_steps or at == 0) and not self._wait_for_room(setup, group):
                 break
-            packer.versions[at] = self._version
-            try:
-                took = self._timed(self._policy.act, at, envs)
-            except StopActors:
-                progress.stop()
-                break
-            report.policy_ns += took
-            progress.acting_ns[group] += took
-            if not self._step(server, at + 1, report):
+            step = self._act_and_step if self._requests is None else self._step_as_acted
+            if not step(server, at, group, report, packer.versions[at]):
                 break
             self._at = at = at + 1
             steps_made += 1
-            self._policy.after_step(at, envs)
             packer.count(at)
             if at == end or (single_steps and now() - pushed_at > _MAX_DELAY):
                 first, self._packed = self._packed, at
@@ -117,6 +119,71 @@ class ActorPolicy(FreeRunningPolicy):
             self._begin_first_frame(self._at, envs)
         return report
 
+    def _act_and_step(
+        self,
+        server: EnvServer,
+        at: int,
+        group: int,
+        report: RolloutReport,
+        versions: npt.NDArray[np.int64],
+    ) -> bool:
+        """Act for all envs at a frame, and step them; return whether to continue."""
+        envs, progress = envs_of(server), self._progress
+        versions[:] = self._version
+        try:
+            took = self._timed(self._policy.act, at, envs)
+        except StopActors:
+            progress.stop()
+            return False
+        report.policy_ns += took
+        progress.acting_ns[group] += took
+        if not self._step(server, at + 1, report):
+            return False
+        self._policy.after_step(at + 1, envs)
+        return True
+
+    def _step_as_acted(
+        self,
+        server: EnvServer,
+        at: int,
+        group: int,
+        report: RolloutReport,
+        versions: npt.NDArray[np.int64],
+    ) -> bool:
+        """Step each group once the main process has acted for it; return whether to continue.
+
+        While one group steps, the main process acts for the others.
+        """
+        requests, progress = self._requests, self._progress
+        assert requests is not None
+        if not self._has_asked:
+            for index in range(len(server.blocks)):
+                requests.ask(group + index, at)
+        self._has_asked = at + 2 < self._frames.count and self._has_room
+        for index, block in enumerate(server.blocks):
+            began, number = now(), group + index
+            while not requests.wait(number):
+                if progress.stopped:
+                    return False
+            progress.acting_ns[group] += now() - began
+            rows = server.rows(index)
+            versions[rows] = self._version = int(requests.versions[number])
+            if block.step(at + 1) and report.add_overflow(at + 1, server.take_overflow(index)):
+                self._stop_if_requested(report)
+                return False
+            self._policy.after_step(
+                at + 1, slice(server.first + rows.start, server.first + rows.stop)
+            )
+            if self._has_asked:
+                requests.ask(number, at + 1)
+        self._gauges.version(self._version)
+        return True
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a record may begin now."""
+        return not self._progress.paused and len(self._ring) < self._ring.high
+
     def _begin_first_frame(self, at: int, envs: slice) -> None:
         """Continue in the first frame, with the data of frame ``at``."""
         self.carry(at, 0, envs)
@@ -130,7 +197,7 @@ class ActorPolicy(FreeRunningPolicy):
         progress, ring = self._progress, self._ring
         # In a loop: a faster actor may have filled the ring again, or all may be paused.
         while setup.max_steps is None and not progress.stopped:
-            if not progress.paused and len(ring) < ring.high:
+            if self._has_room:
                 break
             began = now()
             progress.blocked[group] = True

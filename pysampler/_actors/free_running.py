@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pysampler import _core
+from pysampler._actors.central import CentralActor, Requests
 from pysampler._actors.free_running_policy import FreeRunningJob
 from pysampler._actors.settings import Settings, setting_arrays
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied, pickled, send_policy
+from pysampler._policies.frame_policy import FramePolicy
 from pysampler._policies.normalize import normalization_of
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.sampler import Sampler, visible_spec
-from pysampler._policies.seeds import entropy_from
+from pysampler._policies.seeds import entropy_from, seed_policy
 from pysampler._policies.shared_statistics import SharedStatistics
 from pysampler._policies.weights import (
     chosen_weights,
@@ -73,6 +75,8 @@ class FreeRunningSampler(Sampler):
     _note: ClassVar[type[TakePolicy]]  # sends the policy to the workers
     _frame_count = 2
     _warm_up = 0  # the maximum number of random steps of each env before the first
+    _device: Any = None  # where the main process acts; None: the workers act
+    _central: CentralActor | None = None
     _counts = True  # whether workers update the statistics, if the normalizer does
 
     def __init__(
@@ -91,7 +95,8 @@ class FreeRunningSampler(Sampler):
         self.settings = Settings(self._given_settings, count)
         self.leave_out = leave_out
         self._spec = visible_spec(self._purpose, envs, leave_out)
-        PolicyCaller(policy, self._spec, self._given_settings)  # raises if it does not fit
+        # Raises if the policy does not fit.
+        PolicyCaller(policy, self._spec, self._given_settings, device=self._device)
         self.normalizer = normalize
         self._normalization = normalization_of(
             normalize, self._spec, self._purpose, counts=self._counts
@@ -141,7 +146,8 @@ class FreeRunningSampler(Sampler):
         normalization = self._normalization
         if normalization is not None and not self._counts:
             normalization = normalization.copy(update=False)
-        caller = PolicyCaller(copied(self.policy), self._spec, self._given_settings)
+        own = copied(self.policy)
+        caller = PolicyCaller(own, self._spec, self._given_settings, device=self._device)
         weights = weights_of(self.policy) if has_weights(self.policy) else None
 
         def spare_bytes(outputs: PolicyOutputs) -> int:
@@ -150,7 +156,7 @@ class FreeRunningSampler(Sampler):
             if normalization is not None:
                 statistics = SharedStatistics.size_of(normalization, len(self._first_groups))
             shared = self._shared_bytes(weights) + numbers + statistics
-            return shared + self._ring_bytes(outputs)
+            return shared + self._ring_bytes(outputs) + Requests.size_of(groups)
 
         prepared = self._prepare_frames(
             *(caller, self._seed, self._frame_count, spare_bytes),
@@ -181,7 +187,7 @@ class FreeRunningSampler(Sampler):
         setup = PolicySetup(
             pickled(portable(self.policy)),
             prepared.policy.outputs,
-            None if self._board is None else self._board.place(),
+            None if self._board is None or self._device is not None else self._board.place(),
             self._progress.offset,
             groups=groups,
             entropy=entropy_from(self._seed),
@@ -191,10 +197,20 @@ class FreeRunningSampler(Sampler):
             settings=places,
         )
         send_policy(self._core.pool, self._note, setup)
+        self._requests = None if self._device is None else Requests(groups, segment)
         self._ring, self._job_setup = self._make_ring(prepared)
         self._core.pool.watch_also(self._ring.producer())
         if self._stop_requested:
             self._progress.stop()
+        if self._requests is not None:
+            caller = PolicyCaller(own, self._spec, shared, device=self._device)
+            seeds = np.random.SeedSequence(setup.entropy, spawn_key=(0, 0))
+            seed_policy(own, seeds, own_process=False)
+            caller.seed_generators(setup.entropy, num_envs)
+            self._central = CentralActor(
+                FramePolicy(caller, prepared.policy.outputs, prepared.frames),
+                *(self._core.groups, self._requests, self._progress, self._board),
+            )
         if self._has_workers:
             self._start_workers()
 
@@ -269,7 +285,11 @@ class FreeRunningSampler(Sampler):
         """
         if self.closed:  # by another thread
             return True
-        pool = self._core.pool
+        pool, central = self._core.pool, self._central
+        if central is not None and central.error is not None:
+            error, central.error = central.error, None
+            self.let_go()
+            raise error
         if pool.pending == 0:
             return True
         try:
@@ -328,7 +348,8 @@ class FreeRunningSampler(Sampler):
         # Wait until another thread has left begin().
         if self._begin_lock.acquire(timeout=SHUTDOWN_TIMEOUT_S):
             self._begin_lock.release()
-        return self._wait_until_left(self._check_guard)
+        left = self._central is None or self._central.wait_ended()
+        return self._wait_until_left(self._check_guard) and left
 
     def _wait_until_left(self, guard: _core.Guard) -> bool:
         """Wait until another thread leaves, which it does once it sees that this is closed."""

@@ -40,7 +40,7 @@ class Packer:
         so_far: Initial return and length of the episode under way in each env.
 
     Attributes:
-        versions: The version of the weights that acted at each frame.
+        versions: The version of the weights that acted at each frame for each env.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Packer:
         self._counts = counts[envs]
         count = envs.stop - envs.start
         longest = frames.count - 1
-        self.versions = np.zeros(longest, np.int64)
+        self.versions = np.zeros((longest, count), np.int64)
         self._return, self._length = (part[envs].copy() for part in so_far)
         self._returns = np.zeros((longest + 1, count))  # of the episodes, up to each frame
         self._lengths = np.zeros((longest + 1, count), np.int64)
@@ -114,7 +114,7 @@ class Packer:
         rows["lengths"] = self._by_record(self._lengths[first + 1 : last + 1])
         rows["number"] = self._counts + np.arange(len(rows))[:, None]
         begins = slice(first, last if self._single_steps else first + 1)
-        rows["version"] = self.versions[begins, None]
+        rows["version"] = self.versions[begins]
         for name, leaf in self._states:
             rows[name] = leaf[begins, envs]
         # Before the records are handed over: a number is never used twice.

@@ -109,6 +109,11 @@ class PolicyCaller:
             )
 
     @property
+    def device(self) -> Any:
+        """The torch device that the policy acts on; None for a policy of arrays."""
+        return None if self._device is None else self._device.device
+
+    @property
     def on_gpu(self) -> bool:
         """Whether the policy acts on a GPU."""
         return self._device is not None and self._device.is_gpu

@@ -88,10 +88,10 @@ def without_weights(policy: Any) -> TypeError:
     )
 
 
-def load_weights(policy: Any, weights: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Load weights into a policy. A module uses the memory of the arrays from then on."""
+def load_weights(policy: Any, weights: Mapping[str, npt.NDArray[Any]], device: Any = None) -> None:
+    """Load weights into a policy. A module uses the memory of the arrays, or copies on a device."""
     if is_module(policy):
-        tensors = {name: tensor_from(array) for name, array in weights.items()}
+        tensors = {name: tensor_from(array, device) for name, array in weights.items()}
         policy.load_state_dict(tensors, assign=True)
     else:
         policy.load_state_dict(dict(weights))

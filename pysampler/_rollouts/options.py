@@ -51,7 +51,12 @@ class RolloutOptions:
                 'policy in "main"; workers do not wait for one another'
             )
         if self.policy_in == "workers" and self.device is not None:
-            raise _refusal("device", self.device, "None: policies in workers act on the CPU")
+            raise _refusal(
+                "device",
+                self.device,
+                'None: policies in workers act on the CPU. On a device, policy_in="main" acts for '
+                "all envs together, Actors(device=) for workers that do not wait for one another",
+            )
         if self.reset_each and self.warm_up:
             raise ValueError(
                 "cannot sample rollouts: reset_each begins all episodes together, which warm_up "

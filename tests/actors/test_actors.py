@@ -6,7 +6,16 @@ import os
 import gymnasium as gym
 import numpy as np
 import pytest
-from actors_in_tests import SCRIPTS, Weighted, envs_of, fill, rest_of, taken
+from actors_in_tests import (
+    SCRIPTS,
+    OnDevice,
+    RecurrentOnDevice,
+    Weighted,
+    envs_of,
+    fill,
+    rest_of,
+    taken,
+)
 from gymnasium import spaces
 from scripted import Counting, Scripted, by_env, policy, slow_rollout
 
@@ -15,14 +24,18 @@ import pysampler
 # -- the same as a plain loop ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_transitions_equal_a_plain_loop(workers, groups):
-    steps = 100
+def test_transitions_equal_a_plain_loop(workers, groups, device):
+    steps, acting = 100, policy
+    if device is not None:
+        pytest.importorskip("torch", reason="tensors on a device")
+        acting = OnDevice(policy)
     fns = [functools.partial(Scripted, script) for script in SCRIPTS]
     expected = slow_rollout(fns, policy, steps, 5)
     with envs_of(num_workers=workers, groups=groups) as envs:
-        actors = pysampler.Actors(envs, policy, seed=5)
+        actors = pysampler.Actors(envs, acting, seed=5, device=device)
         batches, made = [], np.zeros(6)
         while made.min() < steps:
             batches += taken(actors, 50)
@@ -57,15 +70,19 @@ def test_transitions_equal_a_plain_loop(workers, groups):
     ]
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stateful", [False, True])
-def test_trajectories_equal_a_plain_loop(workers, stateful):
+def test_trajectories_equal_a_plain_loop(workers, stateful, device):
     length, count = 7, 5
-    acting = Counting() if stateful else policy
+    acting = given = Counting() if stateful else policy
+    if device is not None:
+        pytest.importorskip("torch", reason="tensors on a device")
+        given = RecurrentOnDevice(acting) if stateful else OnDevice(acting)
     fns = [functools.partial(Scripted, script) for script in SCRIPTS]
     expected = slow_rollout(fns, acting, length * count, 5, stateful=stateful)
     with envs_of(num_workers=workers) as envs:
-        actors = pysampler.Actors(envs, acting, steps=length, seed=5)
+        actors = pysampler.Actors(envs, given, steps=length, seed=5, device=device)
         batches = taken(actors, 6 * (count + 2)) + rest_of(actors)
     for env, mine in by_env(batches).items():
         for number, row in enumerate(mine[:count]):

@@ -119,3 +119,17 @@ def test_acting_does_not_wait_for_the_learners_stream():
         busy.record()
         next(made)  # had begun before
         assert not busy.query()
+
+
+def test_actors_act_on_the_gpu_with_published_weights():
+    module = torch.nn.Linear(4, 2).double().to("cuda")
+    options = {"num_envs": 4, "num_workers": 2, "groups": 2, "device": "cuda"}
+    with pysampler.Actors(lambda: Scripted("....t.c"), module, **options) as actors:
+        actors.take(1)
+        with torch.no_grad():
+            module.weight.zero_()
+            module.bias.fill_(3.0)
+        version = actors.publish()
+        while not (new := (records := actors.take(32)).version == version).any():
+            pass
+        assert (records.actions[new] == 3.0).all()

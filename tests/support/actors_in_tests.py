@@ -57,3 +57,24 @@ class Weighted:
         return np.full((len(observations), 2), w[0] / 10, np.float32), {
             "w": np.full(len(observations), w[0])
         }
+
+
+class OnDevice:
+    """A policy of arrays that takes tensors, as policies on a device do."""
+
+    def __init__(self, policy):
+        self._policy = policy
+
+    def __call__(self, observations):
+        return self._policy(observations.numpy())
+
+
+class RecurrentOnDevice(OnDevice):
+    """The same with a state, which is a dict of an array and a tuple of one."""
+
+    def initial_state(self, count):
+        return self._policy.initial_state(count)
+
+    def __call__(self, observations, state):
+        state = {"steps": state["steps"].numpy(), "seen": (state["seen"][0].numpy(),)}
+        return self._policy(observations.numpy(), state)

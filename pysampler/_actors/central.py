@@ -1,0 +1,206 @@
+"""Central acting: actors on a device of the main process, for the workers that ask.
+
+A worker asks once the observations of a group are in a frame, and waits for the actions in the
+next one. A thread of the main process takes all requests that have come, calls the policy once for
+their envs, and answers. The more workers ask meanwhile, the larger the next batch.
+
+A request is one number, which its answer repeats, so that a worker that replaces a lost one cannot
+take an answer to the lost one's request for its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pysampler._policies.frame_policy import FramePolicy
+from pysampler._policies.weights import load_weights
+from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
+from pysampler.errors import StopActors
+from pysampler.sync import Doorbell, Flag
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pysampler._policies.progress import WorkerProgress
+    from pysampler.sync import Board, Segment
+
+__all__ = ["CentralActor", "Requests", "RequestsPlace"]
+
+_SECONDS = 0.05  # between two checks of whether to stop
+_LOOK = 0.0005  # seconds to sleep between two checks of the thread's end
+_FRAME_BITS = 32  # of a request; the others count requests
+
+
+class RequestsPlace(NamedTuple):
+    """Where requests are in a segment, for a worker."""
+
+    bell: Any
+    flags: Sequence[Any]
+    words: int
+
+
+class Requests:
+    """Requests of workers for actions, and the answers: a word of each for each group.
+
+    Args:
+        groups: The number of groups.
+        segment: The memory.
+        place: Where they are; None for new ones.
+    """
+
+    def __init__(self, groups: int, segment: Segment, place: RequestsPlace | None = None) -> None:
+        self._bell: Doorbell
+        self._flags: list[Flag]
+        if place is None:
+            self._bell = Doorbell(groups, segment)
+            self._flags = [Flag(segment) for _ in range(groups)]
+        else:
+            self._bell = place.bell.attach(segment)
+            self._flags = [flag.attach(segment) for flag in place.flags]
+        at = None if place is None else place.words
+        self._at, words = segment.array((3, groups), np.dtype(np.int64), at)
+        self._asked, self._answered, self.versions = words
+        self._to_set: set[int] = set()  # groups whose flags are still set
+
+    @staticmethod
+    def size_of(groups: int) -> int:
+        """Return the number of bytes they need in a segment, whatever the offset."""
+        return Doorbell.size_of(groups) + groups * (Flag.size_of() + 128 + 3 * 8) + 512
+
+    @property
+    def place(self) -> RequestsPlace:
+        """Where they are in the segment."""
+        return RequestsPlace(self._bell.place(), [flag.place() for flag in self._flags], self._at)
+
+    # -- a worker --------------------------------------------------------------------------------
+
+    def ask(self, group: int, frame: int) -> None:
+        """Ask for actions for the observations of a group in a frame."""
+        number = (int(self._asked[group]) >> _FRAME_BITS) + 1
+        self._asked[group] = number << _FRAME_BITS | frame
+        self._bell.post(group)
+
+    def wait(self, group: int) -> bool:
+        """Wait for the answer to the last request of a group; return False if it is still missing.
+
+        Its version is in ``versions``.
+        """
+        flag = self._flags[group]
+        if flag.wait(timeout=_SECONDS):
+            flag.clear()
+            # The flag may answer a request of a worker that this one replaces.
+            return bool(self._answered[group] == self._asked[group])
+        self._bell.post(group)  # if the parent took a post of a worker that this one replaces
+        return False
+
+    # -- the main process ------------------------------------------------------------------------
+
+    def take(self) -> dict[int, int]:
+        """Wait for requests; return their words by group, perhaps none after a while."""
+        self._set_flags()
+        groups = self._bell.wait(1, timeout=0.001 if self._to_set else _SECONDS)
+        self._bell.take(groups)
+        words = {int(group): int(self._asked[group]) for group in groups}
+        return {group: word for group, word in words.items() if word != self._answered[group]}
+
+    @staticmethod
+    def frame_of(word: int) -> int:
+        """Return the frame of a request."""
+        return word & ((1 << _FRAME_BITS) - 1)
+
+    def answer(self, words: dict[int, int], version: int) -> None:
+        """Answer requests, whose actions are in the frames."""
+        for group, word in words.items():
+            self.versions[group] = version
+            self._answered[group] = word
+        self._to_set.update(words)
+        self._set_flags()
+
+    def _set_flags(self) -> None:
+        # A flag that is set already was of a lost worker: the one that replaces it clears it.
+        self._to_set = {group for group in self._to_set if not self._flags[group].set()}
+
+
+class CentralActor:
+    """A thread that acts for the workers that ask.
+
+    Args:
+        policy: The policy on the frames that workers use.
+        groups: The envs of each group.
+        requests: The workers' requests.
+        progress: Says when to stop; the policy may raise ``StopActors`` to stop all actors.
+        board: The weights; None if the policy has none.
+
+    Attributes:
+        error: The exception that ended the thread, if any.
+    """
+
+    def __init__(
+        self,
+        policy: FramePolicy,
+        groups: Sequence[range],
+        requests: Requests,
+        progress: WorkerProgress,
+        board: Board | None,
+    ) -> None:
+        self._policy = policy
+        self._groups = [np.arange(envs.start, envs.stop) for envs in groups]
+        self._requests = requests
+        self._progress = progress
+        self._board = board
+        self._weights: Any = None
+        self._version = 0
+        self.error: BaseException | None = None
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="pysampler actors", daemon=True)
+        self._thread.start()
+
+    def wait_ended(self) -> bool:
+        """Wait until the thread has ended, as it does once the actors are stopped."""
+        if threading.current_thread() is self._thread:  # the garbage collector ran here
+            return False
+        # Not by the clock: this process may be suspended.
+        for _ in range(int(SHUTDOWN_TIMEOUT_S / _LOOK)):
+            if self._ended:
+                break
+            time.sleep(_LOOK)
+        return self._ended
+
+    def _run(self) -> None:
+        try:
+            while not self._progress.stopped:
+                if words := self._requests.take():
+                    self._refresh()
+                    self._policy.act(*self._rows(words))
+                    self._requests.answer(words, self._version)
+        except StopActors:
+            pass
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._progress.stop()
+            self._ended = True
+
+    def _rows(self, words: dict[int, int]) -> tuple[Any, Any]:
+        """Return the frames and the envs of some requests."""
+        groups = sorted(words)
+        frames = [self._requests.frame_of(words[group]) for group in groups]
+        envs = np.concatenate([self._groups[group] for group in groups])
+        if len(set(frames)) > 1:
+            return np.repeat(frames, [len(self._groups[group]) for group in groups]), envs
+        if len(groups) == len(self._groups):
+            return frames[0], slice(0, len(envs))
+        return frames[0], envs
+
+    def _refresh(self) -> None:
+        """Load the newest weights."""
+        if self._board is None or self._board.version == self._version:
+            return
+        caller = self._policy.caller
+        self._version, self._weights = self._board.read(self._weights)
+        load_weights(caller.policy, self._weights, caller.device)
+        caller.follow_weights()

@@ -1,0 +1,209 @@
+"""Actors(device=): the main process acts for the workers that ask."""
+
+import functools
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from actors_in_tests import OnDevice, Weighted, envs_of, fill, rest_of
+from scripted import policy
+
+import pysampler
+from pysampler._actors.central import Requests
+from pysampler.errors import StopActors
+from pysampler.sync import Segment
+
+pytest.importorskip("torch", reason="policies on a device take tensors")
+
+
+class WeightedOnDevice(Weighted):
+    def __call__(self, observations):
+        return super().__call__(observations.numpy())
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_records_carry_the_version_of_the_weights_that_acted(groups):
+    acting = WeightedOnDevice()
+    with (
+        envs_of(num_workers=2, groups=groups) as envs,
+        pysampler.Actors(envs, acting, device="cpu") as actors,
+    ):
+        for value in range(1, 6):
+            version = actors.publish({"w": np.full(1000, float(value)), "b": value})
+            seen = set()
+            while len(seen) < 6:
+                records = actors.take(64)
+                np.testing.assert_array_equal(records.w, records.version - 1)
+                seen |= set(records.env[records.version == version].tolist())
+
+
+def test_module_on_a_device_acts_with_published_weights():
+    import torch
+
+    module = torch.nn.Linear(4, 2).double()
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, module, device="cpu") as actors:
+        actors.take(1)
+        with torch.no_grad():
+            module.weight.zero_()
+            module.bias.fill_(3.0)
+        assert (actors.take(32).actions != 3.0).any()  # the copy that acts has its own weights
+        version = actors.publish()
+        while not (new := (records := actors.take(32)).version == version).any():
+            pass
+        assert (records.actions[new] == 3.0).all()
+
+
+class Gated:
+    """Its second call waits until a file exists; reports how many envs each call is for."""
+
+    def __init__(self, gate):
+        self.gate, self.calls = gate, 0
+
+    def __call__(self, observations):
+        while self.calls == 1 and not self.gate.exists():
+            os.sched_yield()
+        self.calls += 1
+        count = len(observations)
+        return np.zeros((count, 2), np.float32), {"together": np.full(count, count)}
+
+
+def test_workers_that_ask_meanwhile_are_acted_for_at_once(tmp_path):
+    gate = tmp_path / "gate"
+    with (
+        envs_of(num_workers=3) as envs,
+        pysampler.Actors(envs, Gated(gate), device="cpu", steps=4) as actors,
+    ):
+        actors.begin()
+        requests = actors._requests
+        while (requests._asked == requests._answered).any():
+            os.sched_yield()
+        gate.touch()
+        together = actors.take(6, min_records=6).together
+        # The first call was for one to three workers; whoever else had asked is in the second.
+        assert (together >= 4).any()
+
+
+def test_error_of_the_policy_is_raised_by_take():
+    def failing(observations):
+        if (observations[:, 2] > 3).any():
+            raise ValueError("no such action")
+        return policy(observations.numpy())
+
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.Actors(envs, failing, device="cpu")
+        with pytest.raises(ValueError, match="no such action"):
+            while actors.take(8) is not None:
+                pass
+        assert actors.closed
+        assert envs.reset()[0].shape == (6, 4)
+
+
+def test_stop_actors_in_the_policy_stops_all():
+    def stopping(observations):
+        if (observations[:, 2] > 3).any():
+            raise StopActors
+        return policy(observations.numpy())
+
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, stopping, device="cpu") as actors:
+        while actors.take(8) is not None:
+            pass
+        assert actors.stopped
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_killed_workers_are_replaced_and_asked_for(steps):
+    with envs_of(num_workers=2, on_worker_loss="restart") as envs:
+        options = {"device": "cpu", "steps": steps, "seed": 1}
+        with pysampler.Actors(envs, OnDevice(policy), **options) as actors:
+            for turn in range(6):
+                actors.take(30, min_records=30)
+                killed = envs._pool.pids[turn % 2]
+                os.kill(killed, signal.SIGKILL)
+                seen = set()
+                while len(seen) < 6 or killed in envs._pool.pids:
+                    seen |= set(actors.take(8).env.tolist())
+
+
+@pytest.mark.parametrize("end", ["close", "stop", "blocked"])
+def test_thread_ends_with_the_actors(end):
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.Actors(envs, OnDevice(policy), device="cpu", high=16)
+        actors.take(8)
+        [thread] = [one for one in threading.enumerate() if one.name == "pysampler actors"]
+        if end == "stop":
+            assert rest_of(actors)
+        elif end == "blocked":
+            fill(actors)
+        actors.close()
+        thread.join()
+        assert envs.reset()[0].shape == (6, 4)
+
+
+def test_dropped_actors_end_their_thread():
+    envs = pysampler.make_vec("CartPole-v1", 2, num_workers=1)
+    zeros = functools.partial(np.zeros, dtype=np.int64)
+    actors = pysampler.Actors(envs, lambda seen: zeros(len(seen)), device="cpu")
+    actors.take(8)
+    [thread] = [one for one in threading.enumerate() if one.name == "pysampler actors"]
+    del actors
+    thread.join()
+    envs.close()
+
+
+def test_phases_work_with_a_central_policy():
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.Actors(envs, WeightedOnDevice(), device="cpu", steps=4)
+        for phase in actors.phases(high=24):
+            versions = np.concatenate([records.version for records in phase.batches(8)])
+            assert len(versions) == 24
+            assert versions.max() == phase.number
+            if phase.number == 4:
+                break
+            actors.publish({"w": np.full(1000, float(phase.number)), "b": phase.number})
+        actors.close()
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+def test_replacement_does_not_take_an_answer_to_a_lost_worker():
+    requests = Requests(2, Segment(1 << 16))
+    requests.ask(1, 7)
+    words = requests.take()
+    assert {group: Requests.frame_of(word) for group, word in words.items()} == {1: 7}
+    requests.ask(1, 0)  # by the worker that replaces the one that asked before
+    requests.answer(words, 3)
+    assert not requests.wait(1)
+    words = requests.take()
+    assert {group: Requests.frame_of(word) for group, word in words.items()} == {1: 0}
+    requests.answer(words, 4)
+    assert requests.wait(1)
+    assert requests.versions[1] == 4
+
+
+def test_flag_of_a_lost_worker_delays_no_answer():
+    requests = Requests(1, Segment(1 << 16))
+    requests.ask(0, 7)
+    requests.answer(requests.take(), 3)  # nobody clears the flag
+    requests.ask(0, 0)
+    requests.answer(requests.take(), 4)  # cannot set it again yet
+    assert requests._to_set == {0}
+    assert requests.wait(0)  # the old post; the answer is there all the same
+    requests.take()
+    assert requests._to_set == set()
+    requests.ask(0, 1)
+    assert not requests.wait(0)  # the post that was made up for
+
+
+def test_post_that_the_parent_took_too_early_is_repeated():
+    requests = Requests(1, Segment(1 << 16))
+    requests.ask(0, 7)
+    requests._bell.take([0])  # the parent read the word of a lost worker before this one
+    assert not requests.wait(0)
+    [word] = requests.take().values()
+    requests.answer({0: word}, 1)
+    requests._bell.post(0)  # repeated while it was answered
+    assert requests.take() == {}
+    assert requests.wait(0)
