@@ -88,6 +88,11 @@ TABLE = [
         "violated",
         "the dead wedge no consumer that waits for two",
     ),
+    ("requests", "", "holds", "all of them, three requests and two deaths"),
+    ("requests", "ALL=4 DEATHS=3 EARLY=1", "holds", "all of them, four requests and three deaths"),
+    ("requests", "MUT_ANY_ANSWER", "violated", "an answer is to the request that it repeats"),
+    ("requests", "MUT_FLAG_FIRST", "violated", "a flag is set after the answer that it is for"),
+    ("requests", "MUT_ANSWERED_TWICE", "violated", "no actions are written while a worker steps"),
     (
         "shared_ring",
         "COUNT=2 LOW=0 RECORDS1=2 DEATHS=0",
