@@ -184,6 +184,24 @@ def pictures(monkeypatch):
     return importlib.import_module("pictures")
 
 
+def test_commands_of_the_systems_page_have_their_options():
+    text = (ROOT / "docs" / "systems.md").read_text()
+    commands = re.findall(r"`python (\S+\.py)([^`]*)`", text)
+    commands += re.findall(r"`python (examples/dqn.py) --save best.pt`, then `([^`]+)`", text)
+    assert len(commands) > 10
+    shared = (ROOT / "examples" / "common.py").read_text()
+    shared += (ROOT / "benchmarks" / "running.py").read_text()
+    for program, options in commands:
+        source = (ROOT / program).read_text() + shared
+        for option in re.findall(r"--[\w-]+", options):
+            name = option.removeprefix("--")
+            assert (
+                f'"{option}"' in source
+                or f'"{name.replace("-", "_")}"' in source
+                or (f"    {name.replace('-', '_')}:" in source)
+            ), f"{program} {option}"
+
+
 def test_the_readme_shows_the_newest_results(pictures):
     assert pictures.readme_part() in (ROOT / "README.md").read_text(), (
         "run python benchmarks/pictures.py"

@@ -23,6 +23,7 @@ from pysampler.errors import StopActors
 from pysampler.sync import Doorbell, Flag
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Sequence
 
     from pysampler._policies.progress import WorkerProgress
@@ -134,6 +135,7 @@ class CentralActor:
         requests: The workers' requests.
         progress: Says when to stop; the policy may raise ``StopActors`` to stop all actors.
         board: The weights; None if the policy has none.
+        batch_sizes: Counts calls of the policy by their number of envs.
 
     Attributes:
         error: The exception that ended the thread, if any.
@@ -146,12 +148,14 @@ class CentralActor:
         requests: Requests,
         progress: WorkerProgress,
         board: Board | None,
+        batch_sizes: Counter[int],
     ) -> None:
         self._policy = policy
         self._groups = [np.arange(envs.start, envs.stop) for envs in groups]
         self._requests = requests
         self._progress = progress
         self._board = board
+        self._batch_sizes = batch_sizes
         self._weights: Any = None
         self._version = 0
         self.error: BaseException | None = None
@@ -177,6 +181,7 @@ class CentralActor:
                     self._refresh()
                     self._policy.act(*self._rows(words))
                     self._requests.answer(words, self._version)
+                    self._batch_sizes[sum(len(self._groups[group]) for group in words)] += 1
         except StopActors:
             pass
         except BaseException as error:

@@ -210,6 +210,7 @@ class FreeRunningSampler(Sampler):
             self._central = CentralActor(
                 FramePolicy(caller, prepared.policy.outputs, prepared.frames),
                 *(self._core.groups, self._requests, self._progress, self._board),
+                self._core.batch_sizes,
             )
         if self._has_workers:
             self._start_workers()

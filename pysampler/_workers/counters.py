@@ -164,7 +164,8 @@ class Stats:
             divided by the number of envs.
         batches: The choice of ``recv``, or of a sampler, if it was called with "auto".
         batch_sizes: How many batches of some envs had each number of envs: those that ``recv``
-            returned, or for which a sampler with ``min_envs`` or ``timeout`` acted.
+            returned, or for which a sampler with ``min_envs``, ``timeout`` or actors with a
+            ``device`` acted.
     """
 
     steps: Times
