@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pysampler._cli.turns import Answerer, MeasureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 LIMIT = 60.0  # seconds within which a contender must answer
 
@@ -104,6 +104,22 @@ def stolen_share(machine_data: dict[str, Any]) -> Iterator[None]:
     yield
     ticks = (time.monotonic() - begun) * os.sysconf("SC_CLK_TCK") * machine_data["cpus"]
     machine_data["stolen"] = (_stolen() - before) / ticks
+
+
+def cpu_clocks(envs: Any, workers: int) -> Callable[..., float]:
+    """Return a function that returns the CPU time of some workers together, or all."""
+    first = [worker * (envs.num_envs // workers) for worker in range(workers)]
+    pids = envs.apply(_pid, envs=first)
+    clocks = [Path(f"/proc/{pid}/schedstat") for pid in pids]
+
+    def used(chosen: Sequence[int] = range(workers)) -> float:
+        return sum(int(clocks[one].read_text().split()[0]) for one in chosen) / 1e9
+
+    return used
+
+
+def _pid(_: Any) -> int:
+    return os.getpid()
 
 
 def heading(title: str, m: dict[str, Any]) -> str:

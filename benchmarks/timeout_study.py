@@ -28,10 +28,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import timeout_model
-from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+from running import (
+    Contender,
+    answer,
+    cpu_clocks,
+    heading,
+    machine,
+    say,
+    spread,
+    stolen_share,
+    table,
+    write,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 WIDTHS = {"small": [64] * 2, "large": [1024] * 2, "huge": [2048] * 3}  # huge: 34 MB
 TIMEOUTS: list[float | None] = [0.0, 1e-4, 1e-3, 0.1, None]
@@ -140,22 +151,6 @@ def busy_seconds() -> float:
         int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
     )
     return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
-
-
-def cpu_clocks(envs: Any, workers: int) -> Callable[..., float]:
-    """Return a function that returns the CPU time of some workers together, or all."""
-    first = np.arange(workers) * (envs.num_envs // workers)
-    pids = envs.apply(_pid, envs=first)
-    clocks = [Path(f"/proc/{pid}/schedstat") for pid in pids]
-
-    def used(chosen: Sequence[int] = range(workers)) -> float:
-        return sum(int(clocks[one].read_text().split()[0]) for one in chosen) / 1e9
-
-    return used
-
-
-def _pid(_: Any) -> int:
-    return os.getpid()
 
 
 def sampling_calls(calls: list[Any], steps: int) -> list[Any]:
