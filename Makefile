@@ -23,7 +23,7 @@ FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo examples test test-all test-python test-native build-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
-  bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels \
+  bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels \
   contract recipes clean
 
 help:  ## what there is
@@ -115,6 +115,12 @@ bench-trainings: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/trainings.py --out benchmarks/results
 	$(BIN)/python benchmarks/pictures.py
 
+bench-averaging: $(VENV)/package.stamp $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/averaging.py --out benchmarks/results
+
+bench-phases: $(VENV)/package.stamp $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/phases.py --out benchmarks/results
+
 bench-mujoco: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/mujoco_envs.py --out benchmarks/results
 	$(BIN)/python benchmarks/wrapped.py --out benchmarks/results
@@ -166,6 +172,8 @@ bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some be
 	$(BIN)/python benchmarks/wrapped.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/batches.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/trainings.py --quick --out build/bench-smoke
+	$(BIN)/python benchmarks/averaging.py --quick --out build/bench-smoke
+	$(BIN)/python benchmarks/phases.py --quick --out build/bench-smoke
 
 sanitize: $(VENV)/native.stamp  ## the native tests under ThreadSanitizer, then Address- and UndefinedBehaviourSanitizer
 	$(CMAKE) -S . -B build/tsan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo

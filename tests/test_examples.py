@@ -343,6 +343,51 @@ def test_benchmarks_leave_out_missing_peers(monkeypatch, capsys):
     assert "without POSIX semaphore (posix_ipc): " in capsys.readouterr().err
 
 
+def test_benchmarks_read_curves_at_steps_and_seconds(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    with loaded("curves", BENCHMARKS) as curves:
+        curve = [(10, 1.0, 0.0), (20, 2.0, 5.0), (30, 3.0, 1.0), (40, 4.0, 6.0)]
+        assert curves.reached(curve, 5.0, curves.STEPS) == 20
+        assert curves.reached(curve, 6.0, curves.SECONDS) == 4.0
+        assert curves.reached(curve, 7.0, curves.SECONDS) is None
+        assert curves.return_at(curve, curves.SECONDS, 2.5) == 2.5
+        assert curves.return_at(curve) == 4.0  # the last three
+        assert np.isnan(curves.return_at(curve, curves.STEPS, 5))
+        text = curves.spread_to_goal([curve, curve[:1], curve[2:]], 5.0, curves.STEPS)
+        assert text == "30 [20, 40] (2 of 3)"
+        assert curves.compared([1.0, 2.0], [3.0, None], "s") == "fewer s in every run"
+        assert curves.compared([None, None], [3.0, 4.0], "s") == "more s in every run"
+        assert curves.compared([1.0, None], [3.0, 4.0], "s") == "no clear difference in s"
+
+
+def test_distance_of_weights_is_relative_to_their_mean(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    with loaded("averaging", BENCHMARKS) as averaging:
+        assert averaging.distance([[3.0, 0.0], [5.0, 0.0]]) == 0.25
+        assert averaging.distance([[3.0, 4.0]]) == 0.0
+
+
+def test_rollouts_become_trajectories_of_one_env_each(monkeypatch):
+    def policy(observations):
+        zeros = np.zeros((len(observations), 1), np.float32)
+        return zeros, {"sample": zeros, "log_prob": zeros[:, 0]}
+
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    pytest.importorskip("torch")
+    with (
+        loaded("phases", BENCHMARKS) as phases,
+        pysampler.Rollouts("Pendulum-v1", policy, 256, num_envs=2, num_workers=0) as rollouts,
+    ):
+        rollout = next(rollouts)
+        records = phases.trajectories(rollout).torch(None)
+        assert records.observations.shape == (8, phases.LENGTH, 3)
+        same(records.observations[5].numpy(), rollout.observations[64:128, 1])
+        assert np.argwhere(records.truncated.numpy()).tolist() == [[3, 7], [7, 7]]
+        follows = (records.next_observations[:, :-1] == records.observations[:, 1:]).all(-1)
+        assert np.argwhere(~follows.numpy()).tolist() == [[3, 7], [7, 7]]
+        same(records.next_observations[3, 7].numpy(), rollout.final_observations[199, 0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",

@@ -1,0 +1,355 @@
+"""When do two phases pay? PPO whose workers act while the learner learns, or wait for it.
+
+    python benchmarks/phases.py --out benchmarks/results
+    python benchmarks/phases.py --quick --out build/bench-smoke
+
+Network and learner are those of examples/dppo.py. All schemes learn from as many steps in each
+update, and make as many updates; the policy acts in the workers. Each run is a process of its own,
+one at a time, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import deque
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import curves
+import gymnasium as gym
+import numpy as np
+from curves import SECONDS, STEPS
+from running import (
+    Contender,
+    answer,
+    cpu_clocks,
+    heading,
+    machine,
+    say,
+    spread,
+    stolen_share,
+    table,
+    write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ENVS, WORKERS = 16, 2
+BATCH, LENGTH, ROWS = 4096, 64, 512  # steps of an update, of a trajectory, of a minibatch
+QUEUE = BATCH // LENGTH
+ROOM = 4  # batches that the queue holds for workers that never wait
+WINDOW = 4  # updates, of whose episodes the return is the mean
+SLEEP = 1e-3  # seconds
+LIMIT = 3600.0  # seconds within which a run must end
+
+PHASES, DISCARD, OVERLAP, SYNCHRONOUS = "two phases", "discard", "overlap", "synchronous"
+SCHEMES = {
+    PHASES: "workers wait while the queue is full, and the learner empties it before it lets them "
+    "act with its new weights",
+    DISCARD: "workers never wait; the learner throws away records of older weights (`max_lag=0`)",
+    OVERLAP: "workers wait only while the queue is full; records of older weights are used",
+    SYNCHRONOUS: "no queue: `pysampler.Rollouts`, whose workers all wait for the update",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained: steps are those that the learner learns from."""
+
+    title: str
+    env: str
+    steps: int
+    goal: float
+    sleeps: bool = False
+    normalizes: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)  # where they differ from the example's
+
+
+CASES = {
+    "Pendulum": Case("Pendulum-v1", "Pendulum-v1", 200_000, -300.0),
+    "HalfCheetah": Case(
+        "HalfCheetah-v5",
+        *("HalfCheetah-v5", 600_000, 1000.0),
+        normalizes=True,
+        settings={"rate": 3e-4, "gamma": 0.99, "scale": 1.0},
+    ),
+    "slow": Case(
+        "Pendulum-v1 that sleeps 1 ms a step", "Pendulum-v1", 160_000, -300.0, sleeps=True
+    ),
+}
+
+
+class Sleeping(gym.Wrapper):
+    """An env that waits for something else than a CPU in each step."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(SLEEP)
+        return self.env.step(action)
+
+
+# -- in the process of a run -----------------------------------------------------------------------
+
+
+class Source:
+    """Batches for the learner by one of the schemes, and what they cost.
+
+    Attributes:
+        batches: Yields the records of each update, and the returns of episodes that ended in them.
+        cpu_seconds: Returns the CPU time of the workers.
+    """
+
+    def __init__(self, scheme: str, case: Case, net: Any, seed: int) -> None:
+        import pysampler
+
+        self._made, self._waiting = 0, 0.0
+        self._envs = pysampler.make_vec(
+            *(case.env, ENVS), wrappers=[Sleeping] if case.sleeps else None, num_workers=WORKERS
+        )
+        self.cpu_seconds = cpu_clocks(self._envs, WORKERS)
+        shared = {"seed": seed, "normalize": pysampler.Normalizer() if case.normalizes else None}
+        self._sampler: Any
+        if scheme == SYNCHRONOUS:
+            horizon = BATCH // ENVS
+            self._sampler = pysampler.Rollouts(
+                *(self._envs, net, horizon), policy_in="workers", **shared
+            )
+            self.batches = self._rollouts()
+            return
+        limits = {DISCARD: {"high": ROOM * QUEUE, "max_lag": 0}, OVERLAP: {"high": QUEUE}}
+        options = limits.get(scheme, {})
+        self._sampler = pysampler.Actors(self._envs, net, steps=LENGTH, **options, **shared)
+        self.batches = self._phases() if scheme == PHASES else self._taken()
+
+    def _rollouts(self) -> Iterator[tuple[Any, Any]]:
+        while True:
+            began = time.perf_counter()
+            rollout = next(self._sampler)
+            self._waiting += time.perf_counter() - began
+            self._made += rollout.steps
+            yield trajectories(rollout), rollout.ended.returns
+
+    def _taken(self) -> Iterator[tuple[Any, Any]]:
+        while True:
+            records = self._sampler.take(QUEUE, min_records=QUEUE)
+            yield records, records.ended
+            self._sampler.publish()
+
+    def _phases(self) -> Iterator[tuple[Any, Any]]:
+        for phase in self._sampler.phases(high=QUEUE):
+            records = phase.all()
+            yield records, records.ended
+            self._sampler.publish()
+
+    def count(self) -> dict[str, float]:
+        """Return env steps made and thrown away, the learner's wait, and the last batch's lag."""
+        if not hasattr(self._sampler, "stats"):
+            return {"made": self._made, "dropped": 0, "waiting": self._waiting, "lag": 0.0}
+        stats = self._sampler.stats()
+        made = (stats.taken + stats.dropped + stats.ready) * LENGTH
+        return {
+            "made": made,
+            "dropped": stats.dropped * LENGTH,
+            "waiting": stats.waiting,
+            "lag": stats.lag,
+        }
+
+    def close(self) -> None:
+        self._sampler.close()
+        self._envs.close()
+
+
+def trajectories(rollout: Any) -> Any:
+    """Return a rollout as records of trajectories, [n, LENGTH, ...], which the example takes."""
+    data = rollout.torch()
+    after = data.observations[1:].clone()
+    ended = data.terminated | data.truncated
+    after[ended] = data.final_observations[ended]
+    fields = {
+        "observations": data.observations[:-1],
+        "next_observations": after,
+        **{name: getattr(data, name) for name in ("rewards", "terminated", "truncated")},
+        **data.extras,
+    }
+    records = SimpleNamespace(
+        **{
+            name: tensor.transpose(0, 1).unflatten(1, (-1, LENGTH)).flatten(0, 1)
+            for name, tensor in fields.items()
+        }
+    )
+    records.torch = lambda _: records
+    return records
+
+
+def training(case: Case, scheme: str, seed: int) -> dict[str, Any]:
+    """Train with a scheme; return the curve and what it took."""
+    curves.add_examples_to_path()
+    import dppo
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    s = dppo.Settings(length=LENGTH, queue=QUEUE, rows=ROWS, **case.settings)
+    net = dppo.ActorCritic(*dppo.spaces_of(case.env, "bounded"))
+    optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
+    recent: deque[Any] = deque(maxlen=WINDOW)
+    curve: list[tuple[float, float, float]] = []
+    lags: list[float] = []
+    updates = max(1, case.steps // BATCH)
+    with closing(Source(scheme, case, net, seed)) as source:
+        for number, (records, returns) in enumerate(source.batches):
+            if number == 0:  # the workers had to start, and to import torch
+                began, own, workers = time.perf_counter(), time.process_time(), source.cpu_seconds()
+                first = source.count()
+            recent.append(returns)
+            counted = source.count()
+            lags.append(counted["lag"])
+            seconds = time.perf_counter() - began
+            if len(ended := np.concatenate(recent)) > 0:
+                curve.append((counted["made"], seconds, float(ended.mean())))
+            if number == updates:
+                break
+            data = dppo.prepared(records, net, s)
+            for group in optimizer.param_groups:
+                group["lr"] = s.rate * (1 - number / updates)
+            dppo.learn(net, optimizer, data, s)
+        own, workers = time.process_time() - own, source.cpu_seconds() - workers
+    return {
+        "scheme": scheme,
+        "seed": seed,
+        "seconds": seconds,
+        "made": counted["made"],
+        "dropped": counted["dropped"] / counted["made"],
+        "lag": statistics.fmean(lags),
+        "waiting": (counted["waiting"] - first["waiting"]) / seconds,
+        "learner": own / seconds,
+        "workers": workers / seconds / WORKERS,
+        "curve": curve,
+    }
+
+
+# -- in the process that measures ------------------------------------------------------------------
+
+
+def run_of(case: Case, scheme: str, seed: int) -> dict[str, Any]:
+    """Run a training in a process of its own."""
+    one = Contender(__file__, "--child", json.dumps(asdict(case)), limit=LIMIT)
+    run = one.measure(scheme=scheme, seed=seed)
+    one.end()
+    assert run is not None, f"{scheme} has ended: {one.trouble}"
+    last = curves.return_at(run["curve"])
+    say(f"  {scheme}, seed {seed}: {run['seconds']:.1f} s, return {last:.0f}")
+    return run
+
+
+def row_of(scheme: str, runs: list[dict[str, Any]], case: dict[str, Any]) -> list[str]:
+    """Return a row of the table."""
+    shortest = min(run["seconds"] for runs in case["runs"].values() for run in runs)
+    all_curves = [run["curve"] for run in runs]
+
+    def percent(name: str) -> str:
+        return f"{statistics.median(run[name] for run in runs):.0%}"
+
+    return [
+        scheme,
+        curves.spread_to_goal(all_curves, case["goal"], STEPS),
+        curves.spread_to_goal(all_curves, case["goal"], SECONDS),
+        spread([curves.return_at(curve, SECONDS, shortest) for curve in all_curves], 0),
+        spread([curves.return_at(curve) for curve in all_curves], 0),
+        spread([run["seconds"] for run in runs], 1),
+        f"{statistics.median(run['lag'] for run in runs):.2f}",
+        *map(percent, ("dropped", "waiting", "learner", "workers")),
+    ]
+
+
+def tables(results: dict[str, Any]) -> str:
+    described = "\n".join(f"- *{name}*: {text}." for name, text in SCHEMES.items())
+    parts = [
+        heading("Phases", results["machine"]),
+        (
+            f"PPO as in examples/dppo.py: {ENVS} envs in {WORKERS} workers, {BATCH:,} steps in "
+            f"trajectories of {LENGTH} for each update, minibatches of {ROWS}.\n\n{described}\n\n"
+            f"Median [least, most] of {results['seeds']} seeds, in turn. The return is the mean "
+            f"of the episodes of {WINDOW} updates, which explore. *Steps* are those of the envs, "
+            "also those that were thrown away; *seconds* count from the first update on. *At the "
+            "same seconds*: when the shortest run of the env ended. *Lag*: how many versions old "
+            "the weights were that made an update's steps. *Waits*: share of the time that the "
+            "learner waits for steps. *Learner* and *workers*: share of a CPU that each uses.\n"
+        ),
+    ]
+    header = ["", "steps to the goal", "seconds to the goal", "return at the same seconds"]
+    header += ["at the end", "seconds", "lag", "thrown away", "waits", "learner", "workers"]
+    pairs = [(PHASES, scheme) for scheme in (DISCARD, OVERLAP, SYNCHRONOUS)]
+    for case in results["cases"]:
+        rows = [row_of(scheme, runs, case) for scheme, runs in case["runs"].items()]
+        changed = {**case["settings"], **({"normalized": True} if case["normalizes"] else {})}
+        text = ", ".join(f"{name} {value}" for name, value in changed.items())
+        parts.append(
+            f"## {case['title']}\n\n{case['steps'] // BATCH} updates; goal {case['goal']:g}. "
+            f"Hyperparameters of the example{f', but {text}' * bool(text)}.\n\n"
+            + table(header, rows)
+            + "\n"
+            + curves.verdict(case["runs"], pairs, case["goal"])
+        )
+    return "\n".join([*parts, "![curves]({curves})\n"])
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """Draw returns over steps and over seconds."""
+    rows = []
+    for case in results["cases"]:
+        shared = {"title": case["title"], "y": "return", "goal": case["goal"]}
+        rows.append(
+            [
+                {**shared, "x": name, "curves": curves.along(case["runs"], axis)}
+                for axis, name in ((STEPS, "env steps"), (SECONDS, "seconds"))
+            ]
+        )
+    curves.picture(path, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, help="to learn from; default: those of each case")
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    cases = [CASES[name] for name in (options.cases[:2] if options.quick else options.cases)]
+    if options.quick:
+        options.seeds, options.steps = options.seeds[:1], options.steps or 4 * BATCH
+    if options.steps is not None:
+        cases = [replace(case, steps=options.steps) for case in cases]
+    results: dict[str, Any] = {"machine": machine(), "seeds": len(options.seeds), "cases": []}
+    with stolen_share(results["machine"]):
+        for case in cases:
+            say(case.title)
+            runs: dict[str, list[dict[str, Any]]] = {scheme: [] for scheme in SCHEMES}
+            for seed in options.seeds:
+                for scheme in SCHEMES:
+                    runs[scheme].append(run_of(case, scheme, seed))
+            results["cases"].append({**asdict(case), "runs": runs})
+    text = tables(results)
+    print(text)
+    if options.out:
+        path = write(options.out, "phases", results, text).with_suffix(".svg")
+        path.with_suffix(".md").write_text(text.replace("{curves}", path.name))
+        picture(results, path)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        made = Case(**json.loads(sys.argv[2]))
+        answer(lambda: lambda cell: training(made, **cell))
+    else:
+        main()
