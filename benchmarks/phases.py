@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ENVS, WORKERS = 16, 2
-BATCH, LENGTH, ROWS = 4096, 64, 512  # steps of an update, of a trajectory, of a minibatch
-QUEUE = BATCH // LENGTH
+BATCHES = [4096, 512]  # steps of an update
+QUEUE, ROWS = 64, 512  # trajectories of an update, steps of a minibatch
 ROOM = 4  # batches that the queue holds for workers that never wait
 WINDOW = 4  # updates, of whose episodes the return is the mean
 SLEEP = 1e-3  # seconds
@@ -68,9 +68,15 @@ class Case:
     env: str
     steps: int
     goal: float
+    batch: int = BATCHES[0]
     sleeps: bool = False
     normalizes: bool = False
     settings: dict[str, Any] = field(default_factory=dict)  # where they differ from the example's
+
+    @property
+    def length(self) -> int:
+        """Steps of a trajectory."""
+        return self.batch // QUEUE
 
 
 CASES = {
@@ -109,7 +115,7 @@ class Source:
     def __init__(self, scheme: str, case: Case, net: Any, seed: int) -> None:
         import pysampler
 
-        self._made, self._waiting = 0, 0.0
+        self._made, self._waiting, self._length = 0, 0.0, case.length
         self._envs = pysampler.make_vec(
             *(case.env, ENVS), wrappers=[Sleeping] if case.sleeps else None, num_workers=WORKERS
         )
@@ -117,7 +123,7 @@ class Source:
         shared = {"seed": seed, "normalize": pysampler.Normalizer() if case.normalizes else None}
         self._sampler: Any
         if scheme == SYNCHRONOUS:
-            horizon = BATCH // ENVS
+            horizon = case.batch // ENVS
             self._sampler = pysampler.Rollouts(
                 *(self._envs, net, horizon), policy_in="workers", **shared
             )
@@ -125,7 +131,7 @@ class Source:
             return
         limits = {DISCARD: {"high": ROOM * QUEUE, "max_lag": 0}, OVERLAP: {"high": QUEUE}}
         options = limits.get(scheme, {})
-        self._sampler = pysampler.Actors(self._envs, net, steps=LENGTH, **options, **shared)
+        self._sampler = pysampler.Actors(self._envs, net, steps=case.length, **options, **shared)
         self.batches = self._phases() if scheme == PHASES else self._taken()
 
     def _rollouts(self) -> Iterator[tuple[Any, Any]]:
@@ -134,7 +140,7 @@ class Source:
             rollout = next(self._sampler)
             self._waiting += time.perf_counter() - began
             self._made += rollout.steps
-            yield trajectories(rollout), rollout.ended.returns
+            yield trajectories(rollout, self._length), rollout.ended.returns
 
     def _taken(self) -> Iterator[tuple[Any, Any]]:
         while True:
@@ -153,10 +159,10 @@ class Source:
         if not hasattr(self._sampler, "stats"):
             return {"made": self._made, "dropped": 0, "waiting": self._waiting, "lag": 0.0}
         stats = self._sampler.stats()
-        made = (stats.taken + stats.dropped + stats.ready) * LENGTH
+        made = (stats.taken + stats.dropped + stats.ready) * self._length
         return {
             "made": made,
-            "dropped": stats.dropped * LENGTH,
+            "dropped": stats.dropped * self._length,
             "waiting": stats.waiting,
             "lag": stats.lag,
         }
@@ -166,8 +172,8 @@ class Source:
         self._envs.close()
 
 
-def trajectories(rollout: Any) -> Any:
-    """Return a rollout as records of trajectories, [n, LENGTH, ...], which the example takes."""
+def trajectories(rollout: Any, length: int) -> Any:
+    """Return a rollout as records of trajectories, [n, length, ...], which the example takes."""
     data = rollout.torch()
     after = data.observations[1:].clone()
     ended = data.terminated | data.truncated
@@ -180,7 +186,7 @@ def trajectories(rollout: Any) -> Any:
     }
     records = SimpleNamespace(
         **{
-            name: tensor.transpose(0, 1).unflatten(1, (-1, LENGTH)).flatten(0, 1)
+            name: tensor.transpose(0, 1).unflatten(1, (-1, length)).flatten(0, 1)
             for name, tensor in fields.items()
         }
     )
@@ -196,13 +202,13 @@ def training(case: Case, scheme: str, seed: int) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    s = dppo.Settings(length=LENGTH, queue=QUEUE, rows=ROWS, **case.settings)
+    s = dppo.Settings(length=case.length, queue=QUEUE, rows=ROWS, **case.settings)
     net = dppo.ActorCritic(*dppo.spaces_of(case.env, "bounded"))
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5, fused=True)
     recent: deque[Any] = deque(maxlen=WINDOW)
     curve: list[tuple[float, float, float]] = []
     lags: list[float] = []
-    updates = max(1, case.steps // BATCH)
+    updates = max(1, case.steps // case.batch)
     with closing(Source(scheme, case, net, seed)) as source:
         for number, (records, returns) in enumerate(source.batches):
             if number == 0:  # the workers had to start, and to import torch
@@ -269,13 +275,17 @@ def row_of(scheme: str, runs: list[dict[str, Any]], case: dict[str, Any]) -> lis
     ]
 
 
+def heading_of(case: dict[str, Any]) -> str:
+    return f"{case['title']}, {case['batch']:,} steps an update"
+
+
 def tables(results: dict[str, Any]) -> str:
     described = "\n".join(f"- *{name}*: {text}." for name, text in SCHEMES.items())
     parts = [
         heading("Phases", results["machine"]),
         (
-            f"PPO as in examples/dppo.py: {ENVS} envs in {WORKERS} workers, {BATCH:,} steps in "
-            f"trajectories of {LENGTH} for each update, minibatches of {ROWS}.\n\n{described}\n\n"
+            f"PPO as in examples/dppo.py: {ENVS} envs in {WORKERS} workers, {QUEUE} trajectories "
+            f"for each update, minibatches of {ROWS} steps.\n\n{described}\n\n"
             f"Median [least, most] of {results['seeds']} seeds, in turn. The return is the mean "
             f"of the episodes of {WINDOW} updates, which explore. *Steps* are those of the envs, "
             "also those that were thrown away; *seconds* count from the first update on. *At the "
@@ -292,7 +302,8 @@ def tables(results: dict[str, Any]) -> str:
         changed = {**case["settings"], **({"normalized": True} if case["normalizes"] else {})}
         text = ", ".join(f"{name} {value}" for name, value in changed.items())
         parts.append(
-            f"## {case['title']}\n\n{case['steps'] // BATCH} updates; goal {case['goal']:g}. "
+            f"## {heading_of(case)}\n\n{case['steps'] // case['batch']:,} updates of trajectories "
+            f"of {case['batch'] // QUEUE} steps; goal {case['goal']:g}. "
             f"Hyperparameters of the example{f', but {text}' * bool(text)}.\n\n"
             + table(header, rows)
             + "\n"
@@ -305,7 +316,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
     """Draw returns over steps and over seconds."""
     rows = []
     for case in results["cases"]:
-        shared = {"title": case["title"], "y": "return", "goal": case["goal"]}
+        shared = {"title": heading_of(case), "y": "return", "goal": case["goal"]}
         rows.append(
             [
                 {**shared, "x": name, "curves": curves.along(case["runs"], axis)}
@@ -320,20 +331,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=BATCHES, help="steps of an update"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, help="to learn from; default: those of each case")
     parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
-    cases = [CASES[name] for name in (options.cases[:2] if options.quick else options.cases)]
     if options.quick:
-        options.seeds, options.steps = options.seeds[:1], options.steps or 4 * BATCH
+        options.cases, options.batches = options.cases[:2], options.batches[:1]
+        options.seeds, options.steps = options.seeds[:1], options.steps or 4 * BATCHES[0]
+    cases = [
+        replace(CASES[name], batch=batch) for name in options.cases for batch in options.batches
+    ]
     if options.steps is not None:
         cases = [replace(case, steps=options.steps) for case in cases]
     results: dict[str, Any] = {"machine": machine(), "seeds": len(options.seeds), "cases": []}
     with stolen_share(results["machine"]):
         for case in cases:
-            say(case.title)
+            say(heading_of(asdict(case)))
             runs: dict[str, list[dict[str, Any]]] = {scheme: [] for scheme in SCHEMES}
             for seed in options.seeds:
                 for scheme in SCHEMES:
