@@ -1,0 +1,356 @@
+"""rlpyt's samplers, and rollouts beside them: the same envs, network and outputs, on the CPU.
+
+    git clone https://github.com/astooke/rlpyt build/rlpyt
+    python benchmarks/rlpyt_samplers.py --rlpyt build/rlpyt --out benchmarks/results
+    python benchmarks/rlpyt_samplers.py --rlpyt build/rlpyt --quick --out build/bench-smoke
+
+rlpyt is not installed: it is imported from a checkout, on stand-ins for the old gym that it needs.
+Each sampler is compared with its counterpart, in turn: CpuSampler with a policy in workers,
+GpuSampler with a policy in the main process, AlternatingSampler with groups=2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from running import (
+    answer,
+    heading,
+    machine,
+    options_of,
+    quartiles,
+    rates_in_turn,
+    say,
+    stolen_share,
+    table,
+    write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RLPYT, PYTHON, AUTO = "rlpyt", "native=False", 'native="auto"'
+HORIZON = 128
+WARM_UP = 100  # random steps of each env at most, rlpyt's default
+COUNTS = [16, 64]
+PICTURES = "Pictures-v0"
+INFOS = {"HalfCheetah-v5": ["x_position", "x_velocity", "reward_forward", "reward_ctrl"]}
+ENVS = {  # and whether our workers have them in C++ as well, if there are enough
+    "CartPole-v1": True,
+    "HalfCheetah-v5": True,
+    PICTURES: False,
+}
+# rlpyt's samplers: the module of each, and options of the Rollouts that do the same.
+SAMPLERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "CpuSampler": ("cpu.sampler", {"policy_in": "workers"}, {}),
+    "GpuSampler": ("gpu.sampler", {}, {}),
+    "AlternatingSampler": ("gpu.alternating_sampler", {}, {"groups": 2}),
+}
+NEEDED = ["torch", "mujoco", "psutil"]
+
+
+class Pictures(gym.Env):
+    """An env that costs little more than its pictures: four screens of 84 x 84, the newest last."""
+
+    observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    action_space = gym.spaces.Discrete(6)
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        self._screens = random.integers(0, 256, (64, *self.observation_space.shape), np.uint8)
+        self._at = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._screens[self._at].copy(), {}
+
+    def step(self, action: Any) -> Any:
+        self._at = (self._at + 1) % len(self._screens)
+        return self._screens[self._at].copy(), 1.0, False, False, {}
+
+
+gym.register(PICTURES, Pictures, max_episode_steps=1000)
+
+
+# -- stand-ins for rlpyt ---------------------------------------------------------------------------
+
+
+class OldEnv:
+    """An env of gymnasium behind gym's interface of 2020.
+
+    It stands in for the old TimeLimit as well: rlpyt looks for one, to know that infos may have
+    "TimeLimit.truncated".
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        self.env = env
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self._seed: int | None = None
+        self.close = env.close
+
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+
+    def reset(self) -> Any:
+        observation, _ = self.env.reset(seed=self._seed)
+        self._seed = None
+        return observation
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if truncated:
+            info["TimeLimit.truncated"] = not terminated
+        return observation, reward, terminated or truncated, info
+
+
+class OldWrapper:
+    """gym.Wrapper, as far as rlpyt's wrapper needs it."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.seed, self.close = env.seed, env.close
+
+
+def stand_in() -> None:
+    """Let ``import gym`` find what rlpyt's env and spaces import from it.
+
+    Nothing else needs a stand-in: NumPy has np.bool again, and psutil is the real one.
+    """
+    modules: dict[str, dict[str, Any]] = {
+        "gym": {"make": lambda env_id: OldEnv(gym.make(env_id)), "Wrapper": OldWrapper},
+        "gym.wrappers": {},
+        "gym.wrappers.time_limit": {"TimeLimit": OldEnv},
+        "gym.spaces": {},
+        "gym.spaces.dict": {"Dict": gym.spaces.Dict},
+    }
+    for name, attributes in modules.items():
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(attributes)
+
+
+# -- in a contender's process ----------------------------------------------------------------------
+
+
+def network(env_id: str) -> Any:
+    """Return a module: observations to parameters of a distribution, and values."""
+    import torch
+    from torch import nn
+
+    pictures, outputs = env_id == PICTURES, {"CartPole-v1": 2}.get(env_id, 6)
+    if pictures:
+        body = nn.Sequential(
+            *(nn.Conv2d(4, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(32 * 9 * 9, 64), nn.ReLU()),
+        )
+    else:
+        inputs = {"CartPole-v1": 4}.get(env_id, 17)
+        body = nn.Sequential(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body
+            self.head, self.value = nn.Linear(64, outputs), nn.Linear(64, 1)
+            self.log_std = nn.Parameter(torch.zeros(6))
+
+        def forward(self, observations: Any) -> Any:
+            leading = observations.shape[: -3 if pictures else -1]  # rlpyt tries it without any
+            inputs = observations.reshape(-1, *observations.shape[len(leading) :]).float()
+            hidden = self.body(inputs / 255 if pictures else inputs)
+            head, values = self.head(hidden), self.value(hidden)
+            return head.reshape(*leading, outputs), values.reshape(leading)
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return Network()
+
+
+def ours(env_id: str, count: int, workers: int, sampler: str, native: Any) -> Iterator[Any]:
+    import torch
+
+    import pysampler
+
+    class Policy(torch.nn.Module):
+        """Draws actions and returns what rlpyt's agents return beside them."""
+
+        def __init__(self, net: Any) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, observations: Any) -> Any:
+            head, values = self.net(observations)
+            if env_id == "HalfCheetah-v5":
+                log_std = self.net.log_std.expand_as(head).clone()
+                actions = head + log_std.exp() * torch.randn_like(head)
+                return actions, {"mean": head, "log_std": log_std, "value": values}
+            probabilities = head.softmax(-1)
+            actions = torch.multinomial(probabilities, 1).squeeze(-1)
+            return actions, {"prob": probabilities, "value": values}
+
+    _, options, vector_options = SAMPLERS[sampler]
+    kwargs = {"num_workers": workers, "native": native, **vector_options}
+    envs = pysampler.make_vec(env_id, count, vector_kwargs=kwargs)
+    return pysampler.Rollouts(
+        *(envs, Policy(network(env_id)), HORIZON),
+        info_keys=INFOS.get(env_id, ()),
+        warm_up=WARM_UP,
+        seed=0,
+        **options,
+    )
+
+
+def theirs(path: str, env_id: str, count: int, workers: int, sampler: str) -> Iterator[Any]:
+    sys.path.insert(0, path)
+    stand_in()
+    multiprocessing.set_start_method("fork")  # rlpyt's workers inherit what they are given
+    import torch
+    from rlpyt.agents.pg.categorical import CategoricalPgAgent
+    from rlpyt.agents.pg.gaussian import GaussianPgAgent
+    from rlpyt.envs.gym import make
+
+    class Model(torch.nn.Module):
+        """The network as rlpyt's agents call it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network(env_id)
+
+        def forward(self, observation: Any, prev_action: Any, prev_reward: Any) -> Any:
+            head, values = self.net(observation)
+            if env_id == "HalfCheetah-v5":
+                return head, self.net.log_std.expand_as(head).clone(), values
+            return head.softmax(-1), values
+
+    agent = (GaussianPgAgent if env_id == "HalfCheetah-v5" else CategoricalPgAgent)(ModelCls=Model)
+    module = importlib.import_module(f"rlpyt.samplers.parallel.{SAMPLERS[sampler][0]}")
+    one = getattr(module, sampler)(
+        EnvCls=make,
+        env_kwargs={"env_id": env_id},
+        batch_T=HORIZON,
+        batch_B=count,
+        max_decorrelation_steps=WARM_UP,
+    )
+    allowed = sorted(os.sched_getaffinity(0))
+    affinity: dict[str, Any] = {"workers_cpus": [allowed[w % len(allowed)] for w in range(workers)]}
+    if sampler == "AlternatingSampler":  # twice as many workers, of which one half works at a time
+        affinity = {"workers_cpus": affinity["workers_cpus"] * 2, "alternating": True}
+    one.initialize(agent, affinity=affinity, seed=0)
+    return map(one.obtain_samples, itertools.count())
+
+
+def sampling(name: str, path: str, *arguments: Any) -> Callable[[dict], dict]:
+    if name == RLPYT:
+        samples = theirs(path, *arguments)
+    else:
+        samples = ours(*arguments, False if name == PYTHON else "auto")
+    size = HORIZON * arguments[1]
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        begun = time.perf_counter()
+        steps = 0
+        while (seconds := time.perf_counter() - begun) < cell["seconds"]:
+            next(samples)
+            steps += size
+        return {"rate": steps / seconds}
+
+    next(samples)  # warm
+    return measure
+
+
+# -- in the process that measures ------------------------------------------------------------------
+
+
+def tables(results: dict[str, Any]) -> str:
+    rows = []
+    for case in results["cases"]:
+        rates = case["rates"]
+        peer = rates.get(RLPYT, [])
+        row = [case["env"], str(case["envs"]), case["sampler"], middle(peer)]
+        for name in (PYTHON, AUTO):
+            each = rates.get(name, [])
+            row += [middle(each), quartiles([a / b for a, b in zip(each, peer, strict=False)])]
+        rows.append(row)
+    header = ["env", "envs", "rlpyt's sampler", "rlpyt, steps/s"]
+    header += [f"{PYTHON}, steps/s", "/ rlpyt", f"{AUTO}, steps/s", "/ rlpyt"]
+    return "\n".join(
+        [
+            heading("rlpyt's samplers, and rollouts", results["machine"]),
+            (
+                f"rlpyt at {results['commit'][:10]}, imported on stand-ins for the gym of its "
+                f"time. Samples of {HORIZON} steps of each env; {results['workers']} workers, of "
+                "`AlternatingSampler` twice as many, as its authors mean it. Beside `CpuSampler`: "
+                "`Rollouts` with the policy in workers; beside `GpuSampler`: with the policy in "
+                "the main process; beside `AlternatingSampler`: the same with `groups=2`. There is "
+                "no GPU: the agents of `GpuSampler` and `AlternatingSampler` act on the CPU, and "
+                "so do ours. All have the same network on one thread of torch (two hidden layers "
+                f"of 64; for `{PICTURES}` two convolutions and a layer of 64), draw actions in the "
+                "same way, and store the distribution, the value and the env's infos with each "
+                f"step. `{AUTO}` is the default: our workers simulate the envs in C++, CartPoles "
+                f"if there are 16 to a call. `{PICTURES}` is an env that costs little more than "
+                "its 28 kB of pictures. Ratios are medians [quartiles] of slices in turn.\n"
+            ),
+            table(header, rows),
+        ]
+    )
+
+
+def middle(rates: list[float]) -> str:
+    return f"{statistics.median(rates):,.0f}" if rates else "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rlpyt", type=Path, required=True, help="a checkout of rlpyt")
+    parser.add_argument("--envs", nargs="+", default=list(ENVS), choices=list(ENVS))
+    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
+    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=list(SAMPLERS))
+    options = options_of(parser, 1.0)
+    path = options.rlpyt.resolve()
+    if not (path / "rlpyt" / "samplers").is_dir():
+        parser.error(f"{path} is not a checkout of rlpyt")
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        parser.error(f"not installed: {', '.join(missing)}")
+    if options.quick:
+        options.counts, options.repetitions, options.seconds = options.counts[:1], 1, 0.1
+    commit = subprocess.check_output(["git", "-C", path, "rev-parse", "HEAD"], text=True).strip()
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "workers": options.workers,
+        "commit": commit,
+        "cases": [],
+    }
+    with stolen_share(results["machine"]):
+        for env_id in options.envs:
+            names = [RLPYT, PYTHON, *([AUTO] if ENVS[env_id] else [])]
+            for count in options.counts:
+                for sampler in options.samplers:
+                    say(f"{env_id}, {count} envs, {sampler}")
+                    what = path, env_id, count, options.workers, sampler
+                    rates = rates_in_turn(__file__, names, what, options)
+                    case = {"env": env_id, "envs": count, "sampler": sampler, "rates": rates}
+                    results["cases"].append(case)
+    text = tables(results)
+    print(text)
+    if options.out:
+        write(options.out, "rlpyt-samplers", results, text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1] in (RLPYT, PYTHON, AUTO):
+        name, path, env_id, count, workers, sampler = sys.argv[1:]
+        answer(lambda: sampling(name, path, env_id, int(count), int(workers), sampler))
+    else:
+        main()
