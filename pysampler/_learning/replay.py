@@ -24,7 +24,7 @@ from pysampler._learning.batch import Batch
 from pysampler._learning.frame_store import FrameStore, StackAddition
 from pysampler._learning.priorities import MAX_PRIORITY, MIN_PRIORITY, SumTree
 from pysampler._learning.record_ring import FOLLOWING, PRECEDING, Addition, RecordRing
-from pysampler._learning.sequences import Sequences, steps_around
+from pysampler._learning.sequences import Sequences, n_step_returns, steps_around
 from pysampler._numbers import fitting_array, is_real, is_whole, plain_array, whole_number
 from pysampler.errors import LayoutError
 
@@ -70,7 +70,7 @@ class ReplayBuffer(Uncopyable):
             has all fields that actors record. ``rewards`` is among them only if a reward has
             several numbers.
         n_step: Rewards are summed over this many steps of the same env, but not beyond the end of
-            an episode or the newest record of the env.
+            an episode or the newest record of the env; in sequences not beyond their last step.
         gamma: The discount factor.
         sequences: Whether you will call ``sample_sequences``: each record then stores links to the
             ones before and after it.
@@ -376,9 +376,10 @@ class ReplayBuffer(Uncopyable):
         for name in (*self._names, "rewards", "terminated", "truncated"):
             fields[name] = self._rows(name, steps)
             fields[name][~mask] = 0
+        returns = n_step_returns(fields, mask, self.n_step, self.gamma)
         fields["rewards"] = fields["rewards"].astype(np.float32)
         numbers = self._ring.numbers_in(slots)
-        return Sequences(fields, mask, mask.argmax(axis=1), burn_in, weights, numbers)
+        return Sequences(fields, mask, mask.argmax(axis=1), burn_in, *returns, weights, numbers)
 
     def _drawn(self, count: int, beta: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """Draw records; return their slots and importance weights."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Slots = npt.NDArray[np.int64]
 
-__all__ = ["Sequences", "steps_around"]
+__all__ = ["Sequences", "n_step_returns", "steps_around"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,6 +28,11 @@ class Sequences:
     to learn from. Where the stored steps of an env begin or end, columns are missing: their
     ``mask`` is False and they hold zeros, on the left of burn-in and the right of the rest.
 
+    ``rewards``, ``discounts`` and ``last`` are returns of up to the buffer's ``n_step`` steps, as in
+    :class:`Batch`, but not beyond the sequence either, for all values come from one pass of a
+    recurrent network: the target of a column is ``rewards + discounts * next_values`` with the
+    value of ``next_observations`` in the column ``last``.
+
     Attributes:
         fields: ``[sequences, burn_in + length, ...]`` of each field, ``rewards``, ``terminated``
             and ``truncated``.
@@ -35,6 +40,9 @@ class Sequences:
         first: The column of each sequence's first step. The stored recurrent state of a sequence is
             ``fields[name][row, first[row]]``.
         burn_in: The number of columns of burn-in.
+        rewards: ``[sequences, burn_in + length]``: discounted sums of rewards.
+        discounts: Factors for the values of the last observations; 0 if the episode terminated.
+        last: The column of the last step that each sum includes.
         weights: Importance weights: 1 if all records are equally likely.
         indices: Numbers of the records of the first step to learn from, for
             :meth:`ReplayBuffer.update`.
@@ -44,6 +52,9 @@ class Sequences:
     mask: Any
     first: Any
     burn_in: int
+    rewards: Any
+    discounts: Any
+    last: Any
     weights: Any
     indices: npt.NDArray[Any]
 
@@ -69,12 +80,11 @@ class Sequences:
             The sequences; ``indices`` remain an array.
         """
         tensor = functools.partial(tensor_from, device=device, non_blocking=True)
+        names = "mask", "first", "rewards", "discounts", "last", "weights"
         return replace(
             self,
             fields={name: tensor(array) for name, array in self.fields.items()},
-            mask=tensor(self.mask),
-            first=tensor(self.first),
-            weights=tensor(self.weights),
+            **{name: tensor(getattr(self, name)) for name in names},
         )
 
 
@@ -113,3 +123,22 @@ def steps_around(
                 break
             steps[going, column], mask[going, column] = to, True
     return steps, mask
+
+
+def n_step_returns(
+    fields: dict[str, npt.NDArray[Any]], mask: npt.NDArray[np.bool_], n_step: int, gamma: float
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Return ``rewards``, ``discounts`` and ``last`` of :class:`Sequences`."""
+    rewards, terminated = fields["rewards"], fields["terminated"]
+    total = rewards.copy()
+    columns = np.arange(mask.shape[1])
+    last = np.tile(columns, (len(mask), 1))
+    continues = ~(terminated | fields["truncated"])[:, :-1] & mask[:, :-1] & mask[:, 1:]
+    reached = mask
+    for k in range(1, min(n_step, len(columns))):
+        reached = reached[:, :-1] & continues[:, k - 1 :]  # from a column to the k-th after it
+        total[:, :-k] += gamma**k * (rewards[:, k:].T * reached.T).T
+        last[:, :-k] += reached
+    is_terminated = np.take_along_axis(terminated, last, axis=1)
+    discounts = gamma ** (last - columns + 1) * (mask & ~is_terminated)
+    return total.astype(np.float32), discounts.astype(np.float32), last

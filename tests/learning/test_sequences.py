@@ -79,6 +79,71 @@ def test_sequences_are_consecutive_steps_of_one_env(
         np.testing.assert_array_equal(one.mask, other.mask)
 
 
+def n_step_return(rewards, terminated, truncated, mask, column, n_step, gamma):
+    """Return the reward, discount and last column of one step by a plain loop."""
+    total, discount, last = 0.0, 1.0, column
+    for at in range(column, min(column + n_step, len(mask))):
+        if not mask[at]:
+            break
+        total, discount, last = total + discount * rewards[at], discount * gamma, at
+        if terminated[at]:
+            return total, 0.0, last
+        if truncated[at]:
+            break
+    return total, discount if mask[column] else 0.0, last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beyond_ends", [False, True])
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1), n_step=st.integers(1, 6), length=st.integers(1, 6))
+def test_returns_in_sequences_stop_at_ends_of_episodes_and_sequences(
+    seed, n_step, length, beyond_ends
+):
+    replay = make(60, seed=seed, sequences=True, n_step=n_step, gamma=0.9)
+    add(replay, history(np.random.default_rng(seed), 2, 80))
+    drawn = replay.sample_sequences(8, length, burn_in=3, beyond_ends=beyond_ends)
+    names = "rewards", "terminated", "truncated"
+    for row in range(8):
+        step_fields = [drawn.fields[name][row] for name in names]
+        for column in range(3 + length):
+            found = [getattr(drawn, one)[row, column] for one in ("rewards", "discounts", "last")]
+            expected = n_step_return(*step_fields, drawn.mask[row], column, n_step, 0.9)
+            assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_returns_of_the_first_steps_equal_those_of_batches():
+    """A sequence that is long enough has the same returns as transitions."""
+    replays = [make(60, seed=3, sequences=True, n_step=4, gamma=0.9) for _ in range(2)]
+    for replay in replays:
+        add(replay, history(np.random.default_rng(3), 2, 80))
+    batch, drawn = replays[0].sample(50), replays[1].sample_sequences(50, 4)
+    assert (batch.indices == drawn.indices).all()
+    rows = range(50)
+    np.testing.assert_array_equal(batch.rewards, drawn.rewards[:, 0])
+    np.testing.assert_array_equal(batch.discounts, drawn.discounts[:, 0])
+    after = drawn.fields["next_number"][rows, drawn.last[:, 0]]
+    np.testing.assert_array_equal(batch.next_fields["next_number"], after)
+
+
+def test_returns_of_rewards_of_several_numbers_are_summed_for_each():
+    replay = ReplayBuffer(
+        9, {"number": np.zeros(()), "rewards": np.zeros(2)}, n_step=3, gamma=0.5, sequences=True
+    )
+    zeros = np.zeros(5, bool)
+    replay.add(
+        {"number": np.arange(5)},
+        rewards=np.column_stack((np.arange(5), np.full(5, 8))),
+        terminated=np.arange(5) == 4,
+        truncated=zeros,
+        env=zeros.astype(int),
+    )
+    drawn = replay.sample_sequences(40, 5)
+    whole = drawn.rewards[drawn.indices == 0][0]
+    assert whole[:, 0].tolist() == [1, 2.75, 4.5, 5, 4]
+    assert whole[:, 1].tolist() == [14, 14, 14, 12, 8]
+
+
 def test_sequences_stop_at_episodes_begun_without_an_end():
     """After a lost worker, sequences do not cross into the new episode even with beyond_ends."""
     replay = make(20, sequences=True)
