@@ -25,6 +25,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from tqdm import tqdm
 
 import pysampler
@@ -219,6 +220,18 @@ def spaces_of(
             f"{dimensions} and {expected[actions]}"
         )
     return found
+
+
+def masked_cart_pole(**options: Any) -> gym.Env:
+    """Return a CartPole that hides its velocities: without memory no policy can balance it."""
+    env = CartPoleEnv(**options)
+    low, high = env.observation_space.low[::2], env.observation_space.high[::2]
+    return gym.wrappers.TransformObservation(
+        env, lambda seen: seen[::2], gym.spaces.Box(low, high, dtype=low.dtype)
+    )
+
+
+gym.register("MaskedCartPole-v1", masked_cart_pole, max_episode_steps=500)
 
 
 # -- policies as they are --------------------------------------------------------------------------

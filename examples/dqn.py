@@ -101,28 +101,45 @@ class EpsilonGreedy:
         self.weights, arrays = weights, list(weights.values())
         self.layers = list(zip(arrays[::2], arrays[1::2], strict=True))
 
-    def __call__(self, observations: Any, epsilon: Any) -> Any:
+    def values(self, observations: Any) -> Any:
         *hidden, (last, bias) = self.layers
-        values = observations
         for weight, shift in hidden:
-            values = np.maximum(values @ weight.T + shift, 0)
-        best = (values @ last.T + bias).argmax(-1)
-        explores = np.random.random(len(best)) < epsilon
-        return np.where(explores, np.random.randint(len(bias), size=len(best)), best)
+            observations = np.maximum(observations @ weight.T + shift, 0)
+        return observations @ last.T + bias
+
+    def __call__(self, observations: Any, epsilon: Any) -> Any:
+        count, actions = (values := self.values(observations)).shape
+        explores = np.random.random(count) < epsilon
+        return np.where(explores, np.random.randint(actions, size=count), values.argmax(-1))
 
 
 class Learner:
-    """Double DQN: a network, its target network, an optimizer and a replay buffer."""
+    """Double DQN: a network, its target network, an optimizer and a replay buffer.
 
-    def __init__(self, net: nn.Module, like: dict[str, Any], s: Settings, seed: int) -> None:
+    Args:
+        net: The network.
+        like: The fields of a step, and of the replay buffer.
+        s: The hyperparameters.
+        seed: Seed of the draws from the replay buffer.
+        **options: Further options of the replay buffer.
+    """
+
+    def __init__(
+        self, net: nn.Module, like: dict[str, Any], s: Settings, seed: int, **options: Any
+    ) -> None:
         self.net, self.target = net, copy.deepcopy(net)
         self.device = next(net.parameters()).device
         self.optimizer = torch.optim.Adam(net.parameters(), s.rate, fused=True)
         self.replay = pysampler.ReplayBuffer(
-            s.capacity, like, n_step=s.n_step, gamma=s.gamma, alpha=s.alpha, seed=seed
+            *(s.capacity, like),
+            **{"n_step": s.n_step, "gamma": s.gamma, "alpha": s.alpha, "seed": seed, **options},
         )
         self.settings = s
         self.steps = self.updates = 0
+
+    def policy(self) -> Any:
+        """Return what actors act with."""
+        return EpsilonGreedy(self.net)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -156,15 +173,17 @@ class Learner:
         values = self.net(batch.fields["observations"])
         value = values.gather(1, batch.fields["actions"][:, None])[:, 0]
         losses = nn.functional.smooth_l1_loss(value, goal, reduction="none")
-        loss = (batch.weights * losses).mean()
+        self.descend((batch.weights * losses).mean())
+        if self.replay.alpha > 0:
+            errors = (value - goal).abs().detach().cpu().numpy()
+            self.replay.update(batch.indices, errors + 1e-3)
+
+    def descend(self, loss: torch.Tensor) -> None:
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
         self.optimizer.step()
         self.updates += 1
-        if self.replay.alpha > 0:
-            errors = (value - goal).abs().detach().cpu().numpy()
-            self.replay.update(batch.indices, errors + 1e-3)
 
 
 class Actors:
@@ -175,7 +194,7 @@ class Actors:
         self.settings = s = learner.settings
         self.actors = pysampler.Actors(
             options.env,
-            EpsilonGreedy(learner.net),
+            learner.policy(),
             num_envs=self.count,
             vector_kwargs={"num_workers": options.actors},
             high=2 * s.most * s.updates,
@@ -212,7 +231,7 @@ class OneEnv:
         self.settings = learner.settings
         self.env = gym.make(options.env)
         self.seen, _ = self.env.reset(seed=options.seed)
-        self.policy = EpsilonGreedy(learner.net)  # with the learner's own weights
+        self.policy = learner.policy()  # with the learner's own weights
         self.total, self.begins = 0.0, True
         self.seconds = {"waiting": 0.0, "taking": 0.0, "publishing": 0.0}
 
@@ -241,7 +260,7 @@ class OneEnv:
     def publish(self, learner: Learner) -> None:
         """Copy the weights from a GPU. On the CPU the policy has those of the network itself."""
         if learner.device.type != "cpu":
-            self.policy = EpsilonGreedy(learner.net)
+            self.policy = learner.policy()
 
     def close(self) -> None:
         self.env.close()
@@ -273,15 +292,19 @@ def train(source: Any, learner: Learner) -> Iterator[tuple[int, Any]]:
         yield steps, returns
 
 
-def learn(options: argparse.Namespace, run: Run) -> None:
-    """Sample and learn until the run is over."""
+def learner_of(options: argparse.Namespace) -> Learner:
+    """Return the learner that these options ask for."""
     net, like = net_and_fields(options)
     settings = Settings(alpha=0.6 if options.prioritised else 0.0)
-    learner = Learner(net, like, settings, options.seed)
+    return Learner(net, like, settings, options.seed)
+
+
+def learn(options: argparse.Namespace, run: Run, learner: Learner) -> None:
+    """Sample and learn until the run is over."""
     learner.restore(run)
     source = (OneEnv if options.one_process else Actors)(learner, options)
     with contextlib.closing(source):
-        run.start(net)
+        run.start(learner.net)
         for steps, returns in train(source, learner):
             run.advance(
                 steps,
@@ -304,12 +327,17 @@ def net_and_fields(options: argparse.Namespace) -> tuple[nn.Module, dict[str, An
     return net, {"observations": seen, "next_observations": seen, "actions": action}
 
 
-def main() -> None:
-    made = parser(__doc__, "CartPole-v1", steps=1_000_000, until=475.0)
+def add_actors(made: argparse.ArgumentParser) -> None:
+    """Add the options of actors."""
     made.add_argument(
         "--actors", type=at_least(0), default=4, help="worker processes; 0: act in this process"
     )
     made.add_argument("--envs-per-actor", type=at_least(1), default=8)
+
+
+def main() -> None:
+    made = parser(__doc__, "CartPole-v1", steps=1_000_000, until=475.0)
+    add_actors(made)
     made.add_argument("--one-process", action="store_true", help="use one env and no actors")
     made.add_argument("--prioritised", action="store_true", help="draw transitions by their errors")
     add_play(made)
@@ -319,7 +347,7 @@ def main() -> None:
         load(net, options.play)
         play(options, functools.partial(EpsilonGreedy(net), epsilon=0))
         return
-    run(learn, Run(options))
+    run(functools.partial(learn, learner=learner_of(options)), Run(options))
 
 
 if __name__ == "__main__":

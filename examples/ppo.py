@@ -3,6 +3,8 @@
     python examples/ppo.py                                      # CartPole-v1 until it returns 475
     python examples/ppo.py --env HalfCheetah-v5 --steps 1000000
     python examples/ppo.py --env HalfCheetah-v5 --vec gymnasium # the same with AsyncVectorEnv
+    python examples/ppo.py --env MaskedCartPole-v1 --lstm       # without velocities, with a memory
+    python examples/ppo.py --a2c                                # A2C instead
     python examples/ppo.py --ray auto                           # on each node of a Ray cluster
 
 The progress bar shows the mean return of the last 100 episodes, steps per second, and which share
@@ -45,26 +47,41 @@ class Settings:
     entropy: float = 0.0
     gamma: float = 0.98
     gae_lambda: float = 0.8
+    normalizes: bool = True  # advantages
+    length: int = 16  # steps of the sequences that an LSTM learns from: horizon is a multiple
     until: float | None = None  # stop at this mean return of 100 episodes
 
 
 SETTINGS = {
     "CartPole-v1": Settings(until=475.0),
+    "MaskedCartPole-v1": Settings(until=475.0),
     "HalfCheetah-v5": Settings(64, 64, 1_000_000, 8, 16, 1e-3, gamma=0.99, gae_lambda=0.95),
 }
+
+
+# In the first epoch all ratios are 1, where clipping changes nothing, so a PPO of one epoch of one
+# batch is A2C (arXiv 2205.09123). The numbers are those of Stable-Baselines3.
+A2C = {"horizon": 5, "epochs": 1, "batches": 1, "rate": 7e-4, "gamma": 0.99, "gae_lambda": 1.0}
 
 
 class ActorCritic(nn.Module):
     """An actor and a critic with two hidden layers each; observations are normalized."""
 
-    def __init__(self, observations: Any, actions: Any, width: int = 64) -> None:
+    def __init__(
+        self, observations: Any, actions: Any, width: int = 64, features: int | None = None
+    ) -> None:
         super().__init__()
         inputs = int(np.prod(observations.shape))
+        features = inputs if features is None else features  # of actor and critic
         self.discrete = isinstance(actions, gym.spaces.Discrete)
         outputs = int(actions.n if self.discrete else actions.shape[0])
 
         def mlp(outputs: int, scale: float) -> nn.Sequential:
-            layers = [nn.Linear(inputs, width), nn.Linear(width, width), nn.Linear(width, outputs)]
+            layers = [
+                nn.Linear(features, width),
+                nn.Linear(width, width),
+                nn.Linear(width, outputs),
+            ]
             for layer, gain in zip(layers, (2**0.5, 2**0.5, scale), strict=True):
                 nn.init.orthogonal_(layer.weight, gain)
                 nn.init.zeros_(layer.bias)
@@ -97,8 +114,17 @@ class ActorCritic(nn.Module):
     def value(self, observations: torch.Tensor) -> torch.Tensor:
         return self.critic(self.normalized(observations)).squeeze(-1)
 
-    def distribution(self, normalized: torch.Tensor) -> Any:
-        outputs = self.actor(normalized)
+    def values(self, data: pysampler.Rollout) -> tuple[torch.Tensor, ...]:
+        """Return values of what was acted on, of what came last, and of where episodes were cut."""
+        observations = data.observations[:-1], data.last_observations, data.cut_observations
+        return tuple(map(self.value, observations))
+
+    def features(self, normalized: torch.Tensor) -> torch.Tensor:
+        """Return what the actor and the critic get."""
+        return normalized
+
+    def distribution(self, features: torch.Tensor) -> Any:
+        outputs = self.actor(features)
         if self.discrete:
             return Categorical(logits=outputs, validate_args=False)
         normal = Normal(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
@@ -109,6 +135,54 @@ class ActorCritic(nn.Module):
         distribution = self.distribution(self.normalized(observations))
         actions = distribution.sample()
         return actions, {"log_prob": distribution.log_prob(actions)}
+
+
+class RecurrentActorCritic(ActorCritic):
+    """An actor and a critic of what an LSTM remembers."""
+
+    def __init__(self, observations: Any, actions: Any, width: int = 64) -> None:
+        super().__init__(observations, actions, width, width)
+        self.lstm = nn.LSTMCell(len(self.mean), width)
+
+    def initial_state(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, 2 * self.lstm.hidden_size)
+
+    def step(self, normalized: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Return the next state. Its first half is the LSTM's output."""
+        return torch.cat(self.lstm(normalized, state.chunk(2, -1)), -1)
+
+    def unrolled(
+        self, normalized: torch.Tensor, starts: torch.Tensor, state: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the state after each step [T, N]; it is empty where an episode starts."""
+        states = []
+        for row, begins in zip(normalized, starts, strict=True):
+            state = self.step(row, state * ~begins[:, None])
+            states.append(state)
+        return torch.stack(states)
+
+    def features(
+        self, normalized: torch.Tensor, starts: torch.Tensor, state: torch.Tensor
+    ) -> torch.Tensor:
+        states = self.unrolled(normalized.transpose(0, 1), starts.T, state)
+        return states.transpose(0, 1).chunk(2, -1)[0]
+
+    def values(self, data: pysampler.Rollout) -> tuple[torch.Tensor, ...]:
+        observations = data.observations[:-1], data.last_observations, data.cut_observations
+        seen, last, cut = map(self.normalized, observations)
+        states = self.unrolled(seen, data.starts[:-1], data.state[0])
+        after = self.step(last, states[-1] * ~data.starts[-1][:, None])
+        all_states = states, after, self.step(cut, states[data.cut])
+        return tuple(self.critic(one.chunk(2, -1)[0]).squeeze(-1) for one in all_states)
+
+    def forward(
+        self, observations: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Act as the policy: return actions, their log-probabilities and the next state."""
+        state = self.step(self.normalized(observations), state)
+        distribution = self.distribution(state.chunk(2, -1)[0])
+        actions = distribution.sample()
+        return actions, {"log_prob": distribution.log_prob(actions), "state": state}
 
 
 @dataclass
@@ -122,6 +196,17 @@ class Batch:
     returns: torch.Tensor
     ended: np.ndarray  # returns of the episodes that ended
     seconds: dict[str, float]  # spent on each part
+    state: torch.Tensor | None = None  # of an LSTM before each step
+    starts: torch.Tensor | None = None  # whether an episode begins with the step
+
+    def sequences(self, length: int) -> tuple[torch.Tensor, ...]:
+        """Return the tensors as sequences of steps, and the state that each of them begins with."""
+        tensors = (self.actions, self.log_probs, self.advantages, self.returns, self.starts)
+        *parts, states = (
+            tensor.unflatten(0, (-1, length)).transpose(1, 2).flatten(0, 1)
+            for tensor in (self.observations.flatten(2), *tensors, self.state)
+        )
+        return *parts, states[:, 0]
 
     def rows(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors with a row for each step of each env."""
@@ -159,12 +244,11 @@ def batch_of(rollout: Any, net: ActorCritic, s: Settings, seconds: dict[str, flo
     data = rollout.torch(net.mean.device)
     observations = data.observations[:-1]
     with torch.no_grad():  # of the current network, which with --overlap is not the one that acted
-        values, last = net.value(observations), net.value(data.last_observations)
-        cut = net.value(data.cut_observations)
-    advantages, returns = data.gae(values, last, cut, gamma=s.gamma, gae_lambda=s.gae_lambda)
+        values = net.values(data)
+    advantages, returns = data.gae(*values, gamma=s.gamma, gae_lambda=s.gae_lambda)
     return Batch(
         *(observations, data.actions, data.extras["log_prob"], advantages, returns),
-        *(rollout.ended.returns, seconds),
+        *(rollout.ended.returns, seconds, data.state, data.starts[:-1]),
     )
 
 
@@ -222,7 +306,7 @@ def with_gymnasium(envs: Any, net: ActorCritic, s: Settings, options: Any) -> It
 
 def losses(
     net: ActorCritic,
-    normalized: torch.Tensor,
+    features: torch.Tensor,
     actions: torch.Tensor,
     old: torch.Tensor,
     gain: torch.Tensor,
@@ -233,22 +317,26 @@ def losses(
 
     ``old`` are log-probabilities when the actions were chosen, ``gain`` normalized advantages.
     """
-    distribution = net.distribution(normalized)
+    distribution = net.distribution(features)
     ratio = (distribution.log_prob(actions) - old).exp()
     policy_loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
-    value_loss = (net.critic(normalized).squeeze(-1) - returns).pow(2)
+    value_loss = (net.critic(features).squeeze(-1) - returns).pow(2)
     return policy_loss + 0.5 * value_loss - s.entropy * distribution.entropy()
 
 
 def learn(net: ActorCritic, optimizer: torch.optim.Optimizer, batch: Batch, s: Settings) -> None:
     """Update the network for some epochs with PPO's clipped objective."""
-    observations, actions, old, advantages, returns = batch.rows()
+    is_recurrent = isinstance(net, RecurrentActorCritic)
+    data = batch.sequences(s.length) if is_recurrent else batch.rows()
+    observations, actions, old, advantages, returns, *memory = data
     normalized = net.normalized(observations)
     for _ in range(s.epochs):
         for rows in torch.randperm(len(old)).chunk(s.batches):
             gain = advantages[rows]
-            gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-            loss = losses(net, normalized[rows], actions[rows], old[rows], gain, returns[rows], s)
+            if s.normalizes:
+                gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+            features = net.features(normalized[rows], *(tensor[rows] for tensor in memory))
+            loss = losses(net, features, actions[rows], old[rows], gain, returns[rows], s)
             optimizer.zero_grad()
             loss.mean().backward()
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
@@ -281,8 +369,10 @@ def on_hosts(options: argparse.Namespace, net: ActorCritic, s: Settings) -> Any:
 def train(options: argparse.Namespace, run: Run) -> None:
     """Sample and learn in turn until the run is over."""
     s = options.settings
-    net = ActorCritic(*spaces_of(options.env, "any")).to(options.device)
-    optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5)
+    kind = RecurrentActorCritic if options.lstm else ActorCritic
+    net = kind(*spaces_of(options.env, "any")).to(options.device)
+    descent = torch.optim.RMSprop if options.a2c else torch.optim.Adam
+    optimizer = descent(net.parameters(), s.rate, eps=1e-5)
     run.restore(net=net, optimizer=optimizer)
     mode = gym.vector.AutoresetMode.SAME_STEP
     source = with_pysampler if options.vec == "pysampler" else with_gymnasium
@@ -319,12 +409,18 @@ def main() -> None:
     made.add_argument(
         "--workers", type=at_least(0), help="worker processes of pysampler; default: one per CPU"
     )
+    made.add_argument("--lstm", action="store_true", help="remember earlier observations")
+    made.add_argument("--a2c", action="store_true", help="learn by A2C instead of PPO")
     add_hosts(made)
     options = parse(made)
     own = options.overlap or options.policy_in != "main" or options.ray is not None
-    if options.vec == "gymnasium" and own:
-        made.error("--overlap, --policy-in and --ray are pysampler's; expected --vec pysampler")
+    if options.vec == "gymnasium" and (own or options.lstm):
+        made.error(
+            "--overlap, --policy-in, --ray and --lstm are pysampler's; expected --vec pysampler"
+        )
     settings = SETTINGS.get(options.env, Settings())
+    if options.a2c:
+        settings = replace(settings, **A2C, normalizes=False)
     given = {name: getattr(options, name) for name in ("envs", "steps", "until")}
     given = {name: value for name, value in given.items() if value is not None}
     options.settings = replace(settings, **given)

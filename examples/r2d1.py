@@ -1,0 +1,170 @@
+"""R2D1 in one file: DQN with a memory, learned from sequences with stored states (R2D2's learner).
+
+    python examples/r2d1.py                 # CartPole without velocities until it returns 475
+    python examples/r2d1.py --forgetful     # the same network, whose memory is always empty
+    python examples/r2d1.py --actors 2 --envs-per-actor 4
+    python examples/r2d1.py --save best.pt --plot returns.png
+    python examples/r2d1.py --play best.pt  # evaluates saved weights without exploring
+
+The replay buffer keeps the state that each step was made with. A sequence begins with that of its
+first step; some steps of burn-in bring it up to date with the newest weights, the steps after them
+are learned from by n-step double Q-learning. Sequences are drawn by a mixture of their greatest and
+mean errors. Each env explores with its own epsilon. After Kapturowski et al. 2019 (R2D2), without
+its rescaling of values. The rest is that of dqn.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    import dqn
+    import numpy as np
+    import torch
+    from common import Run, add_play, load, parse, parser, play, run, spaces_of
+    from torch import nn
+
+    import pysampler
+except KeyboardInterrupt:  # importing torch takes seconds
+    sys.exit("stopped before anything was learned")
+
+
+@dataclass
+class Settings(dqn.Settings):
+    """The hyperparameters, chosen for CartPole without velocities."""
+
+    n_step: int = 5
+    batch: int = 32  # sequences
+    burn_in: int = 4
+    length: int = 16  # steps of a sequence that are learned from
+    rate: float = 1e-3
+    updates: int = 8
+    every: int = 4
+    most: int = 8
+    alpha: float = 0.6
+    eta: float = 0.9  # of priorities: the share of the greatest error, the rest is of the mean
+
+
+class RecurrentNet(nn.Module):
+    """Values of actions from observations and an LSTM's state; as a policy, it is epsilon-greedy.
+
+    Args:
+        inputs: The length of an observation.
+        actions: The number of actions.
+        width: That of each layer.
+        forgets: Whether each step begins with an empty state.
+    """
+
+    def __init__(self, inputs: int, actions: int, width: int, *, forgets: bool = False) -> None:
+        super().__init__()
+        self.forgets = forgets
+        self.body = nn.Sequential(nn.Linear(inputs, width), nn.ReLU())
+        self.lstm = nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, actions)
+
+    def initial_state(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, 2 * self.lstm.hidden_size)
+
+    def unrolled(
+        self, observations: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return values [sequences, steps, actions] and the state after the last step."""
+        features = self.body(observations)
+        if self.forgets:  # each step is a sequence of its own
+            outputs, _ = self.lstm(features.flatten(0, 1)[:, None])
+            return self.head(outputs.view_as(features)), state
+        parts = (part.contiguous()[None] for part in state.chunk(2, -1))
+        outputs, parts = self.lstm(features, tuple(parts))
+        return self.head(outputs), torch.cat(parts, -1)[0]
+
+    def forward(
+        self, observations: torch.Tensor, state: torch.Tensor, epsilon: Any = 0.0
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Act as the policy: return actions and the next state."""
+        values, state = self.unrolled(observations[:, None], state)
+        actions = values[:, 0].argmax(-1)
+        drawn = torch.randint(self.head.out_features, actions.shape)
+        explores = torch.rand(len(actions)) < torch.as_tensor(epsilon)
+        return torch.where(explores, drawn, actions), {"state": state}
+
+    def values(self, batch: pysampler.Sequences) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return values of the observations to learn from, and of those after each step."""
+        seen, state, begin = batch.fields["observations"], batch.state("state0"), batch.burn_in
+        with torch.no_grad():
+            for column in range(begin):
+                _, after = self.unrolled(seen[:, column : column + 1], state)
+                state = torch.where(batch.mask[:, column, None], after, state)
+        # Within an episode, what follows a step is what the next one is made for.
+        later = batch.fields["next_observations"][:, begin:]
+        values, _ = self.unrolled(torch.cat((seen[:, begin : begin + 1], later), 1), state)
+        return values[:, :-1], values[:, 1:]
+
+
+class Learner(dqn.Learner):
+    """DQN's learner of sequences."""
+
+    def policy(self) -> Any:
+        return copy.deepcopy(self.net).cpu()
+
+    def update(self) -> None:
+        s = self.settings
+        drawn = self.replay.sample_sequences(
+            s.batch, s.length, burn_in=s.burn_in, beta=s.beta(self.steps)
+        )
+        batch = drawn.torch(None if self.device.type == "cpu" else self.device)
+        actions, mask, rewards, discounts, last = (
+            column[:, s.burn_in :]
+            for column in (
+                *(batch.fields["actions"], batch.mask, batch.rewards, batch.discounts),
+                batch.last - s.burn_in,
+            )
+        )
+        values, following = self.net.values(batch)
+        with torch.no_grad():
+            best = following.argmax(-1, keepdim=True)
+            next_value = self.target.values(batch)[1].gather(-1, best)[..., 0]
+            goal = rewards + discounts * next_value.gather(1, last)
+        value = values.gather(-1, actions[..., None])[..., 0]
+        losses = nn.functional.smooth_l1_loss(value, goal, reduction="none") * mask
+        steps = mask.sum(1)
+        self.descend((batch.weights * losses.sum(1) / steps).mean())
+        errors = (value - goal).detach().abs() * mask
+        priorities = s.eta * errors.amax(1) + (1 - s.eta) * errors.sum(1) / steps
+        self.replay.update(batch.indices, priorities.cpu().numpy() + 1e-3)
+
+
+def learner_of(options: argparse.Namespace) -> Learner:
+    """Return the learner; exit with a message for other spaces."""
+    s = Settings()
+    observations, actions = spaces_of(options.env, "discrete")
+    net = RecurrentNet(
+        observations.shape[0], int(actions.n), s.width, forgets=options.forgetful
+    ).to(options.device)
+    seen = np.zeros(observations.shape, observations.dtype)
+    like = {"observations": seen, "next_observations": seen, "actions": np.zeros((), np.int64)}
+    like["state0"] = np.zeros(2 * s.width, np.float32)
+    return Learner(net, like, s, options.seed, sequences=True)
+
+
+def main() -> None:
+    made = parser(__doc__, "MaskedCartPole-v1", steps=500_000, until=475.0)
+    dqn.add_actors(made)
+    made.add_argument("--forgetful", action="store_true", help="always act with an empty memory")
+    made.set_defaults(one_process=False)
+    add_play(made)
+    options = parse(made)
+    learner = learner_of(options)
+    if options.play:
+        load(learner.net, options.play)
+        play(options, learner.net)
+        return
+    run(functools.partial(dqn.learn, learner=learner), Run(options))
+
+
+if __name__ == "__main__":
+    main()
