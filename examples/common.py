@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import csv
 import io
 import json
@@ -29,6 +30,9 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from tqdm import tqdm
 
 import pysampler
+
+EVALUATIONS = 3  # in a row that must reach a goal: one may be luck
+FRESH_SEED = 1 << 31  # seeds from here on are of no training
 
 # -- options ---------------------------------------------------------------------------------------
 
@@ -75,8 +79,8 @@ def parser(
     Args:
         doc: The docstring of the example.
         env: The default id of an env.
-        without: What an example does not do: of "device" and "checkpoints".
-        **defaults: Default values of ``steps`` and ``until``.
+        without: What an example does not do: of "device", "checkpoints" and "episodes".
+        **defaults: Default values of ``steps``, ``until`` and ``goal``.
     """
     made = argparse.ArgumentParser(
         description=doc.splitlines()[0],
@@ -90,6 +94,12 @@ def parser(
     if "until" in defaults:
         text = "stop at this mean return of the last 100 episodes"
         made.add_argument("--until", type=finite, default=defaults["until"], help=text)
+    if "goal" in defaults:
+        text = f"stop when each of the last {EVALUATIONS} evaluations has this mean return"
+        made.add_argument("--goal", type=finite, default=defaults["goal"], help=text)
+    if "episodes" not in without:
+        text = "episodes of an evaluation, such as that of the best weights at the end"
+        made.add_argument("--episodes", type=at_least(1), default=100, help=text)
     made.add_argument("--seed", type=seed, default=1, help="of envs, networks and policies")
     if "device" in without:
         made.set_defaults(device="cpu")
@@ -237,15 +247,31 @@ gym.register("MaskedCartPole-v1", masked_cart_pole, max_episode_steps=500)
 # -- policies as they are --------------------------------------------------------------------------
 
 
-def play(options: argparse.Namespace, policy: Any, env: Any = None, *, episodes: int = 20) -> None:
+def evaluated(options: argparse.Namespace, policy: Any, env: Any) -> dict[str, float]:
+    """Return the mean return of fresh episodes, and the ends of its 95 % confidence interval."""
+    seed = FRESH_SEED + options.seed
+    returns = pysampler.evaluate(env, policy, options.episodes, seed=seed, num_workers=0).returns
+    means = np.random.default_rng(seed).choice(returns, (2000, len(returns))).mean(axis=1)
+    low, high = np.percentile(means, (2.5, 97.5)).tolist()  # by bootstrap
+    return {"return": float(returns.mean()), "low": low, "high": high, "episodes": len(returns)}
+
+
+def _told(found: Mapping[str, float]) -> str:
+    return "return {return:.1f} [{low:.1f}, {high:.1f}] over {episodes} fresh episodes".format(
+        **found
+    )
+
+
+def play(options: argparse.Namespace, policy: Any, env: Any = None) -> None:
     """Print the mean return of some episodes; of three that are shown if ``--show`` is given."""
     env = options.env if env is None else env
     if options.show is None:
-        played = float(pysampler.evaluate(env, policy, episodes, seed=options.seed).mean)
-    else:
-        with watcher(options, options.show, policy, env) as watching:
-            played = float(watching.wait(3)["return"].mean())
-    print(json.dumps({"return": played}) if options.json else f"return {played:.1f}")
+        played = evaluated(options, policy, env)
+        print(json.dumps(played) if options.json else _told(played))
+        return
+    with watcher(options, options.show, policy, env) as watching:
+        shown = float(watching.wait(3)["return"].mean())
+    print(json.dumps({"return": shown}) if options.json else f"return {shown:.1f}")
 
 
 def load(net: torch.nn.Module, path: Path) -> None:
@@ -324,11 +350,16 @@ class Run:
         self.total = options.steps if total is None else total
         self.steps = self.resumed = 0
         self.recent: deque[float] = deque(maxlen=window)  # episode returns
+        self.scores: deque[float] = deque(maxlen=EVALUATIONS)
         self.numbers: dict[str, float | None] = {}
         self.spent: dict[str, float] = {}  # seconds
         self.curves: dict[str, list[tuple[int, float, float]]] = {name: [] for name in plotted}
         self.best: float | None = None
+        self.weights: dict[str, Any] | None = None  # the best
         self.net: torch.nn.Module | None = None
+        self._policy: Callable[[], Any] | None = None
+        self.evaluation: dict[str, float] | None = None  # of the best weights, at the end
+        self.ended: float | None = None
         self.interrupted = False
         self._has_saved = False
         self.began, self._earlier = time.perf_counter(), 0.0
@@ -339,7 +370,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """Seconds since the training began, without those of earlier runs."""
-        return time.perf_counter() - self.began
+        return (self.ended or time.perf_counter()) - self.began
 
     @property
     def mean(self) -> float | None:
@@ -348,9 +379,11 @@ class Run:
 
     @property
     def solved(self) -> bool:
-        """Whether the mean return is what was asked for, over enough episodes."""
-        until = getattr(self.options, "until", None)
-        return until is not None and self._is_full and self.mean >= until
+        """Whether enough episodes, or evaluations in a row, return what was asked for."""
+        until, goal = (getattr(self.options, name, None) for name in ("until", "goal"))
+        if until is not None and self._is_full and self.mean >= until:
+            return True
+        return goal is not None and len(self.scores) == EVALUATIONS and min(self.scores) >= goal
 
     @property
     def over(self) -> bool:
@@ -361,9 +394,21 @@ class Run:
     def _is_full(self) -> bool:
         return len(self.recent) == self.recent.maxlen
 
-    def start(self, net: torch.nn.Module | None = None) -> None:
-        """Show the progress bar, open the log; ``net`` is what ``--save`` saves."""
-        self.net = net
+    def start(
+        self,
+        net: torch.nn.Module | None = None,
+        policy: Callable[[], Any] | None = None,
+        env: Any = None,
+    ) -> None:
+        """Show the progress bar and open the log.
+
+        Args:
+            net: What ``--save`` saves.
+            policy: Makes a policy of the net, to evaluate its best weights with at the end.
+            env: What makes an env for that; by default ``options.env``.
+        """
+        self.net, self._policy = net, policy
+        self.env = self.options.env if env is None else env
         self._started = time.perf_counter()
         self._bar = tqdm(
             total=self.total,
@@ -392,12 +437,14 @@ class Run:
             returns: Those of the episodes that ended.
             spent: Seconds since the beginning, by what they were spent on: shown as shares.
             every: Show and log at most once in this many seconds.
-            score: How good the weights are; by default the mean return, once it is of enough
-                episodes.
+            score: The mean return of an evaluation; by default the weights are as good as the mean
+                return, once it is of enough episodes.
             **numbers: What else to show and log, the same names each time; None if not known.
         """
         self.steps += steps
         self.recent.extend(returns)
+        if score is not None:
+            self.scores.append(score)
         shown = {"return": self.mean, **numbers} if "return" in self.curves else numbers
         self.numbers, self.spent = dict(shown), dict(spent or {})
         if self._bar is None:
@@ -417,6 +464,8 @@ class Run:
             score = self.mean
         if score is not None and (self.best is None or score > self.best):
             self.best = score
+            if self.net is not None:
+                self.weights = copy.deepcopy(self.net.state_dict())
             self._save()
         shares = {name: f"{part:.0%}" for name, part in self.shares.items()}
         self._bar.set_postfix({n: _written(v) for n, v in self.numbers.items()} | shares)
@@ -424,7 +473,7 @@ class Run:
     @property
     def shares(self) -> dict[str, float]:
         """On what the time was spent since all was ready."""
-        seconds = max(time.perf_counter() - self._started, 1e-9)
+        seconds = max((self.ended or time.perf_counter()) - self._started, 1e-9)
         return {name: part / seconds for name, part in self.spent.items()}
 
     def _save(self) -> None:
@@ -433,7 +482,7 @@ class Run:
         if path is None or self.net is None:
             return
         try:
-            torch.save(self.net.state_dict(), weights := io.BytesIO())
+            torch.save(self.weights or self.net.state_dict(), weights := io.BytesIO())
             replace_file(path, weights.getbuffer())
             self._has_saved = True
         except OSError as error:
@@ -455,7 +504,7 @@ class Run:
             sys.exit(f"cannot resume from {directory}: of {run['env']}, not {self.options.env}")
         torch.set_rng_state(run["random"])
         self.steps = self.resumed = found.pop("step")
-        self._earlier, self.best = run["seconds"], run["best"]
+        self._earlier, self.best, self.weights = run["seconds"], run["best"], run.get("weights")
         self.recent.extend(run["recent"])
         self.curves = {
             name: [(int(x), *rest) for x, *rest in points] for name, points in run["curves"].items()
@@ -475,6 +524,7 @@ class Run:
             "random": torch.get_rng_state(),
             "seconds": self._earlier + self.seconds,
             "best": self.best,
+            "weights": self.weights,
             "recent": list(self.recent),
             "curves": self.curves,
         }
@@ -483,6 +533,15 @@ class Run:
         except OSError as error:
             print(f"cannot save checkpoint: {error}", file=sys.stderr)
         self._saved = time.perf_counter()
+
+    def evaluate(self) -> None:
+        """Evaluate the best weights again, which were chosen among many for their returns."""
+        if self._policy is None or self.interrupted:
+            return
+        self.ended = time.perf_counter()
+        if self.weights is not None:
+            self.net.load_state_dict(self.weights)
+        self.evaluation = evaluated(self.options, self._policy(), self.env)
 
     def close(self) -> None:
         """Close the bar and the log; save the weights if that has never been done."""
@@ -505,6 +564,7 @@ class Run:
             "seconds": self.seconds,
             **self.numbers,
             "seconds_in": self.spent,
+            "evaluation": self.evaluation,
         }
 
     def __str__(self) -> str:
@@ -518,11 +578,15 @@ class Run:
             )
         parts += [f"{n} {_written(v)}" for n, v in self.numbers.items() if n != "return"]
         parts += [f"{name} {part:.0%}" for name, part in self.shares.items()]
+        if self.evaluation is not None:
+            parts.append(f"best weights: {_told(self.evaluation)}")
         return ", ".join(parts)
 
 
 def run(train: Callable[[argparse.Namespace, Run], None], progress: Run) -> None:
     """Train, then print the result, and plot it, also if Ctrl-C ended the training.
+
+    Otherwise the best weights are evaluated again, with seeds that no episode had before.
 
     The first Ctrl-C ends the training after the step that it is at, and so with a checkpoint; the
     second at once. Where Ctrl-C has been given another meaning, it keeps that.
@@ -530,7 +594,7 @@ def run(train: Callable[[argparse.Namespace, Run], None], progress: Run) -> None
     options = progress.options
 
     def interrupt(*_: Any) -> None:
-        if progress.interrupted or progress.steps == progress.resumed:
+        if progress.interrupted or progress.ended or progress.steps == progress.resumed:
             raise KeyboardInterrupt
         progress.interrupted = True
 
@@ -540,6 +604,7 @@ def run(train: Callable[[argparse.Namespace, Run], None], progress: Run) -> None
             signal.signal(signal.SIGINT, interrupt)
         with contextlib.suppress(KeyboardInterrupt):
             train(options, progress)
+            progress.evaluate()
     finally:
         signal.signal(signal.SIGINT, before)
     progress.close()

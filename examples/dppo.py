@@ -152,7 +152,7 @@ def train(options: argparse.Namespace, run: Run) -> None:
         ) as writers,
         watching(options, writers) as watched,
     ):
-        run.start(net)
+        run.start(net, lambda: net)
         for phase in writers.phases(high=s.queue, low=0):
             full = time.perf_counter()
             parts, returns, steps = [], [], 0

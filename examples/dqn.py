@@ -141,6 +141,10 @@ class Learner:
         """Return what actors act with."""
         return EpsilonGreedy(self.net)
 
+    def greedy(self) -> Any:
+        """Return a policy that does not explore."""
+        return functools.partial(self.policy(), epsilon=0.0)
+
     @property
     def parts(self) -> dict[str, Any]:
         """What has a state of its own."""
@@ -304,7 +308,7 @@ def learn(options: argparse.Namespace, run: Run, learner: Learner) -> None:
     learner.restore(run)
     source = (OneEnv if options.one_process else Actors)(learner, options)
     with contextlib.closing(source):
-        run.start(learner.net)
+        run.start(learner.net, learner.greedy)
         for steps, returns in train(source, learner):
             run.advance(
                 steps,
@@ -327,6 +331,15 @@ def net_and_fields(options: argparse.Namespace) -> tuple[nn.Module, dict[str, An
     return net, {"observations": seen, "next_observations": seen, "actions": action}
 
 
+def run_or_play(options: argparse.Namespace, learner: Learner) -> None:
+    """Train a learner, or play its saved weights."""
+    if options.play:
+        load(learner.net, options.play)
+        play(options, learner.greedy())
+    else:
+        run(functools.partial(learn, learner=learner), Run(options))
+
+
 def add_actors(made: argparse.ArgumentParser) -> None:
     """Add the options of actors."""
     made.add_argument(
@@ -342,12 +355,7 @@ def main() -> None:
     made.add_argument("--prioritised", action="store_true", help="draw transitions by their errors")
     add_play(made)
     options = parse(made)
-    if options.play:
-        net, _ = net_and_fields(options)
-        load(net, options.play)
-        play(options, functools.partial(EpsilonGreedy(net), epsilon=0))
-        return
-    run(functools.partial(learn, learner=learner_of(options)), Run(options))
+    run_or_play(options, learner_of(options))
 
 
 if __name__ == "__main__":

@@ -351,7 +351,7 @@ def learn(options: argparse.Namespace, run: Run) -> None:
     with contextlib.closing(Actors(make_env, learner, options)) as source:
         if learner.replay is None:
             learner.remember(source.like, options.seed)
-        run.start(net)
+        run.start(net, lambda: EpsilonGreedy(net.cpu()), make_env)
         for steps, returns in train(source, learner):
             run.advance(
                 steps,
@@ -390,6 +390,7 @@ def main() -> None:
     made.add_argument("--threads", type=at_least(1), default=1, help=text)
     made.add_argument("--bfloat16", action="store_true", help="compute with numbers of 16 bits")
     add_play(made)
+    made.set_defaults(episodes=10)
     options = parse(made)
     torch.set_num_threads(options.threads)
     # Adam's averages for weights without gradients become so small that the CPU is slow with them.
@@ -399,7 +400,7 @@ def main() -> None:
     if options.play:
         make_env, net = made_of(options)
         load(net, options.play)
-        play(options, EpsilonGreedy(net.cpu()), make_env, episodes=10)
+        play(options, EpsilonGreedy(net.cpu()), make_env)
         return
     run(learn, Run(options))
 

@@ -146,12 +146,12 @@ def train(options: argparse.Namespace, run: Run) -> None:
     settings = Settings()
     net = Net(*spaces_of(options.env, "discrete"), settings.width)
     make = functools.partial(Learner, options.env, settings)
-    average, waited, over = None, 0.0, False
+    average, waited = None, 0.0
     with (
         contextlib.closing(pysampler.make_vec(options.env, min(options.episodes, 20))) as envs,
         pysampler.Averaging(make, options.workers, seed=options.seed) as averaging,
     ):
-        run.start(net)
+        run.start(net, lambda: net)
         for finished in averaging.rounds(options.between):
             steps = options.between * len(finished.reports)
             waited += float(finished.seconds["waiting"].mean())
@@ -159,28 +159,25 @@ def train(options: argparse.Namespace, run: Run) -> None:
             if finished.number % options.every == 0 or run.steps + steps >= run.total:
                 weights = averaging.weights
                 net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
-                average = pysampler.evaluate(envs, net, options.episodes, seed=options.seed).mean
-                score, over = average, average >= options.goal
+                seed = options.seed + finished.number
+                score = average = pysampler.evaluate(envs, net, options.episodes, seed=seed).mean
             returns = [total for report in finished.reports for total in report["returns"]]
             run.advance(
                 steps, returns, every=0.0, spent={"waiting": waited}, score=score, average=average
             )
-            if over or run.over:
+            if run.over:
                 return
 
 
 def main() -> None:
-    made = parser(__doc__, "CartPole-v1", without=("device", "checkpoints"), steps=500_000)
+    without = "device", "checkpoints"
+    made = parser(__doc__, "CartPole-v1", without=without, steps=500_000, goal=475.0)
     text = "worker processes; 0: one learner in this process"
     made.add_argument("--workers", type=at_least(0), default=4, help=text)
     text = "steps of each worker between two averages"
     made.add_argument("--between", type=at_least(1), default=500, help=text)
     text = "rounds between two evaluations"
     made.add_argument("--every", type=at_least(1), default=5, help=text)
-    text = "episodes of an evaluation"
-    made.add_argument("--episodes", type=at_least(1), default=100, help=text)
-    text = "stop when the averaged network returns this"
-    made.add_argument("--goal", type=float, default=475.0, help=text)
     options = parse(made)
     run(train, Run(options, plotted=("return", "average")))
 

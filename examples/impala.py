@@ -164,7 +164,7 @@ def train(options: argparse.Namespace, run: Run) -> None:
         max_lag=options.max_lag,
         seed=options.seed,
     ) as actors:
-        run.start(net)
+        run.start(net, lambda: net)
         for records in actors.batches(s.batch):
             began = time.perf_counter()
             lags.append(actors.version - float(records.version.mean()))

@@ -301,7 +301,7 @@ def train(options: argparse.Namespace, run: Run) -> None:
 
 
 def main() -> None:
-    made = parser(__doc__, "Navigation2D-v0")
+    made = parser(__doc__, "Navigation2D-v0", without=["episodes"])
     default = Settings()
 
     def setting(name: str, kind: Any, meaning: str) -> None:

@@ -385,7 +385,7 @@ def train(options: argparse.Namespace, run: Run) -> None:
         envs = gym.make_vec(options.env, s.envs, "async", vector_kwargs={"autoreset_mode": mode})
     spent = dict.fromkeys(("policy", "envs", "waiting", "learner"), 0.0)
     with contextlib.closing(envs):
-        run.start(net)
+        run.start(net, lambda: net)
         for batch in source(envs, net, s, options):
             for name, seconds in batch.seconds.items():
                 spent[name] += seconds

@@ -185,7 +185,8 @@ def train(
     s = options.settings
     # A resumed run has another seed.
     generator = torch.Generator().manual_seed(options.seed)
-    net = SharedActorCritic(spaces_of(options.env, "any"), learners, generator).to(options.device)
+    spaces = spaces_of(options.env, "any")
+    net = SharedActorCritic(spaces, learners, generator).to(options.device)
     optimizer = torch.optim.Adam(net.parameters(), s.rate, eps=1e-5)
     run.restore(net=net, optimizer=optimizer)
     mode = gym.vector.AutoresetMode.SAME_STEP
@@ -196,7 +197,7 @@ def train(
         vector_kwargs={"num_workers": options.workers, "autoreset_mode": mode},
         seed=[options.seed + env for env in learners.own],
     ) as rollouts:
-        run.start(net)
+        run.start(net, lambda: plain(net, spaces))
         learners.seconds = 0.0
         for rollout in rollouts:
             for name, seconds in rollout.seconds.items():
@@ -215,6 +216,13 @@ def train(
                 run.checkpoint(net=net, optimizer=optimizer)
             if run.over or any(stops):
                 return
+
+
+def plain(net: ActorCritic, spaces: Any) -> ActorCritic:
+    """Return the same network, which acts without the other learners."""
+    copied = ActorCritic(*spaces)
+    copied.load_state_dict(net.state_dict())
+    return copied
 
 
 def never() -> bool:

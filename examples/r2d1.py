@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import functools
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,7 @@ try:
     import dqn
     import numpy as np
     import torch
-    from common import Run, add_play, load, parse, parser, play, run, spaces_of
+    from common import add_play, parse, parser, spaces_of
     from torch import nn
 
     import pysampler
@@ -111,6 +110,8 @@ class Learner(dqn.Learner):
     def policy(self) -> Any:
         return copy.deepcopy(self.net).cpu()
 
+    greedy = policy
+
     def update(self) -> None:
         s = self.settings
         drawn = self.replay.sample_sequences(
@@ -158,12 +159,7 @@ def main() -> None:
     made.set_defaults(one_process=False)
     add_play(made)
     options = parse(made)
-    learner = learner_of(options)
-    if options.play:
-        load(learner.net, options.play)
-        play(options, learner.net)
-        return
-    run(functools.partial(dqn.learn, learner=learner), Run(options))
+    dqn.run_or_play(options, learner_of(options))
 
 
 if __name__ == "__main__":

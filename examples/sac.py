@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import math
 import sys
 from collections.abc import Iterator
@@ -369,8 +370,9 @@ def learn(options: argparse.Namespace, run: Run) -> None:
     algorithm = TD3 if options.td3 else SAC
     learner = algorithm(spaces, options.settings, options.seed, options.device)
     learner.restore(run)
+    log_stds = options.settings.log_stds
     with contextlib.closing(actors_of(learner, spaces[1], options)) as actors:
-        run.start(learner.actor)
+        run.start(learner.actor, functools.partial(Explorer, learner.actor, spaces[1], log_stds))
         for steps, returns in train(actors, learner):
             run.advance(
                 steps,
