@@ -3,6 +3,7 @@
     python examples/dqn.py                          # CartPole-v1 until it returns 475
     python examples/dqn.py --actors 2 --envs-per-actor 4
     python examples/dqn.py --prioritised            # draws what it was most wrong about more often
+    python examples/dqn.py --dueling --categorical --noisy  # or some of them: parts of Rainbow
     python examples/dqn.py --device cuda            # learns on a GPU; acting stays on the CPU
     python examples/dqn.py --one-process            # one env, stepped by the learner itself
     python examples/dqn.py --save best.pt --plot returns.png
@@ -50,6 +51,13 @@ except KeyboardInterrupt:  # importing torch takes seconds
     sys.exit("stopped before anything was learned")
 
 
+RAINBOW = {
+    "dueling": "learn values of states, and advantages of actions",
+    "categorical": "learn distributions of returns",
+    "noisy": "explore by layers whose weights are noisy, instead of by epsilon",
+}
+
+
 @dataclass
 class Settings:
     """The hyperparameters, chosen for CartPole-v1."""
@@ -70,9 +78,17 @@ class Settings:
     alpha: float = 0.0  # of prioritised replay; 0: all transitions are drawn alike
     betas: tuple[float, float] = (0.4, 1.0)  # at first, and from ``unbiased`` steps on
     unbiased: int = 100_000
+    # How the network is built (arXiv 1511.06581, 1707.06887, 1706.10295).
+    dueling: bool = False  # values of states, and advantages of actions
+    categorical: bool = False  # distributions of returns
+    noisy: bool = False  # layers that explore by themselves, instead of epsilon
+    atoms: int = 51  # returns of a distribution
+    returns: tuple[float, float] = (0.0, 100.0)  # the least and the most; 1 / (1 - gamma)
 
     def epsilon(self, steps: int, envs: int) -> Any:
-        """Return epsilon of each env: 1 at first, at last between ``epsilons``."""
+        """Return epsilon of each env: 1 at first, at last between ``epsilons``; 0 if noisy."""
+        if self.noisy:
+            return np.zeros(envs)
         return np.maximum(np.geomspace(*self.epsilons, envs), 1 - steps / self.exploring)
 
     def beta(self, steps: int) -> float:
@@ -86,6 +102,58 @@ def network(inputs: int, outputs: int, width: int) -> nn.Sequential:
         *(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()),
         nn.Linear(width, outputs),
     )
+
+
+class NoisyLinear(nn.Linear):
+    """A layer whose weights are drawn for each call, with deviations that it learns."""
+
+    def __init__(self, inputs: int, outputs: int, deviation: float = 0.5) -> None:
+        super().__init__(inputs, outputs)
+        self.weight_deviation = nn.Parameter(torch.full_like(self.weight, deviation / inputs**0.5))
+        self.bias_deviation = nn.Parameter(torch.full_like(self.bias, deviation / inputs**0.5))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(rows)
+        noise = torch.randn(self.in_features + self.out_features, device=rows.device)
+        of_inputs, of_outputs = (noise.sign() * noise.abs().sqrt()).split(
+            (self.in_features, self.out_features)
+        )
+        weight = self.weight + self.weight_deviation * of_outputs.outer(of_inputs)
+        return nn.functional.linear(rows, weight, self.bias + self.bias_deviation * of_outputs)
+
+
+class RainbowNet(nn.Module):
+    """Values of all actions by a network that is dueling, categorical or noisy, or some of it."""
+
+    def __init__(self, inputs: int, outputs: int, s: Settings) -> None:
+        super().__init__()
+        linear = NoisyLinear if s.noisy else nn.Linear
+        self.atoms = s.atoms if s.categorical else 1
+        self.body = nn.Sequential(
+            *(nn.Linear(inputs, s.width), nn.ReLU(), linear(s.width, s.width), nn.ReLU())
+        )
+        self.advantages = linear(s.width, outputs * self.atoms)
+        self.value = linear(s.width, self.atoms) if s.dueling else None
+        self.register_buffer("support", torch.linspace(*s.returns, self.atoms))
+
+    def heads(self, observations: torch.Tensor) -> torch.Tensor:
+        """Return values of actions, or logits of their returns: [batch, actions, atoms]."""
+        features = self.body(observations)
+        found = self.advantages(features).unflatten(-1, (-1, self.atoms))
+        if self.value is None:
+            return found
+        return self.value(features)[:, None] + found - found.mean(1, keepdim=True)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        found = self.heads(observations)
+        return found[..., 0] if self.atoms == 1 else found.softmax(-1) @ self.support
+
+    def projected(self, probs: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
+        """Return the distribution over ``support`` of returns ``goals``, [batch, atoms] as both."""
+        goals = goals.clamp(self.support[0], self.support[-1])[..., None]
+        apart = (goals - self.support).abs() / (self.support[1] - self.support[0])
+        return (probs[:, None] @ (1 - apart).clamp(min=0))[:, 0]
 
 
 class EpsilonGreedy:
@@ -111,6 +179,24 @@ class EpsilonGreedy:
         count, actions = (values := self.values(observations)).shape
         explores = np.random.random(count) < epsilon
         return np.where(explores, np.random.randint(actions, size=count), values.argmax(-1))
+
+
+class TorchEpsilonGreedy(EpsilonGreedy):
+    """The same with a network that NumPy does not compute."""
+
+    def __init__(self, net: nn.Module) -> None:
+        is_here = next(net.parameters()).device.type == "cpu"
+        self.net = net if is_here else copy.deepcopy(net).cpu()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.net.state_dict()
+
+    def load_state_dict(self, weights: dict[str, Any]) -> None:
+        self.net.load_state_dict({name: torch.as_tensor(one) for name, one in weights.items()})
+
+    def values(self, observations: Any) -> Any:
+        with torch.no_grad():
+            return self.net(torch.from_numpy(observations).float()).numpy()
 
 
 class Learner:
@@ -139,10 +225,12 @@ class Learner:
 
     def policy(self) -> Any:
         """Return what actors act with."""
-        return EpsilonGreedy(self.net)
+        is_plain = isinstance(self.net, nn.Sequential)
+        return (EpsilonGreedy if is_plain else TorchEpsilonGreedy)(self.net)
 
     def greedy(self) -> Any:
         """Return a policy that does not explore."""
+        self.net.eval()  # without noise
         return functools.partial(self.policy(), epsilon=0.0)
 
     @property
@@ -169,6 +257,13 @@ class Learner:
     def update(self) -> None:
         drawn = self.replay.sample(self.settings.batch, beta=self.settings.beta(self.steps))
         batch = drawn.torch(None if self.device.type == "cpu" else self.device)
+        losses, errors = (self.of_returns if self.settings.categorical else self.of_values)(batch)
+        self.descend((batch.weights * losses).mean())
+        if self.replay.alpha > 0:
+            self.replay.update(batch.indices, errors.detach().cpu().numpy() + 1e-3)
+
+    def of_values(self, batch: pysampler.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of each transition, and how wrong its value is."""
         after = batch.next_fields["next_observations"]
         with torch.no_grad():
             best = self.net(after).argmax(-1, keepdim=True)
@@ -177,10 +272,19 @@ class Learner:
         values = self.net(batch.fields["observations"])
         value = values.gather(1, batch.fields["actions"][:, None])[:, 0]
         losses = nn.functional.smooth_l1_loss(value, goal, reduction="none")
-        self.descend((batch.weights * losses).mean())
-        if self.replay.alpha > 0:
-            errors = (value - goal).abs().detach().cpu().numpy()
-            self.replay.update(batch.indices, errors + 1e-3)
+        return losses, (value - goal).abs()
+
+    def of_returns(self, batch: pysampler.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the same of distributions of returns: both are cross-entropies."""
+        after, rows = batch.next_fields["next_observations"], range(len(batch.rewards))
+        with torch.no_grad():
+            best = self.net(after).argmax(-1)
+            probs = self.target.heads(after)[rows, best].softmax(-1)
+            goals = batch.rewards[:, None] + batch.discounts[:, None] * self.net.support
+            goal = self.net.projected(probs, goals)
+        found = self.net.heads(batch.fields["observations"])[rows, batch.fields["actions"]]
+        losses = -(goal * found.log_softmax(-1)).sum(-1)
+        return losses, losses
 
     def descend(self, loss: torch.Tensor) -> None:
         self.optimizer.zero_grad()
@@ -298,8 +402,9 @@ def train(source: Any, learner: Learner) -> Iterator[tuple[int, Any]]:
 
 def learner_of(options: argparse.Namespace) -> Learner:
     """Return the learner that these options ask for."""
-    net, like = net_and_fields(options)
-    settings = Settings(alpha=0.6 if options.prioritised else 0.0)
+    parts = {name: getattr(options, name) for name in RAINBOW}
+    settings = Settings(alpha=0.6 if options.prioritised else 0.0, **parts)
+    net, like = net_and_fields(options, settings)
     return Learner(net, like, settings, options.seed)
 
 
@@ -322,10 +427,12 @@ def learn(options: argparse.Namespace, run: Run, learner: Learner) -> None:
                 return
 
 
-def net_and_fields(options: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
+def net_and_fields(options: argparse.Namespace, s: Settings) -> tuple[nn.Module, dict[str, Any]]:
     """Return the network and the fields of a step; exit with a message for other spaces."""
     observations, actions = spaces_of(options.env, "discrete")
-    net = network(observations.shape[0], int(actions.n), Settings().width).to(options.device)
+    sizes = observations.shape[0], int(actions.n)
+    is_plain = not any(getattr(s, name) for name in RAINBOW)
+    net = (network(*sizes, s.width) if is_plain else RainbowNet(*sizes, s)).to(options.device)
     seen = np.zeros(observations.shape, observations.dtype)
     action = np.zeros((), actions.dtype)
     return net, {"observations": seen, "next_observations": seen, "actions": action}
@@ -353,6 +460,8 @@ def main() -> None:
     add_actors(made)
     made.add_argument("--one-process", action="store_true", help="use one env and no actors")
     made.add_argument("--prioritised", action="store_true", help="draw transitions by their errors")
+    for name, text in RAINBOW.items():
+        made.add_argument(f"--{name}", action="store_true", help=text)
     add_play(made)
     options = parse(made)
     run_or_play(options, learner_of(options))

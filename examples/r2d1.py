@@ -38,10 +38,10 @@ class Settings(dqn.Settings):
     """The hyperparameters, chosen for CartPole without velocities."""
 
     n_step: int = 5
-    batch: int = 32  # sequences
+    batch: int = 64  # sequences
     burn_in: int = 4
     length: int = 16  # steps of a sequence that are learned from
-    rate: float = 1e-3
+    rate: float = 5e-4
     updates: int = 8
     every: int = 4
     most: int = 8

@@ -3,6 +3,7 @@
     python examples/sac.py                          # Pendulum-v1, 20,000 steps
     python examples/sac.py --env HalfCheetah-v5 --envs 8 --device cuda
     python examples/sac.py --td3                    # TD3 instead
+    python examples/sac.py --ddpg                   # DDPG instead
     python examples/sac.py --updates-per-step 0.5   # half as many updates, twice the steps a second
     python examples/sac.py --workers 0              # acts in this process, for debugging
     python examples/sac.py --save best.pt --plot returns.png
@@ -330,6 +331,17 @@ class TD3(SAC):
         return -self.judged(seen, self.actor(seen).chunk(2, -1)[0].tanh())[0].mean()
 
 
+class DDPG(TD3):
+    """DDPG: TD3 without its delay and noise of target actions, and with one critic that counts."""
+
+    def __init__(self, spaces: Any, s: Settings, seed: int, device: str = "cpu") -> None:
+        super().__init__(spaces, replace(s, delay=1), seed, device)
+
+    def next_values(self, after: torch.Tensor) -> torch.Tensor:
+        means = self.target_actor(after).chunk(2, -1)[0].tanh()
+        return self.target_critics(after, means)[0]
+
+
 # -- a training ------------------------------------------------------------------------------------
 
 
@@ -367,7 +379,7 @@ def train(actors: pysampler.Actors, learner: SAC) -> Iterator[tuple[int, Any]]:
 def learn(options: argparse.Namespace, run: Run) -> None:
     """Sample and learn until the run is over."""
     spaces = spaces_of(options.env, "bounded")
-    algorithm = TD3 if options.td3 else SAC
+    algorithm = DDPG if options.ddpg else TD3 if options.td3 else SAC
     learner = algorithm(spaces, options.settings, options.seed, options.device)
     learner.restore(run)
     log_stds = options.settings.log_stds
@@ -403,7 +415,9 @@ def ratio(text: str) -> float:
 
 def main() -> None:
     made = parser(__doc__, "Pendulum-v1", steps=None)
-    made.add_argument("--td3", action="store_true", help="learn by TD3 instead of SAC")
+    kinds = made.add_mutually_exclusive_group()
+    kinds.add_argument("--td3", action="store_true", help="learn by TD3 instead of SAC")
+    kinds.add_argument("--ddpg", action="store_true", help="learn by DDPG instead of SAC")
     made.add_argument("--envs", type=at_least(1), default=4, help="number of envs; default: 4")
     text = "worker processes; 0: act in this process; default: 1"
     made.add_argument("--workers", type=at_least(0), default=1, help=text)

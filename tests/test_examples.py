@@ -30,10 +30,11 @@ ALONE = {
     "maml": ["--workers", "0", "--tasks", "2", "--length", "10"],
     "ppo": ["--workers", "0"],
     "ppo_learners": ["--learners", "1", "--workers", "0"],
+    "r2d1": ["--actors", "0"],
     "sac": ["--workers", "0"],
 }
 # Examples that accept only discrete actions, and those that accept either kind.
-DISCRETE = {"dqn", "dqn_average", "impala"}
+DISCRETE = {"dqn", "dqn_average", "impala", "r2d1"}
 EITHER = {"ppo", "ppo_learners"}
 
 
@@ -154,7 +155,8 @@ def test_ctrl_c_leaves_no_traceback(after):
 @pytest.mark.parametrize("number", ["0", "-3", "1.5"])
 def test_numbers_of_envs_below_one_are_refused(example, number, capsys):
     module, call = example
-    option = {"maml": "--envs-per-task", "dqn": "--envs-per-actor", "dqn_average": "--between"}
+    option = {"maml": "--envs-per-task", "dqn_average": "--between"}
+    option |= dict.fromkeys(("dqn", "r2d1"), "--envs-per-actor")
     option = option.get(module.__name__, "--envs")
     with pytest.raises(SystemExit) as error:
         call(option, number)
@@ -222,10 +224,103 @@ def test_ppo_estimates_advantages_with_one_networks_values(ppo, overlap):
 
 
 @pytest.mark.slow
+def test_recurrent_ppo_repeats_what_the_policy_did(ppo):
+    """Sequences begin with the right states, and episodes with empty ones."""
+    import torch
+
+    options = argparse.Namespace(seed=1, policy_in="main", overlap=False)
+    settings = ppo.Settings(envs=3, horizon=48, gamma=1.0, gae_lambda=1.0)
+    with contextlib.closing(
+        pysampler.make_vec("MaskedCartPole-v1", 3, vector_kwargs={"num_workers": 0})
+    ) as envs:
+        net = ppo.RecurrentActorCritic(envs.single_observation_space, envs.single_action_space)
+        torch.nn.init.normal_(net.actor[-1].weight)
+        batches = ppo.with_pysampler(envs, net, settings, options)
+        for _ in range(2):
+            batch = next(batches)
+            observations, actions, old, advantages, returns, *memory = batch.sequences(16)
+            assert observations.shape == (9, 16, 2)
+            assert memory[0][:, 1:].any()
+            with torch.no_grad():
+                features = net.features(net.normalized(observations), *memory)
+                found = net.distribution(features).log_prob(actions)
+                torch.testing.assert_close(found, old)
+                values = net.critic(features).squeeze(-1)
+                torch.testing.assert_close(returns - advantages, values)
+                net.observe(batch.observations)
+
+
+def test_recurrent_ppo_values_truncated_episodes_with_their_states(ppo):
+    import torch
+
+    space = gym.spaces.Box(-1, 1, (2,))
+    net = ppo.RecurrentActorCritic(space, gym.spaces.Discrete(2))
+    with pysampler.Rollouts(
+        lambda: gym.make("MaskedCartPole-v1", max_episode_steps=7),
+        *(net, 20),
+        num_envs=2,
+        vector_kwargs={"num_workers": 0},
+        seed=1,
+    ) as rollouts:
+        data = next(rollouts).torch()
+        with torch.no_grad():
+            _, last, cut = net.values(data)
+            steps, envs = data.cut
+            assert len(steps) == 4
+            for step, env, value in zip(steps, envs, cut, strict=True):
+                state = net.initial_state(1)
+                seen = [*data.observations[step - 6 : step + 1, env], data.cut_observations[0]]
+                seen[-1] = data.final_observations[step, env]
+                for one in seen:
+                    state = net.step(net.normalized(one[None]), state)
+                torch.testing.assert_close(net.critic(state[:, :64])[0, 0], value)
+            state = net.initial_state(2)
+            for one in data.observations[14:]:
+                state = net.step(net.normalized(one), state)
+            torch.testing.assert_close(net.critic(state[:, :64])[:, 0], last)
+
+
+def test_a2c_takes_one_step_for_each_rollout(ppo, monkeypatch):
+    import torch
+
+    steps = []
+
+    def step(self, *args):
+        steps.append(type(self).__name__)
+
+    monkeypatch.setattr(torch.optim.RMSprop, "step", step)
+    arguments = ["--a2c", "--workers", "0", "--steps", "160", "--episodes", "1"]
+    monkeypatch.setattr(sys, "argv", ["ppo", "--quiet", *arguments])
+    ppo.main()
+    assert steps == ["RMSprop"] * 3  # 5 steps of 8 envs each, and none after the last
+
+
+@pytest.mark.parametrize("arguments", [["--lstm"], ["--overlap"]], ids=" ".join)
+def test_options_of_pysampler_are_refused_with_other_vector_envs(
+    ppo, arguments, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys, "argv", ["ppo", "--vec", "gymnasium", *arguments])
+    with pytest.raises(SystemExit):
+        ppo.main()
+    assert "--lstm are pysampler's" in capsys.readouterr().err
+
+
+def test_masked_cart_pole_shows_positions_only(dqn):
+    masked, whole = gym.make("MaskedCartPole-v1"), gym.make("CartPole-v1")
+    pairs = [(masked.reset(seed=3), whole.reset(seed=3))]
+    pairs += [(masked.step(1), whole.step(1)) for _ in range(3)]
+    for (seen, *_), (all_of_it, *_) in pairs:
+        np.testing.assert_array_equal(seen, all_of_it[[0, 2]])
+        assert seen in masked.observation_space
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
         [],
+        ["--env", "MaskedCartPole-v1", "--lstm"],
+        pytest.param(["--a2c"], marks=pytest.mark.long),
         ["--vec", "gymnasium"],
         ["--policy-in", "workers", "--overlap"],
         pytest.param(["--env", "HalfCheetah-v5", "--envs", "4"], marks=pytest.mark.long),
@@ -235,7 +330,7 @@ def test_ppo_estimates_advantages_with_one_networks_values(ppo, overlap):
 def test_ppo_trains(arguments):
     result = run("ppo.py", "--steps", "4096", *arguments)
     assert result["steps"] >= 4096
-    if "--env" not in arguments:
+    if "HalfCheetah-v5" not in arguments:
         assert result["return"] > 15  # of ended episodes; a random policy gets about 20
 
 
@@ -436,6 +531,7 @@ def test_dqn_average_trains(workers, tmp_path):
         pytest.param(["--actors", "0"], marks=pytest.mark.long),
         pytest.param(["--actors", "2", "--envs-per-actor", "1"], marks=pytest.mark.long),
         pytest.param(["--prioritised"], marks=pytest.mark.long),
+        ["--dueling", "--categorical", "--noisy"],
     ],
     ids=" ".join,
 )
@@ -448,7 +544,9 @@ def test_dqn_trains(arguments, tmp_path):
     assert steps >= 8000
     assert (steps - 1000) / 16 <= updates <= steps / 4
     assert result["return"] > 15
-    assert run("dqn.py", "--play", str(weights))["return"] > 8  # the shortest possible episode
+    parts = {"--dueling", "--categorical", "--noisy"} & {*arguments}
+    played = run("dqn.py", "--play", str(weights), *parts)
+    assert 8 < played["low"] <= played["return"] <= played["high"]  # 8: the shortest episode
     assert (tmp_path / "returns.png").exists() == bool(plot)
 
 
@@ -526,6 +624,205 @@ def test_dqn_acts_by_its_network(dqn):
         assert (acted[50:] != best[50:]).any()
         with torch.no_grad():  # the policy shares the network's weights
             net[-1].bias += torch.tensor([0.5, -0.5, 0.0])
+
+
+def rainbow_net(dqn, **parts):
+    settings = dqn.Settings(width=16, atoms=11, returns=(-5.0, 5.0), **parts)
+    return dqn.RainbowNet(4, 3, settings)
+
+
+def test_dueling_advantages_have_a_mean_of_zero(dqn):
+    import torch
+
+    net, seen = rainbow_net(dqn, dueling=True), torch.randn(20, 4)
+    torch.testing.assert_close(net(seen).mean(-1), net.value(net.body(seen))[:, 0])
+
+
+def test_projected_returns_keep_their_mean_within_the_support(dqn):
+    import torch
+
+    net = rainbow_net(dqn, categorical=True)
+    probs, goals = torch.rand(20, 11).softmax(-1), torch.rand(20, 11) * 10 - 5
+    found = net.projected(probs, goals)
+    torch.testing.assert_close(found.sum(-1), torch.ones(20))
+    torch.testing.assert_close(found @ net.support, (probs * goals).sum(-1))
+    beyond = net.projected(probs, goals + 100)
+    torch.testing.assert_close(beyond[:, -1], torch.ones(20))
+
+
+@pytest.mark.slow
+def test_categorical_dqn_learns_the_distribution_of_returns(dqn):
+    """Of the rewards 1 and 3, which end episodes and are as likely, it expects 2."""
+    import torch
+
+    torch.manual_seed(1)
+    settings = dqn.Settings(
+        width=16, atoms=11, returns=(-5.0, 5.0), categorical=True, n_step=1, rate=0.02
+    )
+    like = {name: np.zeros(4, np.float32) for name in ("observations", "next_observations")}
+    like["actions"] = np.zeros((), np.int64)
+    learner = dqn.Learner(dqn.RainbowNet(4, 3, settings), like, settings, 1)
+    seen, ends = np.ones(4), (True, False, 0, True)
+    steps = [(seen, seen, 0, reward, *ends) for reward in (1.0, 3.0) * 50]
+    dqn.add_steps(learner.replay, steps)
+    for _ in range(40):
+        learner.update()
+    with torch.no_grad():
+        probs = learner.net.heads(torch.ones(1, 4))[0, 0].softmax(-1)
+        assert float(learner.net(torch.ones(1, 4))[0, 0]) == pytest.approx(2, abs=0.2)
+    np.testing.assert_allclose(probs[[6, 8]], 0.5, atol=0.1)
+
+
+def test_noisy_layers_draw_their_weights_only_while_they_learn(dqn):
+    import torch
+
+    net, seen = rainbow_net(dqn, noisy=True), torch.randn(20, 4)
+    assert not torch.equal(net(seen), net(seen))
+    net.eval()
+    assert torch.equal(net(seen), net(seen))
+    assert not dqn.Settings(noisy=True).epsilon(0, 4).any()
+
+
+def test_torch_policies_act_with_published_weights(dqn):
+    import torch
+
+    net, other = (rainbow_net(dqn, dueling=True, categorical=True) for _ in range(2))
+    policy = dqn.TorchEpsilonGreedy(net)
+    policy.load_state_dict({name: one.numpy() for name, one in other.state_dict().items()})
+    seen = torch.randn(50, 4)
+    assert (policy(seen.numpy(), 0.0) == other(seen).argmax(-1).numpy()).all()
+
+
+@pytest.mark.slow
+def test_r2d1_values_follow_from_stored_states():
+    """The values of sequences are those of a plain loop over their steps."""
+    with loaded("r2d1") as r2d1:
+        import torch
+
+        net = r2d1.RecurrentNet(2, 2, 8)
+
+        def policy(observations, state, generators):
+            """Act at random, with the states of the net."""
+            with torch.no_grad():
+                _, extras = net(torch.from_numpy(observations), torch.from_numpy(state))
+            actions = np.array([one.integers(2) for one in generators])
+            return actions, {"state": extras["state"].numpy()}
+
+        policy.initial_state = lambda count: np.zeros((count, 16), np.float32)
+        with pysampler.Actors(
+            lambda: gym.make("MaskedCartPole-v1", max_episode_steps=15),
+            policy,
+            num_envs=2,
+            vector_kwargs={"num_workers": 0},
+            seed=1,
+        ) as actors:
+            replay = pysampler.ReplayBuffer(900, actors.like, sequences=True, seed=1)
+            replay.extend(actors.take(300, min_records=300))
+        batch = replay.sample_sequences(30, 5, burn_in=3).torch()
+        assert not batch.mask.all()
+        assert batch.fields["truncated"].any()
+        with torch.no_grad():
+            values, following = net.values(batch)
+            for row in range(30):
+                state = batch.state("state0")[row : row + 1]
+                for column in np.flatnonzero(batch.mask[row]):
+                    seen, after = (
+                        batch.fields[name][row, column][None, None]
+                        for name in ("observations", "next_observations")
+                    )
+                    torch.testing.assert_close(batch.fields["state0"][row, column], state[0])
+                    value, state = net.unrolled(seen, state)
+                    next_value, _ = net.unrolled(after, state)
+                    if column >= 3:
+                        torch.testing.assert_close(values[row, column - 3], value[0, 0])
+                        torch.testing.assert_close(following[row, column - 3], next_value[0, 0])
+
+
+def test_r2d1_without_memory_ignores_its_state():
+    with loaded("r2d1") as r2d1:
+        import torch
+
+        net = r2d1.RecurrentNet(2, 2, 8, forgets=True)
+        seen, states = torch.randn(4, 6, 2), torch.randn(2, 4, 16)
+        values = [net.unrolled(seen, state)[0] for state in states]
+        assert torch.equal(*values)
+        one, _ = net.unrolled(seen[:, 3:4], states[0])
+        torch.testing.assert_close(one[:, 0], values[0][:, 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [[], ["--forgetful"]], ids=" ".join)
+def test_r2d1_trains(arguments, tmp_path):
+    weights = tmp_path / "best.pt"
+    steps = ["--steps", "2000", "--actors", "1", "--episodes", "5"]
+    result = run("r2d1.py", *steps, "--save", str(weights), *arguments)
+    assert result["steps"] >= 2000
+    assert result["updates"] >= (result["steps"] - 1000) / 8
+    assert result["return"] > 15
+    assert run("r2d1.py", "--play", str(weights), *arguments)["return"] > 8
+
+
+# -- goals, and how good the result is -------------------------------------------------------------
+
+
+@pytest.fixture
+def plain_options():
+    return argparse.Namespace(
+        env="CartPole-v1", steps=100, quiet=True, log=None, save=None, seed=3, episodes=40
+    )
+
+
+def test_a_goal_needs_three_evaluations_in_a_row(dqn, plain_options):
+    plain_options.goal = 10.0
+    progress = sys.modules["common"].Run(plain_options)
+    for score in (12.0, 11.0, 9.0, 10.0, None, 10.0):
+        progress.advance(1, score=score, every=0)
+        assert not progress.over
+    progress.advance(1, score=10.0, every=0)
+    assert progress.over
+
+
+def test_the_best_weights_are_evaluated_at_the_end(dqn, plain_options, monkeypatch):
+    import torch
+
+    common = sys.modules["common"]
+    monkeypatch.setattr(common, "evaluated", lambda options, policy, env: policy)
+    progress, net = common.Run(plain_options), torch.nn.Linear(1, 1)
+    progress.start(net, lambda: float(net.bias.detach()))
+    for score in (1.0, 3.0, 2.0):
+        with torch.no_grad():
+            net.bias.fill_(score)
+        progress.advance(1, score=score, every=0)
+    progress.evaluate()
+    assert progress.evaluation == progress.result["evaluation"] == 3.0
+    seconds = progress.seconds
+    assert progress.seconds == seconds  # evaluating is no training
+
+
+def test_evaluations_at_the_end_have_fresh_seeds_and_an_interval(dqn, plain_options, monkeypatch):
+    common, seeds = sys.modules["common"], []
+
+    def evaluate(env, policy, episodes, *, seed, num_workers):
+        seeds.append(seed)
+        returns = np.random.default_rng(1).normal(100, 20, episodes)
+        return pysampler.Evaluation(returns, np.ones(episodes, np.int64))
+
+    monkeypatch.setattr(pysampler, "evaluate", evaluate)
+    found = common.evaluated(plain_options, None, "CartPole-v1")
+    assert seeds[0] >= 2**31  # beyond what --seed takes
+    assert found["episodes"] == 40
+    widths = found["return"] - found["low"], found["high"] - found["return"]
+    returns = np.random.default_rng(1).normal(100, 20, 40)
+    expected = 1.96 * returns.std() / 40**0.5
+    np.testing.assert_allclose(widths, expected, rtol=0.2)
+
+
+def test_interrupted_trainings_are_not_evaluated(dqn, plain_options):
+    progress = sys.modules["common"].Run(plain_options)
+    progress.start(policy=lambda: pytest.fail("it was evaluated"))
+    progress.interrupted = True
+    progress.evaluate()
+    assert progress.evaluation is None
 
 
 @pytest.mark.slow
