@@ -37,14 +37,15 @@ except KeyboardInterrupt:  # importing torch takes seconds
 class Settings(dqn.Settings):
     """The hyperparameters, chosen for CartPole without velocities."""
 
-    n_step: int = 5
-    batch: int = 64  # sequences
-    burn_in: int = 4
+    n_step: int = 10
+    batch: int = 32  # sequences
+    burn_in: int = 8
     length: int = 16  # steps of a sequence that are learned from
-    rate: float = 5e-4
+    rate: float = 1e-3
     updates: int = 8
     every: int = 4
     most: int = 8
+    target: int = 100
     alpha: float = 0.6
     eta: float = 0.9  # of priorities: the share of the greatest error, the rest is of the mean
 
@@ -92,15 +93,18 @@ class RecurrentNet(nn.Module):
         return torch.where(explores, drawn, actions), {"state": state}
 
     def values(self, batch: pysampler.Sequences) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return values of the observations to learn from, and of those after each step."""
-        seen, state, begin = batch.fields["observations"], batch.state("state0"), batch.burn_in
-        with torch.no_grad():
-            for column in range(begin):
-                _, after = self.unrolled(seen[:, column : column + 1], state)
-                state = torch.where(batch.mask[:, column, None], after, state)
-        # Within an episode, what follows a step is what the next one is made for.
-        later = batch.fields["next_observations"][:, begin:]
-        values, _ = self.unrolled(torch.cat((seen[:, begin : begin + 1], later), 1), state)
+        """Return values of the observations to learn from, and of those after each step.
+
+        A sequence has no end but its last step, so what one step leads to is what the next one
+        sees: values of both come from one pass, from each sequence's first step on.
+        """
+        seen, after = (batch.fields[name] for name in ("observations", "next_observations"))
+        first, columns = batch.first[:, None], torch.arange(seen.shape[1] + 1, device=seen.device)
+        rows = torch.arange(len(seen), device=seen.device)[:, None]
+        later = (first + columns[:-1]).clamp(max=len(columns) - 2)
+        inputs = torch.cat((seen[rows, first], after[rows, later]), 1)
+        outputs, _ = self.unrolled(inputs, batch.state("state0"))
+        values = outputs[rows, columns[batch.burn_in :] - first]
         return values[:, :-1], values[:, 1:]
 
 
