@@ -77,6 +77,7 @@ def filled(learner, count=200, seed=1):
     [
         pytest.param([], 1, marks=pytest.mark.long),
         pytest.param(["--td3"], 1, marks=pytest.mark.long),
+        pytest.param(["--ddpg"], 1, marks=pytest.mark.long),
         (["--workers", "0", "--updates-per-step", "0.25"], 0.25),
         pytest.param(
             ["--workers", "2", "--envs", "2", "--updates-per-step", "1.5"],
@@ -84,7 +85,7 @@ def filled(learner, count=200, seed=1):
             marks=pytest.mark.long,
         ),
     ],
-    ids=["SAC", "TD3", "in this process", "two workers"],
+    ids=["SAC", "TD3", "DDPG", "in this process", "two workers"],
 )
 @pytest.mark.usefixtures("torch")
 def test_training_makes_updates_in_proportion_to_steps(arguments, updates_per_step, tmp_path):
@@ -93,7 +94,7 @@ def test_training_makes_updates_in_proportion_to_steps(arguments, updates_per_st
     assert 1500 <= result["steps"] < 1516
     assert result["updates"] == int((result["steps"] - 1000) * updates_per_step)
     assert -2000 < result["return"] < 0
-    assert (result["temperature"] is None) == ("--td3" in arguments)
+    assert (result["temperature"] is None) == bool({"--td3", "--ddpg"} & {*arguments})
     assert -2000 < run("--play", str(weights))["return"] < 0
 
 
@@ -114,7 +115,7 @@ def test_killed_training_resumes(algorithm, tmp_path):
     assert saved["replay"].added == result["steps"]
 
 
-@pytest.mark.parametrize("algorithm", ["SAC", "TD3"])
+@pytest.mark.parametrize("algorithm", ["SAC", "TD3", "DDPG"])
 def test_a_restored_learner_continues_exactly(sac, torch, algorithm, tmp_path):
     def learner(seed):
         torch.manual_seed(seed)
@@ -247,7 +248,7 @@ class Counter(gym.Env):
         return np.full(3, self.step_count, np.float32), 1.0, *ended, {}
 
 
-@pytest.mark.parametrize("algorithm", ["SAC", "TD3"])
+@pytest.mark.parametrize("algorithm", ["SAC", "TD3", "DDPG"])
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
 def test_critics_bootstrap_at_truncation_but_not_at_termination(
     sac, torch, monkeypatch, algorithm, ends
@@ -306,6 +307,15 @@ def test_td3_smooths_target_actions(sac, torch, monkeypatch):
     assert squashed.max() == 1
 
 
+def test_ddpg_believes_its_first_critic(sac, torch):
+    learner = sac.DDPG((SEEN, ACTIONS), settings_of(sac), 1)
+    with torch.no_grad():
+        after = torch.randn(50, 3)
+        squashed = learner.target_actor(after)[:, :3].tanh()
+        expected = learner.target_critics(after, squashed)[0]
+        assert torch.equal(learner.next_values(after), expected)
+
+
 def test_the_two_critics_share_no_weights(sac, torch):
     critics = sac.TwinCritics(6, 16)
     seen, squashed = torch.randn(10, 3), torch.randn(10, 3)
@@ -321,7 +331,7 @@ def test_the_two_critics_share_no_weights(sac, torch):
     assert not torch.isclose(values[0], values[1]).any()
 
 
-@pytest.mark.parametrize("algorithm", ["SAC", "TD3"])
+@pytest.mark.parametrize("algorithm", ["SAC", "TD3", "DDPG"])
 def test_critics_do_not_learn_from_the_actors_loss(sac, torch, algorithm):
     learner = getattr(sac, algorithm)((SEEN, ACTIONS), settings_of(sac), 1)
     learner.actor_loss(torch.randn(50, 3)).backward()
@@ -340,7 +350,7 @@ def test_the_temperature_rises_while_entropy_is_low(sac, torch):
         assert torch.sign(learner.log_temperature.grad) == sign
 
 
-@pytest.mark.parametrize(("algorithm", "delay"), [("SAC", 1), ("TD3", 2)])
+@pytest.mark.parametrize(("algorithm", "delay"), [("SAC", 1), ("TD3", 2), ("DDPG", 1)])
 def test_actor_and_targets_update_once_per_delay(sac, torch, algorithm, delay):
     settings = settings_of(sac, tau=0.25, rate=0.01)  # moves larger than rounding
     learner = filled(getattr(sac, algorithm)((SEEN, ACTIONS), settings, 1))
@@ -359,7 +369,7 @@ def test_actor_and_targets_update_once_per_delay(sac, torch, algorithm, delay):
         if moves:
             expected = 0.75 * expected + 0.25 * after["critics.weights.0"]
         torch.testing.assert_close(after["target_critics.weights.0"], expected)
-        if algorithm == "TD3" and moves:
+        if algorithm != "SAC" and moves:
             expected = 0.75 * before["target_actor.0.weight"] + 0.25 * after["actor.0.weight"]
             torch.testing.assert_close(after["target_actor.0.weight"], expected)
 
