@@ -166,7 +166,7 @@ def training(way: str, seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     if way in (PIPE, PIPED_NUMPY):
         settings = replace(settings, updates=1)  # it learns as it receives
     began = time.perf_counter()
-    learner = dqn.Learner(*dqn.net_and_fields(options), settings, seed)
+    learner = dqn.Learner(*dqn.net_and_fields(options, settings), settings, seed)
     source: Any
     if way in OURS:
         source = dqn.Actors(learner, options)

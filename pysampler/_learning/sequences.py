@@ -28,10 +28,10 @@ class Sequences:
     to learn from. Where the stored steps of an env begin or end, columns are missing: their
     ``mask`` is False and they hold zeros, on the left of burn-in and the right of the rest.
 
-    ``rewards``, ``discounts`` and ``last`` are returns of up to the buffer's ``n_step`` steps, as in
-    :class:`Batch`, but not beyond the sequence either, for all values come from one pass of a
-    recurrent network: the target of a column is ``rewards + discounts * next_values`` with the
-    value of ``next_observations`` in the column ``last``.
+    ``rewards``, ``discounts`` and ``last`` are returns of up to ``n_step`` steps, as in a
+    :class:`Batch`. They do not reach beyond the sequence, so one pass of a recurrent network
+    yields all values that they need: the target of a column is ``rewards + discounts *
+    next_values``, with the value of ``next_observations`` in the column ``last``.
 
     Attributes:
         fields: ``[sequences, burn_in + length, ...]`` of each field, ``rewards``, ``terminated``
