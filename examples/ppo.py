@@ -61,7 +61,16 @@ SETTINGS = {
 
 # In the first epoch all ratios are 1, where clipping changes nothing, so a PPO of one epoch of one
 # batch is A2C (arXiv 2205.09123). The numbers are those of Stable-Baselines3.
-A2C = {"horizon": 5, "epochs": 1, "batches": 1, "rate": 7e-4, "gamma": 0.99, "gae_lambda": 1.0}
+A2C = {
+    "horizon": 5,
+    "length": 5,
+    "epochs": 1,
+    "batches": 1,
+    "rate": 7e-4,
+    "gamma": 0.99,
+    "gae_lambda": 1.0,
+    "normalizes": False,
+}
 
 
 class ActorCritic(nn.Module):
@@ -420,7 +429,7 @@ def main() -> None:
         )
     settings = SETTINGS.get(options.env, Settings())
     if options.a2c:
-        settings = replace(settings, **A2C, normalizes=False)
+        settings = replace(settings, **A2C)
     given = {name: getattr(options, name) for name in ("envs", "steps", "until")}
     given = {name: value for name, value in given.items() if value is not None}
     options.settings = replace(settings, **given)

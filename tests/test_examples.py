@@ -280,7 +280,8 @@ def test_recurrent_ppo_values_truncated_episodes_with_their_states(ppo):
             torch.testing.assert_close(net.critic(state[:, :64])[:, 0], last)
 
 
-def test_a2c_takes_one_step_for_each_rollout(ppo, monkeypatch):
+@pytest.mark.parametrize("memory", [[], ["--lstm"]], ids=" ".join)
+def test_a2c_takes_one_step_for_each_rollout(ppo, memory, monkeypatch):
     import torch
 
     steps = []
@@ -290,7 +291,7 @@ def test_a2c_takes_one_step_for_each_rollout(ppo, monkeypatch):
 
     monkeypatch.setattr(torch.optim.RMSprop, "step", step)
     arguments = ["--a2c", "--workers", "0", "--steps", "160", "--episodes", "1"]
-    monkeypatch.setattr(sys, "argv", ["ppo", "--quiet", *arguments])
+    monkeypatch.setattr(sys, "argv", ["ppo", "--quiet", *arguments, *memory])
     ppo.main()
     assert steps == ["RMSprop"] * 3  # 5 steps of 8 envs each, and none after the last
 
