@@ -9,8 +9,8 @@
 The replay buffer keeps the state that each step was made with. A sequence begins with that of its
 first step; some steps of burn-in bring it up to date with the newest weights, the steps after them
 are learned from by n-step double Q-learning. Sequences are drawn by a mixture of their greatest and
-mean errors. Each env explores with its own epsilon. After Kapturowski et al. 2019 (R2D2), without
-its rescaling of values. The rest is that of dqn.py.
+mean errors. Each env explores with its own epsilon. After Kapturowski et al. 2019 (R2D2), with
+rewards scaled instead of values rescaled. The rest is that of dqn.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ except KeyboardInterrupt:  # importing torch takes seconds
 class Settings(dqn.Settings):
     """The hyperparameters, chosen for CartPole without velocities."""
 
-    n_step: int = 10
+    n_step: int = 5
     batch: int = 32  # sequences
     burn_in: int = 8
     length: int = 16  # steps of a sequence that are learned from
@@ -46,6 +46,8 @@ class Settings(dqn.Settings):
     every: int = 4
     most: int = 8
     target: int = 100
+    exploring: int = 10_000
+    scale: float = 0.1  # by which rewards are multiplied
     alpha: float = 0.6
     eta: float = 0.9  # of priorities: the share of the greatest error, the rest is of the mean
 
@@ -133,7 +135,7 @@ class Learner(dqn.Learner):
         with torch.no_grad():
             best = following.argmax(-1, keepdim=True)
             next_value = self.target.values(batch)[1].gather(-1, best)[..., 0]
-            goal = rewards + discounts * next_value.gather(1, last)
+            goal = s.scale * rewards + discounts * next_value.gather(1, last)
         value = values.gather(-1, actions[..., None])[..., 0]
         losses = nn.functional.smooth_l1_loss(value, goal, reduction="none") * mask
         steps = mask.sum(1)
