@@ -739,6 +739,37 @@ def test_r2d1_values_follow_from_stored_states():
                         torch.testing.assert_close(following[row, column - 3], next_value[0, 0])
 
 
+def test_r2d1_mixes_the_greatest_and_the_mean_error_of_a_sequence(monkeypatch):
+    with loaded("r2d1") as r2d1:
+        import torch
+
+        options = argparse.Namespace(env="MaskedCartPole-v1", forgetful=False, device="cpu", seed=1)
+        learner = r2d1.learner_of(options)
+        count, zeros = 20, np.zeros(20, bool)
+        fields = {name: np.zeros((count, 2)) for name in ("observations", "next_observations")}
+        fields |= {"actions": zeros.astype(int), "state0": np.zeros((count, 128))}
+        # A single episode, of which only the last step has a reward.
+        learner.replay.add(
+            fields,
+            rewards=10.0 * (np.arange(count) == count - 1),
+            terminated=np.arange(count) == count - 1,
+            truncated=zeros,
+            env=zeros.astype(int),
+        )
+        learner.replay.gamma = 0.0
+        with torch.no_grad():
+            for net in (learner.net, learner.target):
+                net.head.weight.zero_()
+                net.head.bias.zero_()
+        given = []
+        monkeypatch.setattr(learner.replay, "update", lambda *both: given.append(both))
+        learner.update()
+        [(indices, priorities)] = given
+        steps = np.minimum(count - indices, 16)  # of each sequence, which may reach the reward
+        error = (indices + steps == count) * 1.0  # scaled by 0.1
+        np.testing.assert_allclose(priorities, error * (0.9 + 0.1 / steps) + 1e-3, rtol=1e-5)
+
+
 def test_r2d1_without_memory_ignores_its_state():
     with loaded("r2d1") as r2d1:
         import torch
