@@ -1,12 +1,13 @@
-"""rlpyt's samplers, and rollouts beside them: the same envs, network and outputs, on the CPU.
+"""rlpyt's samplers beside Rollouts: the same envs, network and outputs, on the CPU.
 
     git clone https://github.com/astooke/rlpyt build/rlpyt
     python benchmarks/rlpyt_samplers.py --rlpyt build/rlpyt --out benchmarks/results
     python benchmarks/rlpyt_samplers.py --rlpyt build/rlpyt --quick --out build/bench-smoke
 
-rlpyt is not installed: it is imported from a checkout, on stand-ins for the old gym that it needs.
-Each sampler is compared with its counterpart, in turn: CpuSampler with a policy in workers,
-GpuSampler with a policy in the main process, AlternatingSampler with groups=2.
+rlpyt needs the gym of 2020. It is imported from the checkout, and small stand-in modules give it
+gymnasium's envs behind the old interface. Each of its samplers takes turns with the Rollouts that
+do the same: CpuSampler with policy_in="workers", GpuSampler with policy_in="main" (both act on the
+CPU), AlternatingSampler with groups=2.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ from running import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-RLPYT, PYTHON, AUTO = "rlpyt", "native=False", 'native="auto"'
+ALONE, RLPYT, PYTHON, AUTO = "the network alone", "rlpyt", "native=False", 'native="auto"'
 HORIZON = 128
 WARM_UP = 100  # random steps of each env at most, rlpyt's default
 COUNTS = [16, 64]
 PICTURES = "Pictures-v0"
 INFOS = {"HalfCheetah-v5": ["x_position", "x_velocity", "reward_forward", "reward_ctrl"]}
-ENVS = {  # and whether our workers have them in C++ as well, if there are enough
+ENVS = {  # and whether pysampler has them in C++
     "CartPole-v1": True,
     "HalfCheetah-v5": True,
     PICTURES: False,
 }
-# rlpyt's samplers: the module of each, and options of the Rollouts that do the same.
+# The module of each sampler of rlpyt; options of the Rollouts that do the same, and of their envs.
 SAMPLERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "CpuSampler": ("cpu.sampler", {"policy_in": "workers"}, {}),
     "GpuSampler": ("gpu.sampler", {}, {}),
@@ -70,7 +71,7 @@ class Pictures(gym.Env):
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
-        self._screens = random.integers(0, 256, (64, *self.observation_space.shape), np.uint8)
+        self._screens = random.integers(0, 256, (8, *self.observation_space.shape), np.uint8)
         self._at = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -152,8 +153,8 @@ def network(env_id: str) -> Any:
     pictures, outputs = env_id == PICTURES, {"CartPole-v1": 2}.get(env_id, 6)
     if pictures:
         body = nn.Sequential(
-            *(nn.Conv2d(4, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU()),
-            *(nn.Flatten(), nn.Linear(32 * 9 * 9, 64), nn.ReLU()),
+            *(nn.Conv2d(4, 8, 8, 8), nn.ReLU(), nn.Conv2d(8, 16, 4, 2), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(16 * 4 * 4, 64), nn.ReLU()),
         )
     else:
         inputs = {"CartPole-v1": 4}.get(env_id, 17)
@@ -178,17 +179,14 @@ def network(env_id: str) -> Any:
     return Network()
 
 
-def ours(env_id: str, count: int, workers: int, sampler: str, native: Any) -> Iterator[Any]:
+def policy(env_id: str) -> Any:
+    """Return a module that draws actions, and returns what rlpyt's agents return beside them."""
     import torch
 
-    import pysampler
-
     class Policy(torch.nn.Module):
-        """Draws actions and returns what rlpyt's agents return beside them."""
-
-        def __init__(self, net: Any) -> None:
+        def __init__(self) -> None:
             super().__init__()
-            self.net = net
+            self.net = network(env_id)
 
         def forward(self, observations: Any) -> Any:
             head, values = self.net(observations)
@@ -200,11 +198,35 @@ def ours(env_id: str, count: int, workers: int, sampler: str, native: Any) -> It
             actions = torch.multinomial(probabilities, 1).squeeze(-1)
             return actions, {"prob": probabilities, "value": values}
 
+    return Policy()
+
+
+def alone(env_id: str, count: int, workers: int, sampler: str) -> Iterator[Any]:
+    """Call the policy as the sampler does, but step no envs.
+
+    In a CpuSampler the workers act at the same time, so one worker's calls stand for all.
+    """
+    import torch
+
+    act = policy(env_id)
+    halves = 2 if sampler == "AlternatingSampler" else 1
+    batch = count // (workers if sampler == "CpuSampler" else halves)
+    observations = torch.from_numpy(np.stack([gym.make(env_id).reset(seed=0)[0]] * batch))
+    while True:
+        with torch.no_grad():
+            for _ in range(halves * HORIZON):
+                act(observations)
+        yield
+
+
+def ours(env_id: str, count: int, workers: int, sampler: str, native: Any) -> Iterator[Any]:
+    import pysampler
+
     _, options, vector_options = SAMPLERS[sampler]
     kwargs = {"num_workers": workers, "native": native, **vector_options}
     envs = pysampler.make_vec(env_id, count, vector_kwargs=kwargs)
     return pysampler.Rollouts(
-        *(envs, Policy(network(env_id)), HORIZON),
+        *(envs, policy(env_id), HORIZON),
         info_keys=INFOS.get(env_id, ()),
         warm_up=WARM_UP,
         seed=0,
@@ -254,6 +276,8 @@ def theirs(path: str, env_id: str, count: int, workers: int, sampler: str) -> It
 def sampling(name: str, path: str, *arguments: Any) -> Callable[[dict], dict]:
     if name == RLPYT:
         samples = theirs(path, *arguments)
+    elif name == ALONE:
+        samples = alone(*arguments)
     else:
         samples = ours(*arguments, False if name == PYTHON else "auto")
     size = HORIZON * arguments[1]
@@ -277,38 +301,40 @@ def tables(results: dict[str, Any]) -> str:
     rows = []
     for case in results["cases"]:
         rates = case["rates"]
-        peer = rates.get(RLPYT, [])
-        row = [case["env"], str(case["envs"]), case["sampler"], middle(peer)]
-        for name in (PYTHON, AUTO):
-            each = rates.get(name, [])
-            row += [middle(each), quartiles([a / b for a, b in zip(each, peer, strict=False)])]
+        row = [case["env"], str(case["envs"]), case["sampler"]]
+        for name in (RLPYT, ALONE, PYTHON, AUTO):
+            each, peer = rates.get(name, []), rates.get(RLPYT, [])
+            row.append(f"{statistics.median(each):,.0f}" if each else "-")
+            if name != RLPYT:
+                row.append(quartiles([a / b for a, b in zip(each, peer, strict=False)]))
         rows.append(row)
     header = ["env", "envs", "rlpyt's sampler", "rlpyt, steps/s"]
-    header += [f"{PYTHON}, steps/s", "/ rlpyt", f"{AUTO}, steps/s", "/ rlpyt"]
+    for name in (ALONE, PYTHON, AUTO):
+        header += [f"{name}, steps/s", "/ rlpyt"]
     return "\n".join(
         [
             heading("rlpyt's samplers, and rollouts", results["machine"]),
             (
-                f"rlpyt at {results['commit'][:10]}, imported on stand-ins for the gym of its "
-                f"time. Samples of {HORIZON} steps of each env; {results['workers']} workers, of "
-                "`AlternatingSampler` twice as many, as its authors mean it. Beside `CpuSampler`: "
-                "`Rollouts` with the policy in workers; beside `GpuSampler`: with the policy in "
-                "the main process; beside `AlternatingSampler`: the same with `groups=2`. There is "
-                "no GPU: the agents of `GpuSampler` and `AlternatingSampler` act on the CPU, and "
-                "so do ours. All have the same network on one thread of torch (two hidden layers "
-                f"of 64; for `{PICTURES}` two convolutions and a layer of 64), draw actions in the "
-                "same way, and store the distribution, the value and the env's infos with each "
-                f"step. `{AUTO}` is the default: our workers simulate the envs in C++, CartPoles "
-                f"if there are 16 to a call. `{PICTURES}` is an env that costs little more than "
-                "its 28 kB of pictures. Ratios are medians [quartiles] of slices in turn.\n"
+                f"rlpyt at commit {results['commit'][:10]}, on stand-ins for the gym of its time. "
+                f"Samples of {HORIZON} steps of each env, {results['workers']} workers; "
+                "`AlternatingSampler` has twice as many workers, as its documentation says. Beside "
+                "`CpuSampler` runs `Rollouts` with the policy in workers, beside `GpuSampler` with "
+                "the policy in the main process, beside `AlternatingSampler` the same with "
+                "`groups=2`. There is no GPU: all agents and policies act on the CPU, on one "
+                "thread of torch in each process. All have the same network (two hidden layers of "
+                f"64; for `{PICTURES}` two small convolutions and a layer of 64), draw actions in "
+                "the same way, and store the distribution, the value and the env's infos with each "
+                "step.\n\n"
+                "*The network alone* calls the policy as often as the sampler must and does "
+                "nothing else; a sampler that shares the policy's CPU is slower. Where this is "
+                "below twice rlpyt's speed, no sampler is twice as fast. "
+                f"`{AUTO}`, the default, simulates envs in C++ (CartPoles if a worker steps at "
+                f"least 16 at a time). `{PICTURES}` costs little more than its 28 kB of pictures. "
+                "Ratios are medians [quartiles] of slices in turn.\n"
             ),
             table(header, rows),
         ]
     )
-
-
-def middle(rates: list[float]) -> str:
-    return f"{statistics.median(rates):,.0f}" if rates else "-"
 
 
 def main() -> None:
@@ -319,8 +345,8 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=list(SAMPLERS))
     options = options_of(parser, 1.0)
     path = options.rlpyt.resolve()
-    if not (path / "rlpyt" / "samplers").is_dir():
-        parser.error(f"{path} is not a checkout of rlpyt")
+    if not ((path / "rlpyt" / "samplers").is_dir() and (path / ".git").exists()):
+        parser.error(f"{path} is not a git checkout of rlpyt")
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         parser.error(f"not installed: {', '.join(missing)}")
     if options.quick:
@@ -334,7 +360,7 @@ def main() -> None:
     }
     with stolen_share(results["machine"]):
         for env_id in options.envs:
-            names = [RLPYT, PYTHON, *([AUTO] if ENVS[env_id] else [])]
+            names = [ALONE, RLPYT, PYTHON, *([AUTO] if ENVS[env_id] else [])]
             for count in options.counts:
                 for sampler in options.samplers:
                     say(f"{env_id}, {count} envs, {sampler}")
@@ -349,7 +375,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in (RLPYT, PYTHON, AUTO):
+    if sys.argv[1:2] and sys.argv[1] in (ALONE, RLPYT, PYTHON, AUTO):
         name, path, env_id, count, workers, sampler = sys.argv[1:]
         answer(lambda: sampling(name, path, env_id, int(count), int(workers), sampler))
     else:
