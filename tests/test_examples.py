@@ -475,8 +475,8 @@ def test_rollouts_become_trajectories_of_one_env_each(monkeypatch):
         pysampler.Rollouts("Pendulum-v1", policy, 256, num_envs=2, num_workers=0) as rollouts,
     ):
         rollout = next(rollouts)
-        records = phases.trajectories(rollout).torch(None)
-        assert records.observations.shape == (8, phases.LENGTH, 3)
+        records = phases.trajectories(rollout, 64).torch(None)
+        assert records.observations.shape == (8, 64, 3)
         same(records.observations[5].numpy(), rollout.observations[64:128, 1])
         assert np.argwhere(records.truncated.numpy()).tolist() == [[3, 7], [7, 7]]
         follows = (records.next_observations[:, :-1] == records.observations[:, 1:]).all(-1)
