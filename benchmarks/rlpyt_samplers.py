@@ -170,7 +170,7 @@ def network(env_id: str) -> Any:
         def forward(self, observations: Any) -> Any:
             leading = observations.shape[: -3 if pictures else -1]  # rlpyt tries it without any
             inputs = observations.reshape(-1, *observations.shape[len(leading) :]).float()
-            hidden = self.body(inputs / 255 if pictures else inputs)
+            hidden = self.body(inputs.mul_(1 / 255) if pictures else inputs)
             head, values = self.head(hidden), self.value(hidden)
             return head.reshape(*leading, outputs), values.reshape(leading)
 
