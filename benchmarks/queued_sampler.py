@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import queue
 import statistics
 import sys
@@ -46,6 +47,7 @@ NAMES = [HAND, PYTHON, NATIVE]
 TIMEOUTS = [1e-4, 0.1]
 ENV = "HalfCheetahDir-v5"
 LIMIT = 900.0  # seconds for a sample
+ENV_MB = 1.0  # memory of an env in Python
 FIELDS = {  # of a worker's arrays: dtype, and numbers for each env
     "actions": ("f4", 6),
     "observations": ("f8", 17),
@@ -245,11 +247,15 @@ def tables(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--per-worker", type=int, nargs="+", default=[20, 4000])
+    parser.add_argument("--per-worker", type=int, nargs="+", default=[20, 400])
     parser.add_argument("--steps", type=int, default=200_000, help="of all envs in a sample")
     options = options_of(parser, 0.0, workers=8, repetitions=5)
     if options.quick:
         options.per_worker, options.steps, options.repetitions = [2, 8], 2_000, 1
+    needed = 2 * ENV_MB * options.workers * max(options.per_worker) / 1e3  # two step in Python
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    if needed > free:
+        parser.error(f"the envs need {needed:.0f} GB, but {free:.0f} GB are free")
     results: dict[str, Any] = {"machine": machine(), "workers": options.workers, "cases": []}
     with stolen_share(results["machine"]):
         for per_worker in options.per_worker:

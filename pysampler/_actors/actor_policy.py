@@ -95,6 +95,10 @@ class ActorPolicy(FreeRunningPolicy):
         steps_made = 0
         end = self._frames.count - 1
         pushed_at = now()
+        if self._at == end:  # an interrupt came before the first frame was begun again
+            if not self._hand_over(packer, group):
+                return report
+            self._begin_first_frame(end, envs)
         while not progress.stopped and (setup.max_steps is None or steps_made < setup.max_steps):
             at = self._at
             if (single_steps or at == 0) and not self._wait_for_room(setup, group):
@@ -106,18 +110,22 @@ class ActorPolicy(FreeRunningPolicy):
             steps_made += 1
             packer.count(at)
             if at == end or (single_steps and now() - pushed_at > _MAX_DELAY):
-                first, self._packed = self._packed, at
-                self.hand_statistics_over()  # first: the statistics then cover all records taken
-                if not self._push(packer.pack(first, at), group):
+                if not self._hand_over(packer, group):
                     return report
                 pushed_at = now()
             if at == end:
                 self._begin_first_frame(at, envs)
-        self.hand_statistics_over()
-        if single_steps and self._at > self._packed:
-            self._push(packer.pack(self._packed, self._at), group)
+        if not single_steps:
+            self.hand_statistics_over()
+        elif self._hand_over(packer, group):
             self._begin_first_frame(self._at, envs)
         return report
+
+    def _hand_over(self, packer: Packer, group: int) -> bool:
+        """Push the records of all steps so far; return False if they must be dropped."""
+        first, self._packed = self._packed, self._at
+        self.hand_statistics_over()  # first: the statistics then cover all records taken
+        return first == self._at or self._push(packer.pack(first, self._at), group)
 
     def _act_and_step(
         self,
@@ -167,7 +175,7 @@ class ActorPolicy(FreeRunningPolicy):
                     return False
             progress.acting_ns[group] += now() - began
             rows = server.rows(index)
-            versions[rows] = self._version = int(requests.versions[number])
+            versions[rows] = version = int(requests.versions[number])
             if block.step(at + 1) and report.add_overflow(at + 1, server.take_overflow(index)):
                 self._stop_if_requested(report)
                 return False
@@ -176,7 +184,7 @@ class ActorPolicy(FreeRunningPolicy):
             )
             if self._has_asked:
                 requests.ask(number, at + 1)
-        self._gauges.version(self._version)
+        self._gauges.version(version)
         return True
 
     @property

@@ -84,9 +84,11 @@ class Actors(FreeRunningSampler):
             a thread calls the policy once for all envs that wait, and gives it tensors. Choose it
             where a GPU acts faster than a CPU in each worker. With ``groups=2`` one half of each
             worker's envs steps while the other half is acted for. A module must be on the device.
+            New weights act from the next call on, so that a trajectory may have two versions.
         warm_up: Each env begins with a random number of random steps, up to this many, so that
             envs with the same time limit do not end together: see :class:`pysampler.Rollouts`.
-        seed: Seed of the first reset, and of the policies' random numbers in the workers.
+        seed: Seed of the first reset, and of the policies' random numbers in the workers; with
+            ``device``, of the policy's own generators.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
             envs to make.
 
@@ -196,6 +198,8 @@ class Actors(FreeRunningSampler):
 
     def publish(self, weights: Any = None) -> int:
         """Publish new weights, which each actor loads as a whole before it begins a record.
+
+        With ``device``, the policy acts with them from its next call on.
 
         Statistics of a normalizer are merged and published too, even if the policy has no weights.
 

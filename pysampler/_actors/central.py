@@ -10,14 +10,16 @@ take an answer to the lost one's request for its own.
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pysampler._policies.frame_policy import FramePolicy
 from pysampler._policies.weights import load_weights
+from pysampler._workers.exceptions import error_from, report
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 from pysampler.errors import StopActors
 from pysampler.sync import Doorbell, Flag
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
 
+    from pysampler._policies.frame_policy import FramePolicy
     from pysampler._policies.progress import WorkerProgress
+    from pysampler.errors import EnvError
     from pysampler.sync import Board, Segment
 
 __all__ = ["CentralActor", "Requests", "RequestsPlace"]
@@ -138,7 +142,7 @@ class CentralActor:
         batch_sizes: Counts calls of the policy by their number of envs.
 
     Attributes:
-        error: The exception that ended the thread, if any.
+        error: Why the thread ended, if the policy raised.
     """
 
     def __init__(
@@ -158,9 +162,12 @@ class CentralActor:
         self._batch_sizes = batch_sizes
         self._weights: Any = None
         self._version = 0
-        self.error: BaseException | None = None
+        self.error: EnvError | None = None
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="pysampler actors", daemon=True)
+        # When the interpreter ends, a thread that is inside torch would abort the process.
+        self._pid = os.getpid()
+        atexit.register(self._leave)
         self._thread.start()
 
     def wait_ended(self) -> bool:
@@ -174,6 +181,12 @@ class CentralActor:
             time.sleep(_LOOK)
         return self._ended
 
+    def _leave(self) -> None:
+        if os.getpid() != self._pid:  # a fork has no such thread
+            return
+        self._progress.stop(drop=True)
+        self.wait_ended()
+
     def _run(self) -> None:
         try:
             while not self._progress.stopped:
@@ -185,10 +198,12 @@ class CentralActor:
         except StopActors:
             pass
         except BaseException as error:
-            self.error = error
+            kind = type(error).__name__
+            self.error = error_from(report(error), f"the policy raised {kind} acting: {error}")
         finally:
             self._progress.stop()
             self._ended = True
+            atexit.unregister(self._leave)
 
     def _rows(self, words: dict[int, int]) -> tuple[Any, Any]:
         """Return the frames and the envs of some requests."""

@@ -22,6 +22,7 @@ from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.sampler import Sampler, visible_spec
 from pysampler._policies.seeds import entropy_from, seed_policy
 from pysampler._policies.shared_statistics import SharedStatistics
+from pysampler._policies.signatures import PolicyElsewhere
 from pysampler._policies.weights import (
     chosen_weights,
     has_weights,
@@ -146,8 +147,9 @@ class FreeRunningSampler(Sampler):
         normalization = self._normalization
         if normalization is not None and not self._counts:
             normalization = normalization.copy(update=False)
-        own = copied(self.policy)
-        caller = PolicyCaller(own, self._spec, self._given_settings, device=self._device)
+        caller = PolicyCaller(
+            copied(self.policy), self._spec, self._given_settings, device=self._device
+        )
         weights = weights_of(self.policy) if has_weights(self.policy) else None
 
         def spare_bytes(outputs: PolicyOutputs) -> int:
@@ -184,10 +186,12 @@ class FreeRunningSampler(Sampler):
             )
         if self._board is not None and weights is not None:
             self._gauges.newest = self._board.publish(weights)
+        # Workers that do not act still need the states that episodes begin with.
+        acts = self._device is None or hasattr(self.policy, "initial_state")
         setup = PolicySetup(
-            pickled(portable(self.policy)),
+            pickled(portable(self.policy) if acts else PolicyElsewhere(self.policy)),
             prepared.policy.outputs,
-            None if self._board is None or self._device is not None else self._board.place(),
+            self._board.place() if acts and self._board is not None else None,
             self._progress.offset,
             groups=groups,
             entropy=entropy_from(self._seed),
@@ -203,6 +207,7 @@ class FreeRunningSampler(Sampler):
         if self._stop_requested:
             self._progress.stop()
         if self._requests is not None:
+            own = copied(self.policy)
             caller = PolicyCaller(own, self._spec, shared, device=self._device)
             seeds = np.random.SeedSequence(setup.entropy, spawn_key=(0, 0))
             seed_policy(own, seeds, own_process=False)
@@ -288,9 +293,8 @@ class FreeRunningSampler(Sampler):
             return True
         pool, central = self._core.pool, self._central
         if central is not None and central.error is not None:
-            error, central.error = central.error, None
             self.let_go()
-            raise error
+            raise central.error
         if pool.pending == 0:
             return True
         try:
@@ -349,8 +353,9 @@ class FreeRunningSampler(Sampler):
         # Wait until another thread has left begin().
         if self._begin_lock.acquire(timeout=SHUTDOWN_TIMEOUT_S):
             self._begin_lock.release()
-        left = self._central is None or self._central.wait_ended()
-        return self._wait_until_left(self._check_guard) and left
+        if self._central is not None:  # the envs need not wait for the end of a slow call
+            self._central.wait_ended()
+        return self._wait_until_left(self._check_guard)
 
     def _wait_until_left(self, guard: _core.Guard) -> bool:
         """Wait until another thread leaves, which it does once it sees that this is closed."""

@@ -157,7 +157,9 @@ class Watcher(FreeRunningSampler):
         own = {"num_workers": 1, "on_worker_loss": "restart", "native": False}
         options = {**own, **vector_options("watch", vector_kwargs)}
         kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
-        with vector_env_of(env, 1, options, "watch", policy_in_workers=policy, **kwargs) as made:
+        with vector_env_of(
+            env, 1, options, "watch", policy_in_workers=policy, env_kwargs=kwargs
+        ) as made:
             if made.envs.num_envs != 1:
                 raise self._refusal("num_envs", made.envs.num_envs, "1")
             if made.envs.num_workers != 1:

@@ -359,7 +359,7 @@ def vector_env_of(
     *,
     policy_in_workers: Any = None,
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
-    **kwargs: Any,
+    env_kwargs: Mapping[str, Any] | None = None,
 ) -> Iterator[Leasable]:
     """Yield the vector env that a user gave to a sampler, or make one.
 
@@ -373,8 +373,11 @@ def vector_env_of(
         purpose: The sampler's purpose, for errors: "sample rollouts".
         policy_in_workers: The policy, if it acts in the workers.
         wrappers: Wrappers of each env that is made.
-        **kwargs: Arguments of each env that is made.
+        env_kwargs: Arguments of each env that is made.
     """
+    if not (env_kwargs is None or isinstance(env_kwargs, Mapping)):
+        raise TypeError(f"cannot {purpose}: env_kwargs {env_kwargs!r}, expected a dict")
+    kwargs = dict(env_kwargs or {})
     given = [*(["num_envs"] if num_envs is not None else []), *(vector_kwargs or ())]
     given += ["env_kwargs"] * bool(kwargs)
     if isinstance(envs, GymVectorEnv):

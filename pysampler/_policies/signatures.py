@@ -19,6 +19,7 @@ __all__ = [
     "PREVIOUS_ACTIONS",
     "PREVIOUS_REWARDS",
     "STATE",
+    "PolicyElsewhere",
     "PolicySignature",
     "signature_of",
     "takes_by_name",
@@ -40,6 +41,24 @@ class PolicySignature:
     generators: bool
     requires_state: bool = False  # the state has no default
     previous: frozenset[str] = frozenset()  # which of PREVIOUS_ACTIONS and PREVIOUS_REWARDS
+
+
+class PolicyElsewhere:
+    """Stands in for a policy where it does not act: has its parameters, and nothing else of it."""
+
+    def __init__(self, policy: Any) -> None:
+        parameters = (_parameters_of(policy) or {}).values()
+        has_default = [one.default is not one.empty for one in parameters]
+        self.__signature__ = inspect.Signature(
+            [
+                one.replace(annotation=one.empty, default=None if default else one.empty)
+                for one, default in zip(parameters, has_default, strict=True)
+            ]
+        )
+        self.recurrent = getattr(policy, "recurrent", None)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("this policy acts in another process")
 
 
 def takes_by_name(policy: Any, name: str, place: int) -> bool:

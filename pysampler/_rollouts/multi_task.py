@@ -133,7 +133,7 @@ class MultiTaskSampler(Uncopyable, Closing):
         vector_kwargs = vector_options("sample tasks", vector_kwargs, options, MultiTaskSampler)
         if seed is not None:
             seed = whole_number("sample tasks", "seed", seed, 0)
-        if timeout != "auto":
+        if not (isinstance(timeout, str) and timeout == "auto"):
             arguments.deadline(timeout, "sample tasks")  # raises if it is not a timeout
         self.policy = policy
         self._seed = seed
@@ -157,7 +157,7 @@ class MultiTaskSampler(Uncopyable, Closing):
         with vector_env_of(
             *(envs, num_envs, vector_kwargs, "sample tasks"),
             wrappers=[TaskWrapper],
-            **(env_kwargs or {}),
+            env_kwargs=env_kwargs,
         ) as leasable:
             self.envs: VectorEnv = leasable.envs
             self._owned = leasable.owned

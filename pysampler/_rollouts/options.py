@@ -41,7 +41,8 @@ class RolloutOptions:
             setattr(self, name, true_or_false(doing, name, getattr(self, name)))
         for name in ("threads", "min_envs"):
             value = getattr(self, name)
-            if value is not None and (name, value) != ("min_envs", "auto"):
+            is_auto = name == "min_envs" and isinstance(value, str) and value == "auto"
+            if value is not None and not is_auto:
                 setattr(self, name, whole_number(doing, name, value, 1))
         if self.policy_in not in get_args(PolicyIn):
             raise _refusal("policy_in", self.policy_in, 'one of "main", "workers"')
@@ -67,7 +68,8 @@ class RolloutOptions:
                 "cannot sample rollouts: reset_each would lose the steps under way at the end of a "
                 "rollout; expected allow_partial=False"
             )
-        if not (self.timeout in (None, "auto") or is_real(self.timeout, 0)):
+        is_auto = isinstance(self.timeout, str) and self.timeout == "auto"
+        if not (self.timeout is None or is_auto or is_real(self.timeout, 0)):
             raise _refusal("timeout", self.timeout, 'seconds >= 0, None or "auto"')
         arguments.from_first(doing, self.timeout_from, self.timeout)
         if isinstance(self.info_keys, str):
@@ -85,7 +87,9 @@ class RolloutOptions:
     @property
     def timeout_ns(self) -> int | None:
         """``timeout`` in ns; None if there is none, or the sampler chooses it."""
-        return None if self.timeout in (None, "auto") else arguments.nanoseconds(self.timeout)
+        if self.timeout is None or isinstance(self.timeout, str):
+            return None
+        return arguments.nanoseconds(self.timeout)
 
 
 def _refusal(name: str, got: Any, expected: str) -> ValueError:

@@ -48,12 +48,14 @@ class ReadyRunner(MainRunner):
     def _make_tuner(self) -> BatchTuner | None:
         """Return a tuner of the options that are "auto"."""
         options, envs = self._options, self.frames.envs
-        if "auto" not in (options.min_envs, options.timeout):
+        if not (isinstance(options.min_envs, str) or isinstance(options.timeout, str)):
             return None
         from pysampler._vector.tuner import tuner_of  # noqa: PLC0415 - most do without
 
-        least = None if options.min_envs == "auto" else min(options.min_envs or envs, envs)
-        tuner = tuner_of(self._groups, least, envs, timeouts=options.timeout == "auto")
+        least = None
+        if not isinstance(options.min_envs, str):
+            least = min(options.min_envs or envs, envs)
+        tuner = tuner_of(self._groups, least, envs, timeouts=isinstance(options.timeout, str))
         self._core.tuner = tuner
         return tuner
 

@@ -103,6 +103,11 @@ class TaskRollouts(Rollouts):
             if column.dtype.kind == "f":
                 missing = np.full((len(chosen), *column.shape[2:]), np.nan, column.dtype)
                 outputs[1].setdefault(name, missing)
+            elif name not in outputs[1]:
+                raise ValueError(
+                    f"cannot send actions: extras have no {name!r}, which the sampler's policy "
+                    f"returns; expected it for each env, since {column.dtype} has no NaN"
+                )
         with self._core.enter("step_send"):
             runner.policy.write(runner.frames_of(chosen), chosen, *outputs)
             self._waiting[chosen] = False

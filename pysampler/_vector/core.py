@@ -271,6 +271,7 @@ class VectorCore:
             self.expect_idle(lease.name)
             self.lease = lease
             lease.over = False
+            self.tuner = None
 
     def take_back(self, lease: Lease, *, stopped: bool) -> None:
         """End a lease that is over: drop its pending work and lay out the usual frames.

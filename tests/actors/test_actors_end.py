@@ -1,6 +1,7 @@
 """Actors that block, stop, fail or are interrupted."""
 
 import functools
+import itertools
 import os
 import signal
 import subprocess
@@ -15,11 +16,24 @@ import numpy as np
 import psutil
 import pytest
 from actors_in_tests import Weighted, envs_of, fill, rest_of, taken
+from interrupts import at_point
 from scripted import Mortal, Scripted, by_env, policy
 
 import pysampler
 from pysampler._vector import core
 from pysampler.errors import BusyError, ClosedError, EnvError, StopActors, WorkerLostError
+
+
+@pytest.mark.slow
+def test_acting_in_this_process_goes_on_after_interrupts():
+    """Wherever a signal handler raises between the steps of a chunk."""
+    only = "run", "_act_and_step", "_hand_over", "_begin_first_frame"
+    with envs_of(num_workers=0) as envs, pysampler.Actors(envs, policy) as actors:
+        for n in itertools.count(1):
+            reached, *_ = at_point(n, lambda: actors.take(96, min_records=96), only=only)
+            assert len(actors.take(96, min_records=96)) == 96
+            if not reached:
+                break
 
 
 def test_actors_block_on_a_full_ring_and_resume_once_it_drains():

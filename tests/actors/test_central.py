@@ -3,6 +3,8 @@
 import functools
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -12,7 +14,7 @@ from scripted import policy
 
 import pysampler
 from pysampler._actors.central import Requests
-from pysampler.errors import StopActors
+from pysampler.errors import EnvError, StopActors
 from pysampler.sync import Segment
 
 pytest.importorskip("torch", reason="policies on a device take tensors")
@@ -69,6 +71,78 @@ class Gated:
         return np.zeros((count, 2), np.float32), {"together": np.full(count, count)}
 
 
+class Learned:
+    """Begins episodes with a state that is one of its weights."""
+
+    def __init__(self):
+        self.first = np.zeros(())
+
+    def state_dict(self):
+        return {"first": self.first}
+
+    def load_state_dict(self, weights):
+        self.first = weights["first"].copy()
+
+    def initial_state(self, count):
+        return np.full((count, 1), self.first)
+
+    def __call__(self, observations, state):
+        return np.zeros((len(observations), 2), np.float32), {"state": state}
+
+
+def test_episodes_begin_with_the_published_initial_state():
+    with (
+        envs_of(num_workers=2) as envs,
+        pysampler.Actors(envs, Learned(), device="cpu", steps=2, refresh_share=1) as actors,
+    ):
+        actors.publish({"first": np.full((), 7.0)})
+        seen = set()
+        while seen != set(range(1, 6)):  # env 0 has one episode only
+            records = actors.take(16)
+            seen |= set(records.env[records.state[:, 0] == 7.0].tolist())
+
+
+class CountingCalls:
+    """Reports how many calls it has had."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, observations):
+        self.calls += 1
+        count = len(observations)
+        return np.zeros((count, 2), np.float32), {"call": np.full(count, self.calls)}
+
+
+def test_records_begin_with_the_first_call_of_the_policy():
+    with (
+        envs_of(num_workers=1) as envs,
+        pysampler.Actors(envs, CountingCalls(), device="cpu") as actors,
+    ):
+        assert (actors.take(6, min_records=6).call == 1).all()
+
+
+class OnlyHere(OnDevice):
+    """Cannot be unpickled in another process."""
+
+    def __init__(self, policy):
+        super().__init__(policy)
+        self.pid = os.getpid()
+
+    def __setstate__(self, state):
+        assert os.getpid() == state["pid"]
+        vars(self).update(state)
+
+
+def test_policy_that_acts_here_does_not_travel_to_the_workers():
+    """Its tensors may be on a GPU, and its modules need torch."""
+    with (
+        envs_of(num_workers=1) as envs,
+        pysampler.Actors(envs, OnlyHere(policy), device="cpu") as actors,
+    ):
+        assert len(actors.take(6, min_records=6)) == 6
+
+
 def test_workers_that_ask_meanwhile_are_acted_for_at_once(tmp_path):
     gate = tmp_path / "gate"
     with (
@@ -94,9 +168,11 @@ def test_error_of_the_policy_is_raised_by_take():
 
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, failing, device="cpu")
-        with pytest.raises(ValueError, match="no such action"):
+        said = "the policy raised ValueError acting: no such action"
+        with pytest.raises(EnvError, match=said) as raised:
             while actors.take(8) is not None:
                 pass
+        assert isinstance(raised.value, ValueError)
         assert actors.closed
         assert envs.reset()[0].shape == (6, 4)
 
@@ -140,6 +216,45 @@ def test_thread_ends_with_the_actors(end):
         actors.close()
         thread.join()
         assert envs.reset()[0].shape == (6, 4)
+
+
+def test_closing_during_a_slow_call_gives_the_envs_back(monkeypatch):
+    monkeypatch.setattr("pysampler._actors.central.SHUTDOWN_TIMEOUT_S", 0.05)
+    acts, may_end = threading.Event(), threading.Event()
+    calls = []
+
+    def slow(observations):
+        calls.append(None)
+        if len(calls) > 4:
+            acts.set()
+            may_end.wait()
+        return policy(observations.numpy())
+
+    monkeypatch.setattr("pysampler._actors.free_running.copied", lambda given: given)
+    with envs_of(num_workers=2) as envs:
+        actors = pysampler.Actors(envs, slow, device="cpu")
+        actors.begin()
+        acts.wait()
+        actors.close()
+        assert not envs.closed
+        assert envs.reset()[0].shape == (6, 4)
+        may_end.set()
+
+
+@pytest.mark.slow
+def test_exit_during_a_call_ends_the_thread_first():
+    """Python 3.11 ends daemon threads where they are, which aborts the process inside of torch."""
+    program = """
+import sys, torch, pysampler
+net = torch.nn.Sequential(torch.nn.Linear(4, 2000), torch.nn.Linear(2000, 2))
+policy = lambda seen: net(seen).argmax(-1)
+actors = pysampler.Actors("CartPole-v1", policy, num_envs=8, num_workers=2, device="cpu")
+actors.take(100, min_records=100)
+sys.exit(3)
+"""
+    for _ in range(5):
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert (ended.returncode, ended.stderr) == (3, "")
 
 
 def test_dropped_actors_end_their_thread():

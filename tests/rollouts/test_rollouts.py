@@ -537,4 +537,7 @@ def test_auto_counts_steps_that_bring_the_end_of_a_rollout_nearer(monkeypatch, a
         assert stats.batches.trials == 0
         assert "batches wait for 7 envs, in its first trial" in str(stats)
         assert sum(stats.batch_sizes) > 0
+    with pysampler.Rollouts(envs, policy, HORIZON, min_envs=2) as rollouts:
+        next(rollouts)
+        assert envs.stats().batches is None
     envs.close()

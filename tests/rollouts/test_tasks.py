@@ -528,3 +528,17 @@ def test_floats_left_out_of_step_send_are_nan():
         [episodes] = one.collect().episodes
         for episode in episodes:
             np.testing.assert_array_equal(episode.extras["log_probs"], [np.nan, 1])
+
+
+def test_integers_left_out_of_step_send_are_named():
+    with sampler(2) as one:
+        one.begin(2, tasks=[1])
+        one.step_recv()
+        with pytest.raises(ValueError, match="cannot send actions: extras have no 'task_index'"):
+            one.step_send(np.zeros((2, 1)))
+        one.step_send(np.zeros((2, 1)), {"task_index": np.zeros(2, int)})
+
+
+def test_wrong_env_kwargs_are_refused():
+    with pytest.raises(TypeError, match="cannot sample tasks: env_kwargs 5, expected a dict"):
+        sampler(2, env_kwargs=5)
