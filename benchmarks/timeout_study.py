@@ -51,6 +51,7 @@ AUTO = "auto"  # of min_envs and timeout
 ROW = 370  # bytes that a sampler keeps for a step of an env
 PIECE = 100  # steps of each env that are kept in memory; then all workers wait for the slowest
 SPREAD = [1, 20, 400, 4000]
+LIMIT = 3600.0  # seconds for a sample
 LEAST_LENGTH = 10  # steps of each env in a sample
 GPU_CALL = 3e-4  # seconds, assumed for any batch
 TOLERANCE = 0.15
@@ -284,7 +285,7 @@ def turns() -> Callable[[dict[str, Any]], dict[str, Any]]:
 @contextlib.contextmanager
 def contender(*arguments: Any) -> Iterator[Callable[..., dict[str, Any]]]:
     """Start a contender; yield a function that measures. It is ended however the block ends."""
-    one = Contender(__file__, "--child", *arguments)
+    one = Contender(__file__, "--child", *arguments, limit=LIMIT)
 
     def measure(**cell: Any) -> dict[str, Any]:
         result = one.measure(**cell)
