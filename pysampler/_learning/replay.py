@@ -181,8 +181,8 @@ class ReplayBuffer(Uncopyable):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "cannot pickle ReplayBuffer: the process that made it owns it; send that process "
-            "records to add, as Actors do, or save() the buffer and load() it elsewhere"
+            "cannot pickle ReplayBuffer: it belongs to the process that made it; send that "
+            "process records to add, as Actors do, or save() the buffer and load() it elsewhere"
         )
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ Nothing else can step the envs until the sampler gives the vector env back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +32,7 @@ from pysampler._workers import fork_server
 from pysampler.errors import ClosedError, EnvError, LostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import gymnasium as gym
     import numpy.typing as npt

@@ -166,22 +166,23 @@ class ReadyRunner(MainRunner):
         return groups
 
     def _batch_wait(self, began: int, timeout: int | None, waiting: int) -> BatchWait:
-        options, envs = self._options, self.frames.envs
+        options, envs, tuner = self._options, self.frames.envs, self._tuner
         least = options.min_envs if isinstance(options.min_envs, int) else envs
         limit = options.timeout_ns if timeout is None else timeout
-        wait = BatchWait(min(least, envs), envs)
+        deadline = after_first = None
         if limit is not None and options.timeout_from == "first" and not waiting:
-            wait = wait._replace(after_first=limit)
+            after_first = limit
         elif limit is not None:
-            wait = wait._replace(deadline=began + limit)
-        if self._tuner is not None:
-            self._tuner.called()
-            rule = self._tuner.rule
-            wait = wait.by(rule if timeout is None else rule._replace(timeout=None))
-        missing = wait.min_envs - waiting
+            deadline = began + limit
+        if tuner is not None:
+            tuner.called()
+            least = tuner.rule.min_envs
+            if timeout is None and tuner.rule.timeout is not None:
+                deadline = began + int(tuner.rule.timeout * 1e9)
+        missing = min(least, envs) - waiting
         if missing <= 0:
             return BatchWait(1, envs, began)
-        return wait._replace(min_envs=missing, or_first=not waiting)
+        return BatchWait(missing, envs, deadline, after_first, or_first=not waiting)
 
     @property
     def _progress(self) -> int:

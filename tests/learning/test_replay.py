@@ -445,5 +445,5 @@ def test_a_forked_child_samples_its_own_records():
 
 def test_pickling_a_replay_buffer_says_who_owns_it():
     replay = ReplayBuffer(4, {"x": np.zeros(1)})
-    with pytest.raises(TypeError, match=r"cannot pickle ReplayBuffer: the process .* save\(\)"):
+    with pytest.raises(TypeError, match=r"cannot pickle ReplayBuffer: it belongs to .* save\(\)"):
         pickle.dumps(replay)
