@@ -27,7 +27,7 @@ def envs(request):
         ({"min_envs": 0}, "min_envs 0"),
         ({"timeout": -1}, "timeout -1"),
         ({"timeout": float("nan")}, "timeout nan"),
-        ({"timeout": "soon"}, "timeout 'soon', expected seconds >= 0 or None"),
+        ({"timeout": "soon"}, "timeout 'soon', expected seconds >= 0, None or .auto."),
         ({"info_keys": "life"}, r"info_keys 'life', expected a list of keys: \['life'\]"),
         ({"info_keys": 5}, "info_keys 5, expected a list of keys"),
         ({"policy_in": "workers", "min_envs": 2}, "are for a policy in .main."),
