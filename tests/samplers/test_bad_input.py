@@ -7,6 +7,7 @@ from gymnasium import spaces
 from scripted import Scripted, policy
 
 import pysampler
+import pysampler.envs.meta  # registers Navigation2D
 
 
 @pytest.fixture(params=[0, 2], ids=["serial", "workers"])
