@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Any, NoReturn, Self
 
-__all__ = ["Closing", "Interruptible", "Uncopyable", "ends_by_signal"]
+__all__ = ["Closing", "Interruptible", "Uncopyable", "comes_true", "ends_by_signal"]
+
+
+_LOOK = 0.0005  # seconds to sleep between two looks
+
+
+def comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait for what another thread does, at most about so long; return whether it has come true."""
+    # Not by the clock: this process may be suspended.
+    for _ in range(int(seconds / _LOOK)):
+        if condition():
+            return True
+        time.sleep(_LOOK)
+    return condition()
 
 
 class Uncopyable:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pysampler._closing import comes_true
 from pysampler._policies.weights import load_weights
 from pysampler._workers.exceptions import error_from, report
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["CentralActor", "Requests", "RequestsPlace"]
 
 _SECONDS = 0.05  # between two checks of whether to stop
-_LOOK = 0.0005  # seconds to sleep between two checks of the thread's end
 _FRAME_BITS = 32  # of a request; the others count requests
 
 
@@ -174,12 +173,7 @@ class CentralActor:
         """Wait until the thread has ended, as it does once the actors are stopped."""
         if threading.current_thread() is self._thread:  # the garbage collector ran here
             return False
-        # Not by the clock: this process may be suspended.
-        for _ in range(int(SHUTDOWN_TIMEOUT_S / _LOOK)):
-            if self._ended:
-                break
-            time.sleep(_LOOK)
-        return self._ended
+        return comes_true(lambda: self._ended, SHUTDOWN_TIMEOUT_S)
 
     def _leave(self) -> None:
         if os.getpid() != self._pid:  # a fork has no such thread

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +13,7 @@ from pysampler import _core
 from pysampler._actors.central import CentralActor, Requests
 from pysampler._actors.free_running_policy import FreeRunningJob
 from pysampler._actors.settings import Settings, setting_arrays
+from pysampler._closing import comes_true
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied, pickled, send_policy
 from pysampler._policies.frame_policy import FramePolicy
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from pysampler.sync import SharedRing
 
 __all__ = ["FreeRunningSampler"]
-
-# Seconds to sleep between two checks of whether another thread has left.
-_LOOK = 0.001
 
 
 class FreeRunningSampler(Sampler):
@@ -158,7 +155,8 @@ class FreeRunningSampler(Sampler):
             if normalization is not None:
                 statistics = SharedStatistics.size_of(normalization, len(self._first_groups))
             shared = self._shared_bytes(weights) + numbers + statistics
-            return shared + self._ring_bytes(outputs) + Requests.size_of(groups)
+            requests = 0 if self._device is None else Requests.size_of(groups)
+            return shared + self._ring_bytes(outputs) + requests
 
         prepared = self._prepare_frames(
             *(caller, self._seed, self._frame_count, spare_bytes),
@@ -359,12 +357,7 @@ class FreeRunningSampler(Sampler):
 
     def _wait_until_left(self, guard: _core.Guard) -> bool:
         """Wait until another thread leaves, which it does once it sees that this is closed."""
-        # Not by the clock: this process may be suspended.
-        for _ in range(int(SHUTDOWN_TIMEOUT_S / _LOOK)):
-            if not guard.busy:
-                break
-            time.sleep(_LOOK)
-        return not guard.busy
+        return comes_true(lambda: not guard.busy, SHUTDOWN_TIMEOUT_S)
 
     def _refusal(self, name: str, got: Any, expected: str) -> ValueError:
         return ValueError(f"cannot {self._purpose}: {name} {got!r}, expected {expected}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
+from pysampler._closing import comes_true
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ __all__ = ["Background"]
 # interrupts the wait. A signal that arrives in between, while the GIL goes to another thread, would
 # be handled only when the wait is over.
 _SLICE = 0.1
-# Seconds to sleep between two checks of the thread's end.
-_LOOK = 0.0005
 
 
 class Background:
@@ -58,12 +56,8 @@ class Background:
         if threading.current_thread() is self._thread:  # the garbage collector ran here
             return False
         # Not with join(): if a signal handler's exception interrupts it, Python 3.11 assumes that
-        # the thread has ended. Not by the clock: this process may be suspended.
-        for _ in range(int(SHUTDOWN_TIMEOUT_S / _LOOK)):
-            if self._ended:
-                break
-            time.sleep(_LOOK)
-        return bool(self._ended)
+        # the thread has ended.
+        return comes_true(lambda: bool(self._ended), SHUTDOWN_TIMEOUT_S)
 
     def __del__(self) -> None:
         if hasattr(self, "_tasks"):

@@ -156,7 +156,7 @@ def test_workers_that_ask_meanwhile_are_acted_for_at_once(tmp_path):
         gate.touch()
         together = actors.take(6, min_records=6).together
         assert set(together.ravel()) <= set(envs.stats().batch_sizes)
-        # The first call was for one to three workers; whoever else had asked is in the second.
+        # The first call was for one to three workers; the second is for all others.
         assert (together >= 4).any()
 
 
@@ -302,7 +302,7 @@ def test_replacement_does_not_take_an_answer_to_a_lost_worker():
 def test_flag_of_a_lost_worker_delays_no_answer():
     requests = Requests(1, Segment(1 << 16))
     requests.ask(0, 7)
-    requests.answer(requests.take(), 3)  # nobody clears the flag
+    requests.answer(requests.take(), 3)  # its worker dies before it clears the flag
     requests.ask(0, 0)
     requests.answer(requests.take(), 4)  # cannot set it again yet
     assert requests._to_set == {0}
