@@ -210,7 +210,8 @@ def test_thread_ends_with_the_actors(end):
         actors.take(8)
         [thread] = [one for one in threading.enumerate() if one.name == "pysampler actors"]
         if end == "stop":
-            assert rest_of(actors)
+            rest_of(actors)
+            assert actors.stopped
         elif end == "blocked":
             fill(actors)
         actors.close()
