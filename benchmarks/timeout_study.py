@@ -8,8 +8,12 @@ from costs that are measured one by one, and what it predicts for machines with 
 
     python benchmarks/timeout_study.py --out benchmarks/results
     python benchmarks/timeout_study.py --per-worker 20 --seconds 1 --repetitions 1
-    python benchmarks/timeout_study.py --per-worker 4000 --horizon 1000   # the article's: hours
     python benchmarks/timeout_study.py --python --per-worker 20 --networks small
+
+The article's own experiment, with its time-outs and their beginning, takes half an hour:
+
+    python benchmarks/timeout_study.py --per-worker 4000 --networks small --horizon 1000 \
+        --timeouts 0.0001 0.1 --timeout-from first --repetitions 1
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 WIDTHS = {"small": [64] * 2, "large": [1024] * 2, "huge": [2048] * 3}  # huge: 34 MB
-TIMEOUTS: list[float | None] = [0.0, 1e-4, 1e-3, 0.1, None]
+TIMEOUTS = [0.0, 1e-4, 1e-3, 0.1]
 SIZES = 8  # bars of a histogram of batches
 AUTO = "auto"  # of min_envs and timeout
 ROW = 370  # bytes that a sampler keeps for a step of an env
@@ -91,7 +95,7 @@ def cheetahs(workers: int, per_worker: int, native: str, **vector_kwargs: Any) -
 
 
 def sampler(
-    workers: str, per_worker: str, name: str, native: str, device: str
+    workers: str, per_worker: str, name: str, native: str, device: str, since: str
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Sample with a time-out, from the first call of the policy until every env is done.
 
@@ -111,7 +115,7 @@ def sampler(
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
         left, timeout = cell["length"], cell["timeout"]
-        waits = {"min_envs": AUTO} if timeout == AUTO else {}
+        waits = {"min_envs": AUTO} if timeout == AUTO else {"timeout_from": since}
         steps, elapsed, acting, wall, other = 0, 0.0, 0.0, 0.0, 0.0
         batches: list[int] = []
         with pysampler.MultiTaskSampler(envs, policy, timeout=timeout, seed=0, **waits) as one:
@@ -378,14 +382,14 @@ def study(per_worker: int, options: argparse.Namespace) -> Iterator[dict[str, An
     workers = options.workers
     for name in options.networks:
         say(f"{workers} workers with {per_worker} envs, {name} network")
-        what = workers, per_worker, name, options.kind, options.device
+        what = workers, per_worker, name, options.kind, options.device, options.timeout_from
         with contender("sampler", *what) as measure:
             trial = measure(timeout=None, length=4)
             made = options.seconds * trial["rate"] / (workers * per_worker)
             length = options.horizon or int(max(LEAST_LENGTH, made))
             memory = ROW * min(length, PIECE) * workers * per_worker / 1e9
             say(f"  {length} steps of each env, in pieces of up to {memory:.1f} GB")
-            ways = [*TIMEOUTS, AUTO]
+            ways = [*options.timeouts, None, AUTO]
             found: dict[str, list[dict[str, Any]]] = {json.dumps(one): [] for one in ways}
             for repetition in range(options.repetitions):
                 for key, results in found.items():
@@ -431,8 +435,9 @@ def named(timeout: float | str | None) -> str:
     return "none (all)" if timeout is None else f"{timeout * 1e3:g} ms"
 
 
-def predicted(row: dict[str, Any], measured: dict[str, Any], machine_: dict[str, Any]) -> None:
+def predicted(row: dict[str, Any], measured: dict[str, Any], results: dict[str, Any]) -> None:
     """Add to a row what the model says of it."""
+    machine_ = results["machine"]
     row["rate"] = statistics.median(row["rates"])
     if row["timeout"] == AUTO:
         return
@@ -440,6 +445,7 @@ def predicted(row: dict[str, Any], measured: dict[str, Any], machine_: dict[str,
     world = timeout_model.World(
         *(measured["workers"], measured["per_worker"], machine_["cpus"], row["length"]),
         timeout=row["timeout"],
+        after_first=results["timeout_from"] == "first",
     )
     outcome = timeout_model.simulated(costs, world)
     row["predicted_rate"], row["predicted_batch"] = outcome.rate, outcome.batch
@@ -475,7 +481,7 @@ def predictions(all_measured: list[dict[str, Any]], slice_: float) -> list[dict[
                 world = timeout_model.World(workers, measured["per_worker"], cpus, length)
                 of_all = timeout_model.simulated(costs, world, seeds).rate
                 article = dataclasses.replace(world, timeout=1e-4, after_first=True)
-                ways = timeout_model.choices(costs, world, TIMEOUTS, seeds)
+                ways = timeout_model.choices(costs, world, [*TIMEOUTS, None], seeds)
                 short = next(w for w in ways if (w.min_workers, w.timeout) == (workers, 1e-4))
                 rows.append(
                     {
@@ -533,16 +539,18 @@ def tables(results: dict[str, Any]) -> str:
     header = ["envs a worker", "network", "time-out", "steps/s", "model", "error"]
     header += ["against waiting for all", "model", "of all envs in a batch", "model"]
     header += ["batches, small to large", "time in policy"]
+    since = ", counted from the first of them" if results["timeout_from"] == "first" else ""
     parts = [
         heading("Does a time-out help?", results["machine"]),
         (
             f"HalfCheetahDir-v5 ({results['kind']}), {workers} workers on {cpus} CPUs, a policy "
             f"with hidden layers of {_widths(results)} on {results['device']}, one thread. "
             "`MultiTaskSampler` calls the policy when all workers have answered, or after "
-            "the time-out for those that have, at least one. *Model* is what `timeout_model.py` "
-            "predicts from costs that were measured one by one, below. Rates are medians; the "
-            "ratios are of samples taken in turn, median [least, most]. Other processes took up to "
-            f"{max(r['others'] for r in results['study']):.0%} of the CPUs during a sample.\n"
+            f"the time-out for those that have, at least one{since}. *Model* is what "
+            "`timeout_model.py` predicts from costs that were measured one by one, below. Rates "
+            "are medians; the ratios are of samples taken in turn, median [least, most]. Other "
+            f"processes took up to {max(r['others'] for r in results['study']):.0%} of the CPUs "
+            "during a sample.\n"
         ),
         table(header, rows),
         costs_table(results),
@@ -637,7 +645,7 @@ def findings(results: dict[str, Any]) -> str:
             size = "few" if per_worker < 400 else "many"
             says = ARTICLE[size if network == "small" else "large"]
             best = max(rows, key=lambda r: statistics.median(r["ratios"]))
-            short = next(r for r in rows if r["timeout"] == 1e-4)
+            short = min(rows, key=lambda r: abs((r["timeout"] or 1.0) - 1e-4))
             of_all = next(r for r in rows if r["timeout"] is None)
             lines.append(
                 f"- {per_worker} envs a worker, {network} network. Article: {says}. Here: best is "
@@ -776,6 +784,10 @@ def main() -> None:
     text = "of the policy; default: small and large"
     parser.add_argument("--networks", nargs="+", choices=WIDTHS, help=text)
     parser.add_argument("--device", default="cpu", help="of the policy")
+    text = 'seconds, beside waiting for all and "auto"'
+    parser.add_argument("--timeouts", type=float, nargs="+", default=TIMEOUTS, help=text)
+    text = "where a time-out begins"
+    parser.add_argument("--timeout-from", choices=["call", "first"], default="call", help=text)
     text = "step envs in Python instead of natively"
     parser.add_argument(
         "--python", action="store_const", dest="kind", const="python", default="native", help=text
@@ -792,7 +804,8 @@ def main() -> None:
     options.networks = options.networks or ["small", "large"]
     results: dict[str, Any] = {"machine": machine(), "workers": options.workers}
     results |= {"per_worker": per_worker, "networks": options.networks, "kind": options.kind}
-    results |= {"device": options.device, "costs": [], "study": []}
+    results |= {"device": options.device, "timeout_from": options.timeout_from}
+    results |= {"costs": [], "study": []}
     with stolen_share(results["machine"]):
         with contender("turns") as measure:
             results["machine"]["slice"] = measure(seconds=1.0)["slice"]
@@ -801,7 +814,7 @@ def main() -> None:
             measured = measured_costs(count, cpus, options)
             results["costs"].append(measured)
             for row in study(count, options):
-                predicted(row, measured, results["machine"])
+                predicted(row, measured, results)
                 results["study"].append(row)
         results["spread"] = spreads(max(per_worker), options.kind)
     say("predictions")
@@ -809,7 +822,8 @@ def main() -> None:
     text = tables(results)
     print(text)
     if options.out:
-        path = write(options.out, "timeout", results, text).with_suffix(".svg")
+        name = f"timeout-{options.horizon}-steps" if options.horizon else "timeout"
+        path = write(options.out, name, results, text).with_suffix(".svg")
         picture(results, path)
         with path.with_suffix(".md").open("a") as file:
             file.write(f"\n![rates beside the model, and what it predicts]({path.name})\n")
