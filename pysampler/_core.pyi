@@ -1590,15 +1590,19 @@ class Tally:
         """
 class PolicyRows:
     """
-    Lets a policy that takes only observations act for consecutive envs.
+    The rows of frames that a policy reads and writes, for some spans: each a frame, the first env, and how many envs.
     """
-    def __init__(self, policy: typing.Any, unusual: typing.Any, observation_tree: tuple, observations: list, actions: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], extras: dict, first: typing.SupportsInt | typing.SupportsIndex, count: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def __init__(self, observation_tree: tuple, observations: list, actions: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], extras: dict) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
-    def act(self, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def load(self, spans: list) -> typing.Any:
         """
-        Call the policy with the observations in a frame, and write its results.
+        Return a copy of the observations of some spans.
+        """
+    def store(self, spans: list, outputs: typing.Any) -> bool:
+        """
+        Write a policy's outputs for some spans; return False, and write nothing, unless they are arrays of the frames' types and shapes.
         """
 def adopt_orphans() -> bool:
     """

@@ -1,5 +1,4 @@
-// Calls a policy on the rows of some envs, in turns with the block that steps them. Everything
-// between two calls of the policy, or of an env, is C++.
+// The rows that a policy reads and writes, and its turns with the block that steps the envs.
 #include <atomic>
 #include <cmath>
 #include <cstddef>
@@ -7,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -32,21 +32,15 @@ bool has_nan(const void* data, std::size_t bytes) {
     return false;
 }
 
-// The rows of consecutive envs, for a policy that takes only their observations and returns
-// actions, or (actions, extras).
+// Rows of the frames that a policy reads and writes: observations in one frame, extras in the same,
+// actions in the next.
 class PolicyRows {
  public:
-    // `observations`, `actions` and `extras` are arrays [frames, envs, ...]; the policy acts for
-    // `count` envs from `first` on. `unusual(frame, returned)` writes results that are not of the
-    // common kind, or raises an error that says what is wrong with them.
-    PolicyRows(py::object policy, py::object unusual, const py::tuple& observation_tree,
-               const py::list& observations, const py::array& actions, const py::dict& extras,
-               std::size_t first, std::size_t count)
-        : policy_(std::move(policy)),
-          unusual_(std::move(unusual)),
-          first_(first),
-          count_(count),
-          frames_(static_cast<std::size_t>(actions.shape(0))),
+    // `observations`, `actions` and `extras` are arrays [frames, envs, ...].
+    PolicyRows(const py::tuple& observation_tree, const py::list& observations,
+               const py::array& actions, const py::dict& extras)
+        : frames_(static_cast<std::size_t>(actions.shape(0))),
+          envs_(static_cast<std::size_t>(actions.shape(1))),
           observations_(leaves_of(observations)),
           tree_(observation_tree, observations_),
           actions_(actions) {
@@ -56,30 +50,22 @@ class PolicyRows {
         }
     }
 
-    // Calls the policy with a copy of the observations in a frame; writes its extras to the same
-    // frame and its actions to the next one.
-    void act(std::uint32_t frame) const {
-        if (frame + std::size_t{1} >= frames_) {
-            throw py::index_error("cannot act at frame " + std::to_string(frame) +
-                                  ": no such frame, or no next one");
-        }
-        const Selection rows({frame, first_, count_});
-        const py::object batch =
-            tree_.build([&](std::size_t i) { return observations_[i].load_all(rows); });
-        const auto returned = checked(PyObject_CallOneArg(policy_.ptr(), batch.ptr()));
-        if (!write(frame, returned.ptr())) unusual_(frame, returned);
+    // A copy of the observations of some spans: each a frame, the first env, and how many envs.
+    py::object load(const py::list& spans) const {
+        const Selection rows = selected(spans);
+        return tree_.build([&](std::size_t i) { return observations_[i].load_all(rows); });
     }
 
- private:
-    // Writes arrays of the frames' types and shapes; writes nothing and returns false for anything
-    // else.
-    bool write(std::uint32_t frame, PyObject* returned) const {
-        PyObject* actions = returned;
+    // Writes actions, or (actions, extras), if they are arrays of the frames' types and shapes;
+    // writes nothing and returns false for anything else.
+    bool store(const py::list& spans, const py::object& outputs) const {
+        const Selection rows = selected(spans);
+        PyObject* actions = outputs.ptr();
         std::vector<PyObject*> extras(extras_.size());
         if (!extras_.empty()) {
-            if (!PyTuple_CheckExact(returned) || PyTuple_GET_SIZE(returned) != 2) return false;
-            actions = PyTuple_GET_ITEM(returned, 0);
-            PyObject* given = PyTuple_GET_ITEM(returned, 1);
+            if (!PyTuple_CheckExact(actions) || PyTuple_GET_SIZE(actions) != 2) return false;
+            PyObject* given = PyTuple_GET_ITEM(actions, 1);
+            actions = PyTuple_GET_ITEM(actions, 0);
             if (!PyDict_CheckExact(given) ||
                 PyDict_GET_SIZE(given) != static_cast<Py_ssize_t>(extras_.size())) {
                 return false;
@@ -88,19 +74,48 @@ class PolicyRows {
                 const auto& [name, leaf] = extras_[i];
                 extras[i] = PyDict_GetItemWithError(given, name.ptr());
                 if (extras[i] == nullptr && PyErr_Occurred()) throw py::error_already_set();
-                if (extras[i] == nullptr || !leaf.matches_all(extras[i], count_)) return false;
+                if (extras[i] == nullptr || !leaf.matches_all(extras[i], rows.envs())) return false;
             }
         }
-        if (!actions_.matches_all(actions, count_) || may_have_nan(actions)) return false;
-        store(actions_, frame + 1, actions);
-        for (std::size_t i = 0; i < extras_.size(); ++i) store(extras_[i].second, frame, extras[i]);
+        if (!actions_.matches_all(actions, rows.envs()) || may_have_nan(actions, rows.envs())) {
+            return false;
+        }
+        std::size_t row = 0;
+        for (const Rows& span : rows) {
+            for (std::size_t i = 0; i < span.count; ++i, ++row) {
+                actions_.store_row(span.frame + 1, span.first + i, actions, row);
+                for (std::size_t k = 0; k < extras_.size(); ++k) {
+                    extras_[k].second.store_row(span.frame, span.first + i, extras[k], row);
+                }
+            }
+        }
         return true;
     }
 
-    bool may_have_nan(PyObject* actions) const {
+ private:
+    Selection selected(const py::list& spans) const {
+        Selection rows;
+        for (const py::handle span : spans) {
+            const auto [frame, first, count] =
+                span.cast<std::tuple<std::uint32_t, std::size_t, std::size_t>>();
+            if (frame + std::size_t{1} >= frames_) {
+                throw py::index_error("cannot act at frame " + std::to_string(frame) +
+                                      ": no such frame, or no next one");
+            }
+            if (first > envs_ || count > envs_ - first) {
+                throw py::index_error("cannot act for " + std::to_string(count) + " envs from " +
+                                      std::to_string(first) + ": there are " +
+                                      std::to_string(envs_));
+            }
+            rows.add({frame, first, count});
+        }
+        return rows;
+    }
+
+    bool may_have_nan(PyObject* actions, std::size_t envs) const {
         using Npy = py::detail::npy_api;
         const void* data = array_of(actions)->data;
-        const std::size_t bytes = count_ * actions_.row_bytes();
+        const std::size_t bytes = envs * actions_.row_bytes();
         switch (actions_.type_num()) {
             case Npy::NPY_FLOAT_:
                 return has_nan<float>(data, bytes);
@@ -111,15 +126,8 @@ class PolicyRows {
         }
     }
 
-    void store(const Leaf& leaf, std::uint32_t frame, PyObject* rows) const {
-        for (std::size_t i = 0; i < count_; ++i) leaf.store_row(frame, first_ + i, rows, i);
-    }
-
-    py::object policy_;
-    py::object unusual_;
-    std::size_t first_;
-    std::size_t count_;
     std::size_t frames_;
+    std::size_t envs_;
     std::vector<Leaf> observations_;
     Space tree_;
     Leaf actions_;
@@ -166,14 +174,16 @@ inline constexpr bool is_bound<PolicyRows> = true;
 
 void register_policy_rows(py::module_& m) {
     Class<PolicyRows>(m, "PolicyRows",
-                      "Lets a policy that takes only observations act for consecutive envs.")
-        .def(py::init<py::object, py::object, const py::tuple&, const py::list&, const py::array&,
-                      const py::dict&, std::size_t, std::size_t>(),
-             py::arg("policy"), py::arg("unusual"), py::arg("observation_tree"),
-             py::arg("observations"), py::arg("actions"), py::arg("extras"), py::arg("first"),
-             py::arg("count"))
-        .def("act", &PolicyRows::act, py::arg("frame"),
-             "Call the policy with the observations in a frame, and write its results.");
+                      "The rows of frames that a policy reads and writes, for some spans: each a "
+                      "frame, the first env, and how many envs.")
+        .def(py::init<const py::tuple&, const py::list&, const py::array&, const py::dict&>(),
+             py::arg("observation_tree"), py::arg("observations"), py::arg("actions"),
+             py::arg("extras"))
+        .def("load", &PolicyRows::load, py::arg("spans"),
+             "Return a copy of the observations of some spans.")
+        .def("store", &PolicyRows::store, py::arg("spans"), py::arg("outputs"),
+             "Write a policy's outputs for some spans; return False, and write nothing, unless "
+             "they are arrays of the frames' types and shapes.");
     m.def("take_turns", &take_turns, py::arg("act"), py::arg("block"), py::arg("overflow"),
           py::arg("after_step"), py::arg("begin"), py::arg("end"), py::arg("steps"),
           py::arg("stopped"), py::arg("track"),

@@ -139,7 +139,7 @@ class ActorPolicy(FreeRunningPolicy):
         envs, progress = envs_of(server), self._progress
         versions[:] = self._version
         try:
-            took = self._timed(self._policy.act, at, envs)
+            took = self._timed(self._policy.act, [(at, server.first, len(versions))])
         except StopActors:
             progress.stop()
             return False

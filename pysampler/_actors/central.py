@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
 
-    from pysampler._policies.frame_policy import FramePolicy
+    from pysampler._policies.frame_policy import FramePolicy, Span
     from pysampler._policies.progress import WorkerProgress
     from pysampler.errors import EnvError
     from pysampler.sync import Board, Segment
@@ -154,7 +154,7 @@ class CentralActor:
         batch_sizes: Counter[int],
     ) -> None:
         self._policy = policy
-        self._groups = [np.arange(envs.start, envs.stop) for envs in groups]
+        self._groups = groups
         self._requests = requests
         self._progress = progress
         self._board = board
@@ -186,7 +186,7 @@ class CentralActor:
             while not self._progress.stopped:
                 if words := self._requests.take():
                     self._refresh()
-                    self._policy.act(*self._rows(words))
+                    self._policy.act(self._spans(words))
                     self._requests.answer(words, self._version)
                     self._batch_sizes[sum(len(self._groups[group]) for group in words)] += 1
         except StopActors:
@@ -199,16 +199,12 @@ class CentralActor:
             self._ended = True
             atexit.unregister(self._leave)
 
-    def _rows(self, words: dict[int, int]) -> tuple[Any, Any]:
-        """Return the frames and the envs of some requests."""
-        groups = sorted(words)
-        frames = [self._requests.frame_of(words[group]) for group in groups]
-        envs = np.concatenate([self._groups[group] for group in groups])
-        if len(set(frames)) > 1:
-            return np.repeat(frames, [len(self._groups[group]) for group in groups]), envs
-        if len(groups) == len(self._groups):
-            return frames[0], slice(0, len(envs))
-        return frames[0], envs
+    def _spans(self, words: dict[int, int]) -> list[Span]:
+        return [
+            (self._requests.frame_of(words[group]), envs.start, len(envs))
+            for group, envs in enumerate(self._groups)
+            if group in words
+        ]
 
     def _refresh(self) -> None:
         """Load the newest weights."""

@@ -136,7 +136,7 @@ class WatcherPolicy(FreeRunningPolicy):
         video.shoot()
         while not self._progress.stopped:
             try:
-                self._policy.act(0, envs)
+                self._policy.act([(0, server.first, 1)])
             except StopActors:
                 self._progress.stop()
                 return False

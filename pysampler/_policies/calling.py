@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from pysampler._policies.trees import batch_from, leaves_in, mapped, structure_o
 from pysampler._torch import is_distribution, is_module, is_tensor, loaded_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     # Actions leaf by leaf, extras by name, and the new state: a tree, or None.
     Outputs = tuple[list[npt.NDArray[Any]], dict[str, npt.NDArray[Any]], Any]
 
-__all__ = ["PolicyCaller", "PolicyOutputs"]
+__all__ = ["PolicyCaller", "PolicyOutputs", "as_arrays"]
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,22 @@ class PolicyCaller:
         if self._device is not None:
             self._device.follow()
 
-    @property
-    def takes_observations_alone(self) -> bool:
-        """Whether arrays of observations are the policy's only argument."""
-        takes = PolicySignature(state=None, generators=False)
-        return self._device is None and not self._settings and self._signature == takes
+    def on_arrays(self) -> Callable[[Any], Any] | None:
+        """Return the policy as a function of arrays of observations.
+
+        None if the policy takes other arguments, too, or acts on a GPU.
+        """
+        policy, device, actions = self.policy, self._device, self.spec.actions
+        if self._settings or self._signature != PolicySignature(state=None, generators=False):
+            return None
+        if device is None:
+            return policy  # type: ignore[no-any-return]
+
+        def on_tensors(observations: Any) -> Any:
+            with device.acting():
+                return _drawn(policy(mapped(device.tensor, observations)), actions)
+
+        return on_tensors if device.device.type == "cpu" else None
 
     @property
     def uses_generators(self) -> bool:
@@ -310,6 +322,21 @@ def _drawn(returned: Any, fields: Sequence[Field]) -> Any:
     return actions, {
         "log_probs": log_probs.flatten(1).sum(1) if log_probs.ndim > 1 else log_probs
     } | dict(extras)
+
+
+def as_arrays(outputs: Any) -> Any:
+    """Return a policy's outputs with tensors on the CPU as arrays that share their memory."""
+    if type(outputs) is tuple and len(outputs) == 2 and type(outputs[1]) is dict:
+        actions, extras = outputs
+        return _shared(actions), {name: _shared(value) for name, value in extras.items()}
+    return _shared(outputs)
+
+
+def _shared(value: Any) -> Any:
+    if is_tensor(value):
+        with contextlib.suppress(RuntimeError, TypeError):  # not on the CPU; bfloat16
+            return value.detach().contiguous().numpy()
+    return value
 
 
 def _field(array: npt.NDArray[Any]) -> Field:

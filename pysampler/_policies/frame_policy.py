@@ -8,6 +8,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._frames.frames import BEGUN, LOST
+from pysampler._policies.calling import as_arrays
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import leaves_in, structure_of, tree_from
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from pysampler._policies.normalize import Normalization
     from pysampler._vector.transforms import Transforms
 
-__all__ = ["FramePolicy", "end_lost_episodes"]
+__all__ = ["FramePolicy", "Span", "end_lost_episodes"]
+
+Span = tuple[int, int, int]  # a frame, the first env, and how many envs
 
 
 class FramePolicy:
@@ -72,29 +75,36 @@ class FramePolicy:
             self.final_observations = [np.zeros_like(leaf) for leaf in self.observations]
             self.rewards = np.zeros_like(frames.rewards)
             self.carried += self.observations
-
-    def acting(self, envs: Rows) -> Callable[[int], None]:
-        """Return a function of a frame, equivalent to ``act`` for these envs.
-
-        It is bound to the current policy: a policy that replaces it later is not called.
-        """
-        tree, caller = self._frames.spec.action_tree, self.caller
-        simple = tree[0] == "leaf" and not (self._state or self._previous)
-        if not (simple and caller.takes_observations_alone and isinstance(envs, slice)):
-            return lambda at: self.act(at, envs)
-        count = envs.stop - envs.start
-
-        def write(at: int, returned: Any) -> None:
-            self.write(at, envs, *caller.checked(returned, count))
-
-        rows = _core.PolicyRows(
-            *(caller.policy, write, caller.spec.observation_tree, self.observations),
-            *(self.actions[0], self.extras, envs.start, count),
+        # Most policies need no more than rows of arrays, which are read and written in C++.
+        tree = frames.spec.action_tree
+        self._simple = tree[0] == "leaf" and not (self._state or self._previous)
+        self._rows = _core.PolicyRows(
+            *(caller.spec.observation_tree, self.observations, self.actions[0], self.extras)
         )
-        return rows.act
+        self._found: tuple[Any, Any, Callable[[Any], Any] | None] = (None, None, None)
 
-    def act(self, at: At, envs: Rows) -> None:
-        """Call the policy for some envs, and write its outputs."""
+    def act(self, spans: list[Span]) -> None:
+        """Call the policy for the envs of some spans together, and write its outputs."""
+        policy = self._on_arrays()
+        if policy is None:
+            self._act(*_places(spans))
+            return
+        outputs = policy(self._rows.load(spans))
+        if self._rows.store(spans, outputs) or self._rows.store(spans, as_arrays(outputs)):
+            return
+        at, envs = _places(spans)
+        self.write(at, envs, *self.caller.checked(outputs, sum(count for *_, count in spans)))
+
+    def _on_arrays(self) -> Callable[[Any], Any] | None:
+        """Return the function to call with what ``_rows`` loads; None if there is more to it."""
+        caller = self.caller
+        policy, device, found = self._found
+        if policy is not caller.policy or device is not caller.device:
+            found = caller.on_arrays() if self._simple else None
+            self._found = caller.policy, caller.device, found
+        return found
+
+    def _act(self, at: At, envs: Rows) -> None:
         observations = [leaf[at, envs] for leaf in self.observations]
         state = None
         if self._state:
@@ -200,6 +210,21 @@ class FramePolicy:
         if (got := structure_of(state)) != self._structure:
             raise ValueError(f"cannot act: a state of {got}, expected {self._structure} as before")
         return leaves_in(self._structure, state)
+
+
+def _places(spans: list[Span]) -> tuple[At, Rows]:
+    """Return the frames of the envs of some spans, and these envs."""
+    at, begin, _ = spans[0]
+    end = begin
+    for frame, first, count in spans:
+        if frame != at or first != end:
+            break
+        end += count
+    else:
+        return at, slice(begin, end)
+    frames, _, counts = zip(*spans, strict=True)
+    envs = np.concatenate([np.arange(first, first + count) for _, first, count in spans])
+    return at if len(set(frames)) == 1 else np.repeat(frames, counts), envs
 
 
 def _expect_same(name: str, array: npt.NDArray[Any], to: npt.NDArray[Any]) -> None:

@@ -225,7 +225,11 @@ class WorkerPolicy:
         at = frame + (int(progress.steps[group]) if replacements or resumes else 0)
         end = frame + steps
         failed = False
-        act = policy.acting(envs)
+        first, count = envs.start, envs.stop - envs.start
+
+        def act(at: int) -> None:
+            policy.act([(at, first, count)])
+
         if replacements and at < end:
             report.policy_ns += self._timed(act, at)
             block.restore(at + 1)

@@ -136,11 +136,11 @@ class MainRunner(RolloutRunner):
 
 
 class _Part(NamedTuple):
-    """Groups that step together, their envs, and a function that acts for them at a frame."""
+    """Groups that step together, and their envs: all of them, or consecutive ones of each group."""
 
     groups: list[int]
     envs: Any
-    act: Callable[[int], None]
+    ranges: list[range]
 
 
 class TurnRunner(MainRunner):
@@ -162,7 +162,7 @@ class TurnRunner(MainRunner):
         base, end = self._base, self._base + self._horizon
         for leaf in self.policy.carried if base != self._last_frame else ():
             leaf[base] = leaf[self._last_frame]
-        parts = [_Part(*part, self.policy.acting(part[1])) for part in self._parts]
+        parts = self._parts
         if len(parts) == 1:
             for at in range(base, end):
                 self._act(parts[0], at)
@@ -185,7 +185,7 @@ class TurnRunner(MainRunner):
         self._expect_running()
         outputs, self._outputs = self._outputs, None
         if outputs is None:
-            self._timed(part.act, at)
+            self._timed(self.policy.act, [(at, one.start, len(one)) for one in part.ranges])
         else:
             self._timed(self.policy.write, at, part.envs, *outputs)
 
@@ -206,17 +206,17 @@ class TurnRunner(MainRunner):
         self.policy.after_step(at, part.envs)
 
 
-def _parts(core: VectorCore) -> list[tuple[list[int], Any]]:
-    """Return the parts that the policy acts for in turn, each as its groups and their envs.
-
-    Part n consists of the n-th group of each worker.
-    """
+def _parts(core: VectorCore) -> list[_Part]:
+    """Return the parts that the policy acts for in turn: the n-th groups of all workers."""
     parts: dict[int, list[int]] = {}
     seen: Counter[int] = Counter()  # groups of each worker
     for group, worker in enumerate(core.pool.worker_of):
         parts.setdefault(seen[worker], []).append(group)
         seen[worker] += 1
     if len(parts) == 1:
-        return [(parts[0], slice(0, core.num_envs))]
-    envs_of = [core.everyone[group.start : group.stop] for group in core.groups]
-    return [(part, np.concatenate([envs_of[group] for group in part])) for part in parts.values()]
+        return [_Part(parts[0], slice(0, core.num_envs), [range(core.num_envs)])]
+    ranges = [[core.groups[group] for group in groups] for groups in parts.values()]
+    return [
+        _Part(groups, np.concatenate(envs), envs)
+        for groups, envs in zip(parts.values(), ranges, strict=True)
+    ]

@@ -6,7 +6,7 @@ the policy is called more often, for fewer envs, and a step that spans two rollo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pysampler.sync import now
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from pysampler._policies.frame_policy import Span
     from pysampler._rollouts.runner import RunnerSetup
     from pysampler._vector.tuner import BatchTuner
 
@@ -75,7 +76,7 @@ class ReadyRunner(MainRunner):
         while True:
             self._expect_running()
             if groups := self.unfinished(ready):
-                self._timed(self.policy.act, *self.rows_of(groups))
+                self._timed(self.policy.act, self._spans(groups))
                 self.step(groups)
             if self.finished:
                 return
@@ -121,14 +122,11 @@ class ReadyRunner(MainRunner):
         """Return the current frame of each of some envs."""
         return np.repeat(self._frame_of, self._sizes)[envs]
 
-    def rows_of(self, groups: list[int]) -> tuple[Any, Any]:
-        """Return the current frames of some groups, and their envs."""
-        frames = self._frame_of[groups]
-        same = bool((frames == frames[0]).all())
-        if same and len(groups) == len(self._groups):
-            return int(frames[0]), slice(0, self.frames.envs)
-        envs = np.concatenate([self._core.everyone[self._rows[group]] for group in groups])
-        return int(frames[0]) if same else np.repeat(frames, self._sizes[groups]), envs
+    def _spans(self, groups: list[int]) -> list[Span]:
+        return [
+            (int(self._frame_of[group]), self._groups[group].start, len(self._groups[group]))
+            for group in sorted(groups)
+        ]
 
     def receive(self, timeout: int | None = None, waiting: int = 0) -> list[int]:
         """Wait until ``min_envs`` have made a step; return their groups.

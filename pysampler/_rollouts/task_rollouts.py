@@ -232,10 +232,8 @@ class _TaskCaller(PolicyCaller):
             parts.append((rows, outputs))
         return _joined(parts)
 
-    @property
-    def takes_observations_alone(self) -> bool:
-        """Whether arrays of observations are the policy's only argument: never."""
-        return False
+    def on_arrays(self) -> None:
+        """Return None: the policy takes more than observations."""
 
     def describe(self, actions: Arrays, extras: Mapping[str, Any], state: Any) -> PolicyOutputs:
         """Return the fields of the policy's outputs; ValueError if an extra has a reserved name."""

@@ -90,6 +90,7 @@ class Learned:
         return np.zeros((len(observations), 2), np.float32), {"state": state}
 
 
+@pytest.mark.slow
 def test_episodes_begin_with_the_published_initial_state():
     with (
         envs_of(num_workers=2) as envs,

@@ -73,6 +73,58 @@ def test_results_of_any_array_kind_are_recorded(kind, options, num_workers):
             assert one.extras[name].any()
 
 
+# Alternatives to a plain tensor that a policy may return.
+TENSORS = {
+    "tensor": lambda tensor: tensor,
+    "part of a graph": lambda tensor: tensor.float().requires_grad_() * 1,
+    "part of a larger tensor": lambda tensor: tensor.repeat_interleave(2, 0)[::2],
+    "rounded": lambda tensor: tensor.bfloat16(),
+}
+
+
+def of_tensors(kind, *, takes_more):
+    """Return a module that returns tensors of ``kind``, for the integers of ``Policy``."""
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.policy = Policy()
+
+        def forward(self, observations):
+            actions, extras = self.policy(observations.numpy().copy())
+            observations.fill_(-1)  # a copy
+            extras = {name: torch.from_numpy(array) for name, array in extras.items()}
+            with torch.enable_grad():  # as a policy may
+                return TENSORS[kind](torch.from_numpy(actions.round())), {
+                    "value": extras["value"],
+                    "pair": TENSORS[kind](extras["pair"]),
+                }
+
+    class TakesMore(Module):
+        def forward(self, observations, generators):
+            return super().forward(observations)
+
+    return TakesMore() if takes_more else Module()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors_of_any_kind_are_recorded(kind, options, num_workers):
+    made = two_rollouts(of_tensors(kind, takes_more=False), num_workers, **options)
+    expected = two_rollouts(of_tensors(kind, takes_more=True), num_workers, **options)
+    for one, other in zip(made, expected, strict=True):
+        assert one.actions.dtype == other.actions.dtype
+        assert np.array_equal(one.observations, other.observations)
+        assert np.array_equal(one.actions, other.actions)
+        assert one.actions.any()
+        for name in ("value", "pair"):
+            assert np.array_equal(one.extras[name], other.extras[name]), name
+            assert one.extras[name].any()
+
+
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 def test_nan_actions_are_refused_in_later_steps(dtype, options):
