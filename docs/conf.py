@@ -1,12 +1,13 @@
 """How the documentation is built: ``make docs``."""
 
+import os
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 project = "pysampler"
-author = "The pysampler developers"
+author = "The pysampler authors"
 copyright = author  # noqa: A001 - Sphinx's name
 version = release = re.search(
     r'__version__ = "(.*?)"', (ROOT / "pysampler/__init__.py").read_text()
@@ -41,9 +42,21 @@ html_title = f"pysampler {version}"
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["pysampler.css"]
+# Deferred: it runs after the scripts of the search page.
+html_js_files = [("search.js", {"defer": "defer"})]
 html_theme_options = {
     "sidebar_hide_name": False,
     "navigation_with_keys": True,
     "light_css_variables": {"color-brand-primary": "#0b6e4f", "color-brand-content": "#0b6e4f"},
     "dark_css_variables": {"color-brand-primary": "#4cc9a0", "color-brand-content": "#4cc9a0"},
 }
+
+# Read the Docs sets the address of the pages. Only hosted pages have canonical links, a sitemap and
+# social cards; a build at home draws no cards.
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
+if html_baseurl:
+    extensions += ["sphinx_sitemap", "sphinxext.opengraph"]
+sitemap_url_scheme = "{link}"  # the address includes language and version
+sitemap_show_lastmod = False  # hosts clone without the history that has the dates
+ogp_site_url = html_baseurl
+ogp_social_cards = {"line_color": "#0b6e4f"}
