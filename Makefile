@@ -23,7 +23,7 @@ FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo examples test test-all test-python test-native build-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
-  bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels \
+  bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels sbom \
   contract recipes clean
 
 help:  ## what there is
@@ -210,6 +210,11 @@ dist/.stamp: $(VENV)/wheels.stamp $(SOURCES) $(wildcard pysampler/*.py pysampler
 
 wheels: wheel  ## a manylinux wheel for each Python on PATH, each checked and installed in an empty environment
 	$(BIN)/python tests/wheels.py dist --out build/wheels
+
+sbom: wheel $(VENV)/sbom.stamp  ## the packages that a wheel installs, and pybind11, which is compiled in: CycloneDX, in build/sbom
+	$(PYTHON) -m venv --clear --without-pip build/sbom/venv
+	$(PIP) --python build/sbom/venv/bin/python install dist/*.whl 'pybind11>=3.0.2'
+	$(BIN)/cyclonedx-py environment --output-reproducible --output-file build/sbom/pysampler.cdx.json build/sbom/venv/bin/python
 
 contract: wheel  ## gymnasium's contract, with the oldest gymnasium we support and the one RLlib pins
 	for version in 1.1.0 1.2.2; do \

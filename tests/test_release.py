@@ -1,4 +1,4 @@
-"""Hosted CI: workflows, Python versions, the package version, and publishing."""
+"""Hosted CI, publishing, and the files that hosts read: their form, and what they name."""
 
 import os
 import re
@@ -13,6 +13,7 @@ import pysampler
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+URLS = PROJECT["project"]["urls"]
 WORKFLOWS = {path.stem: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
 JOBS = {
     (workflow, name): job
@@ -66,11 +67,16 @@ def test_workflows_are_read_only_and_cancel_older_runs(workflow):
 def test_jobs_have_timeouts_and_pinned_actions(name):
     job = JOBS[name]
     assert 0 < job["timeout-minutes"] <= 180
-    assert ("permissions" in job) == (name == ("wheels", "publish"))
+    assert ("permissions" in job) == (name in {("wheels", "provenance"), ("wheels", "publish")})
     for step in job["steps"]:
-        assert re.fullmatch(
-            r"[\w-]+/[\w-]+@(v\d+(\.\d+)*|release/v\d+)", step.get("uses", "a/b@v1")
-        )
+        tag = r"v\d+(\.\d+)*|release/v\d+"
+        assert re.fullmatch(rf"[\w-]+/[\w-]+@({tag}|[0-9a-f]{{40}})", step.get("uses", "a/b@v1"))
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_actions_pinned_by_commit_name_their_tag(workflow):
+    pinned = re.findall(r"uses: .*@[0-9a-f]{40}(.*)", WORKFLOWS[workflow])
+    assert all(re.fullmatch(r" # (release/)?v\d+(\.\d+)*", comment) for comment in pinned)
 
 
 def test_publishing_needs_a_tag_and_all_wheel_jobs():
@@ -81,6 +87,17 @@ def test_publishing_needs_a_tag_and_all_wheel_jobs():
     }
     assert job["environment"]["name"] == "pypi"
     assert job["permissions"] == {"id-token": "write"}
+    # PyPI refuses other files, such as the SBOM.
+    assert job["steps"][0]["with"]["pattern"] == "dist-*"
+
+
+def test_provenance_is_signed_for_every_file_before_publishing():
+    job = JOBS["wheels", "provenance"]
+    assert job["if"] == JOBS["wheels", "publish"]["if"]
+    assert job["permissions"] == {"id-token": "write", "attestations": "write"}
+    download, attest = job["steps"]
+    assert "pattern" not in download["with"]
+    assert attest["with"]["subject-path"] == f"{download['with']['path']}/*"
 
 
 def test_each_supported_python_is_tested_and_gets_a_wheel():
@@ -115,3 +132,60 @@ def test_a_tag_of_another_version_fails_the_release(tag, code):
     environment = {**os.environ, "GITHUB_REF_NAME": name}
     done = subprocess.run(["bash", "-euc", step["run"]], cwd=ROOT, env=environment, check=False)
     assert done.returncode == code
+
+
+@pytest.mark.parametrize(("owner", "code"), [("OWNER", 1), ("someone", 0)])
+def test_a_release_needs_the_address_of_the_repository(owner, code, tmp_path):
+    for name in ("pyproject.toml", "CITATION.cff"):
+        url = f"https://github.com/{owner}/pysampler"
+        (tmp_path / name).write_text((ROOT / name).read_text().replace(URLS["Source"], url))
+    (step,) = (one for one in JOBS["wheels", "sdist"]["steps"] if "OWNER" in str(one))
+    assert "refs/tags/" in step["if"]
+    done = subprocess.run(["bash", "-euc", step["run"]], cwd=tmp_path, check=False)
+    assert done.returncode == code
+
+
+def test_project_urls_are_of_one_repository():
+    assert URLS.keys() == {"Documentation", "Source", "Changelog", "Issues"}
+    assert all(URLS[name].startswith(URLS["Source"]) for name in ("Changelog", "Issues"))
+
+
+def test_citation_names_the_version_authors_and_addresses():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title"} <= citation.keys()
+    assert citation["version"] == pysampler.__version__
+    assert citation["authors"] == PROJECT["project"]["authors"]
+    assert citation["license"] == PROJECT["project"]["license"]
+    assert (citation["repository-code"], citation["url"]) == (URLS["Source"], URLS["Documentation"])
+
+
+def test_hooks_run_the_commands_of_make_lint():
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repo["repo"] == "local"
+    makefile = (ROOT / "Makefile").read_text().replace("$(BIN)", ".venv/bin")
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
+    entries = {hook["id"]: hook["entry"].removesuffix(" --force-exclude") for hook in repo["hooks"]}
+    assert entries.pop("lint") == "make lint"
+    assert len(entries) == 3
+    for entry in entries.values():
+        assert f"\t{entry} " in recipe
+
+
+def test_read_the_docs_installs_the_group_of_make_docs():
+    settings = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
+    assert settings["sphinx"] == {"configuration": "docs/conf.py", "fail_on_warning": True}
+    assert settings["build"]["tools"]["python"] in PYTHONS
+    *_, install = settings["build"]["jobs"]["install"]
+    assert install.endswith(" --group docs .")
+    assert "docs" in PROJECT["dependency-groups"]
+
+
+def test_dependabot_opens_one_pull_request_a_month_for_each_ecosystem():
+    settings = yaml.safe_load((ROOT / ".github/dependabot.yml").read_text())
+    assert settings["version"] == 2
+    assert {one["package-ecosystem"] for one in settings["updates"]} == {"pip", "github-actions"}
+    for update in settings["updates"]:
+        assert update["schedule"] == {"interval": "monthly"}
+        (group,) = update["groups"].values()
+        assert group == {"patterns": ["*"]}
