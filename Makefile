@@ -39,6 +39,7 @@ $(VENV)/%.stamp: $(BIN)/python pyproject.toml
 	@touch $@
 
 $(VENV)/package.stamp: $(BIN)/python $(SOURCES)
+	@echo "compiling pysampler: a minute or two"
 	$(PIP) install -e .
 	@touch $@
 

@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     options = parser.parse_args()
     console = Console()
+    console.print(f"{options.envs} {ENV}, stepped for {options.seconds:g} s")
     makers: dict[str, Callable[[int], Any]] = {
         "gymnasium AsyncVectorEnv": lambda n: gym.vector.AsyncVectorEnv([make_env] * n),
         "pysampler VectorEnv": lambda n: pysampler.VectorEnv([make_env] * n),

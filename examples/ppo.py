@@ -181,7 +181,7 @@ class RecurrentActorCritic(ActorCritic):
         seen, last, cut = map(self.normalized, observations)
         states = self.unrolled(seen, data.starts[:-1], data.state[0])
         after = self.step(last, states[-1] * ~data.starts[-1][:, None])
-        all_states = states, after, self.step(cut, states[data.cut])
+        all_states = states, after, self.step(cut, states[data.cut_indices])
         return tuple(self.critic(one.chunk(2, -1)[0]).squeeze(-1) for one in all_states)
 
     def forward(

@@ -1,24 +1,23 @@
-"""pysampler: sample Python reinforcement-learning environments in parallel.
+"""Vector environments for gymnasium, and samplers built on them.
 
-A tour of the code, from the bottom up:
+    import pysampler
 
-- ``csrc/`` holds the primitives, one header each, without Python: ``clock``, ``futex``, ``wait``
-  (waiting); ``position``, ``flag``, ``doorbell`` (waking); ``ring``, ``shared_ring``,
-  ``byte_ring``, ``board`` (passing data); ``segment`` (shared memory) and ``watch`` (noticing that
-  a process died). ``csrc/bindings/`` exposes them as ``pysampler._core``.
-- ``sync`` makes them usable from Python: handles that pickle, NumPy views, errors. ``errors`` holds
-  the one tree of exceptions.
-- ``_workers``: the pool and its lanes; recovery, the fork server, the worker's loop, mail.
-- ``_frames``: a space as fields, frames in shared memory, columns of infos.
-- ``_vector``: gymnasium's vector env on a pool, servers of Python envs, partial batches.
-- ``_policies``: calling and checking a policy; its weights, states and random numbers.
-- ``_rollouts`` and ``_actors``: samplers, two ways to walk the frames.
-- ``_learning``: a replay buffer, averaging, checkpoints.
-- ``envs``: envs with tasks. ``adapters``: interfaces of training libraries. ``ray``: samplers on
-  many machines.
+    envs = pysampler.make_vec("CartPole-v1", num_envs=64)  # as gymnasium.make_vec
+    observations, infos = envs.reset(seed=1)
+    observations, rewards, terminated, truncated, infos = envs.step(envs.action_space.sample())
+    envs.close()
 
-Each of these is a package whose docstring states its scope. Later ones import earlier ones, never
-the reverse: ``tests/test_layers.py`` enforces the order.
+Step environments: ``VectorEnv`` takes a list of functions, ``make_vec`` the id of an environment.
+
+Sample with a policy: ``Rollouts`` returns arrays ``[T, N]``, ``MultiTaskSampler`` samples tasks,
+``Actors`` act without waiting for the learner, ``evaluate`` runs whole episodes, and so does
+``Watcher`` while you train.
+
+Learn from samples: ``gae``, ``ReplayBuffer``, ``Normalizer``, ``Averaging``, ``Checkpoints``.
+
+``pysampler.errors`` has all exceptions, ``pysampler.sync`` the flags, rings and boards in shared
+memory, ``pysampler.adapters`` interfaces for training libraries, ``pysampler.envs`` environments,
+and ``pysampler.ray`` the samplers for a cluster. ``pysampler --help`` lists the tools for a shell.
 """
 
 import sys

@@ -265,7 +265,7 @@ def test_recurrent_ppo_values_truncated_episodes_with_their_states(ppo):
         data = next(rollouts).torch()
         with torch.no_grad():
             _, last, cut = net.values(data)
-            steps, envs = data.cut
+            steps, envs = data.cut_indices
             assert len(steps) == 4
             for step, env, value in zip(steps, envs, cut, strict=True):
                 state = net.initial_state(1)

@@ -159,8 +159,11 @@ class Rollout:
         return int(to_array(self.valid).sum())
 
     @property
-    def cut(self) -> tuple[Any, Any]:
-        """The (steps, envs) of truncated episodes, in the order of ``cut_observations``."""
+    def cut_indices(self) -> tuple[Any, Any]:
+        """The steps and the envs of truncated episodes, in the order of ``cut_observations``.
+
+        Two arrays of integers, to index arrays ``[T, N]`` with: ``values[rollout.cut_indices]``.
+        """
         cut = to_array(self.truncated) & ~to_array(self.terminated)
         step, env = np.nonzero(cut & (to_array(self.valid) | to_array(self.lost)))
         return step, env
@@ -168,7 +171,7 @@ class Rollout:
     @property
     def cut_observations(self) -> Any:
         """The last observations of truncated episodes, to bootstrap values from: a row each."""
-        step, env = self.cut
+        step, env = self.cut_indices
         return mapped(lambda array: array[step, env], self.final_observations)
 
     @property
@@ -209,7 +212,7 @@ class Rollout:
             to_array(self.truncated),
             to_array(cut_values),
             valid=to_array(self.valid),
-            cut=self.cut,
+            cut=self.cut_indices,
             lengths=self.lengths,
             gamma=gamma,
             gae_lambda=gae_lambda,

@@ -131,7 +131,7 @@ def test_torchrls_gae_equals_rollout_gae():
 
     with rollouts(policy=lambda observations: lean(observations)[0]) as sampler:
         rollout = next(sampler)
-        assert len(rollout.cut[0]) > 0
+        assert len(rollout.cut_indices[0]) > 0
         expected, _ = rollout.gae(
             *(values(rollout.observations[:-1]), values(rollout.last_observations)),
             values(rollout.cut_observations),

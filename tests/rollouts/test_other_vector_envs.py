@@ -106,11 +106,11 @@ def test_steps_that_only_reset_an_env_belong_to_no_episode_and_have_no_advantage
         assert rollout.steps == rollout.valid.sum()
         assert sum(len(episode) for episode in rollout.episodes()) == rollout.steps
         values = np.ones_like(rollout.rewards)
-        advantages, returns = rollout.gae(values, values[0], np.ones(len(rollout.cut[0])))
+        advantages, returns = rollout.gae(values, values[0], np.ones(len(rollout.cut_indices[0])))
         assert not advantages[resets].any()
         assert not returns[resets].any()
         # Of a truncated step, the value of the final observation counts, as in the other modes.
-        for t, env in zip(*rollout.cut, strict=True):
+        for t, env in zip(*rollout.cut_indices, strict=True):
             expected = rollout.rewards[t, env] + 0.99 - 1
             assert advantages[t, env] == pytest.approx(expected)
     envs.close()

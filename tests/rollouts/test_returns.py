@@ -87,7 +87,7 @@ def test_rollout_gae_bootstraps_where_episodes_were_cut(whole):
                 value(rollout.last_observations),
                 value(rollout.cut_observations),
             )
-            steps, cut_envs = rollout.cut
+            steps, cut_envs = rollout.cut_indices
             finals = np.zeros((12, 3))
             finals[steps, cut_envs] = value(rollout.cut_observations)
             made = np.arange(12)[:, None] < rollout.lengths
