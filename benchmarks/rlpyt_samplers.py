@@ -43,7 +43,7 @@ from running import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ALONE, RLPYT, PYTHON, AUTO = "the network alone", "rlpyt", "native=False", 'native="auto"'
+APART, RLPYT, PYTHON, AUTO = "no sampler", "rlpyt", "native=False", 'native="auto"'
 HORIZON = 128
 WARM_UP = 100  # random steps of each env at most, rlpyt's default
 COUNTS = [16, 64]
@@ -201,22 +201,40 @@ def policy(env_id: str) -> Any:
     return Policy()
 
 
-def alone(env_id: str, count: int, workers: int, sampler: str) -> Iterator[Any]:
-    """Call the policy as the sampler does, but step no envs.
+def apart(env_id: str, count: int, workers: int) -> Callable[[dict], dict]:
+    """Let each of some processes act for its share of the envs and step them; none talks."""
+    fork = multiprocessing.get_context("fork")
+    pipes = []
+    for _ in range(workers):
+        ours, theirs = fork.Pipe()
+        fork.Process(target=_alone, args=(env_id, count // workers, theirs), daemon=True).start()
+        pipes.append(ours)
 
-    In a CpuSampler the workers act at the same time, so one worker's calls stand for all.
-    """
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        for pipe in pipes:
+            pipe.send(cell["seconds"])
+        return {"rate": sum(pipe.recv() for pipe in pipes)}
+
+    measure({"seconds": 0.1})  # warm
+    return measure
+
+
+def _alone(env_id: str, count: int, pipe: Any) -> None:
     import torch
 
-    act = policy(env_id)
-    halves = 2 if sampler == "AlternatingSampler" else 1
-    batch = count // (workers if sampler == "CpuSampler" else halves)
-    observations = torch.from_numpy(np.stack([gym.make(env_id).reset(seed=0)[0]] * batch))
+    act, envs = policy(env_id), [gym.make(env_id) for _ in range(count)]
+    seen = [env.reset(seed=i)[0] for i, env in enumerate(envs)]
     while True:
-        with torch.no_grad():
-            for _ in range(halves * HORIZON):
-                act(observations)
-        yield
+        seconds, steps, begun = pipe.recv(), 0, time.perf_counter()
+        while (took := time.perf_counter() - begun) < seconds:
+            with torch.no_grad():
+                actions = act(torch.from_numpy(np.stack(seen)))[0].numpy()
+            for i, env in enumerate(envs):
+                seen[i], _, terminated, truncated, _ = env.step(actions[i])
+                if terminated or truncated:
+                    seen[i] = env.reset()[0]
+            steps += count
+        pipe.send(steps / took)
 
 
 def ours(env_id: str, count: int, workers: int, sampler: str, native: Any) -> Iterator[Any]:
@@ -274,10 +292,10 @@ def theirs(path: str, env_id: str, count: int, workers: int, sampler: str) -> It
 
 
 def sampling(name: str, path: str, *arguments: Any) -> Callable[[dict], dict]:
+    if name == APART:
+        return apart(*arguments[:3])
     if name == RLPYT:
         samples = theirs(path, *arguments)
-    elif name == ALONE:
-        samples = alone(*arguments)
     else:
         samples = ours(*arguments, False if name == PYTHON else "auto")
     size = HORIZON * arguments[1]
@@ -302,14 +320,14 @@ def tables(results: dict[str, Any]) -> str:
     for case in results["cases"]:
         rates = case["rates"]
         row = [case["env"], str(case["envs"]), case["sampler"]]
-        for name in (RLPYT, ALONE, PYTHON, AUTO):
+        for name in (RLPYT, APART, PYTHON, AUTO):
             each, peer = rates.get(name, []), rates.get(RLPYT, [])
             row.append(f"{statistics.median(each):,.0f}" if each else "-")
             if name != RLPYT:
                 row.append(quartiles([a / b for a, b in zip(each, peer, strict=False)]))
         rows.append(row)
     header = ["env", "envs", "rlpyt's sampler", "rlpyt, steps/s"]
-    for name in (ALONE, PYTHON, AUTO):
+    for name in (APART, PYTHON, AUTO):
         header += [f"{name}, steps/s", "/ rlpyt"]
     return "\n".join(
         [
@@ -325,9 +343,10 @@ def tables(results: dict[str, Any]) -> str:
                 f"64; for `{PICTURES}` two small convolutions and a layer of 64), draw actions in "
                 "the same way, and store the distribution, the value and the env's infos with each "
                 "step.\n\n"
-                "*The network alone* calls the policy as often as the sampler must and does "
-                "nothing else; a sampler that shares the policy's CPU is slower. Where this is "
-                "below twice rlpyt's speed, no sampler is twice as fast. "
+                "*No sampler* is as many processes, each of which steps its share of gymnasium's "
+                "envs, acts for them with the same network, stores nothing and never waits for "
+                "another. Where that is below twice rlpyt's speed, a sampler of envs in Python "
+                "cannot be twice as fast. "
                 f"`{AUTO}`, the default, simulates envs in C++ (CartPoles if a worker steps at "
                 f"least 16 at a time). `{PICTURES}` costs little more than its 28 kB of pictures. "
                 "Ratios are medians [quartiles] of slices in turn.\n"
@@ -360,7 +379,7 @@ def main() -> None:
     }
     with stolen_share(results["machine"]):
         for env_id in options.envs:
-            names = [ALONE, RLPYT, PYTHON, *([AUTO] if ENVS[env_id] else [])]
+            names = [APART, RLPYT, PYTHON, *([AUTO] if ENVS[env_id] else [])]
             for count in options.counts:
                 for sampler in options.samplers:
                     say(f"{env_id}, {count} envs, {sampler}")
@@ -375,7 +394,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in (ALONE, RLPYT, PYTHON, AUTO):
+    if sys.argv[1:2] and sys.argv[1] in (APART, RLPYT, PYTHON, AUTO):
         name, path, env_id, count, workers, sampler = sys.argv[1:]
         answer(lambda: sampling(name, path, env_id, int(count), int(workers), sampler))
     else:

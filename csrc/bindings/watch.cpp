@@ -2,19 +2,30 @@
 
 #include <unistd.h>
 
-#include <cstring>
+#include <csignal>
+#include <utility>
 
 #include "support.h"
 
 namespace pysampler::bindings {
 namespace {
 
+// Signals that end a process. glibc knows all names only since 2.32 (sigabbrev_np), musl does not.
+constexpr std::pair<int, const char*> kSignals[] = {
+    {SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"}, {SIGILL, "SIGILL"},
+    {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},
+    {SIGKILL, "SIGKILL"}, {SIGUSR1, "SIGUSR1"}, {SIGSEGV, "SIGSEGV"}, {SIGUSR2, "SIGUSR2"},
+    {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"},
+    {SIGXFSZ, "SIGXFSZ"}, {SIGSYS, "SIGSYS"},
+};
+
 std::string describe(const Loss& loss) {
     std::string text = "pid " + std::to_string(loss.pid) + " lost";
     if (loss.signal) {
         text += ": signal " + std::to_string(*loss.signal);
-        if (const char* name = sigabbrev_np(*loss.signal))
-            text += std::string(" (SIG") + name + ")";
+        for (const auto& [number, name] : kSignals) {
+            if (number == *loss.signal) text += std::string(" (") + name + ")";
+        }
     }
     if (loss.exit_code) text += ": exit code " + std::to_string(*loss.exit_code);
     return text;
