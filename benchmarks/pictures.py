@@ -372,28 +372,7 @@ def readme_part() -> str:
         "\n".join(rows)
         + "\n\nIn parentheses, how many times as fast pysampler is. EnvPool's envs are rewritten "
         + "in C++; all\nothers run gymnasium's Python ones, one after the other. "
-        + f"All numbers: {', '.join(links)}.\n\n"
-        + trainings_part()
-    )
-
-
-def trainings_part() -> str:
-    """Return a table of how long whole trainings take."""
-    path, results = newest("trainings")
-    names = [*results["cases"][0]["runs"]]
-    rows = [f"| seconds of a whole PPO | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for case in results["cases"]:
-        s = case["settings"]
-        took = {n: statistics.median(r["seconds"] for r in of) for n, of in case["runs"].items()}
-        ours = took[names[0]]
-        cells = [f"**{ours:.0f}**", *(f"{took[n]:.0f} ({took[n] / ours:.1f}x)" for n in names[1:])]
-        about = f"{s['env']}, {s['steps']:,} steps, {s['envs']} envs"
-        rows.append(f"| {about} | {' | '.join(cells)} |")
-    return (
-        "\n".join(rows)
-        + "\n\nScript, network and wrappers around each env are CleanRL's; "
-        + "it learns on the same CPUs. "
-        + f"[All numbers](benchmarks/results/{path.stem}.md).\n"
+        + f"All numbers: {', '.join(links)}.\n"
     )
 
 
