@@ -1,5 +1,6 @@
 """Public names: exports, documentation, types and reprs."""
 
+import ast
 import inspect
 import json
 import re
@@ -55,6 +56,26 @@ def test_vector_options_equal_the_options_of_vector_env():
     known = {name: one.__forward_arg__ for name, one in known.items()}
     assert known == declared
     assert set(known) == OPTIONS
+
+
+SPEAKERS = {"warning", "error", "exception", "critical", "warn"}
+
+
+def test_log_lines_and_warnings_name_pysampler():
+    """A program that configures no logging prints the bare message of a log line."""
+    found = 0
+    for path in (ROOT / "pysampler").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            function = getattr(node, "func", None)
+            if getattr(function, "attr", "") not in SPEAKERS:
+                continue
+            if getattr(function.value, "id", "") not in ("log", "_log", "warnings"):
+                continue  # gymnasium's logger says what gymnasium's vector envs say
+            message = node.args[0]
+            text = message.values[0] if isinstance(message, ast.JoinedStr) else message
+            assert text.value.startswith("pysampler: "), f"{path}:{node.lineno}"
+            found += 1
+    assert found > 10
 
 
 PROGRAM = """

@@ -336,7 +336,7 @@ class Watcher(FreeRunningSampler):
     def _fail(self, error: Exception) -> None:
         self._failure = error
         self.let_go()
-        warnings.warn(f"the watcher has ended: {error}", stacklevel=4)
+        warnings.warn(f"pysampler: the watcher has ended: {error}", stacklevel=4)
 
     def let_go(self) -> None:
         """Give the vector env back without closing it."""

@@ -230,7 +230,7 @@ class Infos:
             return
         _logged.add(path)
         place = "[...]" if path == ("...",) else "".join(f"[{key!r}]" for key in path)
-        _log.warning("info%s is pickled with every step, which is slow: %s", place, why)
+        _log.warning("pysampler: info%s is pickled with every step, which is slow: %s", place, why)
 
 
 def _aligned(offset: int) -> int:

@@ -312,7 +312,8 @@ class VectorCore:
             left = pool.pending - pool.ready
             pool.kill()
             warnings.warn(
-                f"the vector env was closed with {what} under way: {left} envs did not return",
+                f"pysampler: the vector env was closed with {what} under way: {left} envs did not "
+                "return",
                 stacklevel=4,
             )
         self.call.forget()

@@ -263,7 +263,7 @@ class Results:
         """Warn the caller of a sampler, but only once per message."""
         if message not in self._warnings:
             self._warnings.add(message)
-            warnings.warn(message, stacklevel=7)
+            warnings.warn(f"pysampler: {message}", stacklevel=7)
 
     def _add_versions(self, infos: dict[str, Any], versions: npt.NDArray[np.int64]) -> None:
         infos["options_version"] = versions

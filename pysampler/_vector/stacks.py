@@ -72,7 +72,7 @@ def log_once(message: str) -> None:
     """Log a warning, but only once in this process."""
     if message not in _logged:
         _logged.add(message)
-        _log.warning("%s", message)
+        _log.warning("pysampler: %s", message)
 
 
 def described(stacks: Sequence[Stack]) -> str:

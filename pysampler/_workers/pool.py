@@ -557,8 +557,8 @@ class Pool:
         stopped = [index for index, child in enumerate(children) if child.stopped()]
         if stopped:
             warnings.warn(
-                f"workers {stopped} are stopped (SIGSTOP): they are killed, and their envs are not "
-                "closed",
+                f"pysampler: workers {stopped} are stopped (SIGSTOP): they are killed, and their "
+                "envs are not closed",
                 stacklevel=2,
             )
         await_ends((child for child in children if not child.stopped()), left)

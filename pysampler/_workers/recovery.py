@@ -198,7 +198,7 @@ class Recovery:
                 raise error
             elif (index, since) not in self._reported_late:
                 self._reported_late.add((index, since))
-                warnings.warn(text, stacklevel=2)
+                warnings.warn(f"pysampler: {text}", stacklevel=2)
         worked = [
             self._worked(since, patience)
             for index, _, since in self._unanswered()
@@ -267,7 +267,7 @@ class Recovery:
         self._links.watch_worker(index, self._processes.children[index].pid)
         self._commands.resend(index, str(error))
         del self.replacing[index]
-        _log.warning("%s; another worker takes its place", error)
+        _log.warning("pysampler: %s; another worker takes its place", error)
 
     def _loss_of(self, index: int, why: str = "") -> WorkerLostError:
         at = self._links.counters.workers["env"][index]

@@ -117,7 +117,7 @@ class Tracer:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             warnings.warn(
-                f"{self._path} is still being written, by process {self._process.pid}",
+                f"pysampler: process {self._process.pid} still writes the trace {self._path}",
                 stacklevel=3,
             )
         self._check()
@@ -130,7 +130,9 @@ class Tracer:
             return
         ended = f"pysampler trace has ended with {self._process.returncode}"
         why = _last_line(self._output.read()) or ended
-        warnings.warn(f"trace {self._path} ends early: {why}", RuntimeWarning, stacklevel=4)
+        warnings.warn(
+            f"pysampler: trace {self._path} ends early: {why}", RuntimeWarning, stacklevel=4
+        )
 
 
 def _last_line(text: bytes) -> str:

@@ -358,7 +358,7 @@ class Fleet:
                 if (function := self._greeting(host.index)) is not None:
                     host.actor.control.remote(host.generation, function)
                 if host.generation > 0:
-                    log.warning("%s is back, with new envs", host)
+                    log.warning("pysampler: %s is back, with new envs", host)
 
     def _lose(self, host: Host, why: str, *, died: bool = False, known: bool = False) -> None:
         """Drop the calls of a lost host; restart it, or give it up with an error.
@@ -395,10 +395,10 @@ class Fleet:
                     self.lost,
                 ) = (False, False, None, calls, generation, actor, losses, lost)
                 if not known:
-                    log.warning("%s; restarting it", message)
+                    log.warning("pysampler: %s; restarting it", message)
             else:
                 self._give_up(host, None, lost)
-                log.warning("%s; its node is gone", message)
+                log.warning("pysampler: %s; its node is gone", message)
             return
         if too_often:
             message += f"; {len(losses)} times in {options.restart_window} s"

@@ -141,7 +141,7 @@ class GroupPlacement(Placement):
         self._group = placement_group(self._bundles, strategy=self._options.spread, name=self._name)
         began, warned = now(), False
         if shortage := self._shortage():
-            log.warning("waiting for places: %s", shortage)
+            log.warning("pysampler: waiting for places: %s", shortage)
             warned = True
         while not self._group.wait(0.25):
             if deadline is not None and now() >= deadline:
@@ -150,7 +150,7 @@ class GroupPlacement(Placement):
                     f"{self._options.start_timeout} s: {self.describe()}"
                 )
             if not warned and now() - began > _QUIET_NS:
-                log.warning("waiting for places: %s", self.describe())
+                log.warning("pysampler: waiting for places: %s", self.describe())
                 warned = True
         return list(range(len(self._bundles)))
 

@@ -116,7 +116,7 @@ def test_a_watcher_follows_what_actors_publish():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the watcher has ended")
+@pytest.mark.filterwarnings("ignore:.*the watcher has ended")
 def test_full_disk_leaves_only_playable_videos(tmp_path):
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos")
     with small_disk(tmp_path / "disk", 1 << 17) as disk:

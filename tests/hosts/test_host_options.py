@@ -138,7 +138,7 @@ def test_the_constructor_raises_if_ray_finds_no_places(simulated, make, caplog):
     assert caught.value.host is None
     assert simulated.time >= began + 20 * SECOND
     [message] = caplog.messages  # logged early, and once
-    assert message.startswith("waiting for places: hosts=2 with 1 CPU each")
+    assert message.startswith("pysampler: waiting for places: hosts=2 with 1 CPU each")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_hosts_that_fit_on_no_node_are_reported_at_once(
     with pytest.raises(HostLostError, match=f"start_timeout, 20 s: {re.escape(expected)}$"):
         rollouts(start_timeout=20, **options)
     assert simulated.time >= began + 20 * SECOND
-    assert reported == caplog.messages == [f"waiting for places: {expected}"]
+    assert reported == caplog.messages == [f"pysampler: waiting for places: {expected}"]
 
 
 def test_the_constructor_waits_for_nodes_that_join_later(simulated):

@@ -131,9 +131,9 @@ def test_a_lost_host_restarts_with_new_envs(simulated, lose, caplog):
         stats = some.stats()
         assert (stats.lost, [host.restarts for host in stats.hosts]) == (1, [1, 0])
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert caplog.messages[0].startswith("host 0 (pid")
+    assert caplog.messages[0].startswith("pysampler: host 0 (pid")
     assert caplog.messages[0].endswith("; restarting it")
-    assert caplog.messages[1].startswith("host 0 (pid")
+    assert caplog.messages[1].startswith("pysampler: host 0 (pid")
     assert caplog.messages[1].endswith(" is back, with new envs")
 
 

@@ -245,7 +245,7 @@ def test_an_unknown_info_key_warns_once_and_lists_known_keys(way):
         rollouts = sampled(env_fns, policy, 3, info_keys=("sucess", "in"), **way)
     assert [list(rollout.infos) for rollout in rollouts] == [["in"]] * 3
     [message] = [str(one.message) for one in caught if "no env" in str(one.message)]
-    assert message.startswith("no env has given info 'sucess', which is left out; got ")
+    assert message.startswith("pysampler: no env has given info 'sucess', which is left out; got ")
     assert message.endswith("'in', 'life', 'name', 'success'")
 
 
@@ -257,7 +257,8 @@ def test_omitted_infos_warn_once_with_their_path(way):
         rollouts = sampled(env_fns, policy, 3, info_keys=("name", "in"), **way)
     assert [list(rollout.infos["in"]) for rollout in rollouts] == [["x"]] * 3
     messages = [str(one.message).split(",")[0] for one in caught if "left out" in str(one.message)]
-    assert sorted(messages) == ["info['in']['list'] is a list", "info['name'] is a str"]
+    told = "pysampler: info['in']['list'] is a list", "pysampler: info['name'] is a str"
+    assert sorted(messages) == [*told]
 
 
 @pytest.mark.parametrize("way", ways(WAYS), ids=name_of)

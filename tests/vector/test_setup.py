@@ -356,6 +356,7 @@ def test_worker_replacement_is_logged(caplog):
     envs.close()
     [record] = [one for one in caplog.records if one.name == "pysampler"]
     assert record.levelname == "WARNING"
+    assert record.message.startswith("pysampler: worker 0 (pid")
     assert "exit code 6 while stepping env 0; another worker takes its place" in record.message
 
 
