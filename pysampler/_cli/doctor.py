@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import importlib.metadata
@@ -21,11 +20,12 @@ import numpy as np
 
 import pysampler
 from pysampler._cli.kernel import cores, numa_nodes, process_limits, text_of
-from pysampler._cli.screen import Finding, print_findings
+from pysampler._cli.screen import Finding, count, print_findings
 from pysampler._workers.launcher import files_for
 from pysampler.sync import Flag, Segment, memory_left, now, sleep_until, usable_cpus, wait_costs
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
 __all__ = ["HELP", "add_arguments", "examine", "run"]
@@ -43,15 +43,11 @@ _STOLEN_FOR = 0.5  # seconds during which stolen time is measured
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     parser.add_argument(
-        "--workers", type=_count, help="workers that must fit the limits (default: one per CPU)"
+        "--workers",
+        type=count,
+        metavar="N",
+        help="check the limits for this number of workers (default: one per CPU)",
     )
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{count}, expected at least 1")
-    return count
 
 
 def run(options: argparse.Namespace) -> int:
@@ -135,14 +131,14 @@ def _versions() -> _Result:
 def _torch() -> _Result:
     version = _version_of("torch")
     if version is None:
-        return _ok("not installed; it is needed for torch policies only")
+        return _ok("not installed; only torch policies need it")
     own = os.environ.get("OMP_NUM_THREADS")
     threads = own or str(len(os.sched_getaffinity(0)))
-    found = f"{version}; starts {threads} threads in your process, one in each worker"
+    found = f"{version} starts {threads} threads in your process, one in each worker"
     if own is None and len(os.sched_getaffinity(0)) > usable_cpus():
         return _look(
-            f"{found}, though a quota allows {usable_cpus()} CPUs",
-            f"torch.set_num_threads({usable_cpus()})",
+            f"{found}; a quota allows {usable_cpus()} CPUs",
+            f"call torch.set_num_threads({usable_cpus()}): idle threads slow the workers",
         )
     return _ok(found)
 
@@ -150,13 +146,13 @@ def _torch() -> _Result:
 def _mujoco() -> _Result:
     version = _version_of("mujoco")
     if version is None:
-        return _ok("not installed: pip install 'pysampler[mujoco]' for its envs")
+        return _ok("not installed; its envs need pip install 'pysampler[mujoco]'")
     if importlib.util.find_spec("mujoco.batch") is None:
         return _look(
-            f"{version} steps envs one by one: it has no batches",
-            "pip install 'mujoco>=3.17', and its v5 envs are simulated together",
+            f"{version} steps envs one by one: it has no module mujoco.batch",
+            "pip install 'mujoco>=3.17': workers then simulate its v5 envs together",
         )
-    return _ok(f"{version}; make_vec simulates its v5 envs together")
+    return _ok(f"{version}; workers simulate its v5 envs together")
 
 
 def _hash_seed() -> _Result:
@@ -166,8 +162,8 @@ def _hash_seed() -> _Result:
     if seed in (None, "", "random"):
         workers = "0 in workers" if seed is None else "random in workers too"
         return _ok(
-            f"random here, {workers}: sets of strings have a different order there; "
-            "PYTHONHASHSEED=0 python ... makes it the same"
+            f"random here, {workers}: sets of strings have another order there; start with "
+            "PYTHONHASHSEED=0 for the same order"
         )
     return _ok(f"{seed} here and in workers: sets of strings have the same order")
 
@@ -179,18 +175,18 @@ def _cpus() -> _Result:
     allowed = sorted(os.sched_getaffinity(0))
     usable = usable_cpus()
     own_cores, nodes = cores(allowed), numa_nodes(allowed)
-    found = f"{usable} usable, of {os.cpu_count()}"
+    found = f"this process may use {usable} of {os.cpu_count()}"
     if own_cores < len(allowed):
         found += f", on {own_cores} core{'s' * (own_cores > 1)}"
     if len(allowed) > usable:
-        found += f" ({len(allowed)} allowed, but a quota of CPU time)"
+        found += f"; a quota limits its {len(allowed)} CPUs"
     if len(nodes) > 1:
         found += f"; {len(nodes)} NUMA nodes"
     if usable == 1:
-        return _look(found, "num_workers=0: with one CPU, workers only cost their messages")
+        return _look(found, "use num_workers=0: with one CPU, workers only add messages")
     if len(nodes) > 1:
         one = f"numactl --cpunodebind={nodes[0]} --membind={nodes[0]} python ..."
-        advice = f"one program on each node: {one}"
+        advice = f"run one program per node: {one}"
         return _look(found, advice)
     return _ok(found)
 
@@ -207,9 +203,9 @@ def _stolen() -> _Result:
     later, stolen_later = _ticks()
     since_boot = stolen / max(1, total)
     share = (stolen_later - stolen) / max(1, later - total)
-    found = f"{share:.1%} of the CPU time went to other machines just now, {since_boot:.1%} in all"
+    found = f"other machines took {share:.1%} of the CPU time just now, {since_boot:.1%} since boot"
     if max(share, since_boot) > 0.05:
-        advice = "measure in turns, several times: speeds here depend on other machines"
+        advice = "repeat each measurement, in turns: other machines change the speed of this one"
         return _look(found, advice)
     return _ok(found)
 
@@ -218,7 +214,7 @@ def _other_work() -> _Result:
     cpus, load = usable_cpus(), os.getloadavg()[0]
     found = f"{load:.1f} processes or threads ran or waited for a CPU in the last minute"
     if load > _LOADED * cpus:
-        advice = f"high load for {cpus} CPUs: other processes slow the workers"
+        advice = f"end other programs: at this load on {cpus} CPUs they slow the workers"
         return _look(found, advice)
     return _ok(found)
 
@@ -231,20 +227,22 @@ def _shared_memory() -> _Result:
     with Segment(1 << 16) as segment, Flag(segment) as flag:
         flag.set()
         if not flag.wait(timeout=1):
-            return _broken("a wait did not notice that its flag was set")
+            advice = "try another kernel or container runtime: pysampler needs futexes"
+            return _broken("a wait missed a flag that was set", advice)
         flag.clear()
         flag.wait(timeout=0.001)  # parks: a futex
-    return _ok("memfd, futexes and pidfds work; /dev/shm is not needed")
+    return _ok("memfd, futexes and pidfds work; pysampler does not use /dev/shm")
 
 
 def _waiting() -> _Result:
     costs = wait_costs()
     found = (
-        f"a wake takes {costs.park_ns / 1e3:.1f} us, a yield {costs.yield_ns / 1e3:.2f} us; "
-        f"timer slack {int(text_of('/proc/self/timerslack_ns') or 0) / 1e3:g} us"
+        f"waking a process takes {costs.park_ns / 1e3:.1f} us, a yield "
+        f"{costs.yield_ns / 1e3:.2f} us; timer slack is "
+        f"{int(text_of('/proc/self/timerslack_ns') or 0) / 1e3:g} us"
     )
     if costs.park_ns > 100_000:
-        advice = "envs whose steps take less than a millisecond: more of them for each worker"
+        advice = "give each worker more envs if a step takes less than a millisecond"
         return _look(found, advice)
     return _ok(found)
 
@@ -256,19 +254,19 @@ def _deadlines() -> _Result:
         sleep_until(deadline)
         late.append((now() - deadline) / 1e9)
     middle, worst = statistics.median(late), max(late)
-    found = f"noticed {middle * 1e6:.1f} us late, {worst * 1e6:.0f} us at worst of {len(late)}"
+    found = f"waits end {middle * 1e6:.1f} us late, {worst * 1e6:.0f} us at worst of {len(late)}"
     if middle > _LATE:
-        return _look(found, "other programs compete for the CPUs; end them")
+        return _look(found, "end other programs: they compete for the CPUs")
     return _ok(found)
 
 
 def _open_files(workers: int) -> _Result:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = files_for(workers)
-    limit = "no limit" if hard == resource.RLIM_INFINITY else f"limit {soft}, at most {hard}"
-    found = f"{limit}; with {workers} workers this process has {needed}"
+    limit = "no limit" if hard == resource.RLIM_INFINITY else f"limit {soft}, hard limit {hard}"
+    found = f"{limit}; {workers} workers need {needed}"
     if hard != resource.RLIM_INFINITY and needed > hard:
-        return _broken(found, f"ulimit -Hn {needed}, or fewer workers")
+        return _broken(found, f"raise the limit (ulimit -Hn {needed}), or use fewer workers")
     return _ok(found)
 
 
@@ -281,17 +279,17 @@ def _processes(workers: int) -> _Result:
         limits["ulimit -u"] = str(most)
         left.append(most)
     found = ", ".join(f"{name} {limit}" for name, limit in limits.items()) or "no limit"
-    found += f"; {workers} workers are {needed} threads"
+    found += f"; {workers} workers need {needed} threads"
     if left and min(left) < needed:
-        return _broken(found, "raise the limit, or take fewer workers")
+        return _broken(found, "raise the limit, or use fewer workers")
     return _ok(found)
 
 
 def _memory(workers: int) -> _Result:
     left, needed = memory_left(), workers * _WORKER_BYTES
-    found = f"{left / 1e9:.1f} GB left; {workers} workers take {needed / 1e9:.2f} GB without envs"
+    found = f"{left / 1e9:.1f} GB free; {workers} workers need {needed / 1e9:.2f} GB without envs"
     if needed > left:
-        return _broken(found, "fewer workers, or more memory")
+        return _broken(found, "use fewer workers, or add memory")
     return _ok(found)
 
 

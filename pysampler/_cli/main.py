@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pysampler._cli import bench, doctor, top, trace, tune
 from pysampler._cli.programs import AttachError
+from pysampler._cli.screen import reason_of
 from pysampler._cli.turns import MeasureError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, (help_text, add_arguments, run) in _COMMANDS.items():
         one = commands.add_parser(name, help=help_text, description=help_text)
         if name not in ("top", "trace"):
-            one.add_argument("--json", action="store_true", help="print JSON, for programs")
+            one.add_argument("--json", action="store_true", help="print JSON")
         add_arguments(one)
         one.set_defaults(run=run)
     options = parser.parse_args(arguments)
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:  # for example a full disk
         _drop_output()
-        print(f"pysampler: {error if error.filename else error.strerror}", file=sys.stderr)
+        print(f"pysampler: {reason_of(error)}", file=sys.stderr)
         return 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import sys
 import textwrap
@@ -14,7 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Self
 
-__all__ = ["Display", "Finding", "bar", "print_findings", "seconds", "width"]
+__all__ = [
+    "Display",
+    "Finding",
+    "bar",
+    "count",
+    "positive",
+    "print_findings",
+    "reason_of",
+    "seconds",
+    "width",
+]
 
 _STYLES = {"ok": "green", "look": "yellow", "broken": "bold red"}
 _TOPIC, _VERDICT = 15, 8  # widths of the first columns
@@ -72,12 +83,34 @@ def _lines(finding: Finding, width: int) -> list[str]:
     return [head + text[0], *(indent + line for line in text[1:])]
 
 
+def count(text: str) -> int:
+    """Return the whole number above 0 in an argument of the command line."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text}")
+    return int(text)
+
+
+def positive(text: str, most: float = math.inf) -> float:
+    """Return the number above 0 in an argument of the command line."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (0 < number <= most and math.isfinite(number)):
+        limit = f" and <= {most:g}" if math.isfinite(most) else ""
+        raise argparse.ArgumentTypeError(f"must be a number > 0{limit}, got {text}")
+    return number
+
+
 def seconds(text: str) -> float:
     """Return the number of seconds in an argument of the command line."""
-    number = float(text)
-    if not 0 < number <= _LONGEST:
-        raise argparse.ArgumentTypeError(f"{text}, expected more than 0 and at most {_LONGEST}")
-    return number
+    return positive(text, _LONGEST)
+
+
+def reason_of(error: OSError) -> str:
+    """Return the file and the reason of an error, such as "run.json: No space left on device"."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def width() -> int:

@@ -1,6 +1,7 @@
 """``pysampler doctor``: its findings in a terminal and as JSON, and failing checks."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -90,7 +91,7 @@ def test_limits_below_the_workers_needs_are_broken():
     )
     assert done.returncode == 1
     assert "memory         broken" in done.stdout
-    assert "-> fewer workers, or more memory" in done.stdout
+    assert "-> use fewer workers, or add memory" in done.stdout
 
 
 def test_a_failing_check_is_reported_and_the_others_run(monkeypatch, capsys):
@@ -141,4 +142,6 @@ def test_bad_usage_is_one_line_and_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("pysampler")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("pysampler")
+    assert not re.search(r"\b_\w+ value", line)  # the name of a function
