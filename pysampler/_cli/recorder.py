@@ -33,6 +33,7 @@ class Recorder:
 
     Attributes:
         holes: Periods in which slices may be missing, as (begin, end) in ns.
+        reasons: Why there are holes, each in a few words.
 
     Raises:
         AttachError: The pool has ended, or memory is exhausted.
@@ -43,14 +44,16 @@ class Recorder:
         memory = TraceMemory(len(pool.about.envs) - pool.about.main)
         self._until = self._read_at = 0
         self.holes: list[tuple[int, int]] = []
+        self.reasons: set[str] = set()
+        self._shared = False  # whether another recorder has asked for slices, too
+        self._wanted = pool.memory[at : at + 8].view("<i8")
         self._fd = -1
         try:
             self._fd = os.open(pool.descriptor, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
             # The descriptor may refer to another file by now.
             if os.pread(self._fd, HEADER.itemsize, 0) != pool.memory[: HEADER.itemsize].tobytes():
-                raise AttachError(f"cannot trace {pool.name}: it has ended")
+                raise AttachError(f"cannot trace {pool.name}: it was closed")
             os.posix_fallocate(self._fd, at, memory.size)
-            self._wanted = pool.memory[at : at + 8].view("<i8")
             self._readers = [TraceReader(pool.memory, at, i) for i in range(memory.tracks)]
         except OSError as error:
             self.close()
@@ -68,13 +71,20 @@ class Recorder:
 
         The first call returns none. Each call asks for slices for another second.
         """
-        at = now()
+        at, wanted = now(), int(self._wanted[0])
         # The request has expired if this call is late, or if another recorder has closed.
-        lapsed = self._until != 0 and int(self._wanted[0]) < at
+        lapsed = self._until != 0 and wanted < at
+        others = wanted > at if self._until == 0 else wanted != self._until
+        self._shared = self._shared or others
         if self._fd >= 0:
             self._want(at + _LEASE)
         missed = self.missed
         read = [reader.read() for reader in self._readers]
+        if lapsed:
+            late = "this command got no CPU for a second"
+            self.reasons.add("another trace of the program ended" if others else late)
+        if self.missed > missed:
+            self.reasons.add("slices came faster than this command reads them")
         if lapsed or self.missed > missed:
             self.holes.append((self._read_at, now()))
         self._read_at = at
@@ -89,7 +99,9 @@ class Recorder:
         """Stop the recording of slices. May be repeated."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
-                self._want(0)
+                # A request that other recorders renew expires with them.
+                if self._until and not self._shared and self._wanted[0] <= self._until:
+                    self._want(0)
             self._until = 0
             os.close(self._fd)
             self._fd = -1

@@ -20,7 +20,6 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._cli.chrome import ChromeWriter, merge
-from pysampler._cli.measuring import positive
 from pysampler._cli.programs import AttachError, find, is_running
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import (
@@ -33,7 +32,7 @@ from pysampler._cli.rounds import (
     rounds_of,
     shown,
 )
-from pysampler._cli.screen import seconds
+from pysampler._cli.screen import positive, reason_of, seconds
 from pysampler._cli.trace_file import open_trace
 from pysampler._workers.counters import slow_envs, with_unit
 from pysampler._workers.tracing import SLICE
@@ -72,20 +71,31 @@ _SLOW, _ENOUGH = 2.0, 20  # report envs this many times slower, after this many 
 _PAUSE = 0.03  # seconds between two reads, in which a ring must not overflow
 _OFTEN = 0.1  # seconds between two writes to the file and progress messages
 _SELDOM = 1.0  # seconds between two searches for other pools
+_WIDTH = 80  # columns of the heading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     parser.add_argument(
-        "pid", type=int, nargs="?", help="of the program or a worker (default: the only program)"
+        "pid",
+        type=int,
+        nargs="?",
+        help="pid of the program or of a worker (default: your only program)",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: trace-PID.json")
-    parser.add_argument("--seconds", type=seconds, help="duration (default: 5)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="file to write (default: trace-PID.json)",
+    )
+    parser.add_argument("--seconds", type=seconds, metavar="S", help="duration (default: 5)")
     parser.add_argument(
         "--megabytes",
         type=positive,
         default=1000,
-        help="largest file size (default: %(default)s)",
+        metavar="MB",
+        help="stop at this size of the file (default: %(default)s)",
     )
     parser.add_argument(
         "--merge",
@@ -111,7 +121,8 @@ def run(options: argparse.Namespace) -> int:
             with contextlib.suppress(BrokenPipeError):
                 os.write(sys.stdout.fileno(), f"{why}\n".encode())
                 return 1
-        raise AttachError(str(error)) from None
+        why = reason_of(error) if isinstance(error, OSError) else str(error)
+        raise AttachError(why) from None
 
 
 def _merged(options: argparse.Namespace) -> int:
@@ -126,6 +137,7 @@ def _traced(options: argparse.Namespace) -> int:
     program = _chosen(find(options.pid), options.pool)
     path = options.output or Path(f"trace-{program.pid}.json")
     say = _say_to(sys.stderr if options.until_eof else sys.stdout)
+    name = "pysampler: " if options.until_eof else ""  # on the stderr of another program
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(contextlib.closing(_PoolTrace(p))) for p in program.pools]
         file = stack.enter_context(open_trace(path))
@@ -133,18 +145,18 @@ def _traced(options: argparse.Namespace) -> int:
         stack.callback(trace.stop)
         trace.read()
         end = _End(options)
-        print(f"tracing program {program.pid}: {program.command[:60]}", flush=True)
+        print(f"tracing program {program.pid}: {program.command}"[:_WIDTH], flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             _record(trace, program, end, options.pool)
         trace.stop()
         seconds_traced = end.elapsed
         trace.close()
     size = path.stat().st_size / 1e6
-    say(f"{path}: {size:.1f} MB, {trace.count:,} slices in {seconds_traced:.1f} s{end.why}")
+    say(f"{name}{path}: {size:.1f} MB, {trace.count:,} slices in {seconds_traced:.1f} s{end.why}")
     if not trace.count:
-        say("no slice ended meanwhile: pysampler dump shows the envs at work")
+        say("it is empty, for no step ended meanwhile: pysampler dump shows what the workers do")
     if trace.holes:
-        say(f"{trace.holes:.2f} s of it are incomplete: slices came faster than they were read")
+        say(f"{trace.holes:.2f} s of it are incomplete: {', and '.join(trace.reasons)}")
     for line in trace.summary():
         say(line)
     say("open it in https://ui.perfetto.dev")
@@ -156,7 +168,7 @@ def _chosen(program: Program, pool: int | None) -> Program:
     if pool is not None:
         program.pools = [one for one in program.pools if one.number == pool]
         if not program.pools:
-            raise AttachError("the vector env has ended")
+            raise AttachError("the vector env was closed")
     return program
 
 
@@ -174,7 +186,7 @@ def _record(trace: _Trace, program: Program, end: _End, pool: int | None) -> Non
                 trace.follow(_chosen(find(program.pid), pool))
             except AttachError:  # it may have no workers while one is replaced
                 if not is_running(program.pid):
-                    end.why = ", when the program ended"
+                    end.why = "; the program ended"
                     return
 
 
@@ -207,7 +219,7 @@ class _End:
         if select.select(self._stdin, [], [], _PAUSE)[0]:
             return True
         if trace.size > self._bytes:
-            self.why = f", which is the largest size allowed (--megabytes {self._bytes / 1e6:g})"
+            self.why = f"; the file has its largest size (--megabytes {self._bytes / 1e6:g})"
         return bool(self.why) or self.elapsed >= self._seconds
 
     def show(self, trace: _Trace) -> None:
@@ -255,6 +267,11 @@ class _Trace:
         """Seconds in which slices may be missing."""
         holes = [hole for pool in self._pools.values() for hole in pool.recorder.holes]
         return sum(end - begin for begin, end in holes) / 1e9
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why slices may be missing, each in a few words."""
+        return sorted(set().union(*(pool.recorder.reasons for pool in self._pools.values())))
 
     @property
     def size(self) -> int:
@@ -389,7 +406,7 @@ class _PoolTrace:
         """Return lines on the parts of a round, or one that says that there were no rounds."""
         means = means_of(self._rounds)
         if not means:
-            return [f"{self._name}: no rounds in which commands went to all envs"]
+            return [f"{self._name}: no round stepped all envs"]
         count = len(self._rounds["send"])
         rounds = f"{count:,} round" + "s" * (count > 1)
         head = f"{self._name}: {rounds} of {with_unit(sum(means.values()))}, of which"

@@ -81,7 +81,7 @@ def open_trace(path: Path) -> Iterator[TraceFile]:
         try:
             fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise AttachError(f"another trace is being written to {path}") from None
+            raise AttachError(f"another trace writes to {path}; choose another file") from None
         if path.is_file():
             raw.truncate(0)
         file = TraceFile(raw.fileno(), path)
