@@ -214,28 +214,37 @@ def _verdict(
         return f"{noun} {longest.env} has been at work for {longest.since:.0f} s in one call"
     blocked = float(np.mean([worker.blocked or 0.0 for worker in workers]))
     if blocked > 0.5:
-        return f"the learner is the limit: a full ring blocks actors {blocked:.0%} of the time"
+        return (
+            f"the learner is the limit: a full ring blocks actors {blocked:.0%} of the time; "
+            "use fewer actors"
+        )
     if not (steps.count.any() or resets.count.any()):
         if longest is not None:
             return f"all wait for {noun} {longest.env}, at work for {with_unit(longest.since)}"
         waits = min(worker.since for worker in workers)
-        return f"the workers got no command in the last {waits:.1f} s"
+        return f"the program has sent no command for {waits:.1f} s"
     most = max(worker.busy for worker in workers)
     if most < 0.5 and any(worker.acts for worker in workers):
         limits = "policy" if workers[0].blocked is not None else "policy or the program"
-        return f"the {limits} is the limit: workers are at {noun}s {busy:.0%} of the time"
+        return (
+            f"the {limits} is the limit: workers step {noun}s only {busy:.0%} of the time; "
+            f"give each worker more {noun}s"
+        )
     starved = float(np.mean([worker.starved or 0.0 for worker in workers]))
     remark = ""
     if starved > _STARVED:
-        remark = f"workers wait for a CPU {starved:.0%} of the time: overloaded CPUs"
+        remark = f"workers wait for a CPU {starved:.0%} of the time: run fewer processes or threads"
     if most < 0.5 and program > 0.5:
-        limit = f"the program is the limit: it is busy elsewhere {program:.0%} of the time"
+        limit = (
+            f"the program is the limit: it is busy elsewhere {program:.0%} of the time; "
+            "pysampler trace shows when"
+        )
     elif most < 0.5 and remark:
         return remark
     elif most < 0.5:
         round_seconds = seconds * len(steps.count) / max(1, int(steps.count.sum()))
         limit = (
-            f"waking workers is the limit: steps of all {noun}s take {with_unit(round_seconds)}; "
+            f"waking workers is the limit: all {noun}s step in {with_unit(round_seconds)}; "
             'try num_workers="auto"'
         )
     else:
@@ -250,23 +259,35 @@ def _limit_of_envs(
     noun = about.noun
     in_resets = resets.ns.sum() / max(1, steps.ns.sum() + resets.ns.sum())
     if in_resets > 0.5:
-        return f"resets are the limit: they take {in_resets:.0%} of the {noun}s' time"
+        return (
+            f"resets are the limit: they take {in_resets:.0%} of the {noun}s' time; "
+            "shorten them, or lengthen episodes"
+        )
     mean = steps.ns / np.maximum(steps.count, 1) / 1e9
     sizes = itertools.chain(*about.groups)
     if slow := slow_envs(steps.count, mean, sizes, _SLOW, _ENOUGH):
         env, times = slow[0]
-        return f"one {noun} slow: {env}, {times:.1f} times the usual"
+        return (
+            f"one {noun} slow: {env} takes {times:.1f} times the usual; "
+            "min_envs lets you take the others"
+        )
     most, least = (f(worker.busy for worker in workers) for f in (max, min))
     if most > 0.9 and least < 0.6 * most:
-        return f"work is uneven: the busiest worker is at work {most:.0%}, the idlest {least:.0%}"
+        return (
+            f"work is uneven: the busiest worker steps {noun}s {most:.0%} of the time, the idlest "
+            f"{least:.0%}; mix slow and fast {noun}s"
+        )
     wanted = [
         worker.on_cpu + worker.starved
         for worker in workers
         if worker.on_cpu is not None and worker.starved is not None
     ]
     if wanted and float(np.mean(wanted)) < _WAITING * busy:
-        return f"{noun}s wait for something other than a CPU: try more workers, pysampler tune"
-    return f"{noun}s are the limit: workers are at work {busy:.0%} of the time"
+        return (
+            f"{noun}s wait for something other than a CPU: use more workers than CPUs; "
+            "pysampler tune finds how many"
+        )
+    return f"{noun}s are the limit: workers step them {busy:.0%} of the time"
 
 
 def _cpu_of(pid: int) -> int | None:

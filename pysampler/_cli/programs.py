@@ -14,6 +14,7 @@ import itertools
 import mmap
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ from pysampler._workers.manifest import SegmentManifest
 from pysampler._workers.tracing import TraceMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
 __all__ = ["AttachError", "Pool", "Program", "find", "is_running", "programs"]
@@ -34,6 +37,7 @@ __all__ = ["AttachError", "Pool", "Program", "find", "is_running", "programs"]
 # The index of a worker, and the name of its pool; a title that was cut off does not match.
 _TITLE = re.compile(r"pysampler: worker ([0-9]{1,9})/[0-9]+ *(.*)")
 _MEMFD = "/memfd:pysampler"
+_OWN_COMMAND = "use the command pysampler of its environment"
 _PROC = Path("/proc")
 
 
@@ -47,7 +51,7 @@ class Pool:
 
     Attributes:
         number: The random number that identifies its segment.
-        name: The name of its env.
+        name: The name of its env, with a number if the program has several such pools.
         about: The manifest of its segment.
         counters: The counters of its workers, live.
         gauges: The gauges of its workers and samplers, live.
@@ -103,9 +107,31 @@ def programs() -> list[Program]:
         if pool.about.main:
             pool.workers[len(pool.about.envs) - 1] = creator
     return [
-        Program(pid, _command(pid), list(pools.values()), _nspid(pid))
+        Program(pid, _command(pid), _numbered(pools.values()), _nspid(pid))
         for pid, pools in sorted(found.items())
     ]
+
+
+def _numbered(pools: Iterable[Pool]) -> list[Pool]:
+    """Return pools in the order in which they were created; number those of the same name."""
+
+    def inode(pool: Pool) -> int:  # segments get ascending ones
+        try:
+            return pool.descriptor.stat().st_ino
+        except OSError:  # its worker has ended
+            return 0
+
+    in_order = list(pools)
+    if len(in_order) > 1:
+        in_order.sort(key=inode)
+    counts = Counter(pool.name for pool in in_order)
+    numbers: Counter[str] = Counter()
+    for pool in in_order:
+        name = pool.name
+        if counts[name] > 1:
+            numbers[name] += 1
+            pool.name = f"{name} ({numbers[name]})"
+    return in_order
 
 
 def find(pid: int | None = None) -> Program:
@@ -117,10 +143,10 @@ def find(pid: int | None = None) -> Program:
     all_of_them = programs()
     if pid is None:
         if not all_of_them:
-            raise AttachError("no running program of yours has pysampler workers")
+            raise AttachError("no running program of yours has pysampler workers; start one first")
         if len(all_of_them) > 1:
             pids = ", ".join(f"{one.pid} ({one.command[:40]})" for one in all_of_them)
-            raise AttachError(f"several programs have pysampler workers, pass a pid: {pids}")
+            raise AttachError(f"several programs have pysampler workers; pass a pid: {pids}")
         return all_of_them[0]
     for one in all_of_them:
         if pid == one.pid or any(pid in pool.workers.values() for pool in one.pools):
@@ -143,9 +169,9 @@ def _why_not(pid: int) -> str:
     try:
         os.listdir(_PROC / str(pid) / "fd")  # noqa: PTH208
     except PermissionError:
-        return f"process {pid} belongs to another user"
+        return f"process {pid} belongs to another user; run this command as that user"
     except OSError:
-        return f"process {pid} has ended"
+        return f"process {pid} ended"
     for worker in _pids():
         if _TITLE.match(_command(worker)) and pid in _with_ancestors(worker):
             try:
@@ -221,7 +247,7 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
         AttachError: The worker has no segment that this version of pysampler can read.
         OSError: The worker has ended, or belongs to another user.
     """
-    why = "it has no segment of a pool that this version of pysampler can read"
+    why = f"it has no counters that this version can read; {_OWN_COMMAND}"
     folder = _PROC / str(pid) / "fd"
     for descriptor in folder.iterdir():
         try:
@@ -242,7 +268,7 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
         workers = counts[1] - about.main
         trace_end = about.trace + TraceMemory(workers).size
         if max(counters_end, gauges_end, trace_end) > len(memory):
-            raise AttachError("its counters lie outside of its segment")
+            raise AttachError("its counters exceed its segment")
         counters = Counters(*counts, memory[about.counters : counters_end])
         gauges = Gauges(counts[1], memory[about.gauges : gauges_end])
         header = memory[: HEADER.itemsize].view(HEADER)[0]
@@ -258,7 +284,7 @@ def _mapped(path: Path) -> npt.NDArray[np.uint8]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise AttachError("its segment is being created")  # may still shrink during reads
+            raise AttachError("it is starting; try again")  # may still shrink during reads
         size = os.fstat(descriptor).st_size
         if size < HEADER.itemsize:
             raise AttachError("its segment is too small")
@@ -267,5 +293,5 @@ def _mapped(path: Path) -> npt.NDArray[np.uint8]:
         os.close(descriptor)
     header = memory[: HEADER.itemsize].view(HEADER)[0]
     if header["magic"] != MAGIC or header["layout"] != LAYOUT:
-        raise AttachError("its segment was laid out by another version of pysampler")
+        raise AttachError(f"it runs another version of pysampler; {_OWN_COMMAND}")
     return memory

@@ -48,10 +48,17 @@ _COLUMNS = [
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of both subcommands."""
     parser.add_argument(
-        "pid", type=int, nargs="?", help="of the program or a worker (default: the only program)"
+        "pid",
+        type=int,
+        nargs="?",
+        help="pid of the program or of a worker (default: your only program)",
     )
     parser.add_argument(
-        "--seconds", type=seconds, default=1.0, help="interval (default: %(default)s)"
+        "--seconds",
+        type=seconds,
+        default=1.0,
+        metavar="S",
+        help="interval between two looks (default: %(default)s)",
     )
 
 
@@ -62,9 +69,9 @@ def run(options: argparse.Namespace) -> int:
         from rich.live import Live  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
     except ImportError:
-        return _refuse("top needs rich: pip install 'pysampler[cli]'; dump does not")
+        return _refuse("top needs rich: pip install 'pysampler[cli]', or use pysampler dump")
     if not sys.stdout.isatty():
-        return _refuse("top needs a terminal; use pysampler dump, with --json for programs")
+        return _refuse("top needs a terminal; use pysampler dump, or dump --json")
     console = Console(highlight=False)
     if console.is_dumb_terminal:
         return _refuse("top needs a terminal that can redraw, got TERM=dumb; use pysampler dump")
@@ -76,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
                 live.update(text, refresh=True)
         except KeyboardInterrupt:
             return 0
-    print(f"program {program.pid} has no workers any more")
+    print(f"program {program.pid} ended, or closed its vector envs")
     return 0
 
 
@@ -125,7 +132,7 @@ def run_dump(options: argparse.Namespace) -> int:
     for look in taken:
         for worker in look.workers:
             if worker.env is not None and worker.pid is not None and worker.since > options.seconds:
-                print(f"for its Python stack: py-spy dump --pid {worker.pid}")
+                print(f"to see its Python stack: py-spy dump --pid {worker.pid}")
     return 0
 
 
@@ -184,7 +191,7 @@ def _cut(lines: list[str], height: int) -> list[str]:
     if len(lines) <= height or height < _LOWEST:
         return lines[:height]
     left = len(lines) - height + 1
-    return [*lines[: height - 1], f"... {left} more lines: pysampler dump"]
+    return [*lines[: height - 1], f"... {left} more lines; pysampler dump prints all"]
 
 
 def _cells(index: int, worker: WorkerLook, noun: str) -> list[str]:

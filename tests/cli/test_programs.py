@@ -131,7 +131,7 @@ def test_a_slow_env_or_a_slow_program_is_named():
 def test_dump_accepts_the_pid_of_a_worker():
     envs = pysampler.VectorEnv([Gated] * 2, num_workers=2)
     pool = dumped(str(envs._pool.pids[1]), "--seconds", "0.01")
-    assert pool["verdict"].startswith("the workers got no command")
+    assert pool["verdict"].startswith("the program has sent no command")
     assert [worker["env"] for worker in pool["workers"]] == [None, None]
     envs.close()
 
@@ -154,7 +154,7 @@ def test_a_hanging_env_is_named_with_the_command_for_its_stack(tmp_path):
     assert status == 0
     lines = plain(shown).splitlines()
     assert max(map(len, lines[:-1])) <= 60
-    assert lines[-1] == f"for its Python stack: py-spy dump --pid {envs._pool.pids[1]}"
+    assert lines[-1] == f"to see its Python stack: py-spy dump --pid {envs._pool.pids[1]}"
     gate.unlink()
     envs.step_wait()
     envs.close()
@@ -171,6 +171,23 @@ def test_observed_memory_is_mapped_read_only():
     with pytest.raises(ValueError, match="read-only"):
         pool.counters.envs["steps"]["count"][0] = 1
     envs.close()
+
+
+@pytest.mark.slow
+def test_pools_of_one_program_have_different_names():
+    """Numbers in the order of creation, until one is left."""
+
+    def names():
+        pools = programs.find(os.getpid()).pools
+        return [(pool.name, pool.about.envs[-1][1]) for pool in pools]
+
+    first = pysampler.VectorEnv([Gated] * 2, num_workers=1)
+    assert names() == [("Gated", 2)]
+    second = pysampler.VectorEnv([Gated] * 3, num_workers=1)
+    assert names() == [("Gated (1)", 2), ("Gated (2)", 3)]
+    first.close()
+    assert names() == [("Gated", 3)]
+    second.close()
 
 
 @pytest.mark.slow
@@ -205,7 +222,7 @@ def test_an_unusable_pid_is_reported_in_one_line(capsys, monkeypatch):
     monkeypatch.setattr(programs, "LAYOUT", 99)
     for pid in (envs._pool.pids[0], os.getpid()):
         line = refused(capsys, str(pid))
-        assert "laid out by another version of pysampler" in line
+        assert "it runs another version of pysampler; use the command pysampler of" in line
     envs.close()
 
 
@@ -219,9 +236,7 @@ def test_top_needs_a_terminal():
         timeout=60,
     )
     assert done.returncode == 2
-    assert done.stderr == (
-        "pysampler: top needs a terminal; use pysampler dump, with --json for programs\n"
-    )
+    assert done.stderr == ("pysampler: top needs a terminal; use pysampler dump, or dump --json\n")
 
 
 @pytest.mark.slow
@@ -248,7 +263,7 @@ def test_top_ends_with_the_program(tmp_path):
     assert status == 0
     shown = plain(shown)
     assert "CartPole-v1, 4 envs in 2 workers" in shown
-    assert shown.rstrip().endswith(f"program {child.pid} has no workers any more")
+    assert shown.rstrip().endswith(f"program {child.pid} ended, or closed its vector envs")
 
 
 @pytest.mark.slow
@@ -284,7 +299,7 @@ def test_top_waits_while_the_only_worker_is_replaced(tmp_path):
         status, shown = on_screen(*top, columns=100, once=("4 envs in 1 worker", replace))
     assert status == 0
     assert done.exists()
-    assert "has no workers any more" in plain(shown)
+    assert "ended, or closed its vector envs" in plain(shown)
 
 
 # -- containers ------------------------------------------------------------------------------------
