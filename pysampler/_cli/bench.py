@@ -6,7 +6,7 @@ processes that never communicate.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import dataclasses
 import json
 import textwrap
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.measuring import (
     LEAST_TURNS,
+    SCRIPT,
     SHORTEST,
     add_setting,
     busy_remark,
@@ -27,11 +28,13 @@ from pysampler._cli.measuring import (
 )
 from pysampler._cli.rounds import shown
 from pysampler._cli.screen import Display, width
+from pysampler._cli.scripts import source_for
 from pysampler._cli.turns import Measured, MeasureError, Spread, rate_of, started, take_turns
 from pysampler._workers.counters import with_unit
 from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
 
     from pysampler._cli.measuring import Setting
@@ -39,11 +42,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "add_arguments", "advice_of", "run"]
 
-HELP = "compare pysampler with gymnasium's vector envs and the ideal, for one env"
+HELP = "compare the speed of pysampler and gymnasium's vector envs, for an env or a script"
 
 IDEAL, DEFAULT, AUTO = "ideal", "pysampler", 'pysampler, num_workers="auto"'
 SYNC, ASYNC = "gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"
-_NAMES = [IDEAL, DEFAULT, AUTO, SYNC, ASYNC]
+_NAMES = [IDEAL, SCRIPT, DEFAULT, AUTO, SYNC, ASYNC]
 
 _TURNS = 10  # turns that should fit the time
 _TRACED = 0.5  # seconds
@@ -51,23 +54,21 @@ _TRACED = 0.5  # seconds
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    parser.add_argument(
-        "env", metavar="ENV", help="CartPole-v1, module:Id-v0, module:function, file.py:function"
-    )
     add_setting(parser, seconds=20)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print the results; return 1 if a contender does not run."""
     begun = time.monotonic()
-    measured = {name: Measured() for name in _NAMES}
-    with (
-        Display(quiet=options.json) as display,
-        started(_NAMES, options.env, options.limit) as contenders,
-    ):
+    with contextlib.ExitStack() as stack:
+        display = stack.enter_context(Display(quiet=options.json))
+        source = stack.enter_context(source_for(options))
+        names = [name for name in _NAMES if name != SCRIPT or source != options.env]
+        measured = {name: Measured() for name in names}
+        contenders = stack.enter_context(started(names, source, options.limit))
         setting = looked_at(contenders[IDEAL], options)
         orders = _orders(setting)
-        for name in _NAMES:
+        for name in names:
             display.show(_lines(setting, measured), f"starting {name}")
             try:
                 measured[name].about = contenders[name].ask(
@@ -108,6 +109,7 @@ def _orders(setting: Setting) -> dict[str, dict[str, Any]]:
     auto = {"num_workers": "auto", "max_concurrency": setting.workers}
     return {
         IDEAL: {"kind": "ideal", "workers": setting.workers},
+        SCRIPT: {"kind": "script"},
         DEFAULT: {"kind": "pysampler", "options": workers},
         AUTO: {"kind": "pysampler", "options": auto},
         SYNC: {"kind": "sync"},
@@ -134,8 +136,8 @@ def _parts_shown(name: str, parts: Mapping[str, float]) -> list[str]:
 
 
 def _lines(setting: Setting, measured: Mapping[str, Measured]) -> list[str]:
-    ideal = f"ideal: {counted(setting.workers, 'process', 'es')} that never talk to any other"
-    return [*textwrap.wrap(str(setting), width()), ideal, "", *table(measured, "ideal")]
+    ideal = f"ideal: {counted(setting.workers, 'process', 'es')} that never communicate"
+    return [*setting.heading(), ideal, "", *table(measured, IDEAL)]
 
 
 def _document(
@@ -147,6 +149,7 @@ def _document(
     advice, call = advice_of(setting, measured, alone)
     return {
         "env": setting.env,
+        "found": setting.found,
         "envs": setting.envs,
         "processes": setting.workers,
         "step_seconds": setting.step_seconds,
@@ -187,40 +190,45 @@ def advice_of(
         name = "max_concurrency" if ours == AUTO else "num_workers"
         options[name] = setting.workers
     advice = []
+    script = measured.get(SCRIPT, Measured())
+    if script.rates and clearly_faster(best, script):
+        times = best.fraction.middle / script.fraction.middle
+        advice.append(f"{ours} is {times:.2f} times as fast as the script.")
+    elif script.rates:
+        advice.append(f"{ours} is not clearly faster than the script.")
     theirs = [name for name in (SYNC, ASYNC) if clearly_faster(measured[name], best)]
     if theirs:
         fastest = max(theirs, key=lambda name: measured[name].fraction.middle)
         times = measured[fastest].fraction.middle / best.fraction.middle
-        return (
-            f"{fastest} is {times:.2f} times as fast as either of pysampler's here: use that, or "
-            "look for better options with pysampler tune."
-        ), []
+        advice.append(
+            f"{fastest} is {times:.2f} times as fast as pysampler here: use it, or look for better "
+            "options with pysampler tune."
+        )
+        return " ".join(advice), []
     if ours == AUTO and best.about["num_workers"] == 0:
-        advice.append("Envs this fast need no workers: this process steps them all.")
+        advice.append("Envs this fast need no workers: the program's own process steps them all.")
     elif ours == AUTO:
         times = best.fraction.middle / measured[DEFAULT].fraction.middle
         advice.append(
-            f'num_workers="auto" is {times:.2f} times as fast as the default: '
-            f"{counted(best.about['num_workers'], 'worker')}, and "
+            f'num_workers="auto" is {times:.2f} times as fast as the default: it starts '
+            f"{counted(best.about['num_workers'], 'worker')} and steps "
             f"{counted(best.about['main_envs'], 'env')} in the program's own process."
         )
     elif best.fraction.middle > 1.05 and best.about.get("native"):
-        advice.append("Envs that are simulated together beat processes that step them one by one.")
+        advice.append("Workers simulate these envs together; the ideal steps them one by one.")
     elif best.fraction.middle >= 0.85:
-        advice.append(
-            "The default is close to the ideal: only faster envs or more CPUs make it faster."
-        )
+        advice.append("The default is close to the ideal: only faster envs or more CPUs can help.")
     else:
-        advice.append("Workers wait part of the time: more envs for each may help.")
+        advice.append("Workers wait part of the time: try more envs.")
     ahead = [name for name in (SYNC, ASYNC) if measured[name].rates]
     ahead = [name for name in ahead if measured[name].fraction.middle > best.fraction.middle]
     if ahead:
-        advice.append(f"{ahead[0]} may be as fast: the difference is not clear.")
+        advice.append(f"{ahead[0]} may be as fast: the difference is within the spread.")
     advice += busy_remark(measured[IDEAL])
     share = scaling(setting, measured[IDEAL], alone)
     if share is not None and share < 0.7:
         advice.append(
-            f"{setting.workers} processes that never talk are only {share * setting.workers:.1f} "
-            "times as fast as one: memory, clock speeds or other programs limit all of this."
+            f"{setting.workers} independent processes are only {share * setting.workers:.1f} "
+            "times as fast as one: memory, clock speeds or other programs limit every row."
         )
     return " ".join(advice), setting.lines_with(options)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pysampler._cli.measuring import SHORTEST, Setting
+from pysampler._cli.measuring import SCRIPT, SHORTEST, Setting
 from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
@@ -27,11 +27,13 @@ class Choice:
         options: Arguments of ``VectorEnv``.
         recv: Arguments of ``recv``, if the program steps with it.
         policy_in: Where rollouts call the policy, if the program uses them.
+        as_in_script: Whether the vector env is that of the script, whatever the options.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     recv: dict[str, Any] | None = None
     policy_in: str | None = None
+    as_in_script: bool = False
 
     @property
     def loop(self) -> str:
@@ -45,7 +47,7 @@ class Choice:
         options = {**_bounded(setting, self.options), **self.options}
         learns = self.recv is not None and "auto" in self.recv.values()
         return {
-            "kind": "pysampler",
+            "kind": "script" if self.as_in_script else "pysampler",
             "envs": setting.envs,
             "options": options,
             "recv": self.recv,
@@ -55,7 +57,9 @@ class Choice:
         }
 
     def lines(self, setting: Setting) -> list[str]:
-        """Return the lines of a program that samples this way."""
+        """Return the lines of a program that samples this way; none for a script as it is."""
+        if self.as_in_script:
+            return []
         options = dict(self.options)
         if setting.workers != usable_cpus():
             options = {**_bounded(setting, options), **options}
@@ -86,7 +90,7 @@ def _bounded(setting: Setting, options: Mapping[str, Any]) -> dict[str, Any]:
 def choices_for(
     setting: Setting, *, policy: bool = False, native: bool = False
 ) -> dict[str, Choice]:
-    """Return the choices worth trying, by name; the default is the first.
+    """Return the choices worth trying, by name; the first is what the program does now.
 
     Args:
         setting: The envs and processes to measure.
@@ -133,5 +137,5 @@ def choices_for(
         choices[f"{prefix}Rollouts"] = Choice(own, policy_in="main")
         choices[f'{prefix}Rollouts(policy_in="workers")'] = Choice(own, policy_in="workers")
     if setting.call.by_steps:
-        return {name: choice for name, choice in choices.items() if choice.loop == "step"}
-    return choices
+        choices = {name: choice for name, choice in choices.items() if choice.loop == "step"}
+    return {SCRIPT: Choice(as_in_script=True), **choices} if setting.found else choices

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import json
 import multiprocessing
 import os
@@ -19,7 +20,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
 
 from pysampler import _core
 from pysampler._cli.hangs import report_hangs
@@ -29,17 +33,16 @@ from pysampler._cli.rounds import means_of, rounds_of
 from pysampler._cli.sources import SourceError, load, source_of, written
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.env_calls import is_several
+from pysampler._vector.native.known import name_of
 from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-    import gymnasium as gym
-
     from pysampler._cli.sources import EnvSource
 
-__all__ = ["BusyPolicy", "end_with", "error_line", "main", "plain_loop"]
+__all__ = ["BusyPolicy", "end_with", "error_line", "main", "plain_loop", "with_resets"]
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _BUSY = 0.7  # an env that uses less of a CPU may wait for something else
@@ -105,7 +108,7 @@ class Ideal:
         try:
             answer = pipe.recv()
         except EOFError:
-            raise RuntimeError("a process has ended") from None
+            raise RuntimeError("a process of the ideal ended") from None
         if isinstance(answer, str):
             raise SourceError(answer)
         return answer
@@ -230,8 +233,12 @@ class Stepper:
                 "native": envs.stats().native,
                 "described": envs.describe(),
             }
-        envs.action_space.seed(0)
-        self._actions = [envs.action_space.sample() for _ in range(_BATCHES)]
+        space = envs.action_space
+        is_sb3 = not hasattr(envs, "single_action_space")  # its vector envs have that of one env
+        if is_sb3:
+            space = batch_space(space, envs.num_envs)
+        space.seed(0)
+        self._actions = [space.sample() for _ in range(_BATCHES)]
         self._turn = 0
         self._recv = recv
         self._policy = BusyPolicy(self._actions[0], policy_seconds)
@@ -243,7 +250,7 @@ class Stepper:
             envs.async_reset(seed=0)
             self._step = self._step_some
         else:
-            envs.reset(seed=0)
+            envs.reset(**({} if is_sb3 else {"seed": 0}))
             self._step = self._step_all
 
     def _step_all(self) -> int:
@@ -293,27 +300,38 @@ class Stepper:
         self._envs.close(**({"terminate": True} if self._recv is not None else {}))
 
 
+def with_resets(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of a vector env with which envs reset themselves: no contender resets them."""
+    options = {**_MODE, **options}
+    if options["autoreset_mode"] in ("Disabled", AutoresetMode.DISABLED):
+        options |= _MODE
+    return options
+
+
 def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
     """Make the contender of an order, and let it warm up."""
-    from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: PLC0415 - slow to import
-
     kind, count = order["kind"], order["envs"]
-    options = {**_MODE, **source.options}
-    if options["autoreset_mode"] in ("Disabled", AutoresetMode.DISABLED):  # nothing here resets
-        options |= _MODE
     contender: Contender
     if kind == "ideal":
         contender = Ideal(source, count, order["workers"])
     elif kind == "pysampler":
+        options = {**with_resets(source.options), **order["options"]}
         contender = Stepper(
-            lambda: source.vector_env(count, **{**options, **order["options"]}),
+            lambda: source.vector_env(count, **options),
             recv=order.get("recv"),
             policy_in=order.get("policy_in"),
             policy_seconds=order.get("policy_seconds", 0.0),
         )
     else:
-        theirs = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
-        contender = Stepper(lambda: theirs(source.env_fns(count), **_MODE))
+        makers: dict[str, Any] = {
+            "script": source.as_found,
+            "sync": functools.partial(SyncVectorEnv, **_MODE),
+            "async": functools.partial(AsyncVectorEnv, **_MODE),
+        }
+        contender = Stepper(
+            lambda: makers[kind](source.env_fns(count)),
+            policy_seconds=order.get("policy_seconds", 0.0),
+        )
     contender.run(order["warm"])
     return contender
 
@@ -325,9 +343,7 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
         if not hasattr(env, name):
             raise SourceError(f"{type(env).__name__} is not a gymnasium env: it has no {name}")
     if is_several(env):
-        raise SourceError(
-            f"{type(env).__name__} steps many envs; this command measures functions that make one"
-        )
+        raise SourceError(f"{type(env).__name__} steps many envs; pass a function that makes one")
     step = plain_loop([env])
     _run(step, 0.01)
     before = resource.getrusage(resource.RUSAGE_SELF)
@@ -344,6 +360,8 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
         "different": bool(source.functions),
         "step_seconds": took / steps,
         "vector": source.has_vector_class,
+        "found": source.found,
+        "name": name_of(env) if isinstance(env, gym.Env) else type(env).__name__,
         "waits": on_cpu < _BUSY * took and gave_up >= steps / 2,
     }
 

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pysampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
-__all__ = ["ASK", "PATIENCE", "report_hangs"]
+__all__ = ["ASK", "PATIENCE", "frames_of", "own_frames", "report_hangs"]
 
 ASK = signal.SIGUSR1
 PATIENCE = 1.0  # seconds to wait for the answer: C code that never returns to Python sends none
 
 _OURS = (str(Path(pysampler.__file__).parent), "<")
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib"))
+_PACKAGES = {"site-packages", "dist-packages"}  # folders of libraries in other places
 _LONGEST = 60  # characters of a line
 
 
@@ -35,8 +36,8 @@ def report_hangs(report: Callable[[str], None]) -> None:
 
 def _place_of(frame: FrameType | None) -> str:
     """Return the line of the user's code that runs, as the end of a sentence."""
-    theirs = [one for one in _frames(frame) if not one.f_code.co_filename.startswith(_OURS)]
-    own = [one for one in theirs if not one.f_code.co_filename.startswith(_LIBRARIES)]
+    theirs = [one for one in frames_of(frame) if not one.f_code.co_filename.startswith(_OURS)]
+    own = own_frames(theirs)
     if not (chosen := (own or theirs)[:1]):
         return ""
     path, number = chosen[0].f_code.co_filename, chosen[0].f_lineno
@@ -46,14 +47,25 @@ def _place_of(frame: FrameType | None) -> str:
     if not imported:
         return f"; {line}"
     name = Path(imported[0].f_code.co_filename).name
-    guard = 'code that only the program should run belongs under if __name__ == "__main__"'
+    guard = 'put code that only the program runs under if __name__ == "__main__"'
     return f" while {name} is imported; {line} ({guard})"
 
 
-def _frames(frame: Any) -> Iterator[FrameType]:
+def frames_of(frame: Any) -> Iterator[FrameType]:
+    """Yield a frame and those of its callers."""
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def own_frames(frames: Iterable[FrameType]) -> list[FrameType]:
+    """Return the frames of the user's code, without those of libraries."""
+    paths = [(one, one.f_code.co_filename) for one in frames]
+    return [
+        one
+        for one, path in paths
+        if not path.startswith((*_OURS, *_LIBRARIES)) and not _PACKAGES & {*Path(path).parts}
+    ]
 
 
 def _is_main(frame: FrameType) -> bool:

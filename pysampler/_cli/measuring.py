@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
+import shlex
 import statistics
 import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pysampler._cli.screen import bar, width
+from pysampler._cli.screen import bar, count, positive, width
 from pysampler._cli.sources import Call
 from pysampler._cli.turns import MeasureError, Spread
 from pysampler._workers.counters import with_unit
 from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
     from typing import Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEAST_TURNS",
+    "SCRIPT",
     "SHORTEST",
     "Setting",
     "add_setting",
@@ -31,12 +32,12 @@ __all__ = [
     "clearly_faster",
     "counted",
     "looked_at",
-    "positive",
     "slice_of",
     "stepping_shown",
     "table",
 ]
 
+SCRIPT = "as in the script"  # the name of the contender that a script makes itself
 SHORTEST = 0.02  # seconds of a slice
 LEAST_TURNS = 4  # fewer have no meaningful quartiles
 _LONGEST = 0.4  # seconds of a slice
@@ -60,6 +61,7 @@ class Setting:
         waits: Whether a step waits for something other than a CPU.
         kept: Options that the program sets, as source code.
         vector: Whether a vector env class is registered for the id of the envs.
+        found: For a script: where it makes how many of which envs, and how.
     """
 
     env: str
@@ -70,6 +72,7 @@ class Setting:
     waits: bool = False
     kept: dict[str, str] = field(default_factory=dict)
     vector: bool = False
+    found: str = ""
 
     def __str__(self) -> str:
         """Return the setting in words."""
@@ -77,6 +80,11 @@ class Setting:
             f"{self.env}, {counted(self.envs, 'env')}, {counted(self.workers, 'process', 'es')}; "
             f"a step of one env takes {with_unit(self.step_seconds)}"
         )
+
+    def heading(self) -> list[str]:
+        """Return the envs of a script, if it is one, and the setting, in lines."""
+        texts = [self.found, str(self)] if self.found else [str(self)]
+        return [line for text in texts for line in textwrap.wrap(text, width())]
 
     def lines_with(self, options: Mapping[str, Any]) -> list[str]:
         """Return the lines of a program that make a vector env with these options."""
@@ -92,10 +100,25 @@ def counted(count: int, noun: str, plural: str = "s") -> str:
 def add_setting(parser: argparse.ArgumentParser, seconds: int) -> None:
     """Add the arguments of both subcommands."""
     parser.add_argument(
-        "--envs", type=_count, metavar="N", help=f"number of envs (default: {_DEFAULT_ENVS})"
+        "env",
+        metavar="ENV",
+        help="CartPole-v1, module:Id-v0, module:function, file.py:function, or a script.py, which "
+        "runs until it makes a vector env",
     )
     parser.add_argument(
-        "--workers", type=_count, metavar="N", help="processes (default: one per CPU)"
+        "--script-args",
+        type=shlex.split,
+        metavar="TEXT",
+        help='arguments of the script: --script-args="--level 3"',
+    )
+    parser.add_argument(
+        "--envs",
+        type=count,
+        metavar="N",
+        help=f"number of envs (default: the script's, or {_DEFAULT_ENVS})",
+    )
+    parser.add_argument(
+        "--workers", type=count, metavar="N", help="number of processes (default: one per CPU)"
     )
     parser.add_argument(
         "--seconds",
@@ -113,21 +136,6 @@ def add_setting(parser: argparse.ArgumentParser, seconds: int) -> None:
     )
 
 
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{count}, expected at least 1")
-    return count
-
-
-def positive(text: str) -> float:
-    """Return the number above 0 in an argument."""
-    seconds = float(text)
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise argparse.ArgumentTypeError(f"{text}, expected more than 0")
-    return seconds
-
-
 def looked_at(contender: Contender, options: argparse.Namespace) -> Setting:
     """Have a contender make and step one env; return the setting, or raise MeasureError."""
     try:
@@ -137,13 +145,20 @@ def looked_at(contender: Contender, options: argparse.Namespace) -> Setting:
     envs = options.envs or found["envs"] or _DEFAULT_ENVS
     if found["different"] and envs != found["envs"]:
         raise MeasureError(
-            f"cannot measure {envs} envs: {options.env} has {found['envs']} different ones"
+            f"cannot measure {envs} envs: {options.env} makes {found['envs']} different ones; "
+            "leave out --envs"
         )
+    in_script = ""
+    if found["found"] is not None:
+        place, kind = found["found"]
+        made = counted(found["envs"], "env")
+        in_script = f"{place} makes {made} ({found['name']}) with {kind}"
     return Setting(
         env=options.env,
         envs=envs,
         workers=min(options.workers or usable_cpus(), envs),
         call=Call(**found["call"]),
+        found=in_script,
         **{name: found[name] for name in ("step_seconds", "waits", "kept", "vector")},
     )
 
@@ -163,7 +178,8 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
     wide, names = width(), max(_NAME, *(len(name) + 1 for name in measured))
     cells = wide - names - _RATE - _SPREAD - 2
     full = max([1.0, *(one.fraction.middle for one in measured.values() if one.fractions)])
-    lines = [f"{'':<{names}}{'steps/s':>{_RATE}}  of {of} [quartiles]"[:wide]]
+    reference = "script" if of == SCRIPT else of
+    lines = [f"{'':<{names}}{'steps/s':>{_RATE}}  of {reference} [quartiles]"[:wide]]
     for name, one in measured.items():
         head = f"{name:<{names}}"
         if one.trouble:
@@ -187,7 +203,7 @@ def stepping_shown(about: Mapping[str, Any]) -> list[str]:
         for line in table.splitlines()
         if line.startswith("  ")
     )
-    return [] if usual else ["", "how envs are stepped:", *table.splitlines()]
+    return [] if usual else ["", "how pysampler steps the envs:", *table.splitlines()]
 
 
 def busy_remark(*references: Measured) -> list[str]:
@@ -199,11 +215,13 @@ def busy_remark(*references: Measured) -> list[str]:
     others = [used for one in references for used in one.others]
     if others and (used := statistics.fmean(others)) > _USED * usable_cpus():
         use = f"other programs use {used:.1f} of {usable_cpus()} CPUs"
-        return [f"This machine is busy: {use}. Measure again when it is idle."]
+        return [f"This machine is busy: {use}. Measure again when they have ended."]
     spread = Spread.of([rate for one in references for rate in one.rates])
     if spread.high - spread.low < _BUSY * spread.middle:
         return []
-    return ["This machine is busy: measure again when it is idle, or for longer."]
+    return [
+        "This machine seems busy, for speeds vary: measure again when it is idle, or for longer."
+    ]
 
 
 def clearly_faster(one: Measured, other: Measured) -> bool:

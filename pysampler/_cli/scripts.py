@@ -12,31 +12,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pysampler._cli.hangs import ASK, PATIENCE
-from pysampler._cli.turns import MeasureError
+from pysampler._cli.turns import MeasureError, ended_with
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
 
-__all__ = ["envs_of_script"]
+__all__ = ["source_for"]
 
 _PROGRAM = "from pysampler._cli.script_process import main; main()"
 
 
 @contextlib.contextmanager
-def envs_of_script(script: str, arguments: Sequence[str], limit: float) -> Iterator[str]:
-    """Run a script until it makes a vector env; yield the source of its envs, for contenders.
+def source_for(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the source of the envs for contenders; run the script that makes them, if it is one.
 
     Args:
-        script: The path of the script.
-        arguments: Its arguments.
-        limit: Raise MeasureError if the script takes more than this many seconds.
+        options: The arguments of the command.
     """
+    script = options.env
+    if not script.endswith(".py"):
+        if options.script_args is not None:
+            raise MeasureError(f"--script-args needs a script, got {script}")
+        yield script
+        return
     if not Path(script).is_file():
         raise MeasureError(f"script not found: {script}")
     with tempfile.TemporaryDirectory(prefix="pysampler-") as folder:
         out = Path(folder) / "envs"
         print(f"running {script} until it makes a vector env", file=sys.stderr, flush=True)
-        _run(script, arguments, limit, out)
+        _run(script, options.script_args or [], options.limit, out)
         yield f"saved:{out}"
 
 
@@ -52,8 +57,8 @@ def _run(script: str, arguments: Sequence[str], limit: float, out: Path) -> None
         try:
             process.wait(limit)
         except subprocess.TimeoutExpired:
-            why = f"it has made no vector env within {limit:g} s{_where(process, out)}"
-            raise MeasureError(f"cannot tune {script}: {why}") from None
+            why = f"it made no vector env within {limit:g} s (--limit){_where(process, out)}"
+            raise MeasureError(f"cannot measure {script}: {why}") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -63,10 +68,10 @@ def _run(script: str, arguments: Sequence[str], limit: float, out: Path) -> None
         errors.seek(0)
         printed = errors.read().decode(errors="replace").strip().splitlines()[-1:]
     report = _report_of(out)
-    why = report.read_text() if report.exists() else f"its process has ended: {process.returncode}"
+    why = report.read_text() if report.exists() else ended_with(process.returncode)
     if why.startswith("SystemExit") or not report.exists():
         why = "; ".join([why, *printed])
-    raise MeasureError(f"cannot tune {script}: {why}")
+    raise MeasureError(f"cannot measure {script}: {why}")
 
 
 def _where(process: subprocess.Popen[bytes], out: Path) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import VectorizeMode
 
 import pysampler
 from pysampler._vector.make import EnvMaker
@@ -28,8 +29,19 @@ from pysampler._workers.remote import dumps_by_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Call", "EnvSource", "SourceError", "from_calls", "load", "save", "source_of", "written"]
+    from gymnasium.envs.registration import EnvSpec
 
+__all__ = [
+    "Call",
+    "EnvSource",
+    "SourceError",
+    "from_calls",
+    "load",
+    "made_by_class",
+    "save",
+    "source_of",
+    "written",
+]
 
 _LONG = 200  # characters of an argument
 _SB3_MAKE = "from stable_baselines3.common.env_util import make_vec_env"
@@ -40,6 +52,8 @@ class SourceError(Exception):
     """Why there are no envs to measure, in one line."""
 
 
+_UNKNOWN = gym.error.NamespaceNotFound, gym.error.NameNotFound
+_MODULES = {"ALE": "ale_py"}  # the modules that register namespaces
 _MODE = "vectorization_mode"  # the option that is an argument of make_vec, not of VectorEnv
 
 
@@ -82,6 +96,9 @@ class EnvSource:
         made_by: The arguments of ``make_vec`` if it makes the envs: id, wrappers, arguments of the
             env.
         options: Arguments of ``VectorEnv`` that are kept from the program.
+        found: Where a script makes its vector env, and of which class.
+        as_found: Makes the vector env of a script from the functions of its envs, as the script
+            does.
     """
 
     call: Call
@@ -90,6 +107,8 @@ class EnvSource:
     count: int | None = None
     made_by: tuple[Any, Any, dict[str, Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    found: tuple[str, str] | None = None
+    as_found: Callable[[Sequence[Callable[[], Any]]], Any] | None = None
 
     def env_fns(self, count: int) -> list[Callable[[], Any]]:
         """Return a function for each env."""
@@ -125,8 +144,6 @@ def source_of(text: str) -> EnvSource:
         text: "CartPole-v1", "module:Id-v0", "package.module:function" or "file.py:function".
     """
     place, _, name = text.rpartition(":")
-    if not place and name.endswith(".py"):
-        raise SourceError(f"{text} does not say which function makes an env: {text}:FUNCTION")
     if place.endswith(".py"):
         return _of_function(_imported_file(place), place, name)
     if place:
@@ -144,9 +161,14 @@ def source_of(text: str) -> EnvSource:
         gym.spec(name)
     except Exception as error:
         if not name or not name.strip(":"):
-            raise SourceError("expected an id, module:function or file.py:function") from error
+            expected = "expected an id, module:function or file.py:function"
+            raise SourceError(f"got {text!r}, {expected}") from error
         if place and name.isidentifier():
             raise SourceError(f"{place} has no function or env {name}") from error
+        if not place and isinstance(error, _UNKNOWN):
+            module = _MODULES.get(name.partition("/")[0], "MODULE")
+            hint = f"To import the module that registers it, pass {module}:{name}"
+            raise SourceError(f"{_line(error)} {hint}") from error
         raise SourceError(_line(error)) from error
     call = _make_vec(f"{json.dumps(text)}, num_envs={{}}")
     return EnvSource(call, function=functools.partial(gym.make, text), made_by=(text, None, {}))
@@ -162,7 +184,7 @@ def _imported_file(path: str) -> Any:
     if not file.is_file():
         raise SourceError(f"file not found: {path}")
     if file.stem in sys.modules:
-        raise SourceError(f"{path} has the name of a module that is already imported")
+        raise SourceError(f"{path} has the name of an imported module; rename the file")
     sys.path.insert(0, str(file.parent))
     try:
         return importlib.import_module(file.stem)
@@ -191,11 +213,12 @@ def from_calls(
         functions: One for each env.
         options: Arguments of ``VectorEnv`` that are kept.
         sb3: Whether it is a VecEnv of Stable-Baselines3, or ``pysampler.adapters.sb3.VecEnv``.
-        env_id: The first argument of Stable-Baselines3's ``make_vec_env``, if it was called.
+        env_id: The first argument of ``make_vec`` or of Stable-Baselines3's ``make_vec_env``, if
+            the program called one.
         made_by: The spec, wrappers and keywords of gymnasium's ``make_vec``, if it was called.
     """
     if not functions:
-        raise SourceError("its vector env has no envs")
+        raise SourceError("its vector env has 0 envs, expected at least 1")
     first, count = functions[0], len(functions)
     one = first if all(function is first for function in functions) else None
     envs: dict[str, Any] = {"count": count, "options": options, "function": one}
@@ -217,11 +240,34 @@ def from_calls(
     if made_by is None:
         return EnvSource(Call("pysampler.VectorEnv(env_fns"), **envs)
     spec, wrappers, kwargs = made_by
+    if isinstance(env_id, str) and ":" in env_id:  # programs must import the module, too
+        spec = f"{env_id.rpartition(':')[0]}:{spec.id}"
+        made_by = spec, wrappers, kwargs
     more = "".join(f", {name}={written(value)}" for name, value in kwargs.items())
     if wrappers:
         more += ", wrappers=[...]"
-    call = _make_vec(f"{json.dumps(spec.id)}, num_envs={{}}{_escaped(more)}")
+    named = json.dumps(spec if isinstance(spec, str) else spec.id)
+    call = _make_vec(f"{_escaped(named)}, num_envs={{}}{_escaped(more)}")
     return EnvSource(call, made_by=made_by, **envs)
+
+
+def made_by_class(
+    spec: EnvSpec,
+    kwargs: dict[str, Any],
+    options: dict[str, Any] | None,
+    functions: Sequence[Callable[[], Any]],
+) -> Any:
+    """Make a vector env of the class that is registered for an env, as a program does.
+
+    Args:
+        spec: The spec of the env.
+        kwargs: Arguments of the class.
+        options: Options of pysampler's vector env; None makes one of the class itself.
+        functions: One for each env; only their number matters.
+    """
+    make_vec: Any = gym.make_vec if options is None else pysampler.make_vec
+    mode = VectorizeMode.VECTOR_ENTRY_POINT
+    return make_vec(spec, len(functions), mode, vector_kwargs=options, **kwargs)
 
 
 def _name_of(function: Any) -> str:

@@ -1,15 +1,14 @@
 """``pysampler tune``: finds the best options of a vector env by short trials.
 
-Each choice is tried in a few short slices; then the best ones take turns with the default. The
-advice is based on these turns alone: the best of many short slices owes part of its lead to luck.
+Each choice is tried in a few short slices; then the best ones take turns with the *reference*: the
+vector env of the script, or the default options if there is no script. The advice is based on these
+turns alone: the best of many short slices owes part of its lead to luck.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
-import shlex
 import textwrap
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,21 +16,22 @@ from typing import TYPE_CHECKING, Any
 from pysampler._cli.choices import DEFAULT, Choice, choices_for
 from pysampler._cli.measuring import (
     LEAST_TURNS,
+    SCRIPT,
     add_setting,
     busy_remark,
     clearly_faster,
     counted,
     looked_at,
-    positive,
     slice_of,
     stepping_shown,
     table,
 )
-from pysampler._cli.screen import Display, width
-from pysampler._cli.scripts import envs_of_script
+from pysampler._cli.screen import Display, positive, width
+from pysampler._cli.scripts import source_for
 from pysampler._cli.turns import Contender, Measured, MeasureError, started, take_turns
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Mapping
     from typing import Self
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "add_arguments", "advice_of", "run"]
 
-HELP = "find the best options of the vector env of an env or a script, by trials"
+HELP = "try options of the vector env, for an env or a script, and print the best"
 
 _FIRST = 0.45  # the share of the time for the first trials of every choice
 _TRIES = 3  # slices of each choice in these trials
@@ -50,19 +50,7 @@ _TURNS = 10  # turns of the finalists that should fit the time
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     parser.add_argument(
-        "env",
-        metavar="ENV",
-        help="CartPole-v1, module:Id-v0, module:function, file.py:function, or a script.py, which "
-        "is run until it makes a vector env",
-    )
-    parser.add_argument(
-        "--script-args",
-        type=shlex.split,
-        metavar="TEXT",
-        help='arguments of the script: --script-args="--level 3"',
-    )
-    parser.add_argument(
-        "--policy-ms", type=positive, metavar="MS", help="duration of a call of the policy"
+        "--policy-ms", type=positive, metavar="MS", help="duration of each call of the policy"
     )
     add_setting(parser, seconds=30)
 
@@ -72,14 +60,10 @@ def run(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(Display(quiet=options.json))
-        source = options.env
-        if source.endswith(".py"):
-            arguments = options.script_args or []
-            source = stack.enter_context(envs_of_script(source, arguments, options.limit))
-        elif options.script_args is not None:
-            raise MeasureError(f"--script-args needs a script, got {source}")
-        default = stack.enter_context(Contender(DEFAULT, source, options.limit))
-        tuning = _Tuning(options, source, default, display)
+        source = stack.enter_context(source_for(options))
+        name = DEFAULT if source == options.env else SCRIPT
+        reference = stack.enter_context(Contender(name, source, options.limit))
+        tuning = _Tuning(options, source, reference, display)
         tuning.try_all(begun + _FIRST * options.seconds)
         tuning.turn_by_turn(begun + options.seconds)
         advice, lines = advice_of(tuning.setting, tuning.choices, tuning.finals, tuning.tried)
@@ -87,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
             print(json.dumps({**tuning.to_dict(), "advice": advice, "lines": lines}))
         stepped = stepping_shown(tuning.measured[DEFAULT].about)
         advised = textwrap.wrap(advice, width())
-        display.end([*tuning.lines(), *stepped, "", *advised, "", *lines])
+        display.end([*tuning.lines(), *stepped, "", *advised, *(["", *lines] if lines else [])])
     return 0
 
 
@@ -97,33 +81,35 @@ class _Tuning:
     Args:
         options: The arguments of the command.
         source: The source of the envs, as contenders read it.
-        default: The contender with default options, the reference of all others.
+        reference: The contender that all others are compared with.
         display: Shows the results so far.
 
     Attributes:
         setting: The envs and processes to measure.
         choices: The choices by name.
         measured: The latest results of each choice.
-        tried: The results of the default in the first trials.
+        tried: The results of the reference in the first trials.
         finals: The results of the last turns, of the choices that took part.
     """
 
     def __init__(
-        self, options: argparse.Namespace, source: str, default: Contender, display: Display
+        self, options: argparse.Namespace, source: str, reference: Contender, display: Display
     ) -> None:
         self._source, self._limit, self._display = source, options.limit, display
-        self._default = default
+        self._reference = reference
         self._policy_seconds = (options.policy_ms or 0.0) / 1e3
         self._seconds = options.seconds
-        self.setting = looked_at(default, options)
+        self.setting = looked_at(reference, options)
         try:
-            made = default.ask("make", **self._order(Choice()))
+            made = reference.ask(
+                "make", **self._order(Choice(as_in_script=reference.name == SCRIPT))
+            )
         except MeasureError as error:
             raise MeasureError(f"cannot measure {options.env}: {error}") from None
-        policy, native = self._policy_seconds > 0, made["native"]
+        policy, native = self._policy_seconds > 0, made.get("native", False)
         self.choices = choices_for(self.setting, policy=policy, native=native)
         self.measured = {name: Measured() for name in self.choices}
-        self.tried = self.measured[DEFAULT]
+        self.tried = self.measured[reference.name]
         self.tried.about = made
         self.finals: dict[str, Measured] = {}
 
@@ -140,16 +126,17 @@ class _Tuning:
         seconds = slice_of(end - time.monotonic() - warm, 2 * _TRIES * len(orders))
         with _Trials(self._source, self._limit) as trials:
             for name, order in orders.items():
-                if name == DEFAULT:
+                if name == self._reference.name:
                     continue
-                for _ in trials.of(name, order, self._default, self.measured, seconds):
+                for _ in trials.of(name, order, self._reference, self.measured, seconds):
                     self._show(f"trying {name}")
 
     def turn_by_turn(self, end: float) -> None:
-        """Let the best take turns with the default until ``end``, but ``LEAST_TURNS`` at least."""
+        """Let the best take turns with the reference until ``end``, ``LEAST_TURNS`` or more."""
         best = _best(self.choices, self.measured)
-        self.finals = finals = {name: Measured() for name in [DEFAULT, *best]}
-        finals[DEFAULT].about = self.tried.about
+        reference = self._reference
+        self.finals = finals = {name: Measured() for name in [reference.name, *best]}
+        finals[reference.name].about = self.tried.about
         with started(best, self._source, self._limit) as contenders:
             for name, contender in contenders.items():
                 self._show(f"starting {name} for the last turns")
@@ -162,20 +149,21 @@ class _Tuning:
             turn = 0
             while turn < LEAST_TURNS or time.monotonic() < end:
                 turn += 1
-                for name in take_turns(self._default, contenders, finals, seconds):
+                for name in take_turns(reference, contenders, finals, seconds):
                     known = {n: one for n, one in finals.items() if one.rates or one.trouble}
                     self.measured.update(known)
                     left = max(0.0, end - time.monotonic())
-                    self._show(f"the best in turn, {turn}: {name}; {left:.0f} s left")
+                    self._show(f"last turn {turn}: {name}; {left:.0f} s left")
 
     def lines(self) -> list[str]:
         """Return the setting and the table of results."""
-        return [*textwrap.wrap(str(self.setting), width()), "", *table(self.measured, DEFAULT)]
+        return [*self.setting.heading(), "", *table(self.measured, self._reference.name)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results, for JSON."""
         return {
             "env": self.setting.env,
+            "found": self.setting.found,
             "envs": self.setting.envs,
             "processes": self.setting.workers,
             "step_seconds": self.setting.step_seconds,
@@ -184,7 +172,7 @@ class _Tuning:
                 name: {
                     "loop": self.choices[name].loop,
                     "last_turns": name in self.finals,
-                    **one.to_dict(self.measured[DEFAULT]),
+                    **one.to_dict(self.measured[self._reference.name]),
                 }
                 for name, one in self.measured.items()
             },
@@ -207,11 +195,11 @@ class _Trials:
         self,
         name: str,
         order: dict[str, Any],
-        default: Contender,
+        reference: Contender,
         measured: Mapping[str, Measured],
         seconds: float,
     ) -> Iterator[None]:
-        """Try a choice in turn with the default; yield before and after each slice."""
+        """Try a choice in turn with the reference; yield before and after each slice."""
         yield
         if self._contender is None:
             self._contender = Contender(name, self._source, self._limit)
@@ -221,7 +209,7 @@ class _Trials:
             measured[name].trouble = str(error)
         for _ in range(_TRIES):
             if not measured[name].trouble:
-                for _ in take_turns(default, {name: self._contender}, measured, seconds):
+                for _ in take_turns(reference, {name: self._contender}, measured, seconds):
                     yield
         if measured[name].trouble:  # the next choice gets a fresh process
             self._contender.end()
@@ -237,7 +225,7 @@ class _Trials:
 
 def _best(choices: Mapping[str, Choice], measured: Mapping[str, Measured]) -> list[str]:
     """Return the choices for the last turns: the best ones, and the best that calls ``step``."""
-    able = [name for name in choices if name != DEFAULT and not measured[name].trouble]
+    able = [name for name in list(choices)[1:] if not measured[name].trouble]
     able.sort(key=lambda name: -measured[name].fraction.middle)
     best = able[:_FINALISTS]
     stepped = [name for name in able if choices[name].loop == "step"]
@@ -256,34 +244,36 @@ def advice_of(
 
     Args:
         setting: The envs and processes that were measured.
-        choices: All choices.
-        finals: The results of the last turns: of the default and of the best choices.
-        *earlier: Earlier results of the default.
+        choices: All choices; the first is the reference.
+        finals: The results of the last turns: of the reference and of the best choices.
+        *earlier: Earlier results of the reference.
     """
+    reference = next(iter(choices))
+    program = "the script" if reference == SCRIPT else "the default"
     better = [
         name
         for name, one in finals.items()
-        if name != DEFAULT and clearly_faster(one, finals[DEFAULT])
+        if name != reference and clearly_faster(one, finals[reference])
     ]
     better.sort(key=lambda name: -finals[name].fraction.middle)
-    busy = " ".join(["", *busy_remark(*earlier, finals[DEFAULT])])
+    busy = " ".join(["", *busy_remark(*earlier, finals[reference])])
     if not better:
-        advice = "Nothing beats the default by more than the spread of the turns."
-        return advice + busy, choices[DEFAULT].lines(setting)
+        advice = f"Nothing beats {program} by more than the spread of the turns."
+        return advice + busy, choices[reference].lines(setting)
     best = better[0]
-    advice = f"{best} is {finals[best].fraction} times as fast as the default."
+    advice = f"{best} is {finals[best].fraction} times as fast as {program}."
     about = finals[best].about
     if "auto" in choices[best].options.values():
         workers, own = counted(about["num_workers"], "worker"), counted(about["main_envs"], "env")
-        advice += f" It chose {workers}, and {own} in the program's own process."
+        advice += f" It starts {workers} and steps {own} in the program's own process."
     lines = choices[best].lines(setting)
     if choices[best].loop != "step":
         how = "calls recv and send" if choices[best].loop == "recv" else "iterates over rollouts"
-        advice += f" That is for a program that {how}; for one that calls step, "
+        advice += f" The program then {how}. If it calls step, "
         stepped = [name for name in better if choices[name].loop == "step"]
         if stepped:
             advice += f"{stepped[0]} is {finals[stepped[0]].fraction} times as fast."
             lines += ["", "# with step", *choices[stepped[0]].lines(setting)[1:]]
         else:
-            advice += "nothing beats the default."
+            advice += f"nothing beats {program}."
     return advice + busy, lines

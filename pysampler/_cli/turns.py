@@ -32,6 +32,7 @@ __all__ = [
     "MeasureError",
     "Measured",
     "Spread",
+    "ended_with",
     "rate_of",
     "started",
     "take_turns",
@@ -182,11 +183,10 @@ class Answerer:
 
     def _why_ended(self) -> str:
         status = self._process.wait()  # the process alone: others of its session may still run
-        how = f"status {status}" if status >= 0 else signal.Signals(-status).name
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         self.end()
-        return f"its process has ended: {how}" + (f", {lines[-1][:200]}" if lines else "")
+        return ended_with(status) + (f": {lines[-1][:200]}" if lines else "")
 
     def end(self) -> None:
         """End the process and all others of its session."""
@@ -226,8 +226,14 @@ class Contender(Answerer):
         return self.request({"do": do, **request})
 
 
+def ended_with(status: int) -> str:
+    """Return how a process ended, such as "its process ended with SIGKILL"."""
+    how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+    return f"its process ended with {how}"
+
+
 @contextlib.contextmanager
-def started(names: list[str], source: str, limit: float) -> Iterator[dict[str, Contender]]:
+def started(names: Sequence[str], source: str, limit: float) -> Iterator[dict[str, Contender]]:
     """Start the processes of all contenders, and end them with the block."""
     with contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(Contender(name, source, limit)) for name in names}

@@ -108,6 +108,22 @@ def test_the_terminal_table_shows_all_contenders(folder):
 
 
 @pytest.mark.slow
+def test_a_script_has_a_row_of_its_own_options(folder):
+    (folder / "train.py").write_text(
+        "import sys, gymnasium, levels\n"
+        "gymnasium.vector.AsyncVectorEnv([levels.make] * int(sys.argv[1]), True, False)\n"
+    )
+    arguments = "train.py", "--script-args", "2", "--seconds", "0.5", "--json"
+    report = json.loads(completed(*BENCH, *arguments).stdout)
+    assert (
+        report["found"] == "train.py:2 makes 2 envs (CartPole-v1) with gymnasium's AsyncVectorEnv"
+    )
+    assert list(report["contenders"]) == [NAMES[0], "as in the script", *NAMES[1:]]
+    assert report["contenders"]["as in the script"]["steps_per_second"] > 0
+    assert " the script." in report["advice"]
+
+
+@pytest.mark.slow
 def test_a_failing_contender_is_reported_and_the_others_are_measured(folder):
     """Also without rich, as plain text."""
     command = ["bench", "levels:only_as_main", "--envs", "2", "--seconds", "0.3"]
@@ -130,19 +146,20 @@ def test_a_failing_contender_is_reported_and_the_others_are_measured(folder):
         ("nothing_like:it", "cannot import nothing_like: ModuleNotFoundError"),
         ("levels:nope", "levels has no function or env nope"),
         ("levels.py:nope", "levels.py has no function nope"),
-        ("levels.py", "levels.py does not say which function makes an env: levels.py:FUNCTION"),
+        ("levels.py", "it ended without making a vector env; pass the id of its env, or FILE"),
         ("nope.py:make", "file not found: nope.py"),
         ("levels.py:raising", "ValueError: no such level"),
         ("levels:number", "int is not a gymnasium env: it has no reset"),
-        ("levels:several", "CartPoleVectorEnv steps many envs; this command measures functions"),
-        ("levels:dying", "its process has ended: status 3"),
+        ("levels:several", "CartPoleVectorEnv steps many envs; pass a function that makes one"),
+        ("levels:dying", "its process ended with status 3"),
     ],
 )
 def test_an_unusable_env_is_reported_in_one_line(folder, capsys, env, why):
     assert main(["bench", env, "--seconds", "0.1"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    (line,) = captured.err.splitlines()
+    *running, line = captured.err.splitlines()
+    assert running == [f"running {env} until it makes a vector env"] * env.endswith(".py")
     assert line.startswith(f"pysampler: cannot measure {env}: {why}")
 
 
@@ -268,16 +285,18 @@ def test_the_advice_is_the_fastest_beyond_the_spread(monkeypatch):
     assert advice.startswith("The default is close to the ideal")
     assert lines == plain_lines
     advice, lines = advised(0.5, 0.8, 0.2, 0.1)
-    assert advice.startswith('num_workers="auto" is 1.60 times as fast as the default: 3 workers')
+    assert advice.startswith('num_workers="auto" is 1.60 times as fast as the default: it starts 3')
     assert lines == auto_lines
     advice, lines = advised(0.1, 0.3, 0.2, 0.1, about=(0, 8))
     assert advice.startswith("Envs this fast need no workers")
     assert lines == auto_lines
     advice, lines = advised(0.5, 0.4, 0.6, 0.1)
-    assert advice.startswith("gymnasium SyncVectorEnv is 1.20 times as fast as either of pysampler")
+    assert advice.startswith(
+        "gymnasium SyncVectorEnv is 1.20 times as fast as pysampler here: use it"
+    )
     assert lines == []
     advice, _ = advised(0.5, 0.4, 0.2, 0.1)
     assert "Workers wait" in advice
-    assert "processes that never talk" not in advice
+    assert "independent processes" not in advice
     advice, _ = advised(0.9, 0.9, 0.2, 0.1, alone=200.0)
-    assert "4 processes that never talk are only 2.0 times as fast as one" in advice
+    assert "4 independent processes are only 2.0 times as fast as one" in advice

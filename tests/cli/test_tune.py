@@ -14,6 +14,7 @@ from programs import completed, processes_in
 from terminals import on_screen, plain
 
 from pysampler._cli.choices import Choice, choices_for
+from pysampler._cli.contenders import _made
 from pysampler._cli.main import main
 from pysampler._cli.measuring import Setting, table
 from pysampler._cli.sources import Call, load, source_of, written
@@ -50,11 +51,29 @@ if __name__ == "__main__":
 """
 
 
+NAVIGATION = "pysampler.envs.meta:Navigation2D-v0"
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def source_in(folder, monkeypatch):
+    """Return a function that runs a program as a script, and loads the source of its envs."""
+
+    def source_in(program):
+        make = "def make():\n    return gymnasium.make('CartPole-v1')"
+        (folder / "train.py").write_text(f"import gymnasium, pysampler\n{make}\n{program}\n")
+        code = "from pysampler._cli.script_process import main; main()"
+        completed("-c", code, str(os.getpid()), "envs", "train.py")
+        monkeypatch.setattr(sys, "path", sys.path[:])  # loading replaces it by the script's path
+        return load(folder / "envs")
+
+    return source_in
 
 
 @pytest.mark.slow
@@ -95,8 +114,12 @@ def test_a_script_is_run_until_it_makes_a_vector_env(folder):
     shown = plain(shown)
     assert "running train.py until it makes a vector env" in shown
     assert "trying num_workers=0" in shown
-    last = shown[shown.rindex("train.py, 2 envs") :].splitlines()
-    assert max(map(len, last[: last.index("", 3)])) <= 80
+    last = shown[shown.rindex("train.py:23 makes 2 envs") :].splitlines()
+    assert last[0] == "train.py:23 makes 2 envs (CartPole-v1) with pysampler's VectorEnv"
+    assert last[1].startswith("train.py, 2 envs, 1 process; ")
+    assert last[3].endswith("  of script [quartiles]")
+    assert last[4].startswith("as in the script  ")
+    assert max(map(len, last[: last.index("", 4)])) <= 80
     assert any(line.startswith("num_workers=0  ") and "[" in line for line in last)
     (line,) = [line for line in last if line.startswith("envs = ")][:1]
     assert line.startswith('envs = pysampler.VectorEnv(env_fns, infos="final"')
@@ -120,7 +143,9 @@ def test_envs_are_made_in_the_folder_and_environment_of_the_script(folder):
     )
     done = completed("-P", *TUNE, "inner/train.py", "--seconds", "1", "--json")
     report = json.loads(done.stdout)
-    assert report["lines"][1].endswith(")")
+    assert report["found"] == "train.py:8 makes 2 envs (CartPole-v1) with pysampler's VectorEnv"
+    assert list(report["choices"])[:2] == ["as in the script", "default"]
+    assert report["choices"]["as in the script"]["fraction"] == 1
     assert report["choices"]["default"]["steps_per_second"] > 0
     assert not list(inner.glob("*.json"))
 
@@ -154,6 +179,9 @@ OURS = "from pysampler.adapters.sb3 import VecEnv"
     [
         ('pysampler.make_vec("CartPole-v1", 3)', '"CartPole-v1", num_envs=3'),
         ('pysampler.make_vec("Reacher-v5", 3)', '"Reacher-v5", num_envs=3'),
+        (f'pysampler.make_vec("{NAVIGATION}", 3)', f'"{NAVIGATION}", num_envs=3'),
+        (f'pysampler.Rollouts("{NAVIGATION}", len, 5, num_envs=2)', f'"{NAVIGATION}", num_envs=2'),
+        (f'gymnasium.make_vec("{NAVIGATION}", 3)', f'"{NAVIGATION}", num_envs=3'),
         ('pysampler.Rollouts("CartPole-v1", len, 5, num_envs=2)', '"CartPole-v1", num_envs=2'),
         (
             'gymnasium.make_vec("CartPole-v1", 3, "sync", max_episode_steps=9)',
@@ -174,42 +202,129 @@ OURS = "from pysampler.adapters.sb3 import VecEnv"
         ),
     ],
 )
-def test_each_vector_env_constructor_is_recognized(folder, monkeypatch, program, what):
+def test_each_vector_env_constructor_is_recognized(source_in, program, what):
     if "stable_baselines3" in program or program.startswith(OURS):
         pytest.importorskip("stable_baselines3")
-    (folder / "train.py").write_text(f"import gymnasium, pysampler\n{program}\n")
-    code = "from pysampler._cli.script_process import main; main()"
-    completed("-c", code, str(os.getpid()), "envs", "train.py")
-    monkeypatch.setattr(sys, "path", sys.path[:])  # loading replaces it by the script's path
-    source = load(folder / "envs")
+    source = source_in(program)
     assert what in source.call.written(source.count, {})
     assert len(source.env_fns(source.count)) == source.count
+    assert source.found[0] == "train.py:4"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "kept", "own"),
+    [
+        (
+            "pysampler.VectorEnv([make] * 2, False, False, native=False, num_workers=1)",
+            {"copy": False, "native": False},
+            {"shared_memory": False, "num_workers": 1, "autoreset_mode": "SameStep"},
+        ),
+        (
+            'pysampler.make_vec("CartPole-v1", 2, None, {"native": False, "trace": "run.json"})',
+            {"native": False},
+            {"autoreset_mode": "SameStep"},
+        ),
+        (
+            "gymnasium.vector.AsyncVectorEnv([make] * 2, True, False, autoreset_mode='Disabled')",
+            {"copy": False, "autoreset_mode": "Disabled"},
+            {"autoreset_mode": "SameStep"},
+        ),
+        (
+            "gymnasium.vector.SyncVectorEnv([make] * 2, False)",
+            {"copy": False},
+            {"autoreset_mode": "SameStep"},
+        ),
+    ],
+)
+def test_options_of_a_script_count_by_position_and_by_name(source_in, program, kept, own):
+    source = source_in(program)
+    assert source.count == 2
+    assert source.options == kept
+    assert source.as_found.keywords == {**kept, **own}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", [False, True])
+def test_native_of_a_script_is_respected_by_all_rows(source_in, native):
+    source = source_in(f'pysampler.make_vec("CartPole-v1", 32, num_workers=0, native={native})')
+    for order in ({"kind": "script"}, {"kind": "pysampler", "options": {"num_workers": 0}}):
+        contender = _made(source, {"envs": 32, "warm": 0.0, **order})
+        assert contender.about["native"] == native
+        contender.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        ('gymnasium.make_vec("CartPole-v1", 3)', "CartPoleVectorEnv"),
+        (
+            'pysampler.make_vec("CartPole-v1", 3, "vector_entry_point", num_workers=0)',
+            "VectorEnv",
+        ),
+    ],
+)
+def test_a_script_with_a_vector_entry_point_is_measured_by_its_python_env(source_in, program, kind):
+    source = source_in(program)
+    assert source.count == 3
+    assert source.found[1].startswith("their vector entry point, CartPoleVectorEnv; ")
+    assert source.call.written(3, {}) == 'pysampler.make_vec("CartPole-v1", num_envs=3)'
+    assert type(source.env_fns(1)[0]().unwrapped).__name__ == "CartPoleEnv"
+    envs = source.as_found(source.env_fns(3))
+    assert type(envs).__name__ == kind
+    assert envs.num_envs == 3
+    envs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", ["DummyVecEnv([make] * 3)", "VecEnv([make] * 3, num_workers=1)"])
+def test_vector_envs_of_sb3_are_stepped_as_in_the_script(source_in, made):
+    pytest.importorskip("stable_baselines3")
+    source = source_in(f"{OURS if made.startswith('VecEnv') else OF_SB3}; {made}")
+    contender = _made(source, {"kind": "script", "envs": 3, "warm": 0.01})
+    steps, _ = contender.run(0.01)
+    assert steps % 3 == 0
+    contender.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "arguments", "why"),
     [
-        ("", [], "it has ended without making a vector env"),
+        ("", [], "it ended without making a vector env"),
         ("1 / 0", [], "ZeroDivisionError: division by zero"),
         (SCRIPT, ["--script-args=--level 3"], "SystemExit: 2; train.py: error: unrecognized"),
         (
             SCRIPT,
             ["--script-args=--hang", "--limit", "1"],
-            "it has made no vector env within 1 s",
+            "it made no vector env within 1 s (--limit)",
         ),
         (
             "import stable_baselines3 as sb3; sb3.DQN('MlpPolicy', 'CartPole-v1')",
             [],
-            "it trains on one env: give it several, with make_vec_env",
+            "it trains on one env; use several, with make_vec_env",
         ),
         (
             f"{OF_SB3_TOO}; make_vec_env('CartPole-v1', 2, monitor_dir='m')",
             [],
             "trials would write to its monitor_dir: remove that argument",
         ),
-        ("import pysampler; pysampler.VectorEnv([])", [], "its vector env has no envs"),
-        ("import os; os.abort()", [], "its process has ended: -6"),
+        (
+            (
+                "import gymnasium as gym\n"
+                "kind = 'gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv'\n"
+                "gym.register('Only-v0', vector_entry_point=kind)\ngym.make_vec('Only-v0', 2)"
+            ),
+            [],
+            "train.py:4 makes Only-v0 with its vector entry point, CartPoleVectorEnv; to measure",
+        ),
+        (
+            "import pysampler; pysampler.VectorEnv([])",
+            [],
+            "its vector env has 0 envs, expected at least 1",
+        ),
+        ("import os; os.abort()", [], "its process ended with SIGABRT"),
     ],
 )
 def test_a_script_without_a_vector_env_is_one_line(folder, capsys, script, arguments, why):
@@ -221,7 +336,7 @@ def test_a_script_without_a_vector_env_is_one_line(folder, capsys, script, argum
     assert captured.out == ""
     running, line = captured.err.splitlines()
     assert running == "running train.py until it makes a vector env"
-    assert line.startswith(f"pysampler: cannot tune train.py: {why}")
+    assert line.startswith(f"pysampler: cannot measure train.py: {why}")
 
 
 @pytest.mark.parametrize(
@@ -229,6 +344,7 @@ def test_a_script_without_a_vector_env_is_one_line(folder, capsys, script, argum
     [
         (["nope.py"], "script not found: nope.py"),
         (["Nope-v1"], "cannot measure Nope-v1: NameNotFound"),
+        (["ALE/Pong-v5"], "cannot measure ALE/Pong-v5: NamespaceNotFound"),
         (["CartPole-v1", "--script-args=x"], "--script-args needs a script"),
     ],
 )
@@ -236,6 +352,7 @@ def test_an_unusable_argument_is_reported_in_one_line(folder, capsys, arguments,
     assert main(["tune", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"pysampler: {why}")
+    assert line.endswith("pass ale_py:ALE/Pong-v5") == (arguments == ["ALE/Pong-v5"])
 
 
 @pytest.mark.slow
@@ -336,13 +453,15 @@ def test_the_best_choice_is_advised_only_beyond_the_spread():
     few = Measured([1.0] * 2, [1.5] * 2)
     assert advice_of(SETTING, CHOICES, {"default": default, auto: few})[0] == advice
     advice, lines = advice_of(SETTING, CHOICES, {"default": default, auto: found(1.5)})
-    assert advice.startswith(f"{auto} is 1.50 [1.50, 1.50] times as fast as the default. It chose ")
-    assert advice.endswith("1 worker, and 2 envs in the program's own process.")
+    assert advice.startswith(
+        f"{auto} is 1.50 [1.50, 1.50] times as fast as the default. It starts "
+    )
+    assert advice.endswith("1 worker and steps 2 envs in the program's own process.")
     assert lines == CHOICES[auto].lines(SETTING)
     finals = {"default": default, auto: found(1.5), half: found(2.0)}
     advice, lines = advice_of(SETTING, CHOICES, finals)
     assert advice.startswith(f"{half} is 2.00 ")
-    assert f"for one that calls step, {auto} is 1.50 " in advice
+    assert f"If it calls step, {auto} is 1.50 " in advice
     assert lines == [
         *CHOICES[half].lines(SETTING),
         *("", "# with step"),
@@ -350,6 +469,31 @@ def test_the_best_choice_is_advised_only_beyond_the_spread():
     ]
     advice, _ = advice_of(SETTING, CHOICES, {"default": default, auto: found(1.0), half: found(2)})
     assert advice.endswith("nothing beats the default.")
+
+
+def test_the_advice_for_a_script_compares_with_its_own_options():
+    setting = dataclasses.replace(SETTING, found="train.py:4 makes 4 envs")
+    choices = choices_for(setting)
+    script, auto = next(iter(choices)), 'num_workers="auto"'
+    assert script == "as in the script"
+    advice, lines = advice_of(setting, choices, {script: found(1.0), "default": found(1.0)})
+    assert advice.startswith("Nothing beats the script")
+    assert lines == []
+    advice, lines = advice_of(setting, choices, {script: found(1.0), auto: found(1.5)})
+    assert advice.startswith(f"{auto} is 1.50 [1.50, 1.50] times as fast as the script. ")
+    assert lines == CHOICES[auto].lines(SETTING)
+
+
+@pytest.mark.parametrize("reference", ["as in the script", "default"])
+def test_headings_fit_80_columns(reference, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    many = dataclasses.replace(SETTING, workers=16, envs=64, waits=True, vector=True)
+    setting = dataclasses.replace(many, found="a/long/path/of/a/script/train_all_of_it.py:12 " * 3)
+    choices = choices_for(setting if reference != "default" else many, policy=True)
+    names = [reference, *choices]
+    lines = table({name: Measured([1e6] * 4, [1.0] * 4) for name in names}, reference)
+    assert lines[0].endswith(" [quartiles]")
+    assert max(map(len, [*lines, *setting.heading()])) <= 80
 
 
 def test_rates_agree_with_the_ratios_beside_them():
