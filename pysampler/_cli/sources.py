@@ -166,8 +166,8 @@ def source_of(text: str) -> EnvSource:
         if place and name.isidentifier():
             raise SourceError(f"{place} has no function or env {name}") from error
         if not place and isinstance(error, _UNKNOWN):
-            module = _MODULES.get(name.partition("/")[0], "MODULE")
-            hint = f"To import the module that registers it, pass {module}:{name}"
+            registers = _MODULES.get(name.partition("/")[0], "MODULE")
+            hint = f"To import the module that registers it, pass {registers}:{name}"
             raise SourceError(f"{_line(error)} {hint}") from error
         raise SourceError(_line(error)) from error
     call = _make_vec(f"{json.dumps(text)}, num_envs={{}}")
