@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["Closing", "Interruptible", "Uncopyable", "comes_true", "ends_by_signal"]
 
 
-_LOOK = 0.0005  # seconds to sleep between two looks
+_LOOK = 0.0005  # seconds to sleep between two checks
 
 
 def comes_true(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for what another thread does, at most about so long; return whether it has come true."""
+    """Wait until a condition that another thread fulfils is true; return whether it is in time."""
     # Not by the clock: this process may be suspended.
     for _ in range(int(seconds / _LOOK)):
         if condition():

@@ -16,9 +16,9 @@ Task = dict[str, Any]
 
 
 class Tasks:
-    """A mixin for env classes, listed before their base: ``reset`` takes a task in its options.
+    """A mixin for env classes with tasks: ``reset`` takes a task in its options.
 
-    Subclasses define ``sample_tasks`` and ``reset_task``.
+    List it before the base class, and define ``sample_tasks`` and ``reset_task``.
 
     >>> class Walk(Tasks, gym.Env):
     ...     def sample_tasks(self, count):
@@ -53,7 +53,7 @@ class Tasks:
             task: A task, as ``sample_tasks`` returns them.
 
         Raises:
-            ValueError: If ``task`` is not a task of this env.
+            ValueError: ``task`` is not a task of this env.
         """
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class Tasks:
 
 
 class TaskWrapper(gym.Wrapper[Any, Any, Any, Any]):
-    """A wrapper for envs with ``reset_task``: ``reset`` takes a task in its options.
+    """A wrapper with which ``reset`` takes a task in its options, for envs with ``reset_task``.
 
     >>> env = TaskWrapper(gym.make("pysampler.envs.meta:Navigation2D-v0"))
     >>> observation, info = env.reset(options={"task": {"goal": [0.1, 0.2]}})
@@ -96,7 +96,7 @@ class TaskWrapper(gym.Wrapper[Any, Any, Any, Any]):
         env: An env whose unwrapped env has ``sample_tasks(count)`` and ``reset_task(task)``.
 
     Raises:
-        TypeError: If the unwrapped env lacks one of these methods.
+        TypeError: The unwrapped env lacks one of these methods.
     """
 
     takes_tasks = True

@@ -41,7 +41,6 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_distribution(value: Any) -> bool:
-    """Return whether a value is a ``torch.distributions.Distribution``."""
     torch = loaded_torch()
     return torch is not None and isinstance(value, torch.distributions.Distribution)
 

@@ -2,7 +2,7 @@
 
 PysamplerError
 ├── ClosedError           the object is closed, or belongs to another process
-├── BusyError             another thread is in a call that one thread at a time may make
+├── BusyError             another thread is using the object, or all its places are taken
 ├── LayoutError           shared memory was laid out by another version, or is corrupt
 ├── LostError             another process died
 │   ├── WorkerLostError   a worker of a vector env died: which, how, and while doing what
@@ -49,11 +49,11 @@ class PysamplerError(Exception):
 
 
 class ClosedError(PysamplerError):
-    """The object is closed, or belongs to another process."""
+    """You used an object that is closed, or that belongs to another process, such as the parent."""
 
 
 class BusyError(PysamplerError):
-    """Another thread is in a call that one thread at a time may make."""
+    """Another thread is using the object, or all its places are taken, as by rollouts you hold."""
 
 
 class LayoutError(PysamplerError):
@@ -61,11 +61,11 @@ class LayoutError(PysamplerError):
 
 
 class LostError(PysamplerError):
-    """A process died that this one was waiting for.
+    """A process died while this one waited for it.
 
     Attributes:
         members: From a doorbell: the members that were lost since the last wait.
-        ready: From a doorbell: the members that were ready nevertheless.
+        ready: From a doorbell: the members that are ready in spite of the loss.
     """
 
     members: Sequence[int] = ()
@@ -78,7 +78,7 @@ class WorkerLostError(LostError):
     Attributes:
         worker: The index of the worker.
         pid: Its process id.
-        exit_code: Its exit code, or minus the signal that killed it; None if unknown.
+        exit_code: Its exit code, or minus the number of the signal that killed it; None if unknown.
         envs: The indices of its envs.
     """
 
@@ -101,15 +101,15 @@ class HostLostError(LostError):
 class EnvError(PysamplerError):
     """An env raised an exception.
 
-    It is also an instance of that exception's type, with its attributes:
+    This error is also an instance of that exception's type, with its attributes:
     ``except ValueError`` catches an env's ``ValueError``. Its ``__cause__`` is the env's exception,
-    whose cause in turn shows the traceback in the worker. Notes name the parts that a worker could
-    not send: attributes that cannot be pickled, types that cannot be imported here (their
-    importable bases still match).
+    and the cause of that shows the traceback in the worker. If the worker could not send all of the
+    exception, notes say so: attributes that cannot be pickled are missing, and a type that cannot
+    be imported here is replaced by the bases that can.
 
     Attributes:
-        env: The index of the env, or None if something else in the worker raised.
-        worker: The index of the worker, or None if the env runs in this process.
+        env: The index of the env; None if other code in the worker raised, such as a policy.
+        worker: The index of the worker; None if the env runs in this process.
     """
 
     env: int | None = None
@@ -121,7 +121,7 @@ class RecordingError(PysamplerError):
 
 
 class WaitTimeoutError(PysamplerError, TimeoutError):
-    """A wait reached its deadline before the event."""
+    """A wait reached its deadline. The operation stays pending, so you can usually wait again."""
 
 
 class EnvTimeoutError(WaitTimeoutError):
@@ -137,4 +137,4 @@ class EnvTimeoutError(WaitTimeoutError):
 
 
 class StopActors(Exception):  # noqa: N818 - not an error
-    """Raise this in an env, or in a policy in a worker, to stop all actors as the learner would."""
+    """Raise this in an env or a policy to stop all actors, like ``Actors.stop()``."""

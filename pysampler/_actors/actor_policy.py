@@ -1,4 +1,4 @@
-"""The policy of an actor: it acts until it is stopped, and pushes records to the learner's ring."""
+"""ActorPolicy: acts in a worker until it is stopped, and pushes records to the learner's ring."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class ActorSetup:
         record_counts: Offset in the segment of the number of records that each env has begun.
         max_steps: Steps after which the job ends; None to continue until it is stopped.
         refresh_share: The largest share of its time that the actor spends loading weights.
-        so_far: Initial return and length of the episode under way in each env.
-        requests: The place of the requests for actions, if the main process acts.
-        max_lag: If the actor is more versions than this behind, it loads weights at once, whatever
-            that costs.
+        so_far: Initial return and length of the current episode of each env.
+        requests: The place of the requests for actions if the main process acts; otherwise None.
+        max_lag: An actor that is more versions behind than this loads weights at once, despite
+            ``refresh_share``.
     """
 
     ring: Any
@@ -56,14 +56,14 @@ class ActorSetup:
 
 
 class ActorPolicy(FreeRunningPolicy):
-    """Acts for all envs of a worker, and hands over records of their steps."""
+    """Acts for all envs of a worker, and pushes records of their steps."""
 
     _refresh_at = 0  # in ns: no refresh before this time
     _ring: Any = None
     _packer: Packer | None = None
     _at = 0  # the envs' current frame
-    _packed = 0  # the frame up to which records have been handed over
-    _requests: Requests | None = None  # for actions, if the main process acts
+    _packed = 0  # the frame up to which records were pushed
+    _requests: Requests | None = None  # if the main process acts
     _has_asked = False  # for the actions of the next step
 
     def _prepared_packer(self, setup: ActorSetup, envs: slice) -> Packer:
@@ -81,7 +81,7 @@ class ActorPolicy(FreeRunningPolicy):
     def run(
         self, server: EnvServer, group: int, setup: ActorSetup, *, is_replacement: bool
     ) -> RolloutReport:
-        """Act and hand over records until it is stopped, or for ``max_steps``."""
+        """Act and push records until stopped, or for ``max_steps``."""
         envs = envs_of(server)
         packer, progress = self._prepared_packer(setup, envs), self._progress
         single_steps = setup.layout.steps is None
@@ -95,7 +95,7 @@ class ActorPolicy(FreeRunningPolicy):
         steps_made = 0
         end = self._frames.count - 1
         pushed_at = now()
-        if self._at == end:  # an interrupt came before the first frame was begun again
+        if self._at == end:  # an interrupt came before the first frame was reused
             if not self._hand_over(packer, group):
                 return report
             self._begin_first_frame(end, envs)
@@ -124,7 +124,7 @@ class ActorPolicy(FreeRunningPolicy):
     def _hand_over(self, packer: Packer, group: int) -> bool:
         """Push the records of all steps so far; return False if they must be dropped."""
         first, self._packed = self._packed, self._at
-        self.hand_statistics_over()  # first: the statistics then cover all records taken
+        self.hand_statistics_over()  # first, so that the statistics cover all records taken
         return first == self._at or self._push(packer.pack(first, self._at), group)
 
     def _act_and_step(
@@ -203,7 +203,7 @@ class ActorPolicy(FreeRunningPolicy):
         A record begun while the ring is full would be old by the time it is read.
         """
         progress, ring = self._progress, self._ring
-        # In a loop: a faster actor may have filled the ring again, or all may be paused.
+        # In a loop, since another actor may have filled the ring again, or all may be paused.
         while setup.max_steps is None and not progress.stopped:
             if self._has_room:
                 break
@@ -213,13 +213,13 @@ class ActorPolicy(FreeRunningPolicy):
                 sleep_until(now() + _MAX_DELAY)  # drained, but paused: the learner works on copies
             self._count_block(began, group)
             progress.blocked[group] = False
-            self._refresh_at = 0  # the learner has learned meanwhile
+            self._refresh_at = 0  # probably published during the block
         self._refresh_if_due(setup, group)
         self.refresh_statistics()
         return not progress.stopped
 
     def _count_block(self, began: int, group: int) -> int:
-        """Count the time since a block began; return the current time."""
+        """Add the time since a block began to the counter; return the current time."""
         blocked_ns, until = self._progress.blocked_ns, now()
         blocked_ns[group] += until - began
         if self._track is not None:
@@ -229,7 +229,7 @@ class ActorPolicy(FreeRunningPolicy):
         return until
 
     def _refresh_if_due(self, setup: ActorSetup, group: int) -> None:
-        """Load new weights, unless that would exceed its share of the time."""
+        """Load new weights, unless that would exceed ``refresh_share``."""
         if self._board is None or (behind := self._board.version - self._version) == 0:
             return
         began = now()
@@ -241,7 +241,7 @@ class ActorPolicy(FreeRunningPolicy):
         self._progress.refreshing_ns[group] += took
 
     def _push(self, records: npt.NDArray[Any], group: int) -> bool:
-        """Push records, however long that takes; return False if they must be dropped."""
+        """Push records, waiting for room if necessary; return False if they must be dropped."""
         began = now()
         pushed = self._ring.push_many(records, timeout=0)
         self._gauges.records(len(self._ring))

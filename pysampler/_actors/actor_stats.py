@@ -17,17 +17,17 @@ class ActorStats:
     """Counts and times of actors and their learner so far.
 
     Attributes:
-        taken: Records that were taken.
-        dropped: Records that were dropped because they were too old.
-        ready: Records that wait to be taken.
+        taken: The number of records taken.
+        dropped: The number of records dropped: too old, or left in a phase.
+        ready: The number of records that wait to be taken.
         version: The version of the newest weights.
-        lag: The age of the records of the last batch in versions, on average.
-        waiting: Seconds that the learner spent waiting for records.
+        lag: The mean age of the records of the last batch, in versions.
+        waiting: Seconds that the learner waited for records.
         taking: Seconds that the learner spent taking records, without waiting.
         publishing: Seconds that the learner spent publishing weights.
-        acting: By worker, seconds in the policy.
-        blocked: By worker, seconds of waiting for room in the ring.
-        refreshing: By worker, seconds of loading weights.
+        acting: For each worker, seconds spent in the policy, or waiting for it with ``device``.
+        blocked: For each worker, seconds spent waiting for room in the ring.
+        refreshing: For each worker, seconds spent loading weights.
     """
 
     taken: int

@@ -45,14 +45,15 @@ _CHUNK = 16
 
 
 class Actors(FreeRunningSampler):
-    """Workers that act without commands, from the first ``take`` to ``stop``.
+    """Workers that act and record without waiting for a learner, from the first ``take`` on.
 
-    Each worker acts for its envs with the newest weights, and pushes its records to one ring. Envs
-    are reset in the step that ends their episode. If a worker is lost, you still get the records
-    that it had pushed; if it is replaced (``on_worker_loss="restart"``), the new envs begin new
-    episodes, with ``lengths`` 1 in their first records. If an env or a policy raises, ``take``
-    raises an ``EnvError`` and all actors end. If one raises :class:`pysampler.errors.StopActors`,
-    all actors stop, as after ``stop()``.
+    Each worker acts for its envs with the newest weights and pushes its records to one ring, from
+    which you ``take`` them. Envs are reset in the step that ends their episode.
+
+    If a worker is lost, you still get the records that it had pushed. If it is replaced
+    (``on_worker_loss="restart"``), the new envs begin new episodes, with ``lengths`` 1 in their
+    first records. If an env or a policy raises, ``take`` raises an ``EnvError`` and all actors end.
+    If one raises :class:`pysampler.errors.StopActors`, all actors stop, as after ``stop()``.
 
     With ``num_workers=0`` the envs step in ``take``, for debugging.
 
@@ -62,40 +63,45 @@ class Actors(FreeRunningSampler):
         policy: A function of observations, or a torch module: see :class:`pysampler.Rollouts`. Each
             worker has a copy. ``publish`` sends it the weights of a torch module, or of any object
             with ``state_dict()`` and ``load_state_dict()``; other policies never change.
-        num_envs: How many envs to make.
+        num_envs: How many envs to make, if ``envs`` is an id, a spec or one function.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
-        steps: The number of steps of a record, for trajectories; None for single transitions.
-        high: Actors block while this many records wait in the ring.
-        low: Blocked actors resume when only this many records are left, or 50 ms later if there is
-            room.
-        max_lag: Records of weights more than this many versions old are dropped, and counted.
-        settings: Keyword arguments of the policy, with a number for each env: ``{"epsilon": [0.4,
-            0.1, 0.02]}``, or one number for all; float64. ``actors.settings["epsilon"] = ...``
-            changes it at once.
-        leave_out: The parts of observations that have no fixed shape (``Text``, ``Sequence``,
-            ``Graph``), by name: see :class:`pysampler.Rollouts`. Neither the policy nor the records
-            get them.
-        refresh_share: The largest share of its time that an actor spends loading weights; it skips
-            some versions of large weights. After it was blocked it always loads them.
-        normalize: A :class:`pysampler.Normalizer` of observations and rewards. Whenever you
-            ``publish``, its statistics are merged and sent to the workers; they are merged once
-            more when the actors are closed. ``records.returns`` are sums of the envs' own rewards.
-        device: Act in this process, on this torch device ("cuda", "cpu"), for the workers that ask:
-            a thread calls the policy once for all envs that wait, and gives it tensors. Choose it
-            where a GPU acts faster than a CPU in each worker. With ``groups=2`` one half of each
-            worker's envs steps while the other half is acted for. A module must be on the device.
-            New weights act from the next call on, so that a trajectory may have two versions.
+        steps: Record trajectories of this many steps, which may continue after the end of an
+            episode. None records single transitions.
+        high: Block the actors while this many records wait to be taken. By default, 64 transitions
+            or 4 trajectories per env. Raise it if the learner takes records in large batches; lower
+            it for newer records.
+        low: Let blocked actors resume when only this many records are left; by default half of
+            ``high``. They also resume after 50 ms if there is room.
+        max_lag: Drop records if their weights are more than this many versions old, and count them
+            in ``stats().dropped``. None drops none.
+        settings: Keyword arguments for the policy, with a number for each env: ``{"epsilon": [0.4,
+            0.1, 0.02]}``, or one number for all. ``actors.settings["epsilon"] = ...`` changes them
+            while the actors act. The policy gets arrays of float64.
+        leave_out: Names of the parts of observations without a fixed shape (``Text``, ``Sequence``,
+            ``Graph``), as in :class:`pysampler.Rollouts`. Neither the policy nor the records get
+            them.
+        refresh_share: The largest share of its time that an actor spends loading weights: with
+            large weights it skips versions. An actor that was blocked always loads the newest.
+            Raise it to 1 if weights must be as new as possible.
+        normalize: A :class:`pysampler.Normalizer` of observations and rewards. Each ``publish``
+            merges its statistics and sends them to the workers; closing the actors merges them once
+            more. ``records.returns`` are sums of the envs' own rewards.
+        device: Act in this process on this torch device ("cuda", "cpu"), instead of in the workers:
+            a thread calls the policy once for all envs that wait, with tensors. Choose it if a GPU
+            acts faster than a CPU in each worker. With ``groups=2`` the policy acts for one half of
+            each worker's envs while the other half steps. A module must be on the device. New
+            weights act from the next call on, so a trajectory may contain two versions.
         warm_up: Each env begins with a random number of random steps, up to this many, so that
             envs with the same time limit do not end together: see :class:`pysampler.Rollouts`.
         seed: Seed of the first reset, and of the policies' random numbers in the workers; with
-            ``device``, of the policy's own generators.
+            ``device``, of the policy's own generators. None: a random one.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
             envs to make.
 
     Attributes:
         envs: The vector env.
         policy: The policy.
-        settings: The settings.
+        settings: The current settings: assign to an entry to change it.
         normalizer: The ``normalize`` argument.
 
     >>> def policy(observations):
@@ -139,7 +145,7 @@ class Actors(FreeRunningSampler):
         self._refresh_share = share_of_time(refresh_share)
         self._device = device
         self._followers: list[Callable[[Any, int], None]] = []
-        self._check_at = 0  # in ns: when to check the workers again
+        self._check_at = 0  # when to check the workers again, in ns
         self._publishing_ns = 0
         with vector_env_of(
             envs, num_envs, vector_kwargs, "act", policy_in_workers=policy
@@ -160,19 +166,20 @@ class Actors(FreeRunningSampler):
     def take(
         self, count: int, timeout: float | None = None, *, min_records: int = 1
     ) -> Records | None:
-        """Take records that the actors have made. The first call starts the actors.
+        """Wait for records and take them. The first call starts the actors.
 
-        The records are views of the ring, and those of the last batch are given back. They are
-        copies if ``min_records`` are not contiguous in the ring or exceed ``low`` + 1, or if some
-        records were too old.
+        Later calls do not overwrite records that you hold. Where possible, records are views of the
+        ring. They are copies if ``min_records`` are not contiguous in the ring or exceed
+        ``low`` + 1, or if some records were too old (``max_lag``).
 
         Args:
             count: The largest number of records to take.
-            timeout: Seconds to wait; you then get the records that exist, perhaps none.
-            min_records: Wait until there are this many.
+            timeout: Return the records that exist, perhaps none, after this many seconds. None
+                waits forever.
+            min_records: Wait until there are this many records.
 
         Returns:
-            The records; None once all actors have stopped and nothing is left.
+            The records; None once all actors have stopped and no records are left.
         """
         count, min_records = counts_to_take(count, min_records)
         deadline = arguments.deadline(timeout, "take records")
@@ -189,8 +196,8 @@ class Actors(FreeRunningSampler):
 
         Args:
             count: The largest number of records of a batch.
-            min_records: The smallest number; by default ``count``. Only the last batch may be
-                smaller.
+            min_records: The smallest number of records of a batch, except the last; None:
+                ``count``.
         """
         min_records = count if min_records is None else min_records
         while (records := self.take(count, min_records=min_records)) is not None:
@@ -199,13 +206,12 @@ class Actors(FreeRunningSampler):
     def publish(self, weights: Any = None) -> int:
         """Publish new weights, which each actor loads as a whole before it begins a record.
 
-        With ``device``, the policy acts with them from its next call on.
-
-        Statistics of a normalizer are merged and published too, even if the policy has no weights.
+        With ``device``, the policy acts with them from its next call on. This also merges and
+        publishes the statistics of a normalizer, even if the policy has no weights.
 
         Args:
-            weights: A module or another object with ``state_dict()``, or a dict of arrays; by
-                default the current weights of the policy.
+            weights: A module or another object with ``state_dict()``, or a dict of arrays. None:
+                the current weights of the policy.
 
         Returns:
             The version of the weights.
@@ -215,7 +221,7 @@ class Actors(FreeRunningSampler):
         """
         began = now()
         version = super().publish(weights)
-        for follow in list(self._followers):  # a copy: one of them may leave
+        for follow in list(self._followers):  # a copy, since a follower may leave
             follow(weights, self._reader.taken)
         self._publishing_ns += now() - began
         return version
@@ -225,7 +231,7 @@ class Actors(FreeRunningSampler):
         self._followers.append(follow)
 
     def unfollowed_by(self, follow: Callable[[Any, int], None]) -> None:
-        """Stop calling a function that was passed to ``followed_by``."""
+        """Stop calling a function that you passed to ``followed_by``."""
         with contextlib.suppress(ValueError):
             self._followers.remove(follow)
 
@@ -235,24 +241,24 @@ class Actors(FreeRunningSampler):
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
-        """The ``like`` argument of a :class:`pysampler.ReplayBuffer` for these records or steps."""
+        """Pass this as ``like`` to a :class:`pysampler.ReplayBuffer` for these records."""
         return self.layout.like
 
     @property
     def layout(self) -> RecordLayout:
-        """The layout of records. Starts the actors, because it depends on the policy's outputs."""
+        """The fields of a record. Starts the actors, since these depend on the policy's outputs."""
         self.begin()
         return self._layout
 
     def stop(self) -> None:
-        """Ask the actors to stop and hand over their records; ``take`` returns these, then None.
+        """Ask the actors to stop and push their last records; ``take`` returns these, then None.
 
-        Any thread may call it, and a signal handler.
+        Any thread or signal handler may call it.
         """
         super().stop()
 
     def stats(self) -> ActorStats:
-        """Return counts and times of the actors and the learner so far."""
+        """Return counts and times of the actors and the learner so far. Starts the actors."""
         if not self._has_begun:
             self.begin()
         reader, progress, groups = self._reader, self._progress, self._first_groups
@@ -268,22 +274,24 @@ class Actors(FreeRunningSampler):
     def phases(self, high: int, low: int = 0, *, drop: bool = False) -> Phases:
         """Return an iterator over phases, in which actors and learner take turns.
 
-        The actors, which must not have begun, record until there are ``high`` records. Then they
-        block, and the learner takes records until only ``low`` are left. The actors resume with the
-        weights that it published meanwhile. So nearly all records of a phase come from one policy:
-        an actor that finds the ring full does not begin a record, and its unfinished records, up to
-        a trajectory of each of its envs or a few steps, belong to the next phase. ``high`` should
-        be several times that.
+        Call it instead of ``take``, before the actors have begun. The actors record until there are
+        ``high`` records. Then they block, and you take records until only ``low`` are left. The
+        actors resume with the weights that you published meanwhile.
 
-        The iterator ends when the actors have stopped, after a last phase with the rest, or as soon
-        as the learner takes nothing from a phase that began after that. If an exception, such as
-        Ctrl-C, interrupts the wait for a phase, nothing is lost: ``next()`` continues.
+        So nearly all records of a phase come from one policy. The exceptions are records that an
+        actor had begun when the ring became full: up to a trajectory of each env, or a few steps.
+        They belong to the next phase, so ``high`` should be several times their number.
+
+        Once the actors have stopped, the iterator returns a last phase with the remaining records,
+        and ends. It also ends if you take nothing from a phase that began after the stop. If an
+        exception such as Ctrl-C interrupts the wait for a phase, no records are lost: ``next()``
+        continues.
 
         Args:
             high: The number of records that the actors make in a phase.
             low: The number of records that may be left when the actors resume.
-            drop: Drop and count the records of a phase that the learner leaves. Otherwise it
-                finds them in the next phase, and the actors stay blocked.
+            drop: Drop the records of a phase that you do not take, and count them. With False you
+                get them in the next phase, and the actors stay blocked until then.
 
         Returns:
             An iterator over :class:`pysampler.Phase`.
@@ -313,17 +321,17 @@ class Actors(FreeRunningSampler):
         return Phases(self, drop=drop)
 
     def wait_full(self) -> int:
-        """Wait until there are ``high`` records; return how many the learner may take.
+        """Wait until there are ``high`` records, and return how many you may take.
 
         Once all actors have stopped it returns fewer, and 0 at the end. Actors do not begin a
-        record until the learner has taken that many, or ``give_back`` has dropped them.
+        record until that many were taken, or ``give_back`` has dropped them.
         """
         with self._enter("wait for records"):
             self.begin()
             return self._reader.wait_full(self._high, self._have_ended)
 
     def give_back(self, end: int) -> None:
-        """Give back the records of the last batch, and drop others until ``end`` have passed."""
+        """Give back the records of the last batch, and drop more until ``passed`` is ``end``."""
         with self._enter("give records back"):
             self._reader.drop_until(end, self._have_ended)
 
@@ -342,7 +350,7 @@ class Actors(FreeRunningSampler):
             self._check_at = at + CHECK_NS
             return self._check_workers()
         if not self.closed and len(self._ring) < min_records:
-            if self._core.pool.pending == 0:  # else the last call was interrupted: resume it
+            if self._core.pool.pending == 0:  # otherwise resume the interrupted last call
                 self._start_workers()
             self._check_workers()
         return self.closed or self.stopped
@@ -356,7 +364,7 @@ class Actors(FreeRunningSampler):
     def _ring_shape(self) -> tuple[int, int, int, int]:
         """The numbers of slots and of producers, and the watermarks ``high`` and ``low``."""
         high = self._high
-        if not self._has_workers:  # records cannot be taken meanwhile: a whole chunk must fit
+        if not self._has_workers:  # nobody takes records meanwhile, so a whole chunk must fit
             high += _CHUNK * self.envs.num_envs
         return 1 << (high - 1).bit_length(), self.envs.num_workers + 1, high, self._low
 

@@ -1,11 +1,11 @@
-"""Central acting: actors on a device of the main process, for the workers that ask.
+"""CentralActor: acts on a device of the main process, for workers that request actions.
 
-A worker asks once the observations of a group are in a frame, and waits for the actions in the
-next one. A thread of the main process takes all requests that have come, calls the policy once for
-their envs, and answers. The more workers ask meanwhile, the larger the next batch.
+A worker posts a request once the observations of a group are in a frame, and waits for the actions
+in the next frame. A thread of the main process takes all requests, calls the policy once for
+their envs, and answers. Requests that arrive during the call form the next batch.
 
-A request is one number, which its answer repeats, so that a worker that replaces a lost one cannot
-take an answer to the lost one's request for its own.
+A request is a number, which its answer repeats, so that a replacement of a lost worker cannot
+mistake an answer to the lost worker's request for its own.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CentralActor", "Requests", "RequestsPlace"]
 
-_SECONDS = 0.05  # between two checks of whether to stop
-_FRAME_BITS = 32  # of a request; the others count requests
+_SECONDS = 0.05  # seconds between checks for a stop
+_FRAME_BITS = 32  # the bits of a request with the frame; the others count requests
 
 
 class RequestsPlace(NamedTuple):
-    """Where requests are in a segment, for a worker."""
+    """The place of requests in a segment, for a worker."""
 
     bell: Any
     flags: Sequence[Any]
@@ -48,12 +48,12 @@ class RequestsPlace(NamedTuple):
 
 
 class Requests:
-    """Requests of workers for actions, and the answers: a word of each for each group.
+    """Requests of workers for actions, and the answers: one word each per group.
 
     Args:
         groups: The number of groups.
         segment: The memory.
-        place: Where they are; None for new ones.
+        place: Their place, to attach to them; None: make new ones.
     """
 
     def __init__(self, groups: int, segment: Segment, place: RequestsPlace | None = None) -> None:
@@ -68,43 +68,43 @@ class Requests:
         at = None if place is None else place.words
         self._at, words = segment.array((3, groups), np.dtype(np.int64), at)
         self._asked, self._answered, self.versions = words
-        self._to_set: set[int] = set()  # groups whose flags are still set
+        self._to_set: set[int] = set()  # groups whose old flag is still set
 
     @staticmethod
     def size_of(groups: int) -> int:
-        """Return the number of bytes they need in a segment, whatever the offset."""
+        """Return the number of bytes to reserve in a segment, for any offset."""
         return Doorbell.size_of(groups) + groups * (Flag.size_of() + 128 + 3 * 8) + 512
 
     @property
     def place(self) -> RequestsPlace:
-        """Where they are in the segment."""
+        """Their place in the segment."""
         return RequestsPlace(self._bell.place(), [flag.place() for flag in self._flags], self._at)
 
     # -- a worker --------------------------------------------------------------------------------
 
     def ask(self, group: int, frame: int) -> None:
-        """Ask for actions for the observations of a group in a frame."""
+        """Request actions for the observations of a group in a frame."""
         number = (int(self._asked[group]) >> _FRAME_BITS) + 1
         self._asked[group] = number << _FRAME_BITS | frame
         self._bell.post(group)
 
     def wait(self, group: int) -> bool:
-        """Wait for the answer to the last request of a group; return False if it is still missing.
+        """Wait a while for the answer to a group's last request; return whether it came.
 
         Its version is in ``versions``.
         """
         flag = self._flags[group]
         if flag.wait(timeout=_SECONDS):
             flag.clear()
-            # The flag may answer a request of a worker that this one replaces.
+            # The flag may be for a request of the lost worker that this one replaces.
             return bool(self._answered[group] == self._asked[group])
-        self._bell.post(group)  # if the parent took a post of a worker that this one replaces
+        self._bell.post(group)  # the parent may have taken an old post of the lost worker
         return False
 
     # -- the main process ------------------------------------------------------------------------
 
     def take(self) -> dict[int, int]:
-        """Wait for requests; return their words by group, perhaps none after a while."""
+        """Wait a while for requests; return their words by group, perhaps none."""
         self._set_flags()
         groups = self._bell.wait(1, timeout=0.001 if self._to_set else _SECONDS)
         self._bell.take(groups)
@@ -117,7 +117,7 @@ class Requests:
         return word & ((1 << _FRAME_BITS) - 1)
 
     def answer(self, words: dict[int, int], version: int) -> None:
-        """Answer requests, whose actions are in the frames."""
+        """Answer requests. The actions must be in the frames."""
         for group, word in words.items():
             self.versions[group] = version
             self._answered[group] = word
@@ -125,23 +125,23 @@ class Requests:
         self._set_flags()
 
     def _set_flags(self) -> None:
-        # A flag that is set already was of a lost worker: the one that replaces it clears it.
+        # A flag that is already set was for a lost worker: its replacement clears it.
         self._to_set = {group for group in self._to_set if not self._flags[group].set()}
 
 
 class CentralActor:
-    """A thread that acts for the workers that ask.
+    """A thread that acts for workers that request actions.
 
     Args:
         policy: The policy on the frames that workers use.
         groups: The envs of each group.
         requests: The workers' requests.
-        progress: Says when to stop; the policy may raise ``StopActors`` to stop all actors.
+        progress: The stop flag, which ends the thread and which ``StopActors`` in the policy sets.
         board: The weights; None if the policy has none.
-        batch_sizes: Counts calls of the policy by their number of envs.
+        batch_sizes: By number of envs, counts the calls of the policy.
 
     Attributes:
-        error: Why the thread ended, if the policy raised.
+        error: The error that ended the thread, if the policy raised.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class CentralActor:
         self._thread.start()
 
     def wait_ended(self) -> bool:
-        """Wait until the thread has ended, as it does once the actors are stopped."""
-        if threading.current_thread() is self._thread:  # the garbage collector ran here
+        """Wait until the thread has ended. The actors must have been stopped."""
+        if threading.current_thread() is self._thread:  # called by the garbage collector
             return False
         return comes_true(lambda: self._ended, SHUTDOWN_TIMEOUT_S)
 

@@ -53,7 +53,7 @@ __all__ = ["FreeRunningSampler"]
 
 
 class FreeRunningSampler(Sampler):
-    """Base class for samplers whose workers act, with weights from a board, until they are stopped.
+    """Base class for samplers whose workers act until they are stopped, with weights from a board.
 
     Args:
         envs: The vector env.
@@ -70,12 +70,12 @@ class FreeRunningSampler(Sampler):
         normalizer: The normalizer.
     """
 
-    _note: ClassVar[type[TakePolicy]]  # sends the policy to the workers
+    _note: ClassVar[type[TakePolicy]]  # the note that sends the policy to the workers
     _frame_count = 2
-    _warm_up = 0  # the maximum number of random steps of each env before the first
-    _device: Any = None  # where the main process acts; None: the workers act
+    _warm_up = 0  # maximum number of random steps per env before the first record
+    _device: Any = None  # the main process acts on it; None: the workers act
     _central: CentralActor | None = None
-    _counts = True  # whether workers update the statistics, if the normalizer does
+    _counts = True  # whether workers may update the normalizer's statistics
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class FreeRunningSampler(Sampler):
             self._drop()
         num_envs, groups = self.envs.num_envs, len(self._core.groups)
         workers = np.array(self._core.pool.worker_of)
-        # The first group of each worker, which gets the worker's job.
+        # The first group of each worker: it gets the worker's job.
         self._first_groups = [
             int(np.argmax(workers == worker)) for worker in range(workers.max() + 1)
         ]
@@ -184,7 +184,7 @@ class FreeRunningSampler(Sampler):
             )
         if self._board is not None and weights is not None:
             self._gauges.newest = self._board.publish(weights)
-        # Workers that do not act still need the states that episodes begin with.
+        # Workers that do not act still need the initial states of episodes.
         acts = self._device is None or hasattr(self.policy, "initial_state")
         setup = PolicySetup(
             pickled(portable(self.policy) if acts else PolicyElsewhere(self.policy)),
@@ -252,7 +252,7 @@ class FreeRunningSampler(Sampler):
             raise without_weights(self.policy)
         arrays = None if self._board is None else chosen_weights(weights, self.policy)
         with self._publish_guard.entry("publish weights"):
-            if self._statistics is not None:  # first: a worker that loads the weights finds them
+            if self._statistics is not None:  # first: workers with new weights need them
                 self._statistics.merge()
                 self._statistics.publish()
             if self._board is None or arrays is None:
@@ -266,11 +266,11 @@ class FreeRunningSampler(Sampler):
 
     @property
     def version(self) -> int:
-        """The version of the newest weights: 1 for the first; 0 if the policy has no weights."""
+        """The version of the newest weights, from 1 on; 0 if the policy has no weights."""
         return 0 if self._board is None else self._board.version
 
     def stop(self) -> None:
-        """Ask the workers to stop. Any thread may call it, and a signal handler."""
+        """Ask the workers to stop. Any thread or signal handler may call it."""
         if not self._in_own_process:  # a fork inherits its parent's handlers, but not its workers
             return
         self._stop_requested = True  # if the workers have not begun yet
@@ -310,16 +310,16 @@ class FreeRunningSampler(Sampler):
                             for *_, content in report.overflow
                             if isinstance(content, Failure)
                         ]
-                if failures:  # not taken: if this is interrupted, the next check raises it
+                if failures:  # not taken, so that the next check raises it after an interrupt
                     raise pool.error_of(*first(failures))
                 pool.take(groups)
                 pool.look_for_late()
         except BusyError:
             return False
         except Exception as error:
-            if self._closed:  # meanwhile, by another thread or a signal handler
+            if self._closed:  # by another thread or a signal handler
                 return True
-            if isinstance(error, PysamplerError):  # else it came from a signal handler
+            if isinstance(error, PysamplerError):  # otherwise a signal handler raised it
                 self.let_go()
             raise
         return pool.pending == 0
@@ -327,11 +327,11 @@ class FreeRunningSampler(Sampler):
     # -- ending ----------------------------------------------------------------------------------
 
     def let_go(self) -> None:
-        """Give the vector env back without closing it."""
+        """Close the sampler, but leave the vector env open for other use."""
         if self._closed or not self._in_own_process:
             return
         self._lease.over = True
-        if self._in_call():  # in a signal handler: this makes the interrupted call end
+        if self._in_call():  # in a signal handler: let the interrupted call end
             self._stop_requested = self._closed = True
             self._request_stop()
         else:
@@ -351,12 +351,12 @@ class FreeRunningSampler(Sampler):
         # Wait until another thread has left begin().
         if self._begin_lock.acquire(timeout=SHUTDOWN_TIMEOUT_S):
             self._begin_lock.release()
-        if self._central is not None:  # the envs need not wait for the end of a slow call
+        if self._central is not None:  # the envs need not wait for a slow call
             self._central.wait_ended()
         return self._wait_until_left(self._check_guard)
 
     def _wait_until_left(self, guard: _core.Guard) -> bool:
-        """Wait until another thread leaves, which it does once it sees that this is closed."""
+        """Wait until another thread leaves its call, which notices that this is closed."""
         return comes_true(lambda: not guard.busy, SHUTDOWN_TIMEOUT_S)
 
     def _refusal(self, name: str, got: Any, expected: str) -> ValueError:

@@ -1,4 +1,4 @@
-"""The policy of a worker that acts without further commands."""
+"""FreeRunningPolicy: the policy of a worker that acts without further commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECK_SECONDS", "FreeRunningJob", "FreeRunningPolicy", "envs_of"]
 
-# Seconds between a waiting worker's checks of whether to stop.
+# Seconds between a waiting worker's checks for a stop.
 CHECK_SECONDS = 0.05
 
 
@@ -30,7 +30,7 @@ class FreeRunningPolicy(WorkerPolicy):
             server: The envs.
             group: The first group of the worker, whose counters report the worker's progress.
             setup: The setup that the parent sent with the job.
-            is_replacement: Whether the envs replace lost ones and have not acted yet.
+            is_replacement: Whether the envs replace lost ones and have not been reset yet.
         """
         raise NotImplementedError
 
@@ -86,5 +86,5 @@ class FreeRunningJob(Repeated):
 
 
 def envs_of(server: EnvServer) -> slice:
-    """Return the envs of a worker as a slice of all envs."""
+    """Return the indices of a worker's envs as a slice."""
     return slice(server.first, server.first + server.count)

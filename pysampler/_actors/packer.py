@@ -37,7 +37,7 @@ class Packer:
         envs: The envs.
         counts: The number of records that each env has begun, in shared memory: a replacement
             continues from there.
-        so_far: Initial return and length of the episode under way in each env.
+        so_far: Initial return and length of the current episode of each env.
 
     Attributes:
         versions: The version of the weights that acted at each frame for each env.
@@ -60,7 +60,7 @@ class Packer:
         longest = frames.count - 1
         self.versions = np.zeros((longest, count), np.int64)
         self._return, self._length = (part[envs].copy() for part in so_far)
-        self._returns = np.zeros((longest + 1, count))  # of the episodes, up to each frame
+        self._returns = np.zeros((longest + 1, count))  # of each env's episode, up to each frame
         self._lengths = np.zeros((longest + 1, count), np.int64)
         self._records = np.zeros((longest if self._single_steps else 1, count), layout.dtype)
         self._records["env"] = np.arange(envs.start, envs.stop)
@@ -117,7 +117,7 @@ class Packer:
         rows["version"] = self.versions[begins]
         for name, leaf in self._states:
             rows[name] = leaf[begins, envs]
-        # Before the records are handed over: a number is never used twice.
+        # Before the records are pushed, so that no number is used twice.
         self._counts += len(rows)
         return rows.reshape(-1)
 

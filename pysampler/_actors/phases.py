@@ -27,12 +27,12 @@ class _Actors(Protocol):
 
 
 class Phase:
-    """The records that actors made while the learner waited.
+    """The records of one phase: the actors made them while the learner waited.
 
     Attributes:
         number: The number of the phase, from 1 on.
-        filling: When the actors began to record, in ns of ``now()``.
-        full: When there were enough records, in ns of ``now()``.
+        filling: When the actors began to record, in ns of :func:`pysampler.sync.now`.
+        full: When there were enough records, in ns of :func:`pysampler.sync.now`.
     """
 
     def __init__(self, actors: _Actors, number: int, count: int, filling: int) -> None:
@@ -45,7 +45,7 @@ class Phase:
 
     @property
     def left(self) -> int:
-        """The number of records that have not been taken yet."""
+        """The number of records that you have not taken yet."""
         return self._end - self._actors.passed
 
     @property
@@ -53,28 +53,30 @@ class Phase:
         return self._actors.passed == self._begin
 
     def take(self, count: int) -> Records | None:
-        """Return up to ``count`` records of the phase; None when there are no more."""
+        """Take up to ``count`` records of the phase; return None when there are no more."""
         count = whole_number("take records", "count", count, 1)
         return self._actors.take(min(count, self.left)) if self.left > 0 else None
 
     def all(self) -> Records | None:
-        """Return all records in one batch: a copy if they are not contiguous in the ring."""
+        """Take all remaining records as one batch; a copy if they are not contiguous."""
         if (first := self.take(max(1, self.left))) is None or self.left == 0:
             return first
         return first.copy().joined(self.batches(self.left))
 
     def batches(self, count: int) -> Iterator[Records]:
-        """Yield all records, up to ``count`` at a time."""
+        """Yield all remaining records in batches of up to ``count``."""
         while (records := self.take(count)) is not None and len(records) > 0:
             yield records
 
 
 class Phases(Iterator[Phase]):
-    """An iterator over phases. If an exception interrupts a call, the next one continues it.
+    """An iterator over phases, from ``Actors.phases``.
+
+    If an exception interrupts a wait, the next call continues it.
 
     Args:
         actors: The actors.
-        drop: Whether to drop the records of a phase that the learner leaves.
+        drop: Drop the records of a phase that the learner does not take.
     """
 
     def __init__(self, actors: _Actors, *, drop: bool) -> None:

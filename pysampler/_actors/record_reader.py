@@ -1,4 +1,4 @@
-"""The learner's side of the actors' ring: it takes records out, in batches or in phases."""
+"""RecordReader: the learner's side of the actors' ring; takes records in batches or phases."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["CHECK_NS", "RecordReader"]
 
 # How often the waiting learner checks the actors, in ns.
 CHECK_NS = 20_000_000
-# The number of batches whose memory is kept for reuse.
+# The number of batches of which memory is kept for reuse.
 _BATCHES = 2
 
 
 class RecordReader:
-    """Takes records out of the ring that actors push to, and drops those that are too old.
+    """Takes records from the actors' ring, and drops those that are too old.
 
     Records that were taken stay in the ring until the next call: a signal handler may raise after
     any call, and the next call then finds them there. For the same reason, values that belong
@@ -48,7 +48,7 @@ class RecordReader:
         progress: Flags that pause and stop the actors.
         core: The envs, whose pool notices lost workers.
         low: Blocked actors resume when only this many records are left.
-        max_lag: Records of weights more than this many versions old are dropped.
+        max_lag: Drop records if their weights are more than this many versions old.
 
     Attributes:
         returning: Records on their way to the caller, which sets it to None.
@@ -98,7 +98,7 @@ class RecordReader:
     def take(
         self, count: int, min_records: int, deadline: int | None, have_ended: HaveEnded
     ) -> Records | None:
-        """Return up to ``count`` records, fewer than ``min_records`` only at the deadline.
+        """Return up to ``count`` records; fewer than ``min_records`` only at the deadline.
 
         Returns None if all actors have ended and nothing is left.
         """
@@ -123,16 +123,16 @@ class RecordReader:
         return 0 if self._board is None else self._board.version
 
     def _take_back(self) -> None:
-        """Keep the records of an interrupted call, so that the next one returns them."""
+        """Keep the records of an interrupted call for the next one."""
         if (records := self.returning) is not None:
             rows = records.rows.copy()
             kept, taken = [rows, *self._kept], self.taken - len(rows)
             self._kept, self.taken, self.returning = kept, taken, None
 
     def _release(self) -> None:
-        """Give back the ring slots of the last batch; at the end of a phase resume the actors."""
+        """Release the ring slots of the last batch; at the end of a phase, resume the actors."""
         if self._phase_end is not None and self.passed >= self._phase_end:
-            self._resume()  # before the release wakes waiting actors
+            self._resume()  # before the release, which wakes waiting actors
         if self._held > 0:
             held, self._held = self._held, 0
             self._ring.release(held)
@@ -151,7 +151,7 @@ class RecordReader:
                 rows = self._peek(max(1, count - have), needed, deadline, have_ended)
                 if rows is None and have == 0:
                     return None, 0, []
-            if rows is None or len(rows) == 0:  # there are enough, or no more come
+            if rows is None or len(rows) == 0:  # there are enough, or no more will come
                 if have == 0:
                     return rows, 0, []
                 joined = np.concatenate(self._kept)
@@ -189,7 +189,7 @@ class RecordReader:
     ) -> Rows | None:
         """Return a view of records in the ring, or None if no more come.
 
-        There may be fewer than ``min_records`` at the deadline, or where the ring wraps around.
+        It may have fewer than ``min_records`` at the deadline, or where the ring wraps around.
         """
         began = now()
         try:
@@ -204,12 +204,12 @@ class RecordReader:
                 try:
                     return np.asarray(self._ring.peek(count, least, deadline=until))
                 except WaitTimeoutError:
-                    # The learner waits, so it is not learning: lost workers may have left the phase
-                    # incomplete.
+                    # The learner waits, so resume paused actors: lost workers may have left the
+                    # phase incomplete.
                     self._resume()
                     if late and not ended:
                         return np.empty(0, self._layout.dtype)
-                except LostError:  # all actors are lost; the pool knows more, or soon will
+                except LostError:  # all actors are lost; the pool will report it
                     if not ended:
                         self._core.pool.wait_some(1, self._core.num_envs, now() + CHECK_NS)
                 if ended:

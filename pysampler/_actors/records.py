@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordLayout", "Records"]
 
-# Fields that a record has once, regardless of its number of steps; fields that every record has;
+# Per-record fields, regardless of its number of steps; fields that every record has;
 # and names that the policy's extras cannot have.
 _ONCE = "env", "version", "number"
 _ALWAYS = *_ONCE, "rewards", "terminated", "truncated", "returns", "lengths"
@@ -60,7 +60,7 @@ class RecordLayout:
         spec: The spaces of the envs.
         outputs: The policy's outputs.
         steps: The number of steps of a record; None for single transitions.
-        further: Names of further integers that a record has once.
+        further: Names of further per-record integers.
     """
 
     spec: Spec
@@ -83,7 +83,7 @@ class RecordLayout:
 
     @property
     def once(self) -> tuple[str, ...]:
-        """The names of the numbers that a record has once, regardless of its number of steps."""
+        """The names of the per-record numbers."""
         return *_ONCE, *self.further
 
     @property
@@ -114,7 +114,7 @@ class RecordLayout:
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
-        """An example of each field of a step that depends on the spaces and the policy.
+        """An example of each field of a step that depends on the spaces or the policy.
 
         The recurrent state is left out if records have T steps: only the first step's is recorded.
         """
@@ -128,20 +128,22 @@ class RecordLayout:
 
 
 class Records:
-    """A batch of n records: arrays ``[n, ...]``, or ``[n, T, ...]`` of records of T steps.
+    """A batch of n records from actors: arrays ``[n, ...]``, or ``[n, T, ...]`` with T steps each.
 
     Each field is an attribute: an array, or a dict or tuple of arrays if the space is one:
 
-    - ``env``, ``version``, ``number`` (``[n]``): the env, the version of the weights at the
-      beginning of the record, and the number of records that the env had begun before.
+    - ``env``, ``version``, ``number`` (``[n]``): the index of the env, the version of the weights
+      at the beginning of the record, and the number of records that the env had begun before.
     - ``observations``, ``next_observations``, ``actions``, ``rewards``, ``terminated``,
-      ``truncated``: the steps. At the end of an episode, ``next_observations`` has its last one.
-    - ``returns``, ``lengths``: of the episode so far, this step included.
-    - ``state`` and the names of the policy's extras: further outputs of the policy. ``state`` is
-      the recurrent state at the beginning of the record.
+      ``truncated``: the steps. Where an episode ends, ``next_observations`` holds its last
+      observation, and not the first of the next episode.
+    - ``returns``, ``lengths``: the sum of rewards and the number of steps of the episode so far,
+      including this step.
+    - ``state``: the recurrent state at the beginning of the record, if the policy has one.
+    - The names of the policy's extras: its further outputs.
 
-    The arrays are yours: later calls of ``take`` do not write to them while you hold any.
-    ``records[a:b]`` and ``records[mask]`` are batches of some records.
+    Later calls of ``take`` do not write to the arrays while you hold any of them.
+    ``records[a:b]`` and ``records[mask]`` are batches of some of the records.
 
     Attributes:
         rows: The records as a structured array, with a field for each leaf.
@@ -169,7 +171,7 @@ class Records:
         return Records(self.rows[which], self._layout, self._convert)
 
     def by_step(self, name: str) -> npt.NDArray[Any]:
-        """Return a field as ``[n * T, ...]``; values that a record has once are repeated."""
+        """Return a field with a row per step, ``[n * T, ...]``; per-record values are repeated."""
         array = self.rows[name]
         steps = self._layout.steps
         if steps is None:
@@ -179,7 +181,7 @@ class Records:
         return np.asarray(array.reshape(-1, *array.shape[2:]))
 
     def copy(self) -> Records:
-        """Return a copy of the records, which later calls of ``take`` never overwrite."""
+        """Return a copy in separate memory, which you can keep without blocking the ring."""
         return Records(self.rows.copy(), self._layout, self._convert)
 
     def joined(self, others: Iterable[Records]) -> Records:
@@ -190,14 +192,18 @@ class Records:
     def gae(
         self, values: Any, next_values: Any, *, gamma: float = 0.99, gae_lambda: float = 0.95
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return advantages by generalized advantage estimation, and returns, ``[n, T]`` each.
+        """Compute advantages by generalized advantage estimation (GAE), and returns.
 
         Args:
-            values: ``[n, T]``, of ``observations``.
-            next_values: ``[n, T]``, of ``next_observations``, by the same network. Do not use the
-                actors' recorded values: they come from older weights.
+            values: ``[n, T]``: the values of ``observations``.
+            next_values: ``[n, T]``: the values of ``next_observations``, from the same network. Do
+                not use values that the actors recorded: they come from older weights.
             gamma: The discount factor.
-            gae_lambda: The weight of longer estimates: 0 is the one-step error, 1 the whole return.
+            gae_lambda: How much longer estimates count: with 0 the advantage is the one-step error
+                (low variance), with 1 the return minus the value (low bias).
+
+        Returns:
+            Advantages, and returns (advantages + values): ``[n, T]`` each.
 
         Raises:
             ValueError: The records are single steps, or shapes do not fit.
@@ -227,17 +233,18 @@ class Records:
         return advantages.T, returns.T
 
     def torch(self, device: Any = None) -> Records:
-        """Return the records with tensors instead of arrays, sharing their memory or on a device.
+        """Return the records with tensors instead of arrays.
 
         Args:
-            device: A torch device; by default the tensors share the memory of the arrays.
+            device: The torch device to copy to. None: tensors on the CPU that share memory with the
+                arrays.
         """
         tensor = functools.partial(tensor_from, device=device, non_blocking=True)
         return Records(self.rows, self._layout, tensor)
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Every leaf, by name."""
+        """All arrays by name; for dicts and tuples, one per leaf: ``observations['camera']``."""
         return {name: self._leaf(name) for name in self.rows.dtype.names or ()}
 
     def _leaf(self, name: str) -> Any:
@@ -268,8 +275,9 @@ class Records:
     def episodes(self) -> Iterator[Episode]:
         """Yield each episode, or the part of it in these records, env by env.
 
-        ``steps`` are positions in the episode: ``slice(0, 9)`` for a whole episode of 9 steps. If
-        records in the middle of an episode were dropped, you get two parts.
+        ``episode.steps`` counts from the beginning of the episode: it is ``slice(0, 9)`` for a
+        whole episode of 9 steps. If records in the middle of an episode were dropped, you get two
+        parts.
         """
         ordered = Records(
             self.rows[np.lexsort((self.rows["number"], self.rows["env"]))], self._layout
@@ -312,7 +320,7 @@ class Records:
 
     @property
     def ended(self) -> npt.NDArray[Any]:
-        """The returns of the episodes that ended in these steps."""
+        """The returns of the episodes that ended in these records."""
         rows = self.rows
         return np.asarray(rows["returns"][rows["terminated"] | rows["truncated"]])
 

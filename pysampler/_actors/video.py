@@ -20,7 +20,7 @@ __all__ = ["NoVideo", "Video", "naming_file"]
 
 
 class NoVideo(Closing):
-    """Does nothing: stands in for a ``Video`` in an episode that is not filmed."""
+    """Does nothing, instead of a ``Video``, in an episode that is not filmed."""
 
     def shoot(self) -> None:
         """Add a picture of the env."""
@@ -81,14 +81,14 @@ class Video(NoVideo):
     def close(self) -> None:
         """Remove the file if it has not been kept."""
         if self._writer is not None:
-            with contextlib.suppress(Exception):  # an earlier exception is reported
+            with contextlib.suppress(Exception):  # report the earlier exception instead
                 self._writer.close()
             self._part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Blame an exception on writing this file, instead of on the policy."""
+    """Report an exception as a failure to write this file, instead of an error of the policy."""
     try:
         yield
     except Exception as error:

@@ -55,13 +55,13 @@ _CHECK_NS = 2_000_000
 
 
 class Watcher(FreeRunningSampler):
-    """Runs episodes of a policy in a separate process during training, which never waits for it.
+    """Run episodes of a policy in a separate process while you train, to see how good it is.
 
-    One worker runs episode after episode until the watcher is closed; if it is lost, it is
-    replaced. If the env or the policy raises, or a file cannot be written, the watcher ends with a
-    warning and the training continues: from then on ``publish`` and ``film`` do nothing. ``curve``
-    has the episodes, also after ``close()``. You may call all methods except ``publish`` in any
-    thread while another one publishes.
+    The training never waits for a watcher. One worker runs episode after episode until the watcher
+    is closed; if it is lost, it is replaced. If the env or the policy raises, or a file cannot be
+    written, the watcher ends with a warning and the training continues: from then on ``publish``
+    and ``film`` do nothing. ``curve`` returns the episodes, also after ``close()``. You may call
+    all methods except ``publish`` in any thread while another one publishes.
 
     Args:
         policy: A policy, to which you ``publish`` new weights now and then. Or
@@ -69,26 +69,28 @@ class Watcher(FreeRunningSampler):
             them, and skips large weights that come in quick succession.
         env: An env id, an ``EnvSpec`` or a function that makes an env.
         render_mode: The env's render mode: "human" opens a window; videos need "rgb_array".
-        vector_kwargs: Further arguments of :class:`pysampler.VectorEnv`.
-        folder: Where to write ``returns.csv``, a line for each episode, and videos.
-        video_every: Film one episode in this many, beginning with the first. ``film()`` requests
-            another.
-        settings: Keyword arguments of the policy (see :class:`pysampler.Actors`).
-        leave_out: The parts of observations that have no fixed shape, as in
+        vector_kwargs: Options of :class:`pysampler.VectorEnv` in a dict.
+        folder: A directory for ``returns.csv``, with a line for each episode, and for videos. None
+            writes no files.
+        video_every: Film every n-th episode, beginning with the first; None films only when you
+            call ``film()``.
+        settings: Keyword arguments for the policy, as in :class:`pysampler.Actors`.
+        leave_out: Names of the parts of observations without a fixed shape, as in
             :class:`pysampler.Rollouts`; by default those of the actors.
-        repeat: Run episodes without waiting for new weights. Otherwise each episode waits for
-            weights newer than the last episode's, if the policy has weights at all.
-        nice: The nice value of the worker, up to 19: how far it yields to other processes.
-        fps: Frames per second of videos; by default the env's.
+        repeat: Run episodes without pause. By default each episode waits for weights newer than
+            those of the last one, if the policy has weights.
+        nice: The nice value of the worker, 0 to 19: the higher, the more CPU time it leaves to the
+            training.
+        fps: Frames per second of videos; by default the env's ``render_fps``, or 30.
         normalize: Normalise observations with the statistics that this
             :class:`pysampler.Normalizer` has when you ``publish``; by default the actors'
             normalizer, if any. Returns are sums of the env's own rewards.
-        seed: Seed of the first reset.
+        seed: Seed of the first reset; None: a random one.
 
     Attributes:
-        envs: The vector env of one env.
+        envs: The vector env, with one env.
         policy: The policy.
-        settings: The settings.
+        settings: The current settings: assign to an entry to change it.
 
     >>> class Push:
     ...     def __init__(self):
@@ -143,8 +145,8 @@ class Watcher(FreeRunningSampler):
         self._video_every, self._nice, self._repeat = video_every, nice, repeat
         self._collect_lock = threading.RLock()
         self._episodes = np.empty(0, EPISODE)
-        self._held = 0  # the last of them that are still in the ring
-        self._waited_for = 0  # episodes that wait() has returned, or that had older weights
+        self._held = 0  # the newest episodes, still in the ring
+        self._waited_for = 0  # episodes that wait() does not count
         self._follow_at = 0  # in ns: do not follow before this time
         self._failure: Exception | None = None
         self._followed: weakref.ref[Actors] | None = None
@@ -197,20 +199,20 @@ class Watcher(FreeRunningSampler):
 
     @property
     def curve(self) -> npt.NDArray[Any]:
-        """The episodes so far, a row each.
+        """The episodes so far, as a structured array with a row each.
 
-        The fields are ``at`` (the learner's count when the episode began), ``version``, ``length``,
-        ``return`` and ``seconds``.
+        The fields are ``at`` (the ``at`` that you published last before the episode began),
+        ``version`` (of the weights), ``length``, ``return`` and ``seconds``.
         """
         self._update()
         return self._episodes
 
     def wait(self, count: int, timeout: float | None = None) -> npt.NDArray[Any]:
-        """Wait for the next ``count`` episodes after the last call and the last ``publish``.
+        """Wait until ``count`` more episodes have ended since the last ``wait`` or ``publish``.
 
         Args:
             count: The number of episodes.
-            timeout: Seconds to wait.
+            timeout: Raise WaitTimeoutError after this many seconds. None waits forever.
 
         Returns:
             The episodes, in the format of ``curve``.
@@ -238,7 +240,7 @@ class Watcher(FreeRunningSampler):
         return self._episodes[have : have + count]
 
     def film(self) -> None:
-        """Request a video of the next episode, which then does not wait for new weights."""
+        """Film the next episode, which then begins without waiting for new weights."""
         if self._failure is not None:
             return
         self._expect_open()
@@ -249,9 +251,10 @@ class Watcher(FreeRunningSampler):
         """Publish new weights, which the worker loads before the next episode.
 
         Args:
-            weights: A module or another object with ``state_dict()``, or a dict of arrays; by
-                default the current weights of the policy.
-            at: A count of the learner, such as its steps, for the curve.
+            weights: A module or another object with ``state_dict()``, or a dict of arrays. None:
+                the current weights of the policy.
+            at: The progress of the training, such as its steps, for the field ``at`` of ``curve``.
+                None keeps the last value.
 
         Returns:
             The version of the weights.
@@ -273,13 +276,13 @@ class Watcher(FreeRunningSampler):
         return self._version
 
     def follow(self, weights: Any, at: int) -> None:
-        """Publish the actors' weights, unless the last time was very recent; never raise."""
+        """Publish the actors' weights, unless that was done very recently; never raise."""
         began = now()
         if self.closed or began < self._follow_at:
             return
         try:
             self.publish(weights, at)
-        except (BusyError, ClosedError):  # another thread publishes, or has closed it
+        except (BusyError, ClosedError):  # another thread publishes or has closed the watcher
             return
         except Exception as error:
             self._fail(error)
@@ -303,7 +306,7 @@ class Watcher(FreeRunningSampler):
         return over
 
     def _has_nothing_to_show(self) -> bool:
-        """Whether all weights have been evaluated, and the actors that are followed are closed."""
+        """Whether no more episodes come: all weights were evaluated, and the actors are closed."""
         if self._followed is None or self._repeat or self._board is None:
             return False
         actors = self._followed()
@@ -318,7 +321,7 @@ class Watcher(FreeRunningSampler):
         if not (self._has_begun and self._in_own_process):
             return
         if self._collect_lock._is_owned():  # type: ignore[attr-defined]
-            return  # in a signal handler: the interrupted call collects them
+            return  # in a signal handler: the interrupted call does it
         with self._collect_lock, contextlib.suppress(ClosedError, LostError, WaitTimeoutError):
             self._release()
             while True:
@@ -339,7 +342,7 @@ class Watcher(FreeRunningSampler):
         warnings.warn(f"pysampler: the watcher has ended: {error}", stacklevel=4)
 
     def let_go(self) -> None:
-        """Give the vector env back without closing it."""
+        """Close the watcher, but leave the vector env open for other use."""
         if not self._closed:
             self._collect()  # the curve stays readable
         super().let_go()

@@ -1,4 +1,4 @@
-"""The policy of a watcher's worker: it runs episode after episode, and films some of them."""
+"""WatcherPolicy: runs episode after episode in a watcher's worker, and films some of them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class WatcherSetup:
     Attributes:
         ring: The place of the ring that episodes are pushed to.
         state: Offset of ``WatcherState`` in the segment.
-        folder: Where files are written.
-        video_every: One episode in this many is filmed, beginning with the first.
+        folder: The directory to write files to.
+        video_every: Film every n-th episode, beginning with the first.
         fps: Frames per second of videos.
         nice: The nice value of the worker.
         repeat: Whether to run episodes without waiting for newer weights.
@@ -82,7 +82,7 @@ class WatcherState:
 
 
 class WatcherPolicy(FreeRunningPolicy):
-    """Runs episodes in the only env of a worker, each with the newest weights."""
+    """Runs episodes in a worker's only env, each with the newest weights."""
 
     def run(
         self,
@@ -122,7 +122,7 @@ class WatcherPolicy(FreeRunningPolicy):
             state.episodes += 1
             state.videos_made += requested
             try:
-                if setup.folder is not None:  # first: an episode that is reported is in the table
+                if setup.folder is not None:  # first, so that the table has every reported episode
                     _append(setup.folder / "returns.csv", episode[0])
             finally:
                 ring.push_many(episode, timeout=0)
@@ -166,7 +166,7 @@ def _append(path: Path, episode: npt.NDArray[Any]) -> None:
         size = file.tell()
         rest = (("" if size else ",".join(EPISODE.names or ()) + "\n") + row).encode()
         try:
-            while rest:  # a disk that is almost full takes a part of it
+            while rest:  # an almost full disk may take only a part
                 rest = rest[file.write(rest) :]
         except OSError:
             file.truncate(size)

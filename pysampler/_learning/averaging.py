@@ -3,7 +3,7 @@
                  board                              boards, one each
     average ──────────────▶ each trainer: train(steps) ──────────────▶ mean ──▶ the next average
 
-The boards are in a separate segment. A trainer reads the average when it gets a command, and the
+The boards are in a separate segment. A trainer reads the average after it gets a command, and the
 parent reads a trainer's board after its completion: no board is read while it is written.
 """
 
@@ -52,8 +52,8 @@ class AveragingRound:
 
     Attributes:
         number: The number of the round, from 1 on.
-        reports: The result of each trainer's ``train()``; {} for a trainer that was lost.
-        lost: Workers that were lost and replaced. Their weights are not in the average.
+        reports: The result of each trainer's ``train()``; {} for trainers that were lost.
+        lost: The workers that were lost and replaced. Their weights are not in the average.
         seconds: For each worker, the seconds spent "training", and "waiting" for the others and
             the average.
     """
@@ -65,10 +65,10 @@ class AveragingRound:
 
 
 class Averaging(Uncopyable, Closing):
-    """Trainers, one in each worker, whose weights are averaged after every round.
+    """Train in several workers at once, and average their weights after every round.
 
-    All begin with the weights of the first. Floating-point arrays are averaged in float64; of other
-    arrays, the first worker's are used.
+    All trainers begin with the weights of the first. Floating-point arrays are averaged in float64;
+    other arrays are taken from the first worker.
 
     If a trainer raises, you get an ``EnvError``, which is also an instance of the trainer's
     exception, and the other trainers end. A round that Ctrl-C or its timeout interrupts continues
@@ -77,18 +77,19 @@ class Averaging(Uncopyable, Closing):
     remains.
 
     Args:
-        make: ``make(index, seed)`` is called in each worker and returns its trainer: an object with
-            ``train(steps)``, which acts and learns for that many steps and returns a dict of
-            numbers to report, or None; with ``state_dict()`` and ``load_state_dict(weights)``, for
-            NumPy arrays or tensors by name; and with an optional ``close()``. State outside of the
-            weights (a replay buffer, the moments of an optimizer) stays private to the trainer.
-        workers: The number of processes. 0 trains one trainer in this process, for debugging.
-        context: How processes are started, as in :class:`pysampler.VectorEnv`.
-        on_worker_loss: "raise" ``WorkerLostError``, or "restart": a new trainer, made with another
-            seed, replaces a lost one and begins with the last average.
-        max_restarts: Raise anyway if one worker is restarted more often within ``restart_window``.
-        restart_window: In seconds.
-        seed: Seed of the trainers' seeds.
+        make: A function ``make(index, seed)`` that each worker calls to make its trainer. A trainer
+            has the method ``train(steps)``, which acts and learns for that many steps and returns a
+            dict of numbers to report, or None; ``state_dict()`` and ``load_state_dict(weights)``,
+            with NumPy arrays or tensors by name; and optionally ``close()``. State outside of the
+            weights (a replay buffer, the moments of an optimizer) is not averaged.
+        workers: The number of workers. 0 trains one trainer in this process, for debugging.
+        context: How workers start, as in :class:`pysampler.VectorEnv`.
+        on_worker_loss: If a worker dies, "raise" raises ``WorkerLostError``; "restart" replaces its
+            trainer by a new one with another seed, which begins with the last average.
+        max_restarts: With "restart", raise nevertheless if one worker dies more often than this
+            within ``restart_window``.
+        restart_window: Seconds in which restarts are counted; see ``max_restarts``.
+        seed: The trainers' seeds are drawn with this seed; None: with a random one.
 
     Raises:
         ValueError: An argument is out of range, or trainers have different weights.
@@ -177,7 +178,7 @@ class Averaging(Uncopyable, Closing):
 
     @property
     def weights(self) -> Weights:
-        """The last average. Assign other weights to continue from those."""
+        """The last average, by name. Assign weights to continue from those instead."""
         return self._weights
 
     @weights.setter
@@ -191,12 +192,12 @@ class Averaging(Uncopyable, Closing):
         self._weights = arrays
 
     def round(self, steps: int, timeout: float | None = None) -> AveragingRound:
-        """Make every trainer load the average and train; average their weights.
+        """Let every trainer load the last average and train; then average their weights.
 
         Args:
-            steps: Passed on to ``train``.
-            timeout: Seconds that the round may take. Without workers, the trainer is not
-                interrupted.
+            steps: The argument of each trainer's ``train``.
+            timeout: Raise WaitTimeoutError after this many seconds; None waits forever. With
+                ``workers=0``, the trainer is not interrupted.
 
         Returns:
             The trainers' reports, and how long they took.
@@ -204,7 +205,7 @@ class Averaging(Uncopyable, Closing):
         Raises:
             WaitTimeoutError: The round took longer than ``timeout``.
             EnvError: A trainer raised.
-            WorkerLostError: A worker was lost, and is not replaced.
+            WorkerLostError: A worker was lost and not replaced.
             ValueError: The weights have no finite mean.
         """
         steps = whole_number("average", "steps", steps, 1)
@@ -243,12 +244,12 @@ class Averaging(Uncopyable, Closing):
     def rounds(
         self, steps: int, count: int | None = None, timeout: float | None = None
     ) -> Iterator[AveragingRound]:
-        """Iterate over rounds.
+        """Train round after round, and yield the result of each.
 
         Args:
-            steps: Passed on to ``train`` in each round.
-            count: How many rounds; None: endless.
-            timeout: Seconds that each round may take.
+            steps: The argument of each trainer's ``train`` in a round.
+            count: The number of rounds; None: endless.
+            timeout: Raise WaitTimeoutError if a round takes longer than this many seconds.
 
         Yields:
             The result of each ``round``.
@@ -292,7 +293,7 @@ class Averaging(Uncopyable, Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether this averaging was closed, or ended by an error."""
+        """Whether ``close`` was called, or an error ended the workers."""
         pool = getattr(self, "_pool", None)
         return pool is None or pool.closed
 

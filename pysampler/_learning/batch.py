@@ -18,15 +18,17 @@ __all__ = ["Batch"]
 class Batch:
     """Transitions of up to n steps, a row for each, from :meth:`ReplayBuffer.sample`.
 
+    The target of a value is ``rewards + discounts * values``, with the values of
+    ``next_fields["next_observations"]``.
+
     Attributes:
-        fields: The fields of the first step of each transition, by name.
-        next_fields: The fields of its last step whose names begin with ``next_``.
-        rewards: Discounted sums of the rewards of the steps.
-        discounts: Factors for the values of the last observations: gamma to the power of the number
-            of steps, or 0 if the episode terminated. Truncated episodes are bootstrapped from their
-            last observation.
-        weights: Importance weights: 1 if all records are equally likely.
-        indices: Numbers of the records, for :meth:`ReplayBuffer.update`. They are never reused.
+        fields: The fields of each transition's first step, by name.
+        next_fields: The fields ``next_...`` of each transition's last step.
+        rewards: The discounted sums of the steps' rewards.
+        discounts: gamma to the power of the number of steps; 0 if the episode terminated. Truncated
+            episodes are bootstrapped from their last observation.
+        weights: Importance weights for the loss: 1 if all records are equally likely.
+        indices: The numbers of the records, for :meth:`ReplayBuffer.update`. They are never reused.
     """
 
     fields: dict[str, Any]
@@ -44,7 +46,8 @@ class Batch:
         """Return the batch with tensors instead of arrays.
 
         Args:
-            device: Where to copy them. None: tensors on the CPU that share memory with the arrays.
+            device: The torch device to copy to. None: tensors on the CPU that share memory with the
+                arrays.
 
         Returns:
             The batch; its ``indices`` remain an array.

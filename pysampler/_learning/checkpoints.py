@@ -34,14 +34,14 @@ _NAME = re.compile(r"checkpoint-([0-9]{12}|[1-9][0-9]{12,})\.npz")
 
 
 class Checkpoints:
-    """The newest checkpoints of a training, in a separate directory.
+    """Save and restore checkpoints of a training; a directory keeps the newest ones.
 
-    A checkpoint is complete or absent, however the saving process ends. Only one process may save
-    at a time. Nothing is pickled.
+    A checkpoint is complete or absent, even if the process is killed while it saves. Only one
+    process may save to a directory at a time. Nothing is pickled.
 
     Args:
-        directory: The directory; the first ``save`` creates it.
-        keep: How many of the newest checkpoints to keep.
+        directory: A directory for checkpoints only; the first ``save`` creates it.
+        keep: How many of the newest checkpoints to keep; ``save`` deletes older ones.
 
     >>> import tempfile
     >>> directory = tempfile.TemporaryDirectory()
@@ -64,7 +64,7 @@ class Checkpoints:
         self.keep = whole_number("keep checkpoints", "keep", keep, 1)
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that exist, ascending."""
+        """Return the steps of the existing checkpoints, ascending."""
         try:
             names = [path.name for path in self.directory.iterdir()]
         except FileNotFoundError:
@@ -73,21 +73,21 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """The newest step; None if there is no checkpoint."""
+        """The step of the newest checkpoint; None if there are no checkpoints."""
         return max(self.steps(), default=None)
 
     def save(self, step: int, /, **parts: Any) -> Path:
-        """Save a checkpoint, and remove those that are too old.
+        """Save a checkpoint, and delete old ones beyond ``keep``.
 
         Args:
             step: The progress of the training: greater than the step of any existing checkpoint.
-            **parts: The parts to save, by name: objects with ``state_dict`` and
+            **parts: The objects to save, by name. Each is an object with ``state_dict`` and
                 ``load_state_dict`` (a torch module, an optimizer), a ``ReplayBuffer``, a
-                ``numpy.random.Generator``, or a tree: dicts (by str or int), lists and tuples of
-                arrays, tensors, numbers, bools, str and None.
+                ``numpy.random.Generator``, or a tree: dicts (with str or int keys), lists and
+                tuples of arrays, tensors, numbers, bools, str and None.
 
         Returns:
-            The file.
+            The path of the file.
 
         Raises:
             ValueError: The step is not new, or the name of a part is not an identifier.
@@ -131,17 +131,17 @@ class Checkpoints:
         """Restore the newest checkpoint.
 
         Args:
-            step: The step of another checkpoint to restore.
-            **parts: By name, the objects to load saved states into: generators, or objects with
+            step: The step of the checkpoint to restore; None: the newest.
+            **parts: The objects to load saved states into, by name: generators, or objects with
                 ``load_state_dict``.
 
         Returns:
-            All other saved parts by name: replay buffers, trees (tensors on the CPU); and "step".
-            None if there is no checkpoint at all.
+            A dict of all other saved parts by name: replay buffers, and trees (with tensors on the
+            CPU); and "step". None if there are no checkpoints.
 
         Raises:
             LayoutError: The checkpoint is damaged, in any part.
-            ValueError: There is no such step or part, or loading a state failed: all parts are then
+            ValueError: There is no such step or part, or loading a state failed; then all parts are
                 unchanged.
             TypeError: A part cannot load a state.
         """

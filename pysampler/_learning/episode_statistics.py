@@ -24,18 +24,19 @@ _PARTS = "observations", "actions", "rewards", "extras", "infos"
 
 
 class EpisodeStatistics:
-    """Calls a function with each whole episode, and keeps the results for the newest.
+    """Compute statistics of whole episodes with your function, also across rollouts.
 
-    Pass it all rollouts, or all records, in the order in which you got them. Incomplete episodes
-    are left out: those that began before the first batch, in which a worker was lost, or whose
-    records were dropped.
+    Pass all rollouts, or all records, to ``add`` in the order in which you got them. Incomplete
+    episodes are left out: those that began before the first batch, in which a worker was lost, or
+    whose records were dropped.
 
     Args:
         function: A function of an :class:`pysampler.Episode`, whose ``steps`` count from 0. It
             returns a dict of numbers, with the same names for each episode.
-        keep: The parts of an episode that ``function`` reads: of "observations", "actions",
-            "rewards", "extras" and "infos". Others are None, and take no memory.
-        window: ``means`` cover this many of the newest episodes.
+        keep: The parts of episodes that ``function`` reads, out of "observations", "actions",
+            "rewards", "extras" and "infos". Other parts are None in the episode, which saves
+            memory.
+        window: The number of episodes over which ``means`` averages: the newest ones.
 
     >>> import pysampler
     >>> def policy(observations):
@@ -71,12 +72,12 @@ class EpisodeStatistics:
         self._newest: deque[dict[str, float]] = deque(
             maxlen=whole_number("count episodes", "window", window, 1)
         )
-        self._open: dict[int, list[Episode]] = {}  # by env, the parts of the episode under way
+        self._open: dict[int, list[Episode]] = {}  # by env, the parts of its current episode
         self._numbers: dict[int, int] = {}  # by env, the number of its newest record
         self.count = 0
 
     def add(self, batch: Rollout | Records) -> dict[str, npt.NDArray[Any]]:
-        """Add a batch; return the statistics of the whole episodes that ended in it.
+        """Add a batch, and return the statistics of the whole episodes that ended in it.
 
         Args:
             batch: A rollout, or records.
@@ -119,7 +120,7 @@ class EpisodeStatistics:
 
     @property
     def means(self) -> dict[str, float]:
-        """The mean of each statistic over the newest episodes; empty if none has ended."""
+        """The mean of each statistic over the newest ``window`` episodes; {} before the first."""
         names = self._newest[0].keys() if self._newest else ()
         return {name: float(np.mean([one[name] for one in self._newest])) for name in names}
 

@@ -1,4 +1,4 @@
-"""Stacks of frames, with each frame stored once although it is in many stacks."""
+"""FrameStore: stacks of frames, each frame stored once although it is in many stacks."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["FrameStore", "StackAddition"]
 
 @dataclass
 class StackAddition:
-    """Stacks that are being added.
+    """Stacks to add to a ``FrameStore``, and the progress of adding them.
 
     Attributes:
-        stacks: The observations, in the order in which each env made them.
+        stacks: The observations before the steps, in order for each env.
         next_stacks: The observations after the steps.
         envs: The envs.
         numbers: The numbers of their frames, ``[records, 2 * depth]``.
-        oldest: For each record, a lower bound of the numbers of its frames and of later records'.
-        done: How many records have been stored.
+        oldest: For each record, a lower bound of the frame numbers of it and of later records.
+        done: The number of records stored so far.
     """
 
     stacks: Array
@@ -48,15 +48,15 @@ class StackAddition:
 class FrameStore:
     """The newest frames of some envs: frame n is in slot ``n % capacity``.
 
-    A record has two stacks: the observation, and the observation after the step. A frame that the
-    env's last stack also has is reused rather than stored again, but only while it is young, so
+    A record has two stacks: the observations before and after the step. A frame that is also in the
+    env's last stack is reused instead of stored again, but only while it is recent, so
     that each record keeps all of its frames until ``capacity - reach`` newer ones have been stored.
-    If old frames were reused too, as for an env whose picture never changes, new records would soon
+    If old frames were reused too, as in an env with a constant picture, new records would soon
     lose them.
 
     Args:
-        capacity: The number of frames that there is room for.
-        reach: The maximum number of frames stored since a frame that is reused.
+        capacity: The number of frames to keep.
+        reach: A frame is reused if at most this many were stored after it.
         depth: The number of frames in a stack.
         shape: The shape of a frame.
         dtype: Its dtype.
@@ -92,7 +92,7 @@ class FrameStore:
             one.done = row + 1
 
     def _numbers_of(self, stack: Array, guesses: Sequence[int] | Numbers | None) -> list[int]:
-        """Store the frames of a stack; return their numbers. Tries ``guesses`` before storing."""
+        """Return the numbers of a stack's frames. Try ``guesses`` before storing a frame."""
         numbers: list[int] = []
         for place, frame in enumerate(stack):
             tried = [] if guesses is None else [int(guesses[place])]
@@ -100,7 +100,7 @@ class FrameStore:
             found = next((n for n in tried if self._is(n, frame)), None)
             if found is None:
                 found = self.added
-                self.added = found + 1  # first: the frame there before now counts as lost
+                self.added = found + 1  # first: the old frame in this slot is lost from now on
                 self.frames[found % self.capacity] = frame
             numbers.append(found)
         return numbers

@@ -65,7 +65,7 @@ def _mean(name: str, by_trainer: Mapping[int, npt.NDArray[Any]]) -> npt.NDArray[
     wide = np.result_type(first, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         mean = np.asarray(np.mean(arrays, axis=0, dtype=wide), first.dtype)
-    # inf in all of them is allowed: it may be a mask.
+
     if (np.isfinite(mean) | np.all([array == first for array in arrays], axis=0)).all():
         return np.where(np.isfinite(mean), mean, first)
     infinite = [index for index, array in by_trainer.items() if not np.isfinite(array).all()]

@@ -1,4 +1,4 @@
-"""Memory of a buffer: private, so that a fork of the process gets its own copy."""
+"""Memory of a buffer: private to the process, so that a forked child gets a copy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["own_array"]
 
-_MADV_POPULATE_WRITE = 23  # of Linux 5.14
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14
 _PIECE = 1 << 26  # Ctrl-C takes effect between two pieces
 
 
 def own_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return an array of zeros whose pages are allocated now, rather than hours later.
+    """Return an array of zeros with all pages allocated now, rather than hours into a training.
 
     Raises:
         MemoryError: The machine or a limit has too little memory left.

@@ -1,4 +1,4 @@
-"""Trees of arrays, tensors and numbers as JSON, with the arrays kept apart: nothing is pickled.
+"""Converts trees of arrays, tensors and numbers to JSON and separate arrays, without pickling.
 
 Types that JSON lacks become a list that begins with their kind: ``["tuple", 1, ["array", "0"]]``.
 """
@@ -29,7 +29,7 @@ _MAX_DEPTH = 100  # far below the limits of Python and its JSON
 def packed(value: Any, arrays: Arrays, where: tuple[Any, ...]) -> Any:
     """Return a tree as JSON values, and add its arrays to ``arrays`` under numbers.
 
-    ``where`` is the tree's path, for errors: the keys that lead there.
+    ``where`` is the path of the tree, as keys, for errors.
     """
 
     def put(array: npt.NDArray[Any]) -> str:
@@ -78,7 +78,7 @@ def packed(value: Any, arrays: Arrays, where: tuple[Any, ...]) -> Any:
 
 
 def unpacked(tree: Any, arrays: Arrays) -> Any:
-    """Return the tree that was packed; any Exception means damage. Uses up the arrays."""
+    """Return the tree that was packed; any Exception means damage. Removes used arrays."""
     match tree:
         case ["int", digits]:
             return int(digits, 16)

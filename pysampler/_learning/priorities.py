@@ -1,4 +1,4 @@
-"""Priorities of records, to draw records in proportion to them."""
+"""SumTree: draws records with probabilities proportional to their priorities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SumTree:
     def __init__(self, capacity: int) -> None:
         self._first_leaf = 1 << max(0, (capacity - 1).bit_length())
         self._sums = np.zeros(2 * self._first_leaf)
-        self.highest = 1.0  # so far
+        self.highest = 1.0  # the highest priority so far
         # The arguments of an interrupted call of set(), not yet in all sums.
         self._unfinished: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None = None
 
@@ -39,7 +39,7 @@ class SumTree:
         self._finish()
 
     def _finish(self) -> None:
-        """Do the work that ``set`` has noted, from its start; nothing if none is left."""
+        """Do the work that ``set`` has stored, from its start; do nothing if there is none."""
         if self._unfinished is None:
             return
         slots, priorities = self._unfinished
@@ -66,7 +66,7 @@ class SumTree:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Draw a slot from each of ``count`` equal parts of the sum; return their shares too.
 
-        They come in random order, so that parts of a batch are as random as all of it.
+        They are in random order, so that a part of a batch is as random as the whole.
         """
         self._finish()
         total = self._sums[1]

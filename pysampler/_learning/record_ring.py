@@ -1,6 +1,6 @@
 """A ring of the newest records, with links between consecutive ones.
 
-Records of several envs interleave, so the next record of an env is found by a link rather than by
+Records of several envs alternate, so the next record of an env is found by a link instead of by
 its position. Links are stored only for buffers that need them (``n_step``, ``sequences``).
 """
 
@@ -27,20 +27,20 @@ FOLLOWING, PRECEDING = "following", "preceding"
 
 @dataclass(frozen=True)
 class Addition:
-    """Records that are being added, already checked."""
+    """Checked records to add."""
 
     count: int
     arrays: Mapping[str, npt.NDArray[Any]]
-    numbers: npt.NDArray[np.int64]  # in the life of their env
-    begins: npt.NDArray[np.bool_]  # whether an episode begins with them
-    numbers_known: bool  # else ``numbers`` are zeros
+    numbers: npt.NDArray[np.int64]  # count of the env's steps
+    begins: npt.NDArray[np.bool_]  # whether each record begins an episode
+    numbers_known: bool  # otherwise ``numbers`` are zeros
 
 
 class RecordRing:
     """Arrays ``[capacity, ...]``: record n is in slot ``n % capacity``.
 
     Args:
-        capacity: The number of records that there is room for.
+        capacity: The number of records to keep.
         fields: Dtype and shape of each field.
         links: The link fields to store: none, ``FOLLOWING``, or both.
     """
@@ -58,8 +58,8 @@ class RecordRing:
             name: own_array((capacity, *shape), dtype) for name, (dtype, shape) in fields.items()
         }
         self._added = 0
-        # Of the newest record of each env: the env, ascending; its number here; and its number in
-        # the life of the env.
+        # For the newest record of each env: the env, ascending; its number in the ring; the count
+        # of the env's steps.
         self.newest = np.empty((3, 0), np.int64)
         self.adding: Addition | None = None
 
@@ -80,7 +80,7 @@ class RecordRing:
         if (one := self.adding) is None:
             return
         added, newest = self._added + one.count, self.newest
-        count = min(one.count, self.capacity)  # only the newest have room
+        count = min(one.count, self.capacity)  # older ones do not fit
         numbers = np.arange(added - count, added)
         slots = numbers % self.capacity
         if count < one.count:
@@ -104,7 +104,7 @@ class RecordRing:
         arrays: Mapping[str, Any],
         one: Addition,
     ) -> npt.NDArray[np.int64]:
-        """Store the links of new records, also to those of ``newest``; return the new newest."""
+        """Store the links between new records and to ``newest``; return the new ``newest``."""
         for name in (FOLLOWING, PRECEDING):
             if name in self.fields:
                 self.fields[name][numbers % self.capacity] = -1

@@ -2,7 +2,7 @@
 
 A fixed ring of records (record_ring.py), allocated in advance; frames of stacked observations are
 stored once (frame_store.py), priorities are in a tree of sums (priorities.py). An exception of a
-signal handler at any point loses nothing: an addition is noted before it is written, and a call
+signal handler at any point loses nothing: an addition is stored in full before it is written, and a
 that finds one unfinished repeats it.
 """
 
@@ -46,8 +46,8 @@ _OWN = {
 }
 
 _RESERVED = {*_OWN, FOLLOWING, PRECEDING} - {"rewards"}
-# Prefixes of a field's name, for the numbers of its frames and for ``StackAddition.oldest``. The
-# blanks keep them apart from names of the user.
+# Prefixes of field names, for the numbers of frames and for ``StackAddition.oldest``. The
+# blanks distinguish them from names of the user.
 _FRAMES, _OLDEST = "frames of ", "oldest frame of "
 # One spare frame per this many records: enough unless episodes are shorter than this.
 _SPARE = 16
@@ -58,32 +58,33 @@ _REDRAWS = 16
 
 
 class ReplayBuffer(Uncopyable):
-    """The newest ``capacity`` transitions of some envs.
+    """A replay buffer: keeps the newest ``capacity`` transitions and samples batches of them.
 
-    A fork of the process gets a copy, as of any Python object: it may sample or save the records at
-    the time of the fork, while this process continues.
+    Memory for ``capacity`` records is allocated at once. A forked child process gets a copy, as of
+    any Python object: it may sample or save it while this process continues.
 
     Args:
-        capacity: How many records to keep.
-        like: The fields of a record: for each name an example array, of which only dtype and shape
-            matter. Fields whose names begin with ``next_`` are results of the step. ``actors.like``
-            has all fields that actors record. ``rewards`` is among them only if a reward has
-            several numbers.
-        n_step: Rewards are summed over this many steps of the same env, but not beyond the end of
-            an episode or the newest record of the env; in sequences not beyond their last step.
-        gamma: The discount factor.
-        sequences: Whether you will call ``sample_sequences``: each record then stores links to the
+        capacity: How many records to keep: new ones replace the oldest.
+        like: The fields of a record: by name, an example array with the dtype and the shape.
+            Fields whose names begin with ``next_`` are results of the step. For records of actors
+            pass ``actors.like``, or a part of it. Add ``rewards`` only if a reward has several
+            numbers.
+        n_step: Sum rewards over this many steps, for n-step returns. A sum ends earlier at the end
+            of an episode, at the newest record of its env, and at the end of a sequence.
+        gamma: The discount factor of these sums.
+        sequences: Pass True to call ``sample_sequences``: each record then also stores links to the
             ones before and after it.
-        stacks: Fields that are stacks of frames along their first axis, such as ``observations`` of
-            images, each with a matching field ``next_...``: their frames are stored once, although
-            each is in many stacks. The buffer has room for a frame of each of ``capacity`` records
-            and for 1 / 32 more. If the records need more, it holds fewer of them, see ``len()``: an
-            episode takes one or two frames more than it has steps, and a step of an env whose last
-            steps are more than ``capacity / 32`` frames back stores all of its stack again.
-        alpha: 0 draws all records with the same probability. Above 0, a record's probability is
-            proportional to its priority to the power of ``alpha``. ``update`` sets priorities; new
-            records get the highest priority so far.
-        seed: Seed of the draws.
+        stacks: Names of fields that are stacks of frames along their first axis, such as
+            ``observations`` of images. Each frame is then stored once instead of in every stack.
+            Each field needs a matching field ``next_...``. There is room for one frame per record
+            and 1/32 more; if records need more, the buffer holds fewer of them (see ``len()``).
+            That happens because an episode has one or two frames more than steps, and because a
+            stack is stored again if the last step of its env is more than ``capacity / 32`` frames
+            back.
+        alpha: How much priorities matter. With 0, all records are equally likely. Otherwise the
+            probability of a record is proportional to ``priority ** alpha``. ``update`` sets
+            priorities; new records get the highest priority so far.
+        seed: Seed of the draws; None: a random one.
 
     Raises:
         ValueError: An argument is out of range, or a field has no fixed size.
@@ -153,7 +154,7 @@ class ReplayBuffer(Uncopyable):
             | {_OLDEST + name: (np.dtype(np.int64), ()) for name in self._stores},
             links=(FOLLOWING, PRECEDING) if sequences else (FOLLOWING,) if self.n_step > 1 else (),
         )
-        self._storing: list[tuple[FrameStore, StackAddition]] = []  # of the records being added
+        self._storing: list[tuple[FrameStore, StackAddition]] = []  # records being added
         self._tree = SumTree(self.capacity) if self.alpha > 0 else None
         self._random = np.random.default_rng(seed)
 
@@ -172,8 +173,8 @@ class ReplayBuffer(Uncopyable):
                     f"cannot make replay: stacks {name!r}, expected a field of an array of frames, "
                     f"and the same with the name 'next_{name}'"
                 )
-            # Half of the spare frames are for frames that are reused late, half for episodes'
-            # beginnings.
+            # Half of the spare frames are for late reuse, half for the beginnings of
+            # episodes.
             spare = self.capacity // _SPARE + _STACKS * shape[0]
             room = self.capacity + spare
             stores[name] = FrameStore(room, spare // 2, shape[0], shape[1:], dtype)
@@ -199,12 +200,12 @@ class ReplayBuffer(Uncopyable):
 
     @property
     def added(self) -> int:
-        """The total number of records added so far."""
+        """The number of records added so far, including those that were replaced."""
         return self._ring.added
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that the records take up."""
+        """The size of the buffer in bytes."""
         records = sum(array.nbytes for array in self._ring.fields.values())
         return records + sum(store.nbytes for store in self._stores.values())
 
@@ -221,19 +222,22 @@ class ReplayBuffer(Uncopyable):
         numbers: npt.ArrayLike | None = None,
         begins: npt.ArrayLike | None = None,
     ) -> None:
-        """Add records: those of each env in the order that it made them.
+        """Add records. Those of the same env must be in the order of its steps.
 
-        Either all are added or none, even if Ctrl-C interrupts the call.
+        Either all records are added or none, even if Ctrl-C interrupts the call.
 
         Args:
-            fields: An array for each field of ``like`` but ``rewards``, with a row for each record.
+            fields: For each field of ``like`` except ``rewards``, an array with a row for each
+                record.
             rewards: The reward of each step.
-            terminated: Whether the step ended its episode in a terminal state.
-            truncated: Whether the step ended its episode in another way.
-            env: The index of the env.
-            numbers: The number of the step in the life of its env: steps on both sides of a gap are
-                not joined. By default there are no gaps.
-            begins: Whether an episode begins with the record, although the last one did not end.
+            terminated: Whether each step ended its episode in a terminal state.
+            truncated: Whether each step ended its episode in another way.
+            env: The index of each step's env.
+            numbers: The count of each step among all steps of its env. Pass it if records may be
+                missing: n-step returns and sequences do not continue across a gap. None: there are
+                no gaps.
+            begins: Whether each record begins an episode. Pass it if envs may be reset before their
+                episodes end. None: an episode begins only after another has ended.
 
         Raises:
             ValueError: Fields or shapes are wrong, or a value does not fit the dtype of its field.
@@ -275,7 +279,7 @@ class ReplayBuffer(Uncopyable):
         self._storing, self._ring.adding = storing, adding  # together
         try:
             self._finish_adding()
-        except BaseException:  # of a signal handler: the arguments have not changed yet
+        except BaseException:  # a signal handler called it: the arguments have not changed yet
             self._finish_adding()
             raise
 
@@ -290,15 +294,15 @@ class ReplayBuffer(Uncopyable):
             self._tree.set(slots, np.full(len(slots), self._tree.highest))
 
     def extend(self, records: Any) -> None:
-        """Add records that actors made; trajectories are added step by step.
+        """Add records of actors; each step of a trajectory becomes a record.
 
         Args:
-            records: Records from :meth:`pysampler.Actors.take`. Only the fields that the buffer was
-                made for are kept.
+            records: Records from :meth:`pysampler.Actors.take`. Fields that are not in ``like`` are
+                left out.
 
         Raises:
-            TypeError: They are not records of actors.
-            ValueError: They lack a field.
+            TypeError: ``records`` has another type.
+            ValueError: A field of ``like`` is missing.
         """
         if not hasattr(records, "by_step"):
             raise TypeError(
@@ -323,14 +327,15 @@ class ReplayBuffer(Uncopyable):
     # -- out -------------------------------------------------------------------------------------
 
     def sample(self, count: int, *, beta: float = 0.4) -> Batch:
-        """Draw transitions, with repetition.
+        """Draw transitions at random, with replacement.
 
         Args:
-            count: How many.
-            beta: How far importance weights compensate for unequal priorities: 0 to 1.
+            count: The number of transitions.
+            beta: How much ``weights`` compensate for unequal priorities: not at all with 0, fully
+                with 1. It has no effect if ``alpha`` is 0.
 
         Returns:
-            A batch, whose arrays are copies.
+            A batch of copies, which you may change.
 
         Raises:
             ValueError: The buffer is empty, or an argument is out of range.
@@ -347,19 +352,20 @@ class ReplayBuffer(Uncopyable):
         beyond_ends: bool = False,
         beta: float = 0.4,
     ) -> Sequences:
-        """Draw sequences of consecutive steps of an env, with repetition.
+        """Draw sequences of consecutive steps of an env at random, with replacement.
 
-        The first step to learn from is drawn as ``sample`` draws transitions.
+        The first step after the burn-in is drawn as ``sample`` draws transitions.
 
         Args:
-            count: How many sequences.
-            length: How many steps to learn from each has.
-            burn_in: How many further steps before these each has.
-            beyond_ends: Whether sequences continue after the end of an episode.
-            beta: As in ``sample``.
+            count: The number of sequences.
+            length: The number of steps of each sequence to learn from.
+            burn_in: The number of steps before them, to warm up a recurrent state.
+            beyond_ends: Continue sequences with the next episode when one ends. With False, the
+                rest of such a sequence is masked.
+            beta: See ``sample``.
 
         Returns:
-            The sequences, whose arrays are copies.
+            Sequences of copies, which you may change.
 
         Raises:
             ValueError: The buffer is empty or was made without ``sequences``, or an argument is
@@ -437,7 +443,7 @@ class ReplayBuffer(Uncopyable):
         total = rewards[slots]
         discounts = np.full(len(slots), self.gamma)
         at = slots.copy()
-        going = np.arange(len(slots))  # whose episodes continue
+        going = np.arange(len(slots))  # rows whose episodes continue
         for _ in range(self.n_step - 1):
             over = fields["terminated"][at[going]] | fields["truncated"][at[going]]
             following = np.where(over, -1, self._ring.following(at[going]))
@@ -457,9 +463,9 @@ class ReplayBuffer(Uncopyable):
         )
 
     def update(self, indices: npt.ArrayLike, priorities: npt.ArrayLike) -> None:
-        """Set the priorities of sampled records.
+        """Set the priorities of sampled records, such as their errors.
 
-        Records that newer ones have replaced since then are skipped.
+        Records that were replaced since they were sampled are skipped.
 
         Args:
             indices: The ``indices`` of a batch.
@@ -468,7 +474,7 @@ class ReplayBuffer(Uncopyable):
         Raises:
             ValueError: ``alpha`` is 0, or a priority is not a positive number.
             TypeError: Indices are not whole numbers.
-            IndexError: There never was such a record.
+            IndexError: No record ever had such an index.
         """
         doing = "set priorities"
         self._finish_adding()
@@ -501,10 +507,10 @@ class ReplayBuffer(Uncopyable):
     # -- on disk ---------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole buffer to a file, which is replaced as a whole or not at all.
+        """Write the buffer to a file: an existing file is replaced as a whole or not at all.
 
         Args:
-            path: The file; ``numpy.load`` can read it too.
+            path: The file: an uncompressed ``.npz``, which ``numpy.load`` can read too.
 
         Raises:
             ValueError: The path exists and is not a regular file, or a field cannot be saved.
@@ -518,13 +524,13 @@ class ReplayBuffer(Uncopyable):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ReplayBuffer:
-        """Return the buffer that ``save`` wrote.
+        """Load a buffer from a file that ``save`` wrote.
 
         Args:
             path: The file.
 
         Returns:
-            A buffer that draws the same next batches as the saved one.
+            The buffer. It draws the same next batches as the saved one.
 
         Raises:
             LayoutError: The file is damaged, or not a replay buffer file.
@@ -544,7 +550,7 @@ class ReplayBuffer(Uncopyable):
                 ) from error
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the buffer as arrays, for checkpoints: large ones are views."""
+        """Return the buffer as arrays by name, for checkpoints. Large ones are views of it."""
         self._finish_adding()
         for name in self._names:
             dtype, _ = self._like[name]
@@ -581,12 +587,10 @@ class ReplayBuffer(Uncopyable):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ReplayBuffer:
-        """Return the buffer that ``to_arrays`` turned into these arrays.
-
-        Any exception means that they are damaged.
+        """Make a buffer from the arrays of ``to_arrays``.
 
         Args:
-            arrays: The arrays from ``to_arrays``.
+            arrays: The arrays. If they are damaged, any exception may be raised.
         """
         about = json.loads(arrays["about"].tobytes())
         if about["format"] != _FORMAT:

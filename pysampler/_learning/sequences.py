@@ -22,29 +22,30 @@ __all__ = ["Sequences", "n_step_returns", "steps_around"]
 
 @dataclass(frozen=True, repr=False)
 class Sequences:
-    """Consecutive steps, a row for each sequence, from ``ReplayBuffer.sample_sequences``.
+    """Sequences of consecutive steps, a row for each, from :meth:`ReplayBuffer.sample_sequences`.
 
-    The first ``burn_in`` columns are steps to update a recurrent state with; the others are those
-    to learn from. Where the stored steps of an env begin or end, columns are missing: their
-    ``mask`` is False and they hold zeros, on the left of burn-in and the right of the rest.
+    The first ``burn_in`` columns are for warming up a recurrent state; learn from the others. If
+    the buffer has no steps before or after, columns are padded with zeros, and their ``mask`` is
+    False: at the left end of the burn-in and at the right end of the rest.
 
     ``rewards``, ``discounts`` and ``last`` are returns of up to ``n_step`` steps, as in a
-    :class:`Batch`. They do not reach beyond the sequence, so one pass of a recurrent network
-    yields all values that they need: the target of a column is ``rewards + discounts *
-    next_values``, with the value of ``next_observations`` in the column ``last``.
+    :class:`Batch`. They end with the sequence, so one pass of a recurrent network computes all
+    values: the target of a column is ``rewards + discounts * next_values``, with the value of
+    ``next_observations`` in the column ``last``.
 
     Attributes:
-        fields: ``[sequences, burn_in + length, ...]`` of each field, ``rewards``, ``terminated``
-            and ``truncated``.
-        mask: Which steps exist.
+        fields: ``[sequences, burn_in + length, ...]`` of each field, and of ``rewards``,
+            ``terminated`` and ``truncated``.
+        mask: Whether the column holds a step.
         first: The column of each sequence's first step. The stored recurrent state of a sequence is
-            ``fields[name][row, first[row]]``.
+            ``fields[name][row, first[row]]``; see ``state``.
         burn_in: The number of columns of burn-in.
-        rewards: ``[sequences, burn_in + length]``: discounted sums of rewards.
-        discounts: Factors for the values of the last observations; 0 if the episode terminated.
-        last: The column of the last step that each sum includes.
-        weights: Importance weights: 1 if all records are equally likely.
-        indices: Numbers of the records of the first step to learn from, for
+        rewards: ``[sequences, burn_in + length]``: the discounted sums of rewards.
+        discounts: gamma to the power of the number of steps in the sum; 0 if the episode
+            terminated.
+        last: The column of the last step in each sum.
+        weights: Importance weights for the loss: 1 if all records are equally likely.
+        indices: The number of each sequence's first record after the burn-in, for
             :meth:`ReplayBuffer.update`.
     """
 
@@ -74,7 +75,8 @@ class Sequences:
         """Return the sequences with tensors instead of arrays.
 
         Args:
-            device: Where to copy them. None: tensors on the CPU that share memory with the arrays.
+            device: The torch device to copy to. None: tensors on the CPU that share memory with the
+                arrays.
 
         Returns:
             The sequences; ``indices`` remain an array.

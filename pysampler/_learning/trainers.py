@@ -1,4 +1,4 @@
-"""The env server of a worker in averaging, which holds a trainer, and its jobs."""
+"""TrainerServer: the env server of a worker with a trainer, for averaging; and its jobs."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class TrainerDescription:
 
 
 class TrainerServer:
-    """The env server of trainer ``index``, whose one group is never stepped."""
+    """The env server of trainer ``index``. It has one group, which is never stepped."""
 
     here = False
 
     def __init__(self, make: Callable[[int, int], Any], index: int, entropy: Any) -> None:
         self._index = index
         self.blocks: list[Any] = [None]
-        # With the same random numbers, a replacement might be lost at the same point again.
+        # With the same random numbers, a replacement might die at the same point again.
         seeds = np.random.SeedSequence(
             None if worker.is_replacement else entropy, spawn_key=(index,)
         )
@@ -83,7 +83,7 @@ class TrainerServer:
         self._own: Board = own.attach(self._segment)
 
     def train(self, steps: int) -> tuple[dict[str, Any], float]:
-        """Load the average, train and hand in; return the trainer's report, and the seconds."""
+        """Load the average, train and publish the weights; return the report and the seconds."""
         _, weights = self._average.read()
         with self._blaming("load_state_dict()"):
             self.trainer.load_state_dict(
@@ -117,7 +117,7 @@ class TrainerServer:
 
     @contextlib.contextmanager
     def _blaming(self, doing: str) -> Iterator[None]:
-        """Blame an exception in this context on the trainer."""
+        """Report an exception in this context as an error of the trainer."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -129,7 +129,7 @@ class TrainerServer:
 
 @dataclass(frozen=True)
 class AttachBoards:
-    """Gives trainers the segment of the boards."""
+    """Job: give trainers the segment of the boards."""
 
     def attach(self, server: TrainerServer, segment: Segment) -> None:
         """Give the segment to an env server."""
@@ -138,7 +138,7 @@ class AttachBoards:
 
 @dataclass(frozen=True)
 class UseBoards(Note):
-    """The places of the average's board and of the trainer's own, and their ``fields``."""
+    """Job: use the boards of the average and of the trainer, at these places."""
 
     fields: Fields
     average: Any
@@ -168,7 +168,7 @@ class _NoAnswer(Repeated):
 
 @dataclass(frozen=True)
 class Train(_TrainerJob):
-    """Loads the average, trains for some steps, and hands the weights in."""
+    """Job: load the average, train for some steps, and publish the weights."""
 
     steps: int
     doing = "training"
@@ -180,7 +180,7 @@ class Train(_TrainerJob):
 
 @dataclass(frozen=True)
 class HandIn(_TrainerJob):
-    """Hands the weights in."""
+    """Job: publish the weights."""
 
     doing = "handing in weights of"
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Spec
 
     Arrays = Sequence[npt.NDArray[Any]]
-    # Envs, and their frames: one for all, or an array with a frame for each.
+    # Envs, and the frames with their results: one frame for all, or an array with one for each.
     Rows = slice | npt.NDArray[np.int64]
     At = int | npt.NDArray[np.int64]
-    # Actions leaf by leaf, extras by name, and the new state: a tree, or None.
+    # The actions leaf by leaf, the extras by name, and the new state as a tree or None.
     Outputs = tuple[list[npt.NDArray[Any]], dict[str, npt.NDArray[Any]], Any]
 
 __all__ = ["PolicyCaller", "PolicyOutputs", "as_arrays"]
@@ -43,7 +43,7 @@ __all__ = ["PolicyCaller", "PolicyOutputs", "as_arrays"]
 class PolicyOutputs:
     """The fields of a policy's outputs: determined by its first call, then fixed."""
 
-    actions: tuple[np.dtype[Any], ...]  # of the leaves
+    actions: tuple[np.dtype[Any], ...]
     extras: tuple[tuple[str, Field], ...]
     state: tuple[Any, tuple[Field, ...]] | None  # its structure, and leaves
     # Further inputs of the policy: leaves of the previous actions, previous rewards.
@@ -68,14 +68,14 @@ class PolicyCaller:
         spec: The spaces of the envs.
         settings: Keyword arguments of the policy: arrays with a row for each env.
         known: Names of further keyword arguments that a subclass passes.
-        device: The device it acts on; None: that of its parameters, or none if it is not a module.
+        device: The device to act on; None: the device of a module's parameters, if it is one.
 
     Attributes:
         policy: The policy.
         spec: The spaces of the envs.
     """
 
-    _positional: tuple[str, ...] = ("observations",)  # the positional arguments of a policy
+    _positional: tuple[str, ...] = ("observations",)  # the policy's positional arguments
 
     def __init__(
         self,
@@ -120,14 +120,14 @@ class PolicyCaller:
         return self._device is not None and self._device.is_gpu
 
     def follow_weights(self) -> None:
-        """Make further calls wait for this thread's queued work, which updates the weights."""
+        """Make further calls wait for work that this thread has queued, such as weight updates."""
         if self._device is not None:
             self._device.follow()
 
     def on_arrays(self) -> Callable[[Any], Any] | None:
         """Return the policy as a function of arrays of observations.
 
-        None if the policy takes other arguments, too, or acts on a GPU.
+        Return None if the policy takes further arguments or acts on a GPU.
         """
         policy, device, actions = self.policy, self._device, self.spec.actions
         if self._settings or self._signature != PolicySignature(state=None, generators=False):
@@ -147,7 +147,7 @@ class PolicyCaller:
         return self._signature.generators
 
     def seed_generators(self, entropy: Any, envs: int) -> None:
-        """Give each env a generator, seeded by this entropy and the index of the env."""
+        """Give each env a generator, seeded with this entropy and the index of the env."""
         if self.uses_generators:
             seeds = (np.random.SeedSequence(entropy, spawn_key=(env,)) for env in range(envs))
             self._generators = list(map(np.random.default_rng, seeds))
@@ -174,10 +174,10 @@ class PolicyCaller:
         """Return actions, extras and new state for observations of these envs.
 
         Args:
-            observations: Their observations, leaf by leaf.
-            state: Their states.
+            observations: The envs' observations, leaf by leaf.
+            state: The envs' states.
             envs: The envs.
-            previous: The leaves of their previous actions, and their rewards; None for zeros.
+            previous: The leaves of the envs' previous actions, and their rewards; None for zeros.
                 Ignored if the policy takes neither.
         """
         count = len(observations[0])
@@ -208,7 +208,7 @@ class PolicyCaller:
         return [*fields, (PREVIOUS_REWARDS, Field(self.spec.rewards, np.dtype(np.float32)))]
 
     def _previous(self, leaves: Sequence[Any] | None) -> dict[str, Any]:
-        """Return the previous actions and rewards by name, as far as the policy takes them."""
+        """Return those of the previous actions and rewards that the policy takes, by name."""
         if leaves is None:
             return {}
         actions = batch_from(self.spec.action_tree, leaves.__getitem__)
@@ -235,7 +235,7 @@ class PolicyCaller:
         return self.policy(*positional, **named)
 
     def _setting(self, rows: npt.NDArray[Any]) -> Any:
-        rows = rows.copy()  # the policy may change them
+        rows = rows.copy()  # a copy, which the policy may change
         return rows if self._device is None else self._device.tensor(rows)
 
     def checked(self, returned: Any, count: int) -> Outputs:
@@ -278,7 +278,7 @@ class PolicyCaller:
     def describe(
         self, actions: Arrays, extras: Mapping[str, npt.NDArray[Any]], state: Any
     ) -> PolicyOutputs:
-        """Return the fields of the policy's outputs in its first call."""
+        """Return the fields of the policy's outputs, given those of its first call."""
         if state is None and self._signature.requires_state:
             raise TypeError(
                 "cannot act: the policy takes a state but does not return one, expected (actions, "
@@ -305,9 +305,9 @@ class PolicyCaller:
 
 
 def _drawn(returned: Any, fields: Sequence[Field]) -> Any:
-    """Return a policy's outputs, with actions drawn from a distribution if it returned one.
+    """Return a policy's outputs; if actions are a distribution, draw from it.
 
-    A Bernoulli distribution draws floats, which become whole numbers for such ``fields``.
+    A Bernoulli distribution draws floats; they become whole numbers if ``fields`` are.
     """
     extras: Mapping[Any, Any] = {}
     distribution = returned

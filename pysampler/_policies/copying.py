@@ -45,7 +45,7 @@ def pickled(policy: Any) -> bytes:
 
 
 def fingerprint(policy: Any) -> bytes | None:
-    """Return bytes that change when the policy does, or None if it cannot be pickled."""
+    """Return bytes that change with the policy, or None if it cannot be pickled."""
     try:
         return _by_value(policy)
     except Exception:

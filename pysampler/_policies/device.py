@@ -1,4 +1,4 @@
-"""The device that a policy in the main process acts on: copies in both directions, in order."""
+"""The device of a policy in the main process: ordered copies in both directions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PolicyDevice:
     """Copies observations to a device, and the policy's outputs back.
 
     On a GPU, the copies and the policy use a separate stream: they wait for the weights, but not
-    for work that a learner queues after ``follow``. Copies to the GPU overlap with the CPU if the
+    for work that a learner queues after ``follow``. Copies to the GPU overlap with CPU work if the
     memory is page-locked; the CPU waits once per call, for the last copy back.
 
     Args:
@@ -54,7 +54,7 @@ class PolicyDevice:
                 self._stream.wait_event(self._followed)
             try:
                 yield
-            except BaseException:  # copies from the frames may be under way, and frames are reused
+            except BaseException:  # copies from the frames must end before frames are reused
                 self._stream.synchronize()
                 raise
 
@@ -63,7 +63,7 @@ class PolicyDevice:
         return tensor_from(array, self.device, non_blocking=True)
 
     def fetched(self, returned: Any) -> Any:
-        """Return a tree with its tensors on the CPU, once all are there. Call it in ``acting``."""
+        """Copy a tree's tensors to the CPU, wait, and return the tree. Call it in ``acting``."""
         if not self.is_gpu:
             return returned
         fetched = _on_cpu(returned, self.device)
@@ -72,15 +72,15 @@ class PolicyDevice:
 
 
 def _begin_copy(tensor: Any, device: Any) -> Any:
-    """Return a tensor in page-locked memory that a copy queued on this device fills.
+    """Queue a copy from this device to page-locked memory, and return the tensor there.
 
-    A tensor of another device is copied before this returns.
+    A tensor on another device is copied before this returns.
     """
     return tensor.detach().to("cpu", non_blocking=tensor.device == device)
 
 
 def _on_cpu(value: Any, device: Any) -> Any:
-    """Begin to copy all tensors in a policy's outputs."""
+    """Queue copies of all tensors in a policy's outputs."""
     if is_tensor(value):
         return _begin_copy(value, device)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A policy that acts on frames: it reads and writes the memory that the envs use."""
+"""FramePolicy: calls a policy with observations from frames and writes its outputs there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FramePolicy:
 
     For envs at frame f, observations, state, extras and previous actions and rewards are in f;
     actions and the new state are in f + 1, where the step that takes the actions writes its
-    results. Nothing is kept elsewhere.
+    results. There is no other state.
 
     Attributes:
         extras: The policy's extras, by name.
@@ -61,8 +61,8 @@ class FramePolicy:
         self._previous = [self.recorded[name] for name, _ in outputs.previous]
         self._structure = outputs.state and outputs.state[0]
         self._state = frames.extras[count : len(outputs.fields)]
-        self._hidden = frames.extras[len(outputs.fields) :]  # of the normalization
-        # Copied from a rollout's last frame to the first of the next.
+        self._hidden = frames.extras[len(outputs.fields) :]  # hidden fields of the normalization
+        # Fields to copy from a rollout's last frame to the first frame of the next one.
         self.carried = [*frames.observations, *self._state, frames.options_versions]
         self.carried += self._hidden + self._previous
         self.observations = frames.observations
@@ -75,7 +75,7 @@ class FramePolicy:
             self.final_observations = [np.zeros_like(leaf) for leaf in self.observations]
             self.rewards = np.zeros_like(frames.rewards)
             self.carried += self.observations
-        # Most policies need no more than rows of arrays, which are read and written in C++.
+        # Most policies need only rows of arrays, which C++ reads and writes.
         tree = frames.spec.action_tree
         self._simple = tree[0] == "leaf" and not (self._state or self._previous)
         self._rows = _core.PolicyRows(
@@ -96,7 +96,7 @@ class FramePolicy:
         self.write(at, envs, *self.caller.checked(outputs, sum(count for *_, count in spans)))
 
     def _on_arrays(self) -> Callable[[Any], Any] | None:
-        """Return the function to call with what ``_rows`` loads; None if there is more to it."""
+        """Return the function to call with the arrays of ``_rows``; None for other policies."""
         caller = self.caller
         policy, device, found = self._found
         if policy is not caller.policy or device is not caller.device:
@@ -172,7 +172,7 @@ class FramePolicy:
         self.begin_episodes(at, envs)
 
     def _transform(self, transforms: Transforms, at: int) -> None:
-        """Write the results of a step of all envs, as transformed by the vector env's wrappers."""
+        """Transform the results of a step of all envs like the vector env's wrappers."""
         frames = self._frames
         new = transforms.observations([leaf[at].copy() for leaf in frames.observations])
         for to, array in zip(self.observations, new, strict=True):
@@ -201,7 +201,7 @@ class FramePolicy:
             leaf[at, rows] = part
 
     def recorded_state(self, rows: Callable[[npt.NDArray[Any]], Any]) -> Any:
-        """Return ``rows`` of each leaf of the states of all envs; None if the policy has none."""
+        """Apply ``rows`` to each leaf of all envs' states; None if the policy has no state."""
         if not self._state:
             return None
         return tree_from(self._structure, map(rows, self._state))

@@ -200,35 +200,36 @@ class Normalization:
 
 
 class Normalizer:
-    """Normalises observations and rewards by running means and variances.
+    """Normalise observations and rewards by running means and variances.
 
     Pass it to :class:`pysampler.Rollouts` or :class:`pysampler.Actors` as ``normalize``. The policy
     then gets normalised observations, and rollouts and records hold normalised observations and
-    rewards; ``ended.returns`` and ``records.returns`` remain sums of the envs' own rewards.
+    rewards; ``ended.returns`` and ``records.returns`` remain sums of the envs' own rewards. You can
+    use a normalizer for several rollouts one after the other, or for one set of actors. Only one
+    open sampler at a time can update it.
 
     If a policy in the main process acts for all envs together, the numbers are those of
     ``gymnasium.wrappers.vector.NormalizeObservation`` and ``NormalizeReward``: observations are
     counted, then normalised to mean 0 and variance 1; rewards are divided by the standard deviation
     of discounted returns. Statistics are float64 here. Every observation that a policy can act on
     is counted once. The last observation of an episode is normalised but not counted. Resets do not
-    clear the statistics. Only one open sampler at a time can update a normalizer.
+    clear the statistics.
 
     If the policy acts in the workers, each worker normalises with the common statistics plus the
     results of its own envs since the last merge. The statistics are merged, exactly, after each
-    rollout, or whenever you ``publish`` to actors. If a worker is lost, data that it had not handed
-    over is not counted (it hands over at the end of a rollout, actors with each push of records),
-    and its replacement begins with the common statistics. You can use a normalizer for any number
-    of rollouts, or for one set of actors.
+    rollout, or whenever you ``publish`` to actors. If a worker is lost, its data since the end of
+    the last rollout (for actors, since its last push of records) is not counted, and its
+    replacement begins with the common statistics.
 
     Args:
-        observations: Whether to normalise observations: floating-point arrays, element by element,
-            also in dicts and tuples. Integers, such as images, stay unchanged. Arrays keep their
-            dtype.
-        rewards: Whether to normalise rewards.
-        gamma: The discount factor of the returns.
-        epsilon: Added to variances.
-        update: Whether to update the statistics. You can assign it later: it takes effect with the
-            next rollout. Actors use its value at their start.
+        observations: Normalise observations: floating-point arrays, element by element, also in
+            dicts and tuples. Integers, such as images, stay unchanged. Arrays keep their dtype.
+        rewards: Normalise rewards.
+        gamma: The discount factor of the returns whose standard deviation divides the rewards: use
+            that of your algorithm.
+        epsilon: Added to variances, so that constant inputs do not divide by 0.
+        update: Update the statistics. You can assign it later, for example to freeze them: it takes
+            effect with the next rollout. Actors use its value at their start.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -264,7 +265,7 @@ class Normalizer:
 
     @property
     def update(self) -> bool:
-        """Whether the statistics are updated."""
+        """Whether samplers update the statistics. Assign False to freeze them."""
         return self._statistics.update
 
     @update.setter
@@ -279,9 +280,9 @@ class Normalizer:
         return int(moments[name].count) if moments else 0
 
     def normalized(self, observations: Any) -> Any:
-        """Return a batch of observations normalised but not counted, for use without envs.
+        """Return a batch of observations normalised but not counted, for use outside of samplers.
 
-        Observations must be in the policy's format, without parts that are left out.
+        Observations must be in the policy's format, without the parts that ``leave_out`` names.
         """
         used: set[str] = set()
         normalised = self._normalized(observations, _OBSERVATIONS, used)
@@ -324,7 +325,7 @@ class Normalizer:
         return arrays_of_moments(self._statistics.moments)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load statistics that ``state_dict`` returned; ValueError if they are invalid.
+        """Load statistics that ``state_dict`` returned, or raise ValueError if they are invalid.
 
         Do not call this while actors act: their next ``publish`` overwrites the statistics.
         """
@@ -342,7 +343,7 @@ class Normalizer:
         self._statistics.moments = moments
 
     def claim(self, sampler: Any) -> None:
-        """Reserve the statistics for a sampler's updates, until it is closed."""
+        """Let only this sampler update the statistics until it is closed. Samplers call this."""
         self._user = weakref.ref(sampler)
 
     def expect_unused(self, purpose: str) -> None:

@@ -1,4 +1,4 @@
-"""Counters that acting workers update, and the flags that stop or pause them."""
+"""WorkerProgress: counters that acting workers update, and flags that stop or pause them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class WorkerProgress:
 
     def __init__(self, groups: int, segment: Segment, offset: int | None = None) -> None:
         self.offset, self._lines = segment.array((groups + 1, _WORDS), np.dtype(np.int64), offset)
-        self.steps = self._lines[:-1, 0]  # below 0 until the first frame has been carried over
-        self.blocked_ns = self._lines[:-1, 1]  # by a full ring: of each worker's first group
+        self.steps = self._lines[:-1, 0]  # negative until the first frame has been copied
+        self.blocked_ns = self._lines[:-1, 1]  # by a full ring; of each worker's first group
         self.acting_ns = self._lines[:-1, 2]
         self.refreshing_ns = self._lines[:-1, 3]
         self.blocked = self._lines[:-1, 4]  # whether a full ring blocks the worker now
 
     @staticmethod
     def size_of(groups: int) -> int:
-        """Return the number of bytes it needs in a segment, whatever its offset."""
+        """Return the number of bytes to reserve in a segment, for any offset."""
         return (groups + 2) * _WORDS * 8
 
     def cells(self, group: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the steps of a group, and the flag that stops all, as arrays of one number."""
+        """Return a group's count of steps, and the stop flag, as arrays of one number."""
         return self._lines[group, :1], self._lines[-1, :1]
 
     @property
@@ -49,12 +49,12 @@ class WorkerProgress:
 
     @property
     def dropped(self) -> bool:
-        """Whether records that have not been handed over are dropped, too."""
+        """Whether actors must also drop records that they have not pushed yet."""
         return bool(self._lines[-1, 1])
 
     @property
     def paused(self) -> bool:
-        """Whether no record may be begun, because the learner is learning."""
+        """Whether actors may not begin a record, because the learner is learning."""
         return bool(self._lines[-1, 2])
 
     @paused.setter
@@ -62,7 +62,7 @@ class WorkerProgress:
         self._lines[-1, 2] = value
 
     def stop(self, *, drop: bool = False) -> None:
-        """Stop the current work; ``drop`` records that have not been handed over."""
+        """Stop the current work; with ``drop``, also drop records that were not pushed yet."""
         if drop:
             self._lines[-1, 1] = True
         self._lines[-1, 0] = True

@@ -1,6 +1,6 @@
 """The base class of rollouts, actors and watchers, and the vector env that each of them uses.
 
-A sampler leases a vector env and lays out frames that have room for the policy's outputs, too.
+A sampler leases a vector env and lays out frames that also hold the policy's outputs.
 Nothing else can step the envs until the sampler gives the vector env back.
 """
 
@@ -55,14 +55,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PreparedFrames:
-    """Frames laid out for a policy, with the observations of a reset in the first of them.
+    """Frames laid out for a policy, with the observations of a reset in the first frame.
 
     Attributes:
         frames: The frames.
         segment: The memory of the frames and of the further bytes that were requested.
-        policy: The policy on these frames.
+        policy: The policy that acts on these frames.
         outputs: The policy's outputs for the observations of the reset.
-        so_far: Returns and lengths of the episodes after the warm-up.
+        so_far: The episodes' returns and lengths after the warm-up.
     """
 
     frames: Frames
@@ -117,12 +117,12 @@ class Sampler(Uncopyable, Interruptible):
 
     @property
     def has_envs(self) -> bool:
-        """Whether this sampler has the vector env now."""
+        """Whether this sampler uses the vector env at present."""
         return not self._lease.over
 
     @property
     def closed(self) -> bool:
-        """Whether the vector env has been given back."""
+        """Whether the sampler or its vector env was closed."""
         return self._closed or self.envs.closed
 
     @property
@@ -222,7 +222,7 @@ class Sampler(Uncopyable, Interruptible):
         raise NotImplementedError
 
     def _end(self) -> bool:
-        """End the current work; return whether only the pool may still be busy."""
+        """End the current work; return True if nothing but the pool may still be busy."""
         raise NotImplementedError
 
     def _drop(self) -> None:
@@ -230,24 +230,24 @@ class Sampler(Uncopyable, Interruptible):
         self._core.drop_work(self._work_name, stopped=self._end())
 
     def _give_back(self) -> None:
-        """Give the vector env back: usable when this returns, unless another thread uses it."""
+        """Give the vector env back, so that it can be used unless another thread is in a call."""
         self._lease.over = True
-        if self._interrupted:  # do not wait for a long step: the next call of the envs does
+        if self._interrupted:  # do not wait for a long step: the next call of the vector env does
             self._request_stop()
             return
         self._core.take_back(self._lease, stopped=self._end())
 
     def let_go(self) -> None:
-        """Give the vector env back without closing it."""
+        """Close the sampler, but leave the vector env open for other use."""
         if self._closed or not self._in_own_process:
             return
-        self._lease.over = True  # first: if the rest is interrupted, the vector env completes it
+        self._lease.over = True  # first: if an interrupt follows, the vector env does the rest
         self._closed = True
         with contextlib.suppress(LostError, EnvError):
             self._give_back()
 
     def close(self) -> None:
-        """End the current work; close the vector env if the sampler made it, else give it back."""
+        """Close the sampler, and its vector env if the sampler made it."""
         if not hasattr(self, "envs"):
             return
         self.let_go()
@@ -255,7 +255,7 @@ class Sampler(Uncopyable, Interruptible):
             self.envs.close(terminate=self._interrupted)
 
     def __del__(self) -> None:
-        # Finalizers may run anywhere, so nothing is taken back here: the vector env takes itself
+        # Finalizers may run anywhere, so this only marks the lease: the vector env takes its envs
         # back in its next call.
         lease = getattr(self, "_lease", None)
         if lease is None or not self._in_own_process:
@@ -269,12 +269,12 @@ class Sampler(Uncopyable, Interruptible):
 
 @dataclass(frozen=True)
 class Leasable:
-    """A vector env for a sampler.
+    """A vector env to lease, with the transforms of its wrappers.
 
     Attributes:
         envs: The vector env.
         owned: Whether it was made for the sampler, and is closed with it.
-        transforms: The transforms of the wrappers around it, if any.
+        transforms: The transforms of its wrappers, if it has any.
         given: The vector env with its wrappers.
     """
 
@@ -284,7 +284,7 @@ class Leasable:
     given: GymVectorEnv[Any, Any, Any]
 
     def expect_no_wrappers(self, purpose: str, why: str) -> None:
-        """Raise ValueError if the vector env is wrapped; ``why`` is the reason for the error."""
+        """Raise ValueError if the vector env is wrapped, with the reason ``why``."""
         if self.transforms is not None:
             raise ValueError(
                 f"cannot {purpose}: the vector env is wrapped in {self.transforms.names}, and "
@@ -397,11 +397,11 @@ def vector_env_of(
         transforms = Transforms(around, core_of(inner).spec) if around else None
         yield Leasable(inner, owned=False, transforms=transforms, given=envs)
         return
-    # Admits spaces unknown to gymnasium: a sampler leaves them out, or raises itself.
+    # False allows spaces unknown to gymnasium: the sampler leaves them out, or raises itself.
     options = {"shared_memory": False, **vector_options(purpose, vector_kwargs)}
     clean = options.get("context") in (None, "forkserver") and options.get("num_workers") != 0
     if needs_torch(policy_in_workers) and clean and options.get("preload") is None:
-        fork_server.preload(["torch"])  # once, rather than in every worker
+        fork_server.preload(["torch"])  # pickle it once, rather than for every worker
     if makes_envs(envs):
         if num_envs is None:
             raise ValueError(

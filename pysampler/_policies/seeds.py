@@ -42,7 +42,7 @@ def seed_from(entropy: int | list[int]) -> int:
 
 
 def seed_policy(policy: Any, seeds: np.random.SeedSequence, *, own_process: bool) -> None:
-    """Seed the generators of a copy of a policy: by its method ``seed``, or each that is found.
+    """Seed a copy of a policy by its method ``seed``, or else all generators that it refers to.
 
     With ``own_process`` the generators of modules are seeded too; otherwise the user's code shares
     them.
@@ -62,7 +62,7 @@ def seed_policy(policy: Any, seeds: np.random.SeedSequence, *, own_process: bool
             generator.manual_seed(number)
 
 
-# Modules whose classes and functions do not hold a policy's generators.
+# Modules whose classes and functions are not searched for a policy's generators.
 _FOREIGN = sys.stdlib_module_names | {"gymnasium", "numpy", "pysampler", "torch"}
 _CONTAINERS = dict, list, tuple, set, frozenset
 
@@ -88,7 +88,7 @@ def _generators_of(policy: Any, *, own_process: bool) -> list[Any]:
 
 
 def _held_by(one: Any, *, own_process: bool) -> list[Any]:
-    """Return the objects that an object refers to and that may hold generators of a policy."""
+    """Return objects to which an object refers and in which generators of a policy may be."""
     if isinstance(one, Mapping):
         return list(one.values())
     if isinstance(one, _CONTAINERS):
@@ -104,7 +104,7 @@ def _held_by(one: Any, *, own_process: bool) -> list[Any]:
     if isinstance(one, FunctionType):
         held = [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
         for cell in one.__closure__ or ():
-            with contextlib.suppress(ValueError):  # an empty one
+            with contextlib.suppress(ValueError):  # an empty cell
                 held.append(cell.cell_contents)
         if own_process or not _is_home(one):
             held += [one.__globals__.get(name) for name in _names(one.__code__)]

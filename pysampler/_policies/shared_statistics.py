@@ -44,7 +44,7 @@ class SharedStatistics:
         like = arrays_of_moments(normalization.statistics.moments)
         self._normalization = normalization
         self._update = update
-        self._before = dict(normalization.statistics.moments)  # when the workers began
+        self._before = dict(normalization.statistics.moments)  # the moments when the workers began
         self._common = Board(like, segment)
         self._common.publish(like)
         self._of_workers = {env: Board(like, segment) for env in first_envs}
@@ -56,7 +56,7 @@ class SharedStatistics:
         return (sum(array.nbytes + 8 for array in like) * 3 + _BOARD_OVERHEAD) * (workers + 1)
 
     def place(self) -> StatisticsPlace:
-        """Return the description from which a worker attaches to the statistics."""
+        """Return the places of the boards, for workers."""
         own = self._normalization.copy(update=self._update, keep_seen=True)
         places = {env: board.place() for env, board in self._of_workers.items()}
         return StatisticsPlace(own, self._common.place(), places)
@@ -79,7 +79,7 @@ class SharedStatistics:
 
 @dataclass(frozen=True)
 class StatisticsPlace:
-    """Where a worker finds the statistics.
+    """The places of the boards, for a worker.
 
     Attributes:
         normalization: The initial normalization.
@@ -115,10 +115,10 @@ class WorkerStatistics:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over the newest statistics of all workers."""
+        """Load the newest merged statistics."""
         if self._common.version != self._version:
             version, arrays = self._common.read()
-            if version > 0:  # 0: the board was overwritten during each of many tries to read it
+            if version > 0:  # 0: the parent overwrote the board during each of many reads
                 self._version, self.normalization.statistics.moments = (
                     version,
                     moments_of_arrays(arrays),

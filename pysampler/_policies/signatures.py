@@ -40,11 +40,11 @@ class PolicySignature:
     state: Literal["by name", "by position"] | None
     generators: bool
     requires_state: bool = False  # the state has no default
-    previous: frozenset[str] = frozenset()  # which of PREVIOUS_ACTIONS and PREVIOUS_REWARDS
+    previous: frozenset[str] = frozenset()  # a subset of PREVIOUS_ACTIONS and PREVIOUS_REWARDS
 
 
 class PolicyElsewhere:
-    """Stands in for a policy where it does not act: has its parameters, and nothing else of it."""
+    """Replaces a policy in processes that do not call it: has only the policy's parameters."""
 
     def __init__(self, policy: Any) -> None:
         parameters = (_parameters_of(policy) or {}).values()
@@ -90,7 +90,7 @@ def signature_of(
             f"cannot act: the policy is a {type(policy).__name__}, expected a function of "
             "observations, or a torch module"
         )
-    recurrent = getattr(policy, "recurrent", None)  # a module may have a layer named so
+    recurrent = getattr(policy, "recurrent", None)  # a module may have a layer of this name
     recurrent = bool(recurrent) if isinstance(recurrent, (bool, np.bool_)) else None
     by_position: Literal["by position"] | None = "by position" if recurrent else None
     parameters = _parameters_of(policy)

@@ -20,7 +20,7 @@ __all__ = ["batch_from", "leaves_in", "mapped", "structure_of", "tree_from"]
 
 
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Return the tree of a function's results for the leaves at each place of one or more trees.
+    """Apply a function to the leaves at each place of one or more trees, and return the results.
 
     Lists become tuples. The first tree determines the structure and its order.
     """
@@ -50,7 +50,7 @@ def tree_from(structure: Any, leaves: Iterable[Any]) -> Any:
 
 
 def batch_from(tree: Tree, leaf: Callable[[int], Any]) -> Any:
-    """Return a batch of a space whose parts all have a fixed shape: ``leaf(i)`` at leaf i."""
+    """Return a batch of a space without unshaped parts, with ``leaf(i)`` as leaf i."""
     return build(tree, leaf, _unshaped)
 
 

@@ -19,14 +19,14 @@ __all__ = ["EpisodesSoFar", "warm_up"]
 
 
 class EpisodesSoFar(NamedTuple):
-    """The return and length so far of the episode under way in each env."""
+    """The return and length so far of each env's current episode."""
 
     returns: npt.NDArray[np.float64]
     lengths: npt.NDArray[np.int64]
 
 
 def warm_up(envs: VectorEnv, most: int, entropy: Any) -> EpisodesSoFar:
-    """Make up to ``most`` random steps of each env. The envs must have been reset.
+    """Make up to ``most`` random steps in each env. The envs must have been reset.
 
     All envs step together; each is reset again before a step drawn at random.
 

@@ -29,7 +29,7 @@ _METHODS = "state_dict() and load_state_dict()"
 
 
 def has_weights(policy: Any) -> bool:
-    """Return whether a policy has the two methods needed to send its weights alone."""
+    """Return whether a policy has ``state_dict()`` and ``load_state_dict()``."""
     return all(callable(getattr(policy, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -39,7 +39,7 @@ def arrays_of(state: Mapping[str, Any]) -> Weights:
 
 
 def weights_of(policy: Any) -> Weights:
-    """Return the parameters and buffers of a policy; TypeError if NumPy has no such arrays."""
+    """Return the parameters and buffers of a policy; TypeError if NumPy lacks their dtype."""
     state = policy.state_dict()
     if is_module(policy):
         for name, value in state.items():
@@ -66,7 +66,7 @@ def chosen_weights(weights: Any, policy: Any) -> Mapping[str, Any]:
     """Return the weights that a user publishes: a dict of arrays.
 
     Args:
-        weights: A dict of arrays, or an object with ``state_dict()``; None for the policy's own.
+        weights: A dict of arrays, or an object with ``state_dict()``; None: the policy's weights.
         policy: The policy.
     """
     chosen = policy if weights is None else weights
@@ -81,7 +81,7 @@ def chosen_weights(weights: Any, policy: Any) -> Mapping[str, Any]:
 
 
 def without_weights(policy: Any) -> TypeError:
-    """Return the error for publishing weights of a policy that has none."""
+    """Return the TypeError for publishing weights of a policy without weights."""
     lacks = "any in its state_dict()" if has_weights(policy) else _METHODS
     return TypeError(
         f"cannot publish weights: the policy is a {type(policy).__name__} without {lacks}"

@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-# The maximum number of keys and types of infos that are reported as soon as they are seen.
+# The maximum number of keys and types of infos that are reported immediately.
 _MAX_REPORTED = 512
 
 
@@ -56,16 +56,16 @@ class PolicySetup:
 
     policy: bytes  # pickled
     outputs: PolicyOutputs
-    board: Any  # the place of its weights; None if they come with the policy
+    board: Any  # place of the weights' board; None: the pickle has the weights
     progress: int  # offset of WorkerProgress in the segment
     groups: int
     entropy: int | list[int]  # of random numbers
-    policies_before: int  # the number of policies that the worker has been sent
-    own_process: bool  # whether its global generators are not the user's
-    statistics: StatisticsPlace | None = None  # of a normalizer; rollouts send them with each job
+    policies_before: int  # how many policies have been sent before
+    own_process: bool  # whether to seed the process's global generators
+    statistics: StatisticsPlace | None = None  # for actors; rollouts send them with each job
     # By name, the offset in the segment of the values for all envs, and their dtype.
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)
-    first_env: int = 0  # of the worker
+    first_env: int = 0  # index of the worker
 
 
 @dataclass
@@ -74,12 +74,12 @@ class RolloutReport:
 
     # (frame, kind, env, infos or failure): results that do not fit into a frame.
     overflow: list[tuple[int, int, int, Any]] = field(default_factory=list)
-    restored: bool = False  # the envs replaced lost ones in one of the steps
-    # Infos had keys without columns: the rollout continues once the parent has read this and made
-    # the columns. Reporting now saves the infos: frames outlive this worker, its reports do not.
+    restored: bool = False  # whether the envs replaced lost ones during the rollout
+    # Infos had keys without columns. The rollout continues once the parent has read this and made
+    # the columns. Reporting at once saves infos: frames survive this worker, its reports do not.
     unfinished: bool = False
     policy_ns: int = 0
-    seen: dict[str, Moments] | None = None  # of the normalization
+    seen: dict[str, Moments] | None = None  # moments of the normalization
 
     def add_overflow(self, frame: int, overflow: list[tuple[int, int, Any]]) -> bool:
         """Add infos and failures of a step; return whether an env raised."""
@@ -115,7 +115,7 @@ class WorkerPolicy:
         setup: The setup from the parent.
         frames: The frames that the envs work on.
         segment: The memory of the frames and of all offsets in ``setup``.
-        before: The policy so far; None for a worker's first one.
+        before: The worker's previous policy; None for the first one.
         gauges: Where to report the version of the weights.
         replacement_seeds: Seeds of the envs, if they replace lost ones.
         track: The track to trace the policy's calls to; None for no tracing.
@@ -139,7 +139,7 @@ class WorkerPolicy:
         }
         caller = PolicyCaller(policy, frames.spec.shaped, settings)
         entropy = setup.entropy
-        if replacement_seeds:  # with the same numbers it might be lost at the same point again
+        if replacement_seeds:  # the same numbers might kill it at the same point again
             own = entropy if isinstance(entropy, list) else [entropy]
             entropy = [*own, *replacement_seeds]
         seeds = np.random.SeedSequence(entropy, spawn_key=(setup.first_env, setup.policies_before))
@@ -161,7 +161,7 @@ class WorkerPolicy:
             self._policy.normalization = self._statistics.normalization
         self._weights: Any = None
         self._version = 0
-        # Keys and types of the infos without columns reported so far. None: reports cannot be lost.
+        # Keys and types of infos reported so far. None: reports cannot be lost, so they can wait.
         self._reported: set[Any] | None = set() if setup.own_process else None
         if before is not None:
             self._reported = before._reported
@@ -190,7 +190,7 @@ class WorkerPolicy:
             self._statistics.refresh()
 
     def hand_statistics_over(self) -> None:
-        """Publish this worker's statistics of the normalizer."""
+        """Publish this worker's own statistics of the normalizer."""
         if self._statistics is not None:
             self._statistics.hand_over()
 
@@ -219,7 +219,7 @@ class WorkerPolicy:
         if not resumes or policy.normalization is None:
             policy.normalization = normalization
         report = RolloutReport()
-        if progress.steps[group] < 0:  # else this rollout may have written to the last frame
+        if progress.steps[group] < 0:  # otherwise this rollout may have overwritten the last frame
             self.carry(last, frame, envs)
             progress.steps[group] = 0
         at = frame + (int(progress.steps[group]) if replacements or resumes else 0)
@@ -241,7 +241,7 @@ class WorkerPolicy:
             progress.steps[group] = at - frame
 
         def add_overflow(at: int) -> bool:
-            """Return whether to end here: an env raised, or there are infos to report."""
+            """Return whether to stop here, because an env raised or there are infos to report."""
             overflow = take_overflow()
             if report.add_overflow(at, overflow):
                 return True
@@ -304,13 +304,13 @@ class TakePolicy(Note):
 
 @dataclass(frozen=True)
 class RolloutJob(Repeated):
-    """The policy acts for the envs of a group for some steps, from the frame of the command on."""
+    """Job: act for the envs of a group for some steps, from the frame of the command on."""
 
     steps: int
     group: int
     last: int  # the envs' frame before the rollout
     normalization: Normalization | None
-    resumes: bool = False  # the report of this job was unfinished
+    resumes: bool = False  # whether the last report of this job was unfinished
     doing = "acting and stepping"
     culprit = ("the policy", "acting")
     settles = "group"
@@ -332,6 +332,6 @@ class RolloutJob(Repeated):
             replacements=block in server.replaced,
             normalization=self.normalization,
         )
-        if report.restored:  # else this rollout was complete: the next one restores them
+        if report.restored:  # otherwise this rollout was complete, and the next one restores them
             server.replaced.discard(block)
         return report

@@ -44,7 +44,7 @@ class Background:
         while True:
             try:
                 error = self._errors.get(timeout=_SLICE)
-            except queue.Empty:  # a signal that came just before this wait is handled now
+            except queue.Empty:  # handles a signal that came just before the wait
                 continue
             break
         if error is not None:
@@ -53,7 +53,7 @@ class Background:
     def end(self) -> bool:
         """End the thread after its task, which must stop soon; return whether it ended in time."""
         self._tasks.put(None)
-        if threading.current_thread() is self._thread:  # the garbage collector ran here
+        if threading.current_thread() is self._thread:  # by the garbage collector
             return False
         # Not with join(): if a signal handler's exception interrupts it, Python 3.11 assumes that
         # the thread has ended.
@@ -61,7 +61,7 @@ class Background:
 
     def __del__(self) -> None:
         if hasattr(self, "_tasks"):
-            self._tasks.put(None)  # safe wherever a finalizer runs
+            self._tasks.put(None)  # safe in any finalizer
 
 
 def _work(tasks: Any, errors: Any, ended: list[bool]) -> None:

@@ -44,7 +44,7 @@ class RolloutBuilder:
         # By slot, then by the id of the array of all frames. Ids are unique, because that array
         # lives as long as the runner.
         self._lent: defaultdict[int, dict[int | str, _core.Lent]] = defaultdict(dict)
-        self._busy = setup.core.pool.busy_seconds()  # of all envs together, up to the last rollout
+        self._busy = setup.core.pool.busy_seconds()  # steps of all envs until the last rollout
 
     def held(self, slot: int) -> bool:
         """Return whether anything refers to an array of the rollout in a slot."""
@@ -60,7 +60,7 @@ class RolloutBuilder:
         return view
 
     def _marks(self, slot: int, envs: int) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return the arrays that classify the steps of a rollout."""
+        """Return the boolean arrays of a rollout, such as ``valid`` and ``lost``."""
         lent, horizon = self._lent[slot], self._options.horizon
         for name, rows in (("starts", horizon + 1), ("valid", horizon), ("lost", horizon)):
             if name not in lent:
@@ -109,7 +109,7 @@ class RolloutBuilder:
             return batch_from(tree, lambda leaf: rows(arrays[leaf]))
 
         rewards = stepped(policy.rewards)
-        if self._options.allow_partial:  # a step under way may still be writing to its row
+        if self._options.allow_partial:  # a step in progress may still write to its row
             valid = marks["valid"].reshape(rewards.shape[:2] + (1,) * (rewards.ndim - 2))
             rewards = np.where(valid, rewards, 0.0)
         return Rollout(
@@ -121,7 +121,7 @@ class RolloutBuilder:
             final_observations=batch(spec.observation_tree, policy.final_observations, stepped),
             extras={name: acted(array) for name, array in policy.recorded.items()},
             state=policy.recorded_state(acted),
-            infos=mapped(np.array, infos),  # copies, because columns of infos are not lent
+            infos=mapped(np.array, infos),  # copies, because info columns are reused
             info_masks=mapped(np.array, info_masks),
             options=observed(frames.options_versions),
             version=version,

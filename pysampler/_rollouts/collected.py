@@ -27,24 +27,24 @@ RESERVED = {
 
 @dataclass(frozen=True)
 class Collected:
-    """Episodes by task, as views of the rollout's arrays.
+    """The episodes of a sample by task, as views of the rollout's arrays.
 
     Attributes:
         tasks: The tasks.
-        episodes: For each task, its episodes.
+        episodes: For each task, the list of its episodes.
     """
 
     tasks: list[Any]
     episodes: list[list[Episode]]
 
     def ragged(self) -> dict[str, Any]:
-        """Return the steps of all episodes, one episode after the other.
+        """Return the steps of all episodes as flat arrays, one episode after the other.
 
         Returns:
-            ``observations``, ``actions``, ``rewards`` and the policy's extras, with a row for each
-            step: those of episode i are ``[offsets[i] : offsets[i + 1]]``. ``task``, ``env``,
-            ``terminated``, ``truncated`` and ``last_observations`` have a row for each episode;
-            ``last_observations`` is zeros if the episode terminated.
+            A dict of arrays. ``observations``, ``actions``, ``rewards`` and the policy's extras
+            have a row for each step; episode i has the rows ``offsets[i]`` to ``offsets[i + 1]``.
+            ``task``, ``env``, ``terminated``, ``truncated`` and ``last_observations`` have a row
+            for each episode; ``last_observations`` is zeros if the episode terminated.
         """
         episodes = self._flat()
         return {
@@ -54,11 +54,12 @@ class Collected:
         }
 
     def padded(self) -> dict[str, Any]:
-        """Return the steps of all episodes as ``[episodes, longest, ...]`` arrays.
+        """Return the steps of all episodes as arrays ``[episodes, longest episode, ...]``.
 
         Returns:
-            ``observations``, ``actions``, ``rewards`` and the policy's extras, padded with zeros
-            after each episode, a ``mask`` of steps, and the fields that ``ragged`` has by episode.
+            A dict of arrays: ``observations``, ``actions``, ``rewards`` and the policy's extras,
+            padded with zeros after each episode; a ``mask`` that is True for steps; and the
+            per-episode fields of ``ragged``.
         """
         episodes = self._flat()
         lengths = np.array([len(episode) for episode in episodes])

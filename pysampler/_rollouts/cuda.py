@@ -55,7 +55,7 @@ def record_copies(memory: npt.NDArray[np.uint8], device: Any) -> None:
     """Remember the copies started from this memory, for ``wait_for_copies``."""
     import torch  # noqa: PLC0415
 
-    if memory.ctypes.data in _registered:  # CUDA has already copied other memory
+    if memory.ctypes.data in _registered:  # copies from other memory have already ended
         event = torch.cuda.current_stream(device).record_event()
         _copy_events[memory.ctypes.data] = event
 

@@ -32,7 +32,7 @@ _HORIZON = 64
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of episodes, env by env.
+    """The returns and lengths of the episodes of an evaluation, env by env.
 
     Attributes:
         returns: The return of each episode.
@@ -78,30 +78,34 @@ def evaluate(
     seed: int | None = None,
     **options: Unpack[VectorOptions],
 ) -> Evaluation:
-    """Run a policy for exactly ``episodes`` episodes.
+    """Run a policy for exactly ``episodes`` episodes and return their returns and lengths.
 
     Each env gets its share of the episodes in advance, because counting the first ones to end would
     favor short episodes. Episodes beyond an env's share are not counted.
 
     Args:
         envs: The ``envs`` of :class:`pysampler.Rollouts`; or open rollouts, whose vector env is
-            borrowed; their next rollout begins with a reset.
+            then used: their next rollout begins with a reset.
         policy: A policy, as in :class:`pysampler.Rollouts`.
         episodes: How many episodes to count.
         num_envs: How many envs to make; by default one for each episode, up to 8.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
-        policy_in: Where the policy acts, as in :class:`pysampler.Rollouts`.
-        overlap: Whether to sample while counting, as in :class:`pysampler.Rollouts`.
+        policy_in: Where the policy acts, "main" or "workers", as in :class:`pysampler.Rollouts`.
+        overlap: Sample while the episodes so far are counted, as in :class:`pysampler.Rollouts`.
         min_envs: Act as soon as this many envs are ready, instead of all.
-        timeout: Act after this many seconds for the envs that are ready.
-        threads: Threads that torch may use while a policy in "main" acts on the CPU.
+        timeout: Act after this many seconds for the envs that are ready; None waits for
+            ``min_envs``.
+        threads: Threads that torch may use while a policy in "main" acts on the CPU; None leaves
+            torch's setting unchanged.
         device: The torch device of a policy in "main", as in :class:`pysampler.Rollouts`.
-        leave_out: The parts of observations that have no fixed shape, as in
+        leave_out: Names of the parts of observations without a fixed shape, as in
             :class:`pysampler.Rollouts`; by default those of the open rollouts.
-        max_steps: Raise if an episode takes more than this many steps.
-        normalize: Normalise observations with these statistics, without updating them; by default
-            those of the open rollouts, if any. Returns sum the envs' own rewards.
-        seed: Seed of the first reset and of the policy's random numbers.
+        max_steps: Raise ValueError if an episode takes more than this many steps: envs without a
+            time limit may never end one.
+        normalize: Normalise observations with the statistics of this
+            :class:`pysampler.Normalizer`, without updating them; by default that of the open
+            rollouts, if any. Returns sum the envs' own rewards.
+        seed: Seed of the first reset and of the policy's random numbers; None: a random one.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
             envs to make.
 
@@ -109,7 +113,7 @@ def evaluate(
         Returns and lengths of the episodes.
 
     Raises:
-        ValueError: An episode did not end within ``max_steps``: the env may never end one.
+        ValueError: An episode did not end within ``max_steps``.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)

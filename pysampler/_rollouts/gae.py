@@ -30,28 +30,32 @@ def gae(
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return advantages by generalized advantage estimation, and returns, of ``[T, N]`` arrays.
+    """Compute advantages by generalized advantage estimation (GAE), and returns.
 
-    Envs must reset in the step that ends their episode, so that ``values[t + 1]`` is then a value
-    of the next episode. Returns are advantages + values. If a reward has k numbers, rewards and
-    values have a further dimension of k: ``[T, N, k]``.
+    :meth:`pysampler.Rollout.gae` calls this with the arrays of a rollout. Envs must be reset in the
+    step that ends their episode: after such a step, ``values[t + 1]`` belongs to the next episode.
+    If a reward has k numbers, rewards and values have a further dimension: ``[T, N, k]``.
 
     Args:
-        rewards: ``[T, N]``.
-        values: ``[T, N]``, of the observations that were acted on.
-        last_values: ``[N]``, of the observations after each env's last step.
-        terminated: ``[T, N]``: nothing comes after these steps.
-        truncated: ``[T, N]``: the episode was cut off after these steps.
-        cut_values: Of the last observations of truncated episodes, in the order of ``cut``.
-        valid: ``[T, N]``: steps that were made. For others both results are 0, and earlier steps
-            ignore them.
-        cut: Step and env of each truncated episode; by default all that did not also terminate.
+        rewards: ``[T, N]``: the rewards of T steps of N envs.
+        values: ``[T, N]``: the values of the observations that the policy acted on.
+        last_values: ``[N]``: the values of the observations after each env's last step.
+        terminated: ``[T, N]``: whether the step terminated the episode: the value after it is 0.
+        truncated: ``[T, N]``: whether the step truncated the episode: the value after it comes from
+            ``cut_values``.
+        cut_values: The values of the last observations of truncated episodes, in the order of
+            ``cut``.
+        valid: ``[T, N]``: whether the step was made; None: all. Both results are 0 for other steps,
+            and earlier steps ignore them.
+        cut: The steps and the envs of the truncated episodes; by default, of all that did not
+            terminate in the same step.
         lengths: ``[N]``: the number of steps of each env, if some made fewer than T.
         gamma: The discount factor.
-        gae_lambda: The weight of longer estimates: 0 is the one-step error, 1 the whole return.
+        gae_lambda: How much longer estimates count: with 0 the advantage is the one-step error (low
+            variance), with 1 the return minus the value (low bias).
 
     Returns:
-        Advantages and returns, ``[T, N]`` each.
+        Advantages, and returns (advantages + values): ``[T, N]`` each.
 
     Raises:
         ValueError: Shapes do not fit together, or ``gamma`` or ``gae_lambda`` is not in 0 to 1.

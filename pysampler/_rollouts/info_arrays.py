@@ -1,7 +1,7 @@
 """Infos that users request by key, as arrays over a rollout's steps.
 
-The keys and types of infos are unknown until an env gives them. Numbers and arrays then get columns
-in the frames; infos from before, or that no column holds, were mailed and are merged in here.
+The keys and types of infos are unknown until an env returns them. Numbers and arrays then get
+columns in the frames; earlier infos, and infos without a column, come by mail and are merged here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def info_arrays(
     """Return arrays of infos by key, dicts of arrays for dicts, and masks of the same structure.
 
     At the end of an episode, the infos are those of its last step, not of the reset after it. A key
-    that no env has given yet is left out. Where an env gave no info, the value is 0 and the mask
+    that no env has returned yet is left out. Where the info is missing, the value is 0 and the mask
     False.
 
     Args:
@@ -90,10 +90,10 @@ def info_arrays(
                 value = _get(info, path)
                 if value is not None and _fits(value, values):
                     dtype = np.result_type(values, np.asarray(value))
-                    values = values.astype(dtype, copy=False)  # the info's type may have no column
+                    values = values.astype(dtype, copy=False)  # no column can hold this type
                     values[t, env] = value
                     mask[t, env] = True
-            if not valid.all():  # a step under way may still be writing to its row
+            if not valid.all():  # a step in progress may still write to its row
                 mask = mask & valid
                 values = values.copy()
             values[~mask] = 0  # values of an earlier rollout
@@ -116,7 +116,7 @@ def _leaves(tree: Mapping[Any, Any], path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _see(seen: dict[Path, _Kind | type], path: Path, kind: _Kind | type) -> None:
-    """Note the kind of the value at a path; a number or an array takes precedence."""
+    """Record the kind of value at a path; numbers and arrays take precedence over dicts."""
     if not isinstance(seen.get(path), tuple):
         seen[path] = kind
 
@@ -134,10 +134,10 @@ def _is_number(column: Column) -> bool:
 
 
 def _names_without(key: str, seen: Iterable[Path], *, ended: bool) -> str | None:
-    """Return the names of all infos for a warning that none has this key; None for no warning.
+    """Return the names of all infos, for a warning that this key is missing; None: do not warn.
 
-    There is no warning before an episode has ended, because envs may give the info with the last
-    step, unless the key looks like a typo; nor if no env has given any info.
+    Unless the key looks like a typo, do not warn before an episode has ended: envs may return
+    the info with the last step. Do not warn if there are no infos at all.
     """
     names = sorted({str(path[0]) for path in seen})
     if names and (ended or difflib.get_close_matches(str(key), names, 1)):
@@ -169,7 +169,7 @@ def _joined(
     over: npt.NDArray[np.bool_],
     kind: Any,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Join all columns of a path in the memory of the first; return values and a mask.
+    """Merge all columns of a path into the memory of the first; return values and a mask.
 
     Without columns (large arrays have none), both are new arrays.
 
@@ -188,7 +188,7 @@ def _joined(
     values, mask = (array[steps] for array in first.views(frames))
     others = [column for column in others if column.shape == first.shape]
     dtype = np.result_type(*(c.dtype for c in (first, *others) if c.dtype is not None))
-    if dtype != values.dtype:  # columns of several types need an array of their own
+    if dtype != values.dtype:  # columns of several types are merged into a new array
         values = values.astype(dtype)
     if during:
         mask[over] = False

@@ -1,4 +1,4 @@
-"""Runners with the policy in this process: the base class, and one that acts in turns."""
+"""Runners with the policy in this process: MainRunner, the base class, and TurnRunner."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class MainRunner(RolloutRunner):
         overlap = self._options.overlap
         self._base = 0
         self._stopped = False
-        self._copy_fingerprint: bytes | None = None  # of the policy that was copied last
+        self._copy_fingerprint: bytes | None = None  # of the last copied policy
         self._background = Background() if overlap else None
-        # With a background thread, the setting could affect the user's code, too.
+        # With a background thread, the setting could also affect the user's code.
         self._threads = None if overlap else self._options.threads
         self._copy_seeds = np.random.SeedSequence(setup.entropy)
         if overlap and is_module(setup.policy):
@@ -65,7 +65,7 @@ class MainRunner(RolloutRunner):
     def _copy_policy(self) -> None:
         """Update the copy that acts: the weights of a module, or a new copy of any other policy.
 
-        Without a change of the policy the copy stays, and its random numbers continue.
+        If the policy has not changed, the copy stays, and its random numbers continue.
         """
         if is_module(self._given_policy):
             copy_weights(self.policy.caller.policy, self._given_policy)
@@ -89,12 +89,12 @@ class MainRunner(RolloutRunner):
         self._stopped = True
 
     def end(self) -> bool:
-        """Stop; return whether only the pool may still be busy."""
+        """Stop; return True if nothing but the pool may still be busy."""
         self.stop()
         return self._background is None or self._background.end()
 
     def _fill(self) -> None:
-        # The background thread does not take the turn: the lease refuses calls that would harm it,
+        # The background thread does not enter the guard. The lease refuses calls that would harm,
         # and users may set options and read counters meanwhile.
         turn = contextlib.nullcontext() if self._background else self._core.enter("rollouts")
         threads_before = get_torch_threads()
@@ -144,7 +144,7 @@ class _Part(NamedTuple):
 
 
 class TurnRunner(MainRunner):
-    """Acts for all envs together, or for one part of each worker's envs after the other.
+    """Acts for all envs together, or in turn for parts of each worker's envs.
 
     While the policy acts for one part, the others step.
     """
@@ -153,10 +153,10 @@ class TurnRunner(MainRunner):
         super().__init__(setup)
         self._parts = _parts(setup.core)
         # The policy's outputs for the first frame were computed for all envs, with unseeded
-        # generators: they are reused only if this runner would ask for the same.
+        # generators: they are reused only if this runner would make the same call.
         fits = len(self._parts) == 1 and not self.policy.caller.uses_generators
         self._outputs = setup.prepared.outputs if fits else None
-        self._last_frame = 0  # has the newest observations
+        self._last_frame = 0  # the frame with the newest observations
 
     def _fill_frames(self) -> None:
         base, end = self._base, self._base + self._horizon
@@ -207,9 +207,9 @@ class TurnRunner(MainRunner):
 
 
 def _parts(core: VectorCore) -> list[_Part]:
-    """Return the parts that the policy acts for in turn: the n-th groups of all workers."""
+    """Return the parts for which the policy acts in turn: part n has each worker's n-th group."""
     parts: dict[int, list[int]] = {}
-    seen: Counter[int] = Counter()  # groups of each worker
+    seen: Counter[int] = Counter()  # by worker
     for group, worker in enumerate(core.pool.worker_of):
         parts.setdefault(seen[worker], []).append(group)
         seen[worker] += 1

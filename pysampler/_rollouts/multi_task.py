@@ -38,17 +38,18 @@ __all__ = ["MultiTaskSampler", "Ready"]
 
 @dataclass(frozen=True)
 class Ready:
-    """Envs that wait for actions, a row for each.
+    """The envs that wait for actions, a row for each, from ``MultiTaskSampler.step_recv``.
 
     Attributes:
         envs: The indices of the envs.
-        tasks: The index of each env's task among the sampler's tasks.
+        tasks: For each env, the index of its task in the sampler's ``tasks``.
         observations: The observations to act on.
-        rewards: The rewards of the steps that led there; 0 if an env has only been reset.
-        terminated: Whether the step terminated an episode; the observation then begins the next.
-        truncated: Whether the step truncated an episode; the same holds.
-        infos: The steps' infos under the sampler's ``info_keys``, as in a vector env: each key
-            has an array, and the key with a leading ``_`` a mask.
+        rewards: The rewards of the last steps; 0 for envs that were only reset.
+        terminated: Whether the last step terminated an episode; the observation is then the first
+            of the next episode.
+        truncated: Whether the last step truncated an episode; likewise.
+        infos: The infos of the last steps with the sampler's ``info_keys``, as in a vector env: an
+            array under each key, and a mask under the key with a leading ``_``.
     """
 
     envs: npt.NDArray[np.int64]
@@ -61,35 +62,36 @@ class Ready:
 
 
 class MultiTaskSampler(Uncopyable, Closing):
-    """Samples a policy in many envs, each of which has a task.
+    """Sample many tasks at once, for meta-RL: each env has a task, and one policy acts for all.
 
     Args:
-        envs: A :class:`pysampler.VectorEnv`, or anything that :class:`pysampler.Rollouts` makes one
-            from. ``env.unwrapped`` must have the methods ``sample_tasks(n)`` and
-            ``reset_task(task)``. In a vector env of yours, envs must also take tasks as options of
-            ``reset``: the envs of :mod:`pysampler.envs.meta` do; wrap others in
-            ``pysampler.envs.meta.TaskWrapper``.
+        envs: A :class:`pysampler.VectorEnv`, or an argument from which :class:`pysampler.Rollouts`
+            would make one. ``env.unwrapped`` must have the methods ``sample_tasks(n)`` and
+            ``reset_task(task)``. If you pass a vector env, its envs must also take tasks as options
+            of ``reset``: those of :mod:`pysampler.envs.meta` do; wrap others in
+            :class:`pysampler.envs.meta.TaskWrapper`.
         policy: A function ``policy(observations, tasks, params)`` that returns actions, or
             ``(actions, extras)``. Row i belongs to the task with the index ``tasks[i]``; ``params``
-            is the argument of ``sample``, such as parameters adapted to each task. Or, if it has a
-            parameter ``params`` that is not its third, ``policy(observations, params=params)``: if
-            ``params`` is a list, the policy is called once per task, with that task's item.
-            Otherwise as in :class:`pysampler.Rollouts`; recurrent policies have a parameter named
-            ``state``.
-        num_envs: How many envs to make.
+            is the argument of ``sample``, such as parameters adapted to each task. Or a function
+            with a parameter ``params`` that is not its third, called as
+            ``policy(observations, params=params)``: if ``params`` is a list, once per task, with
+            that task's item. For the rest see :class:`pysampler.Rollouts`; recurrent policies have
+            a parameter named ``state``.
+        num_envs: How many envs to make, if ``envs`` is an id, a spec or one function.
         env_kwargs: Keyword arguments of each env to make.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
-        min_envs: Act as soon as this many envs are ready, instead of all. "auto" measures which
-            number gives the fastest samples; ``envs.stats().batches`` tells the choice and the
-            reason.
-        timeout: Act after this many seconds for the envs that are ready. "auto" measures whether a
-            time-out helps, and which.
-        timeout_from: Count ``timeout`` from the "call" of the policy, or from when the "first" env
-            is ready.
-        seed: Seed of the tasks, the first reset and the policy's ``generators``.
+        min_envs: Act as soon as this many envs are ready, instead of all, so that slow envs do not
+            delay the others. "auto" measures which number gives the fastest samples;
+            ``envs.stats().batches`` shows the choice.
+        timeout: Act after this many seconds for the envs that are ready. None waits for
+            ``min_envs``. "auto" measures whether a time-out makes samples faster.
+        timeout_from: Count ``timeout`` from the last "call" of the policy, or from the moment the
+            "first" env is ready.
+        seed: Seed of the tasks, the first reset and the policy's ``generators``; None: a random
+            one.
         info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
-        normalize: A :class:`pysampler.Normalizer`, shared by all tasks.
-        leave_out: The parts of observations that have no fixed shape, as in
+        normalize: A :class:`pysampler.Normalizer`, whose statistics all tasks share.
+        leave_out: Names of the parts of observations without a fixed shape, as in
             :class:`pysampler.Rollouts`.
         device: The torch device of the policy, as in :class:`pysampler.Rollouts`.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
@@ -179,7 +181,7 @@ class MultiTaskSampler(Uncopyable, Closing):
                 pass  # raises on bad options here, instead of in the first sample
 
     def sample_tasks(self, count: int) -> list[Any]:
-        """Return ``count`` tasks, drawn by the first env with the sampler's random generator."""
+        """Return ``count`` tasks drawn by the first env, reproducibly for the sampler's seed."""
         count = whole_number("sample tasks", "count", count, 1)
         if self._rollouts is not None and self._rollouts.opened:
             self._end_rollouts()
@@ -194,11 +196,11 @@ class MultiTaskSampler(Uncopyable, Closing):
         """Reset all envs, make ``max_length`` steps of each, and return them as a rollout.
 
         Args:
-            max_length: The number of steps of each env, in as many episodes as that takes.
-            params: Passed on to the policy, after observations and tasks.
-            tasks: One task for each env, or fewer, which are assigned evenly in order: the first
-                of three goes to the first third of the envs. None repeats the tasks of the last
-                sample; in the first sample it draws one for each env.
+            max_length: The number of steps of each env. When an episode ends, the next begins.
+            params: Passed to the policy as its ``params``.
+            tasks: One task for each env; or fewer, which go to equal shares of the envs, in order:
+                the first of three to the first third. None repeats the tasks of the last sample;
+                in the first sample it draws one for each env.
         """
         self._rollout = next(self._prepared(max_length, params, tasks))
         return self._rollout
@@ -211,22 +213,23 @@ class MultiTaskSampler(Uncopyable, Closing):
         """Begin a sample in which you choose the actions, with ``step_recv`` and ``step_send``.
 
         Args:
-            max_length: The number of steps of each env.
-            params: As in ``sample``.
-            tasks: As in ``sample``.
+            max_length: See ``sample``.
+            params: See ``sample``.
+            tasks: See ``sample``.
         """
         self._prepared(max_length, params, tasks).open()
 
     def step_recv(self, timeout: float | None = None) -> Ready | None:
-        """Wait until ``min_envs`` envs have been reset or made their step.
+        """Wait until ``min_envs`` envs have been reset or made their step, and return them.
 
         Args:
-            timeout: After this many seconds, return the envs that are ready, or wait for the first.
-                None: the sampler's ``timeout``.
+            timeout: Return the ready envs after this many seconds; if there are none, wait for the
+                first. None: the sampler's ``timeout``.
 
         Returns:
-            The envs that wait for actions, including those returned earlier that you have not sent
-            any. None once each env has made all its steps; only ``collect`` returns the last ones.
+            The envs that wait for actions, including those from earlier calls to which you have
+            not sent any. None once each env has made all its steps: ``collect`` returns the data of
+            the last steps.
         """
         if self._rollouts is None:
             return None
@@ -245,11 +248,11 @@ class MultiTaskSampler(Uncopyable, Closing):
         """Step the envs that ``step_recv`` returned last, or some of them.
 
         Args:
-            actions: An action for each of those envs, or a torch distribution to draw them from.
-            extras: The extras that the sampler's policy would return. Floats that you leave out,
-                such as the ``log_probs`` of a policy that returns distributions, are NaN.
-            envs: The indices of some of those envs; None: all. The envs of a group begin their step
-                once all of them have an action.
+            actions: An action for each of the envs, or a torch distribution to draw them from.
+            extras: The extras that the sampler's policy would return. Missing floats, such as the
+                ``log_probs`` of a policy that returns distributions, are NaN.
+            envs: The indices of the envs to step; None: all that ``step_recv`` returned. The envs
+                of a group begin their step once all of them have an action.
         """
         if self._rollouts is None:
             raise ValueError("cannot send actions: no sample is under way; call begin() first")
@@ -285,7 +288,7 @@ class MultiTaskSampler(Uncopyable, Closing):
         return rollouts
 
     def collect(self) -> Collected:
-        """Return the episodes of the last sample by task, as views valid until the next sample."""
+        """Return the episodes of the last sample by task, as views of its rollout."""
         rollout = self._rollout
         if rollout is None:
             raise ValueError("cannot collect: there is no complete sample")
@@ -331,7 +334,7 @@ class MultiTaskSampler(Uncopyable, Closing):
             self._rollouts = None
 
     def close(self) -> None:
-        """End the sample under way; close the envs if the sampler made them."""
+        """Close the sampler, and its vector env if the sampler made it."""
         self._closed = True
         self._end_rollouts()
         if self._owned and not self.envs.closed:

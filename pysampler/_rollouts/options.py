@@ -16,7 +16,7 @@ PolicyIn = Literal["main", "workers"]
 
 @dataclass
 class RolloutOptions:
-    """The options of ``Rollouts``, which documents them; ValueError if they conflict."""
+    """The checked options of ``Rollouts``, which documents them; ValueError for conflicts."""
 
     horizon: int
     policy_in: PolicyIn
@@ -80,13 +80,13 @@ class RolloutOptions:
 
     @property
     def as_ready(self) -> bool:
-        """Whether the policy acts for the envs that are ready, without waiting for all."""
+        """Whether the policy acts for ready envs without waiting for all."""
         waits = self.min_envs is None and self.timeout is None
         return not waits or self.allow_partial or self.reset_each
 
     @property
     def timeout_ns(self) -> int | None:
-        """``timeout`` in ns; None if there is none, or the sampler chooses it."""
+        """``timeout`` in ns; None without one or if it is "auto"."""
         if self.timeout is None or isinstance(self.timeout, str):
             return None
         return arguments.nanoseconds(self.timeout)

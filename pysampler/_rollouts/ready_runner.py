@@ -41,13 +41,13 @@ class ReadyRunner(MainRunner):
         # For each group, the frame with its newest results, and the number of steps it has made.
         self._frame_of = np.zeros(len(self._groups), np.int64)
         self._steps = np.zeros(len(self._groups), np.int64)
-        self._carried: set[int] = set()  # groups whose step under way began in the last rollout
-        self._has_reset = True  # the envs were reset when the frames were laid out
+        self._carried: set[int] = set()  # groups that still make a step of the last rollout
+        self._has_reset = True  # whether the envs were reset when the frames were laid out
         self._tuner = self._make_tuner()
-        self._counted = 0  # the progress that the tuner knows of
+        self._counted = 0  # the progress last reported to the tuner
 
     def _make_tuner(self) -> BatchTuner | None:
-        """Return a tuner of the options that are "auto"."""
+        """Return a tuner for the options that are "auto"."""
         options, envs = self._options, self.frames.envs
         if not (isinstance(options.min_envs, str) or isinstance(options.timeout, str)):
             return None
@@ -91,7 +91,7 @@ class ReadyRunner(MainRunner):
             self._reset_all()
             return []
         self._has_reset = False
-        # Steps still under way at the end of the last rollout are the first of this one.
+        # Steps in progress at the end of the last rollout are the first steps of this one.
         self._carried = {group for group in self._all_groups if self._pool.is_pending(group)}
         for group in self._all_groups:
             self._copy_observations(group)
@@ -110,7 +110,7 @@ class ReadyRunner(MainRunner):
         return [group for group in groups if self._steps[group] < self._horizon]
 
     def step(self, groups: list[int]) -> None:
-        """Step some groups, whose actions have been written."""
+        """Step some groups. Their actions must be in the frames."""
         self._pool.step_some([(group, int(self._frame_of[group]) + 1) for group in groups])
 
     @property
@@ -129,12 +129,12 @@ class ReadyRunner(MainRunner):
         ]
 
     def receive(self, timeout: int | None = None, waiting: int = 0) -> list[int]:
-        """Wait until ``min_envs`` have made a step; return their groups.
+        """Wait until ``min_envs`` envs have made a step; return their groups.
 
-        After the time-out, return the groups that have made one, or wait for the first group.
+        After the time-out, return the groups that are ready, or wait for the first group.
 
         Args:
-            timeout: In ns; None: that of the options.
+            timeout: The time-out in ns; None: the one of the options.
             waiting: How many envs already wait for actions. If any do, the result may be empty
                 after the time-out.
         """
@@ -184,9 +184,9 @@ class ReadyRunner(MainRunner):
 
     @property
     def _progress(self) -> int:
-        """The steps of all envs in this rollout that bring its end nearer.
+        """The number of steps so far that bring the end of this rollout nearer.
 
-        A rollout ends with its slowest env, or with ``allow_partial`` before: then all count.
+        A rollout ends with its slowest env, whose steps count; with ``allow_partial`` all count.
         """
         if self._options.allow_partial:
             return int(self._steps @ self._sizes)

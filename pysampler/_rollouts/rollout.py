@@ -34,10 +34,10 @@ class Ended:
     """The episodes that ended during a rollout: one row each, sorted by env, then by step.
 
     Attributes:
-        env: The index of the env.
-        step: The step of the rollout that ended the episode.
-        returns: The sum of all rewards of the episode, including those in earlier rollouts.
-        lengths: The number of steps of the episode, including those in earlier rollouts.
+        env: The index of each episode's env.
+        step: The step of the rollout in which each episode ended.
+        returns: The sum of all rewards of each episode, including those in earlier rollouts.
+        lengths: The number of steps of each episode, including those in earlier rollouts.
     """
 
     env: npt.NDArray[np.int64]
@@ -55,16 +55,16 @@ class Episode:
 
     Attributes:
         env: The index of the env.
-        steps: The steps of the rollout.
-        observations: The observations that were acted on.
+        steps: Which steps of the rollout these are, as a slice.
+        observations: The observations that the policy acted on, one per step.
         actions: The actions.
         rewards: The rewards.
-        extras: The policy's extras.
-        last_observation: The observation after the last step, None if the episode terminated.
-        begins: Whether the episode begins here rather than in an earlier rollout.
-        terminated: Whether it terminated here.
-        truncated: Whether it was truncated here.
-        infos: The infos under the ``info_keys`` of rollouts.
+        extras: The policy's extras, by name.
+        last_observation: The observation after the last step; None if the episode terminated.
+        begins: Whether the episode begins here; False if it continues from an earlier rollout.
+        terminated: Whether the episode terminated here.
+        truncated: Whether the episode was truncated here.
+        infos: The infos with the ``info_keys`` of the rollouts.
     """
 
     env: int
@@ -97,31 +97,33 @@ class Rollout:
     env's observations or actions are dicts or tuples, you get dicts or tuples of arrays.
 
     Attributes:
-        observations: ``[T + 1, N, ...]``: ``actions[t]`` were chosen for ``observations[t]``, and
-            the last row came after the last step.
+        observations: ``[T + 1, N, ...]``: the policy chose ``actions[t]`` for ``observations[t]``;
+            the last row holds the observations after the last step.
         actions: The actions.
         rewards: The rewards, float64.
         terminated: Whether the step terminated the episode.
         truncated: Whether the step truncated the episode.
-        final_observations: The last observation of an episode, in the step that ended it. Other
-            rows hold no data.
+        final_observations: The last observation of an episode, in the row of the step that ended
+            it. Other rows hold no data.
         starts: ``[T + 1, N]``: whether an episode begins with this observation.
-        valid: ``[T, N]``: whether the step was made. It is False if a worker was lost in the step;
-            with ``allow_partial=True``, if the rollout ended first; and if a vector env with
-            gymnasium's mode ``NEXT_STEP`` only reset the env in it. The other arrays hold no data
-            there.
+        valid: ``[T, N]``: whether the step was made; if not, the other arrays hold no data there.
+            It is False if a worker was lost in the step; with ``allow_partial=True``, if the
+            rollout ended first; and if a vector env with gymnasium's mode ``NEXT_STEP`` only reset
+            the env in it.
         lost: ``[T, N]``: whether a worker was lost in the step.
         lengths: ``[N]``: the number of steps of each env; T unless ``allow_partial=True``.
         extras: The policy's extras, by name.
-        state: The recurrent state that the policy acted with; None if it has none.
-        infos: ``[T, N, ...]`` by key, a dict if the env's info is a dict; 0 if an env did not give
-            the info. A key that no env has given yet is left out.
-        info_masks: ``[T, N]``, with the structure of ``infos``: whether the env gave the info.
+        state: The recurrent state with which the policy chose the actions; None if it has none.
+        infos: ``[T, N, ...]`` by key of ``info_keys``; nested if the env's info is a dict. Rows
+            without this info are 0, see ``info_masks``. Keys that no env has returned yet are
+            missing.
+        info_masks: ``[T, N]``, with the structure of ``infos``: whether the env returned the info.
         options: ``[T + 1, N]``: the version of ``set_options`` that the episode began with, or 0.
-        ended: The episodes that ended.
-        version: The version of the policy: how many rollouts had begun, this one included.
-        lag: How many rollouts were returned between copying the policy and this rollout.
-        seconds: Where the time went: "policy", "envs", "waiting" and "learner".
+        ended: The episodes that ended: returns and lengths.
+        version: The version of the policy: the number of rollouts begun, including this one.
+        lag: The age of the policy: the number of rollouts returned between copying the policy and
+            this rollout. 0 without ``overlap``; 1 with it, except for the first rollout.
+        seconds: Seconds spent in "policy", "envs", "waiting" and "learner".
         memory: The memory that holds all these arrays.
     """
 
@@ -155,14 +157,14 @@ class Rollout:
 
     @property
     def steps(self) -> int:
-        """The number of steps that all envs made together: those that are ``valid``."""
+        """The total number of steps of all envs: the ``valid`` ones."""
         return int(to_array(self.valid).sum())
 
     @property
     def cut_indices(self) -> tuple[Any, Any]:
         """The steps and the envs of truncated episodes, in the order of ``cut_observations``.
 
-        Two arrays of integers, to index arrays ``[T, N]`` with: ``values[rollout.cut_indices]``.
+        They are two arrays, which index arrays ``[T, N]``: ``values[rollout.cut_indices]``.
         """
         cut = to_array(self.truncated) & ~to_array(self.terminated)
         step, env = np.nonzero(cut & (to_array(self.valid) | to_array(self.lost)))
@@ -170,13 +172,13 @@ class Rollout:
 
     @property
     def cut_observations(self) -> Any:
-        """The last observations of truncated episodes, to bootstrap values from: a row each."""
+        """The last observations of truncated episodes, one per row, to bootstrap values from."""
         step, env = self.cut_indices
         return mapped(lambda array: array[step, env], self.final_observations)
 
     @property
     def last_observations(self) -> Any:
-        """The observation of each env after its last step: a row each."""
+        """The observation of each env after its last step, to bootstrap values from."""
         lengths = self.lengths
         if (lengths == len(self.rewards)).all():
             return mapped(lambda array: array[-1], self.observations)
@@ -192,17 +194,18 @@ class Rollout:
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
     ) -> tuple[Any, Any]:
-        """Return advantages by generalized advantage estimation, and returns.
+        """Compute advantages by generalized advantage estimation (GAE), and returns.
 
         Args:
-            values: ``[T, N]``, of the observations that were acted on.
-            last_values: Of ``last_observations``.
-            cut_values: Of ``cut_observations``.
+            values: ``[T, N]``: the values of ``observations[:-1]``.
+            last_values: ``[N]``: the values of ``last_observations``.
+            cut_values: The values of ``cut_observations``; needed if episodes were truncated.
             gamma: The discount factor.
-            gae_lambda: The weight of longer estimates: 0 is the one-step error, 1 the whole return.
+            gae_lambda: How much longer estimates count: with 0 the advantage is the one-step error
+                (low variance), with 1 the return minus the value (low bias).
 
         Returns:
-            Advantages and returns, which are advantages + values: tensors if ``values`` is one.
+            Advantages, and returns (advantages + values). Tensors if ``values`` is one.
         """
         results = gae(
             to_array(self.rewards),
@@ -225,7 +228,7 @@ class Rollout:
     def episodes(self) -> Iterator[Episode]:
         """Yield each episode, or the part of it in this rollout, env by env.
 
-        If a worker was lost, the episode is truncated before the step that was not made.
+        If a worker was lost, the episode is truncated before the lost step.
         """
         over = to_array(self.terminated) | to_array(self.truncated)
         starts, lost, valid = to_array(self.starts), to_array(self.lost), to_array(self.valid)
@@ -258,14 +261,15 @@ class Rollout:
         )
 
     def torch(self, device: Any = None) -> Self:
-        """Return the rollout with tensors instead of arrays, sharing their memory or on a device.
+        """Return the rollout with tensors instead of arrays.
 
         Each array goes to a GPU as one asynchronous copy, which overlaps with CPU work if the
         memory could be registered with CUDA. Work that you queue on the tensors waits for the copy,
         and so does the next rollout in the same memory.
 
         Args:
-            device: A torch device; by default the tensors share the memory of the arrays.
+            device: The torch device to copy to. None: tensors on the CPU that share memory with the
+                arrays.
         """
         to_gpu = cuda.is_cuda(device)
         if to_gpu:
@@ -278,7 +282,7 @@ class Rollout:
         return converted
 
     def copy(self) -> Self:
-        """Return a copy of the rollout, which no later rollout overwrites."""
+        """Return a copy in separate memory, which you can keep for as long as you like."""
         own = self._converted(lambda array: array.copy())
         return dataclasses.replace(own, memory=np.zeros(0, np.uint8))
 

@@ -55,11 +55,11 @@ MOST_HELD = 8
 
 
 class Rollouts(Sampler):
-    """An iterator over rollouts of ``horizon`` steps of all envs.
+    """Sample rollouts: an endless iterator over ``horizon`` steps of all envs at a time.
 
-    The iterator is endless and begins with a reset. While it is open, envs are reset in the step
-    that ends their episode, whatever the vector env's ``autoreset_mode``, and the vector env cannot
-    be stepped directly; ``close()`` gives it back.
+    It begins with a reset. While it is open, envs are reset in the step that ends their episode,
+    whatever the vector env's ``autoreset_mode``, and you cannot step the vector env directly;
+    ``close()`` gives it back.
 
     If an env raises, you get an ``EnvError``: the current rollout is dropped, and the next one
     begins with a reset. With ``on_worker_loss="restart"`` a rollout survives the loss of a worker:
@@ -73,60 +73,64 @@ class Rollouts(Sampler):
             rollouts see the transformed values, and ``ended`` sums the envs' own rewards. Wrappers
             need a policy in "main" that acts for all envs together.
         policy: A callable or a torch module, as described below.
-        horizon: The number of steps in a rollout.
-        num_envs: How many envs to make.
+        horizon: The number of steps of each env in a rollout.
+        num_envs: How many envs to make, if ``envs`` is an id, a spec or one function.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
-        policy_in: Where the policy acts. In "main", this process asks it for all envs together. In
-            "workers", each worker acts for its own envs: one command a rollout instead of one a
-            step. Choose "workers" where inference time grows with the batch (networks on the CPU),
-            "main" for a GPU. Weights of a torch module reach the workers through shared memory;
-            other policies are pickled whenever they change. If the vector env has ``groups=2``, a
-            policy in "main" acts for one half of each worker's envs while the other half steps.
-        overlap: Sample the next rollout while you use the last one, with a copy of the policy taken
-            when you received the last one: ``rollout.lag`` is 1.
+        policy_in: Where the policy acts. In "main", this process calls it for all envs together. In
+            "workers", each worker calls a copy for its own envs, and gets one command per rollout
+            instead of one per step. Choose "workers" if inference time grows with the batch
+            (networks on the CPU), and "main" for a GPU. Weights of a torch module reach the workers
+            through shared memory; other policies are pickled whenever they change. If the vector
+            env has ``groups=2``, a policy in "main" acts for one half of each worker's envs while
+            the other half steps.
+        overlap: Sample the next rollout while you learn from the last one. A copy of the policy
+            acts, taken when you received the last rollout, so its data is one update old
+            (``rollout.lag`` is 1).
         keep_last: How many rollouts you keep at a time. A rollout is never overwritten while you
-            hold it, or an array or a tensor of it; the next one is then written to other memory.
-            There is room for 8 rollouts, or for ``keep_last`` and one more; to keep others, use
-            ``rollout.copy()``.
-        min_envs: Act as soon as this many envs are ready, instead of all. "auto" measures which
-            number gives the fastest rollouts; ``envs.stats().batches`` tells the choice and the
-            reason. For a policy in "main".
-        timeout: Act after this many seconds for the envs that are ready. "auto" measures whether a
-            time-out helps, and which. For a policy in "main".
-        timeout_from: Count ``timeout`` from the "call" of the policy, or from when the "first" env
-            is ready.
-        allow_partial: End a rollout as soon as the first envs have made all their steps; ``valid``
-            and ``lengths`` say which steps the others made. A step under way then becomes the first
-            of the next rollout, although this rollout's policy chose its action.
-        reset_each: Reset all envs at the beginning of each rollout; envs do not wait for one
-            another.
+            hold it, or an array or a tensor of it: the next one goes to other memory. By default
+            there is room for 8. Raise this to keep more (there is room for ``keep_last + 1``), or
+            keep ``rollout.copy()``.
+        min_envs: Act as soon as this many envs are ready, instead of all, so that slow envs do not
+            delay the others. "auto" measures which number gives the fastest rollouts;
+            ``envs.stats().batches`` shows the choice. For a policy in "main".
+        timeout: Act after this many seconds for the envs that are ready. None waits for
+            ``min_envs``. "auto" measures whether a time-out makes rollouts faster. For a policy in
+            "main".
+        timeout_from: Count ``timeout`` from the last "call" of the policy, or from the moment the
+            "first" env is ready.
+        allow_partial: End a rollout as soon as the first envs have made all their steps, so that
+            slow envs do not delay it. ``valid`` and ``lengths`` mark the steps that the others
+            made. Their step in progress becomes the first of the next rollout, although this
+            rollout's policy chose its action.
+        reset_each: Reset all envs at the beginning of each rollout. Each env then steps without
+            waiting for the others.
         info_keys: Keys of infos to put into ``rollout.infos``: numbers, arrays, dicts of these.
         normalize: A :class:`pysampler.Normalizer` of observations and rewards: the policy and the
-            rollouts see normalised values, and ``ended`` sums the envs' own rewards.
-        leave_out: The parts of observations that have no fixed shape (``Text``, ``Sequence``,
-            ``Graph``), by name: "mission", or "inner.mission" in a dict in a dict. Neither the
-            policy nor the rollouts get them. Spaces with such parts raise an error unless you name
-            all of them here. With a policy in "main" they are still sent to this process; wrapping
-            each env in ``gymnasium.wrappers.FilterObservation`` avoids that.
-        threads: Threads that torch may use while a policy in "main" acts on the CPU. Idle threads
-            busy-wait and slow the workers down, so that more than one pays off for wide networks
-            only. None and ``overlap`` leave torch's setting unchanged.
+            rollouts get normalised values, and ``ended`` sums the envs' own rewards.
+        leave_out: Names of the parts of observations without a fixed shape (``Text``, ``Sequence``,
+            ``Graph``): "mission", or "inner.mission" in a nested dict. Neither the policy nor the
+            rollouts get them. You must name all such parts, otherwise you get an error. With a
+            policy in "main" they are still sent to this process; to avoid that, wrap each env in
+            ``gymnasium.wrappers.FilterObservation``.
+        threads: Threads that torch may use while a policy in "main" acts on the CPU. With several
+            threads, idle ones busy-wait and slow the workers down, so more than one is only faster
+            for wide networks. None leaves torch's setting unchanged, and so does ``overlap``.
         device: The torch device of a policy in "main", which then gets tensors on this device even
             if it is not a module. By default a module acts where its parameters are, and other
             policies get arrays. A GPU reads the observations from page-locked memory, on a separate
             stream.
-        warm_up: Each env makes a random number of random steps, up to this many, before the first
-            rollout. Without it, envs with the same time limit end their episodes together, again
-            and again. Returns and lengths of the episodes include these steps; the policy's state
+        warm_up: Before the first rollout, each env makes a random number of random steps, up to
+            this many. Use it if envs share a time limit: otherwise all their episodes end in the
+            same steps. Returns and lengths of episodes include these steps; the policy's state
             begins after them.
         seed: Seed of the first reset, and of the policy's random numbers in workers and in
-            ``generators``.
+            ``generators``. None: a random one.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
             envs to make.
 
     Attributes:
         envs: The vector env.
-        horizon: The number of steps in a rollout.
+        horizon: The number of steps of each env in a rollout.
         normalizer: The ``normalize`` argument.
 
     **Arguments of a policy.** A policy is called as ``policy(observations)``, with a row for each
@@ -134,7 +138,7 @@ class Rollouts(Sampler):
     device and runs without gradients; any other policy gets NumPy arrays, in dicts and tuples if
     the space is one. The arrays are copies, which the policy may write to. Parameters named
     ``state``, ``generators``, ``previous_actions`` and ``previous_rewards`` are described below;
-    any others must have a default, which is used.
+    all others need a default value.
 
     **Return value of a policy.** Actions, or ``(actions, extras)``, where ``extras`` is a dict of
     arrays with a row for each env: ``{"values": values}`` becomes ``rollout.extras["values"]``.
@@ -162,12 +166,10 @@ class Rollouts(Sampler):
     ``seed(number)``, if there is one, or else seeds all generators that the policy refers to.
 
     **Copies.** With ``policy_in="workers"`` or ``overlap``, a copy of the policy acts. Before each
-    rollout the ``state_dict()`` of a torch module is copied; any other policy is copied as a whole
-    if it has changed, a function together with the globals of its module that it uses. State in
-    other modules is not copied: a worker keeps the values from when it started.
-
-    **Where a policy acts.** In "main", in this process, and with ``overlap`` in another thread. In
-    "workers", in each worker for that worker's envs; a torch module is moved to the CPU there.
+    rollout the ``state_dict()`` of a torch module is copied. Any other policy is copied as a whole
+    if it has changed; a function is copied with the globals of its module that it uses. State in
+    other modules is not copied: a worker keeps the values from when it started. In workers, a torch
+    module is moved to the CPU. With ``overlap`` in "main", the copy acts in another thread.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -177,7 +179,7 @@ class Rollouts(Sampler):
     ((33, 4, 4), (32, 4))
     """
 
-    _resets_late = True  # the steps are not ``valid``
+    _resets_late = True  # late resets are steps that are not ``valid``
     _vector_rewards = True  # whether a reward may have several numbers
 
     def __init__(
@@ -213,10 +215,10 @@ class Rollouts(Sampler):
         self.horizon = chosen.horizon
         self._policy = policy
         self._seed = seed
-        self._entropy: int | list[int] | None = None  # of the policy's random numbers
+        self._entropy: int | list[int] | None = None  # for the policy's random numbers
         self._restarts = 0  # how often frames have been prepared
-        self._slots = 0  # rollouts that the frames have memory for
-        self._most_slots = 0  # rollouts that they may have memory for
+        self._slots = 0  # slots with memory
+        self._most_slots = 0  # slots that may get memory
         self._slot = 0  # the slot of the newest rollout
         self._runner: RolloutRunner | None = None
         self._ending_runner: RolloutRunner | None = None
@@ -258,7 +260,7 @@ class Rollouts(Sampler):
 
     @property
     def normalization(self) -> Normalization | None:
-        """The normalization of observations and rewards, if there is one."""
+        """The normalization of observations and rewards; None without ``normalize``."""
         return self._normalization
 
     def _make_caller(self, policy: Any) -> PolicyCaller:
@@ -268,7 +270,7 @@ class Rollouts(Sampler):
         return self
 
     def __next__(self) -> Rollout:
-        """Return the next rollout."""
+        """Sample the next rollout and return it."""
         with self._enter("sample rollouts"):
             self.resume()
             return self._next()
@@ -293,9 +295,9 @@ class Rollouts(Sampler):
             if self._options.overlap:
                 try:
                     self._start(runner, 1)
-                except BusyError:  # no slot is free yet: one may be by the next call
+                except BusyError:  # the next call tries again
                     pass
-                except Exception as error:  # the next call raises it: this rollout is complete
+                except Exception as error:  # for the next call: this rollout is complete
                     self._start_error = error
         except Exception:
             self._drop()
@@ -340,7 +342,7 @@ class Rollouts(Sampler):
             why = f"there is room for {self._most_slots}"
         except MemoryError as error:
             why = f"there is no memory for another ({error})"
-        gc.collect()  # reference cycles may hold some: a kept exception creates one
+        gc.collect()  # reference cycles may hold some, such as that of a kept exception
         if (slot := self._unheld_slot()) is not None:
             return slot
         raise BusyError(
@@ -379,7 +381,7 @@ class Rollouts(Sampler):
         caller.follow_weights()
         weights = weights_of(policy) if is_module(policy) else None
         seed = self._seed
-        if self._restarts > 0:  # the envs have drawn random numbers for other callers since
+        if self._restarts > 0:  # other callers have used the envs' random numbers since
             assert self._entropy is not None
             seed = seed_from(restart_entropy(self._entropy, self._restarts))
         slots = self._options.keep_last + self._options.overlap
@@ -436,7 +438,7 @@ class Rollouts(Sampler):
         return ended
 
     def let_go(self) -> None:
-        """Give the vector env back without closing it."""
+        """Close the rollouts, but leave the vector env open for other use."""
         if self._closed or not self._in_own_process:
             return
         entry = self._guard.closing("close rollouts")
@@ -455,7 +457,7 @@ class Rollouts(Sampler):
             self._give_back()
 
     def resume(self) -> None:
-        """Lease the vector env again after ``pause``. No step may be pending on it."""
+        """Take the vector env again after ``pause``. No step may be pending on it."""
         if self._closed or self.envs.closed or not self._lease.over:
             return
         try:

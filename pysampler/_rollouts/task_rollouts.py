@@ -49,7 +49,7 @@ class TaskRollouts(Rollouts):
 
     Attributes:
         task_of: The index of each env's task.
-        params: Passed on to the policy, after observations and tasks.
+        params: The policy's ``params``.
         opened: Whether a caller is stepping a rollout.
     """
 
@@ -59,11 +59,11 @@ class TaskRollouts(Rollouts):
     params: Any = None
     opened = False
     _runner: ReadyRunner | None  # with reset_each the policy acts for each env once it is ready
-    _waiting: npt.NDArray[np.bool_]  # which envs wait for actions
+    _waiting: npt.NDArray[np.bool_]  # whether each env waits for actions
 
     @property
     def device(self) -> Any:
-        """Where the policy acts."""
+        """The torch device of the policy; None for a policy of arrays."""
         return self._options.device
 
     def _make_caller(self, policy: Any) -> PolicyCaller:
@@ -85,9 +85,9 @@ class TaskRollouts(Rollouts):
         """Write actions and extras for envs that wait for actions, and step those envs.
 
         Args:
-            actions: An action for each.
+            actions: An action for each env.
             extras: The extras that the policy would return; NaN for floats that are left out.
-            envs: Some of the envs that wait; None: all.
+            envs: The indices of waiting envs; None: all that wait.
         """
         runner = self._runner
         if runner is None or not self.opened or not self._waiting.any():
@@ -158,7 +158,7 @@ class TaskRollouts(Rollouts):
             self._spec.observation_tree,
             lambda leaf: frames.observations[leaf][at, envs],
         )
-        stepped = runner.lengths[envs] > 0  # the others have only been reset
+        stepped = runner.lengths[envs] > 0  # others have only been reset
         return Received(
             envs,
             observations,
@@ -194,8 +194,8 @@ class TaskRollouts(Rollouts):
 class _TaskCaller(PolicyCaller):
     """Calls a policy with observations, the index of each row's task, and parameters.
 
-    Or, if it takes ``params`` and no tasks, with observations and ``params=...``; if ``params`` is
-    a list with an item for each task, one task at a time.
+    A policy that takes ``params`` but no tasks is called with observations and ``params=...``. If
+    ``params`` is a list with an item for each task, it is called once per task.
     """
 
     _positional: tuple[str, ...] = ("observations", "tasks", "params")
@@ -207,7 +207,7 @@ class _TaskCaller(PolicyCaller):
         known = ("params",) if self._by_name else ()
         super().__init__(policy, spec, known=known, device=rollouts.device)
         self._rollouts = weakref.proxy(rollouts)
-        self._params: Any = None  # of the call under way
+        self._params: Any = None  # of the current call
 
     def __call__(
         self, observations: Arrays, state: Any, envs: Rows, previous: Arrays | None = None
@@ -233,7 +233,7 @@ class _TaskCaller(PolicyCaller):
         return _joined(parts)
 
     def on_arrays(self) -> None:
-        """Return None: the policy takes more than observations."""
+        """Return None: the policy has further arguments."""
 
     def describe(self, actions: Arrays, extras: Mapping[str, Any], state: Any) -> PolicyOutputs:
         """Return the fields of the policy's outputs; ValueError if an extra has a reserved name."""

@@ -42,7 +42,7 @@ _POLICIES: dict[Wait, tuple[int, int] | None] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Checked options of the layout and the waits of a vector env."""
+    """Checked options for the layout and the waits of a vector env."""
 
     groups: int
     frames: int
@@ -57,7 +57,7 @@ class Options:
 
     @property
     def policy(self) -> tuple[int, int] | None:
-        """How long waits spin and yield before they park, in ns; None: learned."""
+        """Nanoseconds that waits spin and yield before they park; None: learned."""
         return _POLICIES[self.wait]
 
 
@@ -201,7 +201,7 @@ def seeds(given: Any, envs: int) -> list[int | None]:
 
 
 def indices(given: Iterable[int], envs: int) -> list[int]:
-    """Return ``given`` as a list of indices of envs, or raise IndexError."""
+    """Return ``given`` as a list of env indices, or raise IndexError."""
     chosen = [int(i) for i in given]
     if bad := [i for i in chosen if not 0 <= i < envs]:
         raise IndexError(f"cannot choose env {bad[0]}: expected indices below {envs}")
@@ -209,7 +209,7 @@ def indices(given: Iterable[int], envs: int) -> list[int]:
 
 
 def rows(given: Any) -> npt.NDArray[Any]:
-    """Return the states of envs, given as an array or a list of rows, as an array, or raise."""
+    """Return states, given as an array or a list of rows, as one array, or raise ValueError."""
     array: npt.NDArray[Any]
     if isinstance(given, np.ndarray):
         array = given
@@ -276,7 +276,7 @@ def batch(min_envs: Any, max_envs: int | None, groups: Sequence[range]) -> tuple
 
 
 def seconds(timeout: float | None, what: str) -> float | None:
-    """Return how long a call may wait; below 0 it does not wait, as in gymnasium."""
+    """Return the seconds that a call may wait, or None; it does not wait if they are negative."""
     if timeout is None:
         return None
     if not is_real(timeout):
@@ -285,7 +285,7 @@ def seconds(timeout: float | None, what: str) -> float | None:
 
 
 def native(given: Any) -> Literal["auto"] | bool:
-    """Return the option ``native``, or raise ValueError."""
+    """Return the option ``native`` as "auto" or a bool, or raise ValueError."""
     if isinstance(given, str) and given == "auto":
         return "auto"
     if not isinstance(given, (bool, np.bool_)):
@@ -296,10 +296,10 @@ def native(given: Any) -> Literal["auto"] | bool:
 
 
 def why_python(native: Any, worker: Any, mode: Any) -> str | None:
-    """Return which option requires that envs are stepped in Python; None if none does.
+    """Return why the options require stepping in Python; None if they do not.
 
     Raises:
-        ValueError: One does, but ``native`` is True.
+        ValueError: They do, but ``native`` is True.
     """
     why = None
     if native is False:
@@ -314,7 +314,7 @@ def why_python(native: Any, worker: Any, mode: Any) -> str | None:
 
 
 def joined(states: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the states of all groups in one array: of objects if their types differ."""
+    """Return the states of all groups in one array; an array of objects if their types differ."""
     if len({some.dtype for some in states}) > 1:
         objects = np.empty(sum(map(len, states)), object)
         objects[:] = [state for some in states for state in some]
@@ -380,7 +380,7 @@ def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:
 
 
 def refuse_custom(space: gym.Space[Any]) -> None:
-    """Raise ValueError if a space is of a type that gymnasium does not put in shared memory."""
+    """Raise ValueError if gymnasium cannot put spaces of this type into shared memory."""
     unknown = create_shared_memory.dispatch(object)
     if isinstance(space, gym.spaces.Dict):
         for child in space.spaces.values():
@@ -396,7 +396,7 @@ def refuse_custom(space: gym.Space[Any]) -> None:
 
 
 def refuse_nan(spec: Spec, envs: int, actions: Any) -> None:
-    """Raise ValueError if an action is nan, which no space contains."""
+    """Raise ValueError if an action contains NaN, which no space contains."""
     if spec.unshaped_actions:
         return
     for place, value in leaves(spec.action_tree, actions):

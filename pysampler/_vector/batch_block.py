@@ -2,7 +2,7 @@
 
 It is the counterpart of csrc/bindings/env_block.cpp, and has the same features: three autoreset
 modes, time limits, seeds, options, infos with masks, states, and the results of envs that replace
-lost ones. A subclass says how envs step and begin: MuJoCo tasks, or a ``BatchEnv`` of a user.
+lost ones. Subclasses step and reset the envs: MuJoCo tasks, or a ``BatchEnv`` of a user.
 
 A step of all envs (``_step_together``) is the fast path: one call of the envs and one of
 ``BatchRows``. If some are reset or not begun, ``_step_some`` handles subsets, in NumPy.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pysampler.envs.batch import BatchEnv, Ids
 
     Array = npt.NDArray[Any]
-    # Observations, rewards, terminated and infos; observations and infos.
+    # Results of a step: observations, rewards, terminated, infos. Of a reset: observations, infos.
     Advanced = tuple[Array, Any, Any, dict[str, Array]]
     Begun = tuple[Array, dict[str, Array]]
 
@@ -45,7 +45,7 @@ _INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
 _LOW = (1 << 64) - 1
 # Bytes of a seed in a state.
 _SEED = 32
-# More steps than an episode has.
+# More steps than any episode has.
 _NEVER = 1 << 62
 
 
@@ -61,11 +61,11 @@ class BatchBlock(RepeatableBlock):
         here: Whether the block is in the user's process.
 
     Attributes:
-        ended: The envs that the next step resets.
-        any_ended: Whether there is one.
-        seeds: Of the next resets, by env, unless those are given others.
-        options: Of later resets, and their version.
-        used: The version of the options of each episode.
+        ended: For each env, whether the next step resets it.
+        any_ended: Whether the next step resets any env.
+        seeds: By env, the seed of its next reset, unless the call passes another one.
+        options: By env, the options of its later resets and their version.
+        used: For each env, the version of the options of its current episode.
         failed: Whether the last step or reset raised before it had written all results.
     """
 
@@ -89,24 +89,24 @@ class BatchBlock(RepeatableBlock):
         self.rngs: list[Any] = [None] * count  # or the generator of each env
         self.rng_seeds: list[int | None] = [None] * count
         self.elapsed = np.zeros(count, np.int64)
-        # Writes a step of all envs.
+        # Writes the results of a step of all envs.
         self._rows = _core.BatchRows(first, count, meter, self.elapsed, max_episode_steps or _NEVER)
         self.begun = np.zeros(count, bool)  # reset at least once
         self._all_begun = False
         self.ended = np.zeros(count, bool)  # to be reset by the next step
         self.any_ended = False
-        self.seeds: dict[int, int] = {}  # for the next resets, unless those have a seed
+        self.seeds: dict[int, int] = {}
         self.options: dict[int, tuple[Any, int]] = {}
         self.used = np.zeros(count, np.int64)  # the options version of each episode
         self.failed = False
-        # The states of random generators since the last snapshot, before they were drawn from.
+        # Random generators used since the last snapshot, with their states at the snapshot.
         self._drawn_before: list[tuple[np.random.Generator, Any]] = []
 
     double_rewards: Any = True  # rewards are NumPy's float64
-    # Makes a block that steps the envs one by one from now on, given why; None: they never leave.
+    # Called with a reason, makes a block that steps the envs one by one; None: they never leave.
     leave: Callable[[str], Any] | None = None
-    # Whether stepping an env that has ended does nothing that its reset does not undo, so that all
-    # envs step together even if some are to be reset; their steps have no infos.
+    # Whether a reset undoes any effect of stepping an env whose episode has ended. Then all envs
+    # step together even if some must be reset; the steps of the latter have no infos.
     steps_ended = False
 
     # -- the envs --------------------------------------------------------------------------------
@@ -129,14 +129,14 @@ class BatchBlock(RepeatableBlock):
         raise NotImplementedError
 
     def take_options(self, places: Sequence[int], options: Sequence[Any]) -> None:
-        """Use options, which may be None, for the resets of some envs, which come next."""
+        """Set the options, or None, of resets that follow immediately."""
 
     def why_leave(self, frame: int, actions: Any) -> str | None:  # noqa: ARG002
-        """Return why the envs cannot make a step together; None if they can."""
+        """Return why the envs cannot step together; None if they can."""
         return None
 
     def why_not_reset(self, calls: Sequence[Any]) -> str | None:  # noqa: ARG002
-        """Return why they cannot be reset together; None if they can."""
+        """Return why the envs cannot be reset together; None if they can."""
         return None
 
     # -- frames ----------------------------------------------------------------------------------
@@ -212,10 +212,10 @@ class BatchBlock(RepeatableBlock):
         return self._done(frame)
 
     def _step_and_reset(self, frame: int, actions: Array) -> None:
-        """Step all envs, and reset those that had ended, whose steps come to nothing."""
+        """Step all envs and discard the steps of those that had ended, which are reset instead."""
         resets = np.flatnonzero(self.ended).astype(np.int32)
         actions = actions.copy()
-        actions[resets] = actions[np.argmin(self.ended)]  # theirs may be anything
+        actions[resets] = actions[np.argmin(self.ended)]  # these may be invalid
         self.elapsed[resets] = -1  # not yet at the limit
         observations, rewards, terminated, infos = self.advance(None, actions)
         self._rows.write(frame, observations, rewards, terminated, infos, uncounted=self.ended)
@@ -229,7 +229,6 @@ class BatchBlock(RepeatableBlock):
         return bool(self._overflow)
 
     def _step_together(self, frame: int, actions: Array) -> None:
-        """Step all envs."""
         observations, rewards, terminated, infos = self.advance(None, actions)
         any_over, rest = self._rows.write(frame, observations, rewards, terminated, infos)
         if rest is not None:
@@ -241,7 +240,7 @@ class BatchBlock(RepeatableBlock):
             self._end_some(frame, observations, infos)
 
     def begin_episode(self, i: int) -> None:
-        """Note that env ``i`` was reset by a call."""
+        """Mark env ``i`` as reset, after a user's call has reset it."""
         self.begun[i] = True
         self._all_begun = bool(self.begun.all())
 
@@ -258,7 +257,7 @@ class BatchBlock(RepeatableBlock):
             self._write_infos(frame, self.all[over], chosen)
 
     def _step_some(self, frame: int, actions: Sequence[Any] | Array) -> None:
-        """Step the envs that have begun an episode, and reset those that have ended one."""
+        """Step the envs that have begun an episode, and reset those whose episodes have ended."""
         given = actions if isinstance(actions, np.ndarray) else self._stacked(actions)
         resets = np.flatnonzero(self.ended)
         if len(resets):
@@ -282,7 +281,7 @@ class BatchBlock(RepeatableBlock):
             self._meter.stepped(self.first + ids, each)
 
     def _stacked(self, actions: Sequence[Any]) -> Array | None:
-        """Return actions as one array; None if dtypes differ, or a shape is not the space's."""
+        """Return actions as one array; None if dtypes differ or a shape does not fit the space."""
         arrays = [np.asarray(action) for action in actions]
         shape = self._action_shape
         if any(array.shape != shape or array.dtype != arrays[0].dtype for array in arrays):
@@ -423,7 +422,6 @@ class BatchBlock(RepeatableBlock):
         return np.array(kept, np.int32)
 
     def _choose_options(self, places: Sequence[int], options: Sequence[Any]) -> None:
-        """Choose the options of each reset."""
         chosen = []
         for place, given in zip(places, options, strict=True):
             self.used[place] = 0
@@ -433,13 +431,13 @@ class BatchBlock(RepeatableBlock):
         self.take_options(places, chosen)
 
     def replace(self, seeds: Sequence[int]) -> None:
-        """Note that these replace lost envs; ``seeds`` are for their next resets."""
+        """Prepare envs that replace lost ones; ``seeds`` are for their next resets."""
         self.seeds = dict(enumerate(seeds))
         self.ended[:] = self._autoreset == "NEXT_STEP"
         self.any_ended = self._autoreset == "NEXT_STEP"
 
     def restore(self, frame: int) -> bool:
-        """Write the results of the step in which the replaced envs were lost."""
+        """Write the results of the step that was interrupted by the loss of the replaced envs."""
         self._begin(frame)
         self.failed = False
         if self._autoreset == "SAME_STEP":
@@ -461,7 +459,7 @@ class BatchBlock(RepeatableBlock):
         self.options[i] = options, version
 
     def snapshot(self) -> Any:
-        """Return the state of all envs, for ``return_to``."""
+        """Return the state of all envs, to pass to ``return_to``."""
         self._drawn_before = []
         arrays = {name: array.copy() for name, array in self._state_arrays().items()}
         return arrays, dict(self.seeds), self.used.copy(), (self._all_begun, self.any_ended)
@@ -555,7 +553,7 @@ class _Generators(Generators):
 
 
 class _Noted(_Generators):
-    """Generators that note their states when they are taken, so that a step can be repeated."""
+    """Generators that save their states before each use, so that a step can be repeated."""
 
     def __init__(self, rngs: Iterable[Any]) -> None:
         super().__init__(rngs)

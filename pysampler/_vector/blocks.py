@@ -25,11 +25,11 @@ Overflow = list[tuple[int, int, Any]]
 # dtypes by their NumPy type number.
 _CODES = np.typecodes["AllInteger"] + "?efdgFD"
 _DTYPES: dict[int, np.dtype[Any]] = {np.dtype(code).num: np.dtype(code) for code in _CODES}
-_TYPE = 0xFFFF  # masks out the bit for actions that were Python numbers
+_TYPE = 0xFFFF  # masks out the bit that marks Python numbers
 
 
 class GivenActions:
-    """A leaf of the actions of some envs in the frames, in the dtypes that the caller gave.
+    """One leaf of some envs' actions in the frames, converted to the dtypes that the caller passed.
 
     Args:
         frames: The frames.
@@ -46,7 +46,7 @@ class GivenActions:
         self._actions: dict[int, Array] = {}
 
     def of(self, frame: int) -> Array:
-        """Return the actions in a frame. Python numbers become arrays here."""
+        """Return the actions in a frame as an array, also if they were Python numbers."""
         given = int(self._types[frame])
         if given not in self._actions:
             dtype = _DTYPES[given & _TYPE]
@@ -68,7 +68,7 @@ class PythonBlock(_core.PythonBlock):
 
         Args:
             frame: The frame.
-            actions: Actions to use in place of those in the frame.
+            actions: Actions to use instead of those in the frame.
         """
         raise NotImplementedError
 
@@ -80,8 +80,8 @@ class PythonBlock(_core.PythonBlock):
 class RepeatableBlock(PythonBlock):
     """A block that steps its envs together, so an interrupted step is repeated as a whole.
 
-    A signal handler of the user's process may raise anywhere in a step. The same step then comes
-    again, and begins from the state that the envs had before it.
+    In the user's process, a signal handler may raise anywhere in a step. The step is then repeated,
+    beginning from the state of the envs before it.
 
     Args:
         here: Whether the block is in the user's process.
@@ -103,7 +103,7 @@ class RepeatableBlock(PythonBlock):
         raise NotImplementedError
 
     def step_once(self, frame: int, number: int) -> bool:
-        """Step. A number that comes again means that an exception ended the last attempt."""
+        """Make step ``number``; the same number again repeats a step that an exception ended."""
         self._overflow = []
         if self.here:
             if number == self._number:
@@ -117,7 +117,7 @@ class RepeatableBlock(PythonBlock):
         """Do nothing: the envs step together."""
 
     def peek_overflow(self) -> Overflow:
-        """Return the overflow, and keep it."""
+        """Return the overflow without dropping it."""
         return self._overflow
 
     def take_overflow(self) -> Overflow:
@@ -145,7 +145,7 @@ class GroupBlock(PythonBlock):
         self._envs = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self._firsts = [first + envs.start for envs in self._envs]
         self._action_types = frames.action_types
-        # The last actions, and those of each block: a call with the same list resumes it.
+        # The last actions, and the share of each block: a call with the same list resumes the step.
         self._given: tuple[Any, list[Any]] = None, []
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
@@ -159,7 +159,7 @@ class GroupBlock(PythonBlock):
                 block.add_columns(columns)
 
     def _share_types(self, frame: int) -> None:
-        """Give each block the types of actions, which stand in the row of the first env."""
+        """Copy the types of the actions from the row of the first env to that of each block."""
         self._action_types[frame, self._firsts[1:]] = self._action_types[frame, self._firsts[0]]
 
     def step(self, frame: int, actions: list[Any] | None = None) -> bool:

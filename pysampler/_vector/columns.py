@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["InfoColumns", "row_of"]
 
-# Forms of columns that hold objects, which tasks do not write.
+# Forms of columns that hold objects. Tasks do not write these.
 _OBJECTS = "object", "pickle"
 
 
@@ -26,8 +26,8 @@ class InfoColumns:
 
     Args:
         frames: The frames.
-        rows: Writes the infos of steps of a whole block, and gets the same columns; None: nothing
-            else writes infos.
+        rows: Writes the infos of steps of a whole block in C++, and gets the same columns; None if
+            there is no such writer.
     """
 
     def __init__(self, frames: Frames, rows: _core.BatchRows | None = None) -> None:
@@ -62,7 +62,7 @@ class InfoColumns:
             mask[frame, rows] = False
 
     def write(self, frame: int, rows: Any, infos: Mapping[str, Array]) -> dict[str, Array]:
-        """Write the infos of envs in some rows; return those without a column."""
+        """Write the infos of the envs in some rows; return the infos that have no column."""
         rest = {}
         for key, array in infos.items():
             columns = self._columns.get(key)

@@ -56,15 +56,15 @@ _WITH_WAIT = "reset", "step", "call", "send"
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """The content of the frames, and how envs write to it."""
+    """The layout of the frames, and how envs write to them."""
 
     frames: int
     autoreset: AutoresetMode
     infos: arguments.Infos
     extras: Sequence[Field] = ()  # fields for outputs of a policy
-    spare_bytes: int = 0  # in the segment, beside the frames
-    reserved: int = 0  # further frames: address space that gets memory in Frames.take()
-    resets_late: bool = False  # whether vector envs may reset envs a step late, see BEGUN
+    spare_bytes: int = 0  # further bytes in the segment
+    reserved: int = 0  # further frames: reserved, allocated by Frames.take()
+    resets_late: bool = False  # whether nested vector envs may reset in the next step, see BEGUN
 
 
 class VectorCore:
@@ -77,10 +77,10 @@ class VectorCore:
     Args:
         pool: The workers.
         spec: The spaces of one env as fields.
-        usual: The frames of the vector env, when no sampler uses it.
+        usual: The layout of the frames while no sampler uses the vector env.
         copy: Whether returned observations are copies.
         restarts: Whether lost workers are replaced.
-        resets_itself: Whether the envs reset themselves when an episode ends.
+        resets_itself: Whether the envs reset themselves when an episode ends (a custom ``worker``).
         closed_message: The message of the error that calls after ``close()`` raise.
         nested: The names and autoreset modes of vector envs among the envs.
 
@@ -92,8 +92,8 @@ class VectorCore:
         lease: The sampler that uses the envs, or None.
         call: The pending call, and results that have not reached the caller yet.
         step_entry: The guard's context for a step.
-        tuner: The one that chose the newest batch of some envs; None if none did.
-        batch_sizes: How many batches of some envs had how many envs.
+        tuner: The tuner that chose the newest partial batch; None if there was none.
+        batch_sizes: By size, the number of partial batches.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class VectorCore:
         self.tuner: BatchTuner | None = None
         self.batch_sizes: Counter[int] = Counter()
         self.options_version = 0
-        self.hurry = False  # an interrupt closes the envs: do not wait for long steps
+        self.hurry = False  # closing after an interrupt: do not wait for long steps
         self._closed_message = closed_message
         self._usual = usual
         self._copy = copy
@@ -133,7 +133,7 @@ class VectorCore:
     # -- frames ----------------------------------------------------------------------------------
 
     def lay_out(self, layout: FrameLayout) -> tuple[Frames, Segment]:
-        """Move the envs to frames in a new segment, and return both."""
+        """Move the envs to frames in a new segment; return the frames and the segment."""
         final = layout.autoreset == AutoresetMode.SAME_STEP
         self._expect_mode(layout)
         columns: list[Column] = []
@@ -186,12 +186,12 @@ class VectorCore:
                 )
 
     def arm_fast_path(self) -> None:
-        """Let the next step be one call of C++ if this one was usual and no other call comes."""
+        """Let the next step be one call of C++, if this step was usual and no other call comes."""
         if self.lease is None and self.pool.can_fast_step and self.results.plain:
             self.call.arm_fast_path()
 
     def announce_columns(self) -> None:
-        """Send the workers the columns of infos that they do not know yet."""
+        """Tell the workers about columns of infos that are new to them."""
         if columns := self.results.new_columns():
             self.pool.note(lambda _: AddColumns(columns))
             self.results.announced(columns)
@@ -226,7 +226,7 @@ class VectorCore:
 
     @property
     def at_work(self) -> bool:
-        """Whether anything is in flight, or came back and has not reached the caller yet."""
+        """Whether anything is in flight, or its results have not reached the caller yet."""
         return self.call.kept is not None or self.pool.pending > 0
 
     @property
@@ -277,11 +277,11 @@ class VectorCore:
         """End a lease that is over: drop its pending work and lay out the usual frames.
 
         Args:
-            lease: The lease. If another one has replaced it, nothing is done.
+            lease: The lease. If another one has replaced it, this does nothing.
             stopped: Whether only the pool is at work. Otherwise the workers are ended.
         """
         if self.lease is lease and not self.closed:
-            # If another thread is in a call, or this is a signal handler that interrupted one, that
+            # If another thread is in a call, or this signal handler interrupted one, that
             # call finds that the lease is over.
             with contextlib.suppress(BusyError, ClosedError), self.enter("close"):
                 self.drop_work(lease.work, stopped=stopped)
@@ -337,7 +337,7 @@ class VectorCore:
         """Wait for everything in flight; return whether it came back within ``seconds``.
 
         Time during which this process was suspended does not count, since the workers may have been
-        suspended too. If only a worker is stopped, do not wait for it.
+        suspended too. If only a worker is stopped, this does not wait for it.
 
         Args:
             seconds: How long to wait, from ``began`` on.
@@ -361,7 +361,7 @@ class VectorCore:
         return [(group, self.results.frame) for group in self.all_groups]
 
     def request(self, jobs: Mapping[int, Job], name: str) -> None:
-        """Send jobs to groups, on the frame that all envs use.
+        """Send jobs to groups, to run on the frame that all envs use.
 
         Args:
             jobs: The job of each group.
@@ -373,7 +373,7 @@ class VectorCore:
     def wait_and_keep(
         self, what: str, timeout: float | None, read: Callable[[Sequence[Answer]], Any]
     ) -> None:
-        """Wait for all pending groups, pass their answers to ``read``, and keep its results.
+        """Wait for all pending groups, pass their answers to ``read``, and keep its result.
 
         Raises:
             WaitTimeoutError: It took longer than ``timeout`` seconds. The call stays pending.

@@ -33,27 +33,27 @@ __all__ = ["Division", "divide", "fastest"]
 
 Count = int | Literal["auto"]
 
-# The trial ends after this many steps and seconds of stepping, or after the last number of seconds.
+# The trial ends after _STEPS steps and _SECONDS of stepping, or after _AT_MOST seconds.
 _STEPS, _SECONDS, _AT_MOST = 20, 0.005, 0.1
 _LONG = 20  # times the shortest step; time of a step beyond that does not count towards _SECONDS
-_PARTS = 5  # of the trial, each with a mean
+_PARTS = 5  # of the trial; the result is the median of their means
 # Seconds that a step of all envs costs besides the envs' steps: without workers; and with workers
 # that are awake, to send commands and to read results.
 INLINE_STEP_COST_S, _SEND, _READ = 5e-6, 2e-6, 3e-6
-# A division that is slower by less than this share is preferred if it uses no workers, or leaves
-# this process free.
+# A division without workers, or that leaves this process free, is preferred if it is slower by less
+# than this share.
 _CLOSE = 0.05
 
 
 @dataclass(frozen=True)
 class Division:
-    """The numbers of worker processes and of envs that this process steps itself.
+    """How envs are divided between workers and this process; print it for the reason.
 
     Attributes:
         num_workers: The number of worker processes.
-        main_envs: The number of envs that live in this process.
-        step_seconds: The time of a step of one env in the trial; None without a trial.
-        round_seconds: The predicted time of a step of all envs; None without a trial.
+        main_envs: The number of envs that this process steps.
+        step_seconds: Measured seconds per step of one env; None if nothing was "auto".
+        round_seconds: Predicted seconds per step of all envs; None if nothing was "auto".
     """
 
     num_workers: int
@@ -206,7 +206,7 @@ def _step_seconds(env: gym.Env[Any, Any]) -> float:
                 env.reset()
             took.append(time.perf_counter() - before)
             least = min(least, took[-1])
-            spent += min(took[-1], _LONG * least)  # beyond that it may have lost its CPU
+            spent += min(took[-1], _LONG * least)  # longer steps probably lost the CPU
             if time.perf_counter() - begun > _AT_MOST:
                 break
     finally:
@@ -233,7 +233,7 @@ def _blaming(doing: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _global_generators_kept() -> Iterator[None]:
-    """Restore the global random generators afterwards: the envs made later may draw from them."""
+    """Restore the global random generators afterwards, since later envs may draw from them."""
     states = random.getstate(), np.random.get_state()
     try:
         yield

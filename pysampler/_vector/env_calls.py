@@ -1,4 +1,4 @@
-"""Functions of an env, or of many: a vector env that a function returned, or a BatchEnv."""
+"""Functions that handle a single env, a vector env that a function returned, or a BatchEnv."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-# The wrapper of mo-gymnasium that makes a number of an array.
+# mo-gymnasium's wrapper that turns an array of rewards into one number.
 _LINEAR_REWARD = "mo_gymnasium.wrappers.wrappers", "LinearReward"
 
 
@@ -52,8 +52,8 @@ def layers_of(env: Any) -> Iterator[Any]:
 def reward_space_of(env: Any) -> gym.spaces.Box | None:
     """Return the space of an env's rewards if they are arrays; None if they are numbers.
 
-    The outermost layer with an attribute ``reward_space`` says it: the env itself, or a wrapper
-    that makes a number of an array.
+    The outermost layer with an attribute ``reward_space`` decides: the env itself, or a wrapper
+    that turns the array into a number.
     """
     for layer in layers_of(env):
         if any((one.__module__, one.__name__) == _LINEAR_REWARD for one in type(layer).__mro__):
@@ -94,7 +94,7 @@ def attribute_of(env: Any, name: str) -> Any:
 def call(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a method of an env, or return an attribute that is not callable.
 
-    Of a vector env with a method ``call``, as gymnasium's have it, return the results of its envs.
+    For a vector env with a method ``call``, like gymnasium's, return the results of its envs.
     """
     if isinstance(env, GymVectorEnv):
         for layer in layers_of(env):
@@ -107,9 +107,9 @@ def call(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def of_each(result: Any, count: int) -> list[Any]:
-    """Return the results of a call of a vector env, one for each env.
+    """Return the result of a vector env's call as one result for each env.
 
-    A list, tuple or array with one item for each env holds theirs; anything else is that of all.
+    A list, tuple or array with one item for each env is split; anything else is repeated.
     """
     several = isinstance(result, (list, tuple)) or (isinstance(result, np.ndarray) and result.ndim)
     if several and len(result) == count:
@@ -153,7 +153,7 @@ def expect_env(env: Any, number: int) -> None:
         raise TypeError(f"the function of env {number} returned {got}, expected a gymnasium.Env")
     kind = type(env).__name__
     name = f"env {number} is a{'n' * kind.startswith(tuple('AEIOU'))} {kind}"
-    # Of the class first: a wrapper makes its spec anew whenever it is read.
+    # Look at the class first: a wrapper makes its spec anew at each access.
     missing = [one for one in _ATTRIBUTES if not (hasattr(type(env), one) or hasattr(env, one))]
     if missing:
         raise TypeError(
@@ -176,7 +176,7 @@ _ARRAYS = gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spa
 
 
 def expect_batch(env: Any, number: int) -> None:
-    """Raise TypeError unless a BatchEnv was made as one, with spaces of one array each."""
+    """Raise TypeError unless a BatchEnv called its base's __init__ and has spaces of one array."""
     name = f"env {number} is a {type(env).__name__}"
     if "memory" not in vars(env):
         raise TypeError(f"{name} without memory: call super().__init__(num_envs) first")

@@ -54,7 +54,7 @@ __all__ = ["EnvDescription", "EnvServer", "Overflow", "prepare"]
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """Facts about envs that the parent needs before it lays out frames."""
+    """The facts about envs that the parent needs to lay out frames."""
 
     observation_spaces: list[gym.Space[Any]]
     action_spaces: list[gym.Space[Any]]
@@ -64,12 +64,12 @@ class EnvDescription:
     reward_space: gym.spaces.Box | None  # of all of these envs; None: rewards are numbers
     stacks: list[Stack]  # how each env is stepped
     sizes: tuple[int, ...]  # of the groups
-    # The name and autoreset mode of each vector env whose envs are among these.
+    # The names and autoreset modes of nested vector envs.
     nested: list[tuple[str, AutoresetMode]]
 
 
 def plain(overflow: Overflow) -> Overflow:
-    """Return the overflow of a block with exceptions as failures."""
+    """Return a block's overflow, with its exceptions converted to failures."""
     return [
         (kind, env, Failure(env, "", report(value)))
         if kind == _core.EnvBlock.ERROR
@@ -81,7 +81,7 @@ def plain(overflow: Overflow) -> Overflow:
 def _identity(space: gym.Space[Any]) -> Any:
     """Return a key that is the same for equal spaces.
 
-    Pickling would do for all spaces, but Python 3.11 and 3.12 move the attributes of a pickled
+    Pickles could be keys for all spaces, but Python 3.11 and 3.12 move attributes of a pickled
     object to a dict, where lookups are slower: an env that reads its spaces in each step loses 2 %.
     So the usual spaces are compared by their contents.
     """
@@ -116,11 +116,11 @@ class EnvServer:
     ) -> None:
         self.first = first
         self._why_python = why_python
-        self.envs: list[gym.Env[Any, Any]] = []  # the rows of a vector env all hold it
-        self.env_fns: list[Callable[[], gym.Env[Any, Any]]] = []  # that made each of them
-        self.nested: dict[int, range] = {}  # the rows of each vector env, by each of its rows
+        self.envs: list[gym.Env[Any, Any]] = []  # a vector env occurs once per row
+        self.env_fns: list[Callable[[], gym.Env[Any, Any]]] = []  # the function that made each env
+        self.nested: dict[int, range] = {}  # by row, all rows of its vector env
         self.blocks: list[Any] = []  # for each group
-        self._own: dict[int, OwnBlock] = {}  # of each BatchEnv, by its first env
+        self._own: dict[int, OwnBlock] = {}  # the block of each BatchEnv, by its first env
         self._places: dict[int, tuple[_core.EnvBlock, int]] = {}
         self.stacks: list[Stack] = []
         made = []  # the number of envs of each function
@@ -130,19 +130,19 @@ class EnvServer:
                 self.add(env_fn)
             except BaseException as error:
                 self.close()
-                if isinstance(error, KeyboardInterrupt):  # the user's, not the env's
+                if isinstance(error, KeyboardInterrupt):  # from the user, not from the env
                     raise
                 raise Raised(first + count, "being made") from error
             self.env_fns += [env_fn] * (len(self.envs) - count)
             made.append(len(self.envs) - count)
         ends = itertools.accumulate(sizes, initial=0)
         self.sizes = [sum(made[begin:end]) for begin, end in itertools.pairwise(ends)]
-        self.replaced: set[int] = set()  # blocks whose envs replace lost ones and did not begin yet
-        self.seeds: Sequence[int] = ()  # of those envs
+        self.replaced: set[int] = set()  # blocks of replacements that have not begun yet
+        self.seeds: Sequence[int] = ()  # for the first resets of the replacements
         self.acting: Any = None  # the policy of a sampler that acts in the workers
 
     def add(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
-        """Make the next env, or those of a vector env."""
+        """Make the next env, or the envs of a nested vector env."""
         env: Any = env_fn()
         i = len(self.envs)
         expect: Callable[[Any, int], None] = expect_env
@@ -199,7 +199,7 @@ class EnvServer:
         return first
 
     def _described(self, i: int, name: str, known: dict[Any, gym.Space[Any]]) -> gym.Space[Any]:
-        """Return a space of an env: one object for all equal spaces, which a pickle stores once."""
+        """Return a space of an env: one object for all equal spaces, so a pickle stores it once."""
         space = self.space_of(i, name)
         if self.here:  # it need not be pickled
             return space
@@ -207,24 +207,23 @@ class EnvServer:
             return known.setdefault(_identity(space), space)
 
     def space_of(self, i: int, name: str) -> gym.Space[Any]:
-        """Return a space of an env."""
         single = "single_" if isinstance(self.envs[i], GymVectorEnv) else ""
         space: gym.Space[Any] = getattr(self.envs[i], f"{single}{name}")
         return space
 
     @contextlib.contextmanager
     def _sending(self, i: int, name: str) -> Iterator[None]:
-        """Blame env ``i`` if an attribute of it cannot be pickled."""
+        """Report a failure to pickle an attribute of env ``i`` as an error of this env."""
         try:
             yield
         except Exception as error:
             raise Raised(self.first + i, f"sending its {name}") from error
 
     def count_with(self, meter: _core.Meter, gauges: WorkerGauges, first: int) -> None:
-        """Count steps and resets with ``meter``; policies record the rest in ``gauges``.
+        """Count steps and resets with ``meter``; policies record their times in ``gauges``.
 
-        The first env has the number ``first`` from now on: how many envs the other workers have was
-        not known before.
+        The first env has the number ``first`` from now on. This was not known before, since
+        functions of other workers may make several envs.
         """
         self.first = first
         self.meter = meter
@@ -232,7 +231,7 @@ class EnvServer:
 
     @property
     def track(self) -> _core.Track | None:
-        """Where to write trace events; None if nothing is traced."""
+        """The track for trace events; None if tracing is off."""
         return self.meter.track
 
     def attach(
@@ -243,7 +242,7 @@ class EnvServer:
         keep: str,
         columns: Sequence[Column],
     ) -> None:
-        """Move the blocks to these frames, in which infos already have ``columns``."""
+        """Let the blocks use these frames, in which infos already have ``columns``."""
         self.frames = frames
         self.segment = segment
         self.acting = None
@@ -269,11 +268,11 @@ class EnvServer:
         return GroupBlock(blocks, self.first + self.rows(block).start, sizes, self.frames)
 
     def key_of(self, i: int) -> Any:
-        """Return a key that consecutive envs have in common if one block steps them."""
+        """Return a key; one block steps consecutive envs with equal keys."""
         return self.nested.get(i)
 
     def block_of(self, key: Any, rows: range) -> Any:
-        """Return the block of consecutive envs, which have this key."""
+        """Make the block for consecutive envs with this key."""
         if not isinstance(key, range):
             return self.env_block(rows)
         env: Any = self.envs[rows.start]
@@ -291,7 +290,7 @@ class EnvServer:
         return block
 
     def env_block(self, rows: range) -> _core.EnvBlock:
-        """Return a block that steps envs one by one."""
+        """Make a block in C++ that steps envs one by one."""
         frames, infos, autoreset, keep = self._use
         block = _core.EnvBlock(
             *(self.envs[rows.start : rows.stop], self.first + rows.start, frames, infos),
@@ -305,7 +304,7 @@ class EnvServer:
         return plain(self.blocks[block].take_overflow())
 
     def peek_overflow(self, block: int) -> Overflow:
-        """Return the same, but keep it until the next step."""
+        """Return the overflow as ``take_overflow`` does, but keep it until the next step."""
         return plain(self.blocks[block].peek_overflow())
 
     def add_columns(self, columns: Sequence[Column]) -> None:
@@ -318,7 +317,7 @@ class EnvServer:
                 block.add_columns(new)
 
     def replace(self, seeds: Sequence[int]) -> None:
-        """Note that these envs replace lost ones; ``seeds`` are for their next resets."""
+        """Prepare envs that replace lost ones; ``seeds`` are for their next resets."""
         self.seeds = seeds
         for block in range(len(self.sizes)):
             self.blocks[block].replace([seeds[i] for i in self.rows(block)])
@@ -327,14 +326,14 @@ class EnvServer:
     def close(self) -> None:
         """Close all envs, even if some raise; then raise the first exception again.
 
-        If a signal handler calls this during a step, the step ends with the env that is at work.
+        If a signal handler calls this during a step, the step stops after the current env.
         """
         for block in self.blocks:
             block.stop()
         raised: Raised | None = None
         for i, env in enumerate(self.envs):
             try:
-                # A BatchServer may not have made it, and a vector env closes all of its envs.
+                # A BatchServer may not have made this env yet. A vector env closes all of its envs.
                 first = env is not None and self.nested.get(i, range(i, i + 1)).start == i
                 if first and not (i < len(self.env_fns) and is_kept_open(self.env_fns[i])):
                     env.close()
@@ -354,22 +353,22 @@ class EnvServer:
         return len(self.envs)
 
     def using(self, i: int, doing: str) -> AbstractContextManager[gym.Env[Any, Any]]:
-        """Return a context with env ``i`` that reports exceptions as raised by it, in ``doing``."""
+        """Return a context that yields env ``i`` and reports exceptions as errors of this env."""
         return _Blaming(self, i, doing, lends=True)
 
     def lend(self, i: int) -> gym.Env[Any, Any]:
-        """Return env ``i`` in its current state, for a call."""
+        """Return env ``i`` in its current state, to call it."""
         return self.envs[i]
 
     def take_back(self, i: int) -> None:
-        """Note that a call of env ``i`` is over, which may have changed its state."""
+        """Take back env ``i`` after a call, which may have changed its state."""
 
     def blaming(self, i: int, doing: str) -> AbstractContextManager[Any]:
-        """Return a context that reports exceptions as those of env ``i``."""
+        """Return a context that reports exceptions as errors of env ``i``."""
         return _Blaming(self, i, doing)
 
     def count_at(self, i: int | None) -> None:
-        """Count env ``i`` as the one at work from now on; None: no env is."""
+        """Record env ``i`` as the env at work; None: no env is."""
         if i is None:
             self.meter.idle()
         else:
@@ -423,7 +422,7 @@ class EnvServer:
                 env_block.set_ended(place, ended)
 
     def _own_block(self, i: int) -> OwnBlock | None:
-        """Return the block of the BatchEnv that has env ``i``; None if it is an env by itself."""
+        """Return the block of the BatchEnv that contains env ``i``; None if it is a single env."""
         if i not in self.nested:
             return None
         if (own := self._own.get(self.nested[i].start)) is None:
@@ -433,7 +432,7 @@ class EnvServer:
         return own
 
     def calls(self, block: int, envs: Sequence[int] | None) -> Iterator[tuple[range, list[int]]]:
-        """Yield the envs that one call reaches, and those of them that were asked for.
+        """Yield, for each call of a single or vector env, its envs and those that were asked for.
 
         Args:
             block: The block.
@@ -452,13 +451,13 @@ class EnvServer:
 
 
 class _Blaming(AbstractContextManager[Any]):
-    """Reports exceptions as those of one env. A generator would warn when Python drops it.
+    """Reports exceptions as errors of one env. A generator would warn when Python drops it.
 
     Args:
         server: The server of the env.
         i: The env.
-        doing: Its action.
-        lends: Whether the env is lent meanwhile.
+        doing: The action of the env, for the error.
+        lends: Whether the env is lent during the block.
     """
 
     def __init__(self, server: EnvServer, i: int, doing: str, *, lends: bool = False) -> None:
@@ -478,7 +477,7 @@ class _Blaming(AbstractContextManager[Any]):
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        if self._lends:  # also after an exception: changes before it remain
+        if self._lends:  # also after an exception, since earlier changes remain
             with self._server.blaming(self._i, self._doing):
                 self._server.take_back(self._i)
         self._server.count_at(None)
@@ -487,12 +486,12 @@ class _Blaming(AbstractContextManager[Any]):
 
 
 def is_kept_open(env_fn: Any) -> bool:
-    """Return whether the caller of a sampler made the env of this function, and closes it."""
+    """Return whether this function returns a vector env that its owner closes."""
     return getattr(env_fn, "keeps_open", False)
 
 
 def _offered(layers: Sequence[Any], name: str) -> Callable[..., Any]:
-    """Return a method of the outermost layer that can both get and set a state."""
+    """Return the method ``name`` of the outermost layer that can both get and set a state."""
     for layer in layers:
         if all(callable(getattr(type(layer), both, None)) for both in ("get_state", "set_state")):
             method: Callable[..., Any] = getattr(layer, name)

@@ -46,18 +46,17 @@ class AttachFrames:
     plan: Plan
     offset: int
     autoreset: str
-    infos: str  # which of them are kept
+    infos: str  # which infos to write
     columns: Sequence[Column]
 
     def attach(self, server: EnvServer, segment: Segment) -> None:
-        """Attach the server to the frames in a segment."""
         frames = Frames(self.plan, segment, self.offset)
         server.attach(frames, segment, self.autoreset, self.infos, self.columns)
 
 
 @dataclass(frozen=True)
 class Restore(Repeated):
-    """Reset envs that replace lost ones, in place of the step in which those were lost."""
+    """Reset envs that replace lost ones; this replaces the interrupted step."""
 
     doing = "being restored"
     replaces: Replaced | None = "step"
@@ -82,7 +81,7 @@ class StepWith(Repeated):
         return server.take_overflow(block)
 
     def for_replaced(self) -> Job:
-        """Restore the envs instead: the lost ones had begun the step."""
+        """Return ``Restore``: the lost envs had begun the step."""
         return Restore()
 
 
@@ -110,13 +109,13 @@ class Reset(Repeated):
         return server.take_overflow(block)
 
     def for_replaced(self) -> Job:
-        """Reset all envs of the group instead: no new env has been reset yet."""
+        """Return a reset of all envs of the group, because no new env has been reset yet."""
         return replace(self, mask=None, replaces="reset")
 
 
 @dataclass(frozen=True)
 class Apply(Job):
-    """Call a function with each env of a group, or with those of the indices ``envs``."""
+    """Call a function with each env of a group, or with the envs of some indices."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -169,7 +168,7 @@ class SetStates(Job):
 
     @property
     def settles(self) -> Literal["none", "group"]:  # type: ignore[override]
-        """Which groups need no restore after this: its group, if all envs of it are set."""
+        """The groups that need no restore after this job: its group, if it sets all envs."""
         return "group" if self.of_all else "none"
 
     def run(self, server: EnvServer, block: int, frame: int) -> None:  # noqa: ARG002
@@ -213,7 +212,7 @@ class AddColumns(Note):
 
 @dataclass(frozen=True)
 class SetOptions(Note):
-    """Set the options of envs' later resets: by env, the options and their version."""
+    """Set the options of envs' later resets. They are given by env, with their version."""
 
     options: dict[int, tuple[Any, int]]
     doing = "setting options"
@@ -251,7 +250,6 @@ class Replacements:
             self._sequence = np.random.SeedSequence([abs(int(one)) for one in seed])
 
     def notes(self, envs: range) -> list[Note]:
-        """Return the notes for the envs of a worker."""
         seeds = [int(child.generate_state(1)[0]) for child in self._sequence.spawn(len(envs))]
         notes: list[Note] = [Replace(seeds)]
         if options := {env: self.options[env] for env in envs if env in self.options}:

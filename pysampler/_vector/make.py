@@ -67,21 +67,20 @@ def make_vec(
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] | None = None,
     **kwargs: Any,
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """Make a :class:`pysampler.VectorEnv` of an env, as ``gymnasium.make_vec`` does.
+    """Make a :class:`pysampler.VectorEnv` of copies of one env, as ``gymnasium.make_vec`` does.
 
     Args:
-        id: An env id, an ``EnvSpec``, a function that makes one env, or a class: of MuJoCo tasks
-            (:class:`pysampler.envs.mujoco.Task`), or of envs that step together
-            (:class:`pysampler.envs.BatchEnv`).
+        id: An env id, an ``EnvSpec``, a function that makes one env, or a subclass of
+            :class:`pysampler.envs.mujoco.Task` or :class:`pysampler.envs.BatchEnv`.
         num_envs: The number of envs.
-        vectorization_mode: None or "async" makes a ``pysampler.VectorEnv`` of ``num_envs`` envs;
-            "vector_entry_point" makes one of vector envs of the class that is registered for this
-            id, one for each group of each worker. gymnasium handles "sync".
-        vector_kwargs: Options of the vector env in a dict, as in ``gymnasium.make_vec``.
-        wrappers: Wrappers of each env.
-        **kwargs: Options of ``VectorEnv``, such as ``num_workers``. All other arguments go to the
-            env or task, such as ``max_episode_steps``. So do options that are also parameters of
-            the env: pass those in ``vector_kwargs``.
+        vectorization_mode: None or "async" makes each env by itself. "vector_entry_point" uses the
+            vector env class that is registered for this id: each group of each worker gets one.
+            "sync" returns gymnasium's ``SyncVectorEnv``.
+        vector_kwargs: Options of ``VectorEnv`` in a dict, as in ``gymnasium.make_vec``. Use it for
+            options whose names are also parameters of the env.
+        wrappers: Functions or classes that each wrap an env; the last one is outermost.
+        **kwargs: Options of ``VectorEnv``, such as ``num_workers``. All others are arguments of the
+            env or task, such as ``max_episode_steps``. If a name is both, the env gets it.
 
     Returns:
         The vector env.
@@ -271,7 +270,7 @@ def _make_limited(
 
 
 class EnvMaker:
-    """A function that makes one env; a class, so that it pickles by reference."""
+    """A callable that makes one env. It is a class, so that it pickles by reference."""
 
     def __init__(
         self,
@@ -291,12 +290,12 @@ class EnvMaker:
 
     @property
     def makes_alike(self) -> bool:
-        """Whether all envs are known to be alike, so that one tells about the others."""
+        """Whether all envs are known to be alike, so that it is enough to look at one."""
         return makes_known_envs(self._entry_point, self.wrappers)
 
     @property
     def makes_tasks(self) -> bool:
-        """Whether all envs are of a MuJoCo task, whose steps in Python tell nothing."""
+        """Whether all envs are of a MuJoCo task: timing their steps in Python would mislead."""
         return makes_known_envs(self._entry_point, self.wrappers, twins=False)
 
     def __call__(self) -> gym.Env[Any, Any]:
@@ -309,12 +308,13 @@ class EnvMaker:
 def install() -> None:
     """Replace ``gymnasium.vector.AsyncVectorEnv`` with ``pysampler.VectorEnv``.
 
-    Use it if a library makes the vector env: ``gymnasium.make_vec(vectorization_mode="async")``,
-    TorchRL's ``GymEnv(num_envs=...)``. Names that were imported before do not change.
+    Use it if other code makes the vector env: ``gymnasium.make_vec(vectorization_mode="async")``,
+    TorchRL's ``GymEnv(num_envs=...)``. Call it first: modules that have already imported the name
+    ``AsyncVectorEnv`` keep gymnasium's.
     """
     gym.vector.AsyncVectorEnv = VectorEnv  # type: ignore[misc, assignment]
 
 
 def uninstall() -> None:
-    """Undo ``install``."""
+    """Undo ``install``: put gymnasium's ``AsyncVectorEnv`` back."""
     gym.vector.AsyncVectorEnv = _gymnasium_class  # type: ignore[misc]

@@ -2,8 +2,8 @@
 
 Its results are copied once, from its arrays into the rows of the frames. A vector env may save that
 copy with a method ``use_buffers(observations, rewards, terminated, truncated)``: it is called
-before each step and reset with the arrays for the results of that call, the rows of the frame. (Of
-a reset only observations are results, so the other arrays are not in the frame then.)
+before each step and reset with the arrays for the results of that call, the rows of the frame. (A
+reset returns only observations, so the other arrays are outside of the frame then.)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pysampler._frames.infos import Column
 
     Array = npt.NDArray[Any]
-    # The seed and options of a reset; None: no reset.
+    # The seed and options for resetting an env; None: no reset.
     Call = tuple[int | None, dict[str, Any] | None] | None
 
 __all__ = ["NestedBlock"]
@@ -71,18 +71,18 @@ class NestedBlock(RepeatableBlock):
         self._meter = meter
         self._mode = mode
         self._use_buffers: Callable[..., None] | None = getattr(env, "use_buffers", None)
-        self._over: Array = np.zeros(self.count, bool)  # the envs that the last step ended
-        self._device: Any = None  # of its tensors, if it returns those
-        self._last: Any = None  # the observations that it returned last
-        self._seed: int | None = None  # for the next reset, if these replace lost envs
+        self._over: Array = np.zeros(self.count, bool)  # envs whose episodes the last step ended
+        self._device: Any = None  # the torch device, if it returns tensors
+        self._last: Any = None  # the newest observations
+        self._seed: int | None = None  # for the next reset, of replacements
         self._fresh = False  # whether the next step resets all envs
         self._options: dict[int, tuple[Any, int]] = {}
         self._used = np.zeros(self.count, np.int64)  # the options version of each episode
         # Writes the results of a step of all envs; the vector env counts and ends episodes.
         self._rows = _core.BatchRows(first, self.count, meter, np.zeros(self.count, np.int64), 0)
-        self._returned: list[Any] = []  # by the calls of the present step
-        self._replayed = 0  # how many of them this attempt has used
-        self._over_before = self._over  # when the step began
+        self._returned: list[Any] = []  # results of the calls in the current step
+        self._replayed = 0  # how many of them the current attempt has used
+        self._over_before = self._over  # self._over when the step began
         self._stepping: Any = None  # the actions of the last step, unless they were in a frame
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
@@ -119,7 +119,7 @@ class NestedBlock(RepeatableBlock):
     # -- called by workers -----------------------------------------------------------------------
 
     def step_once(self, frame: int, number: int) -> bool:
-        """Step. A number that comes again means that an exception ended the last attempt."""
+        """Make step ``number``; the same number again repeats a step that an exception ended."""
         if number != self._number:
             self._returned = []
             self._number = number
@@ -130,7 +130,7 @@ class NestedBlock(RepeatableBlock):
     def step(self, frame: int, actions: Sequence[Any] | None = None) -> bool:
         """Step every env. Those whose episodes have ended are reset by the vector env.
 
-        Actions that come again mean that an exception ended the last attempt.
+        The same actions again repeat a step that an exception ended.
         """
         if not self.here or actions is None or actions is not self._stepping:
             self._returned = []
@@ -150,12 +150,12 @@ class NestedBlock(RepeatableBlock):
         return self._serve(frame, lambda: self._reset(frame, calls))
 
     def replace(self, seeds: Sequence[int]) -> None:
-        """Note that these replace lost envs; the first of ``seeds`` is for their next reset."""
+        """Prepare envs that replace lost ones; their next reset gets the first of ``seeds``."""
         self._seed = int(seeds[0])
         self._fresh = self._mode is AutoresetMode.NEXT_STEP
 
     def restore(self, frame: int) -> bool:
-        """Write the results of the step in which the replaced envs were lost."""
+        """Write the results of the step that was interrupted by the loss of the replaced envs."""
         self._returned, self._replayed = [], 0
         if self._same_step:
             return self._serve(frame, lambda: self._reset_all(frame))
@@ -171,7 +171,7 @@ class NestedBlock(RepeatableBlock):
         self._options[i] = options, version
 
     def _serve(self, frame: int, work: Callable[[], None]) -> bool:
-        """Prepare the frame and do some work; report an exception as one of the first env."""
+        """Prepare the frame and do some work; report an exception as an error of the first env."""
         self._overflow = []
         try:
             self._rows.begin(frame)
@@ -190,7 +190,7 @@ class NestedBlock(RepeatableBlock):
         if self._replayed == len(self._returned):
             if self._use_buffers is not None:
                 own = self._buffers[frame]
-                # The results of the step may be there already.
+                # An earlier attempt may have called it already.
                 self._use_buffers(*(own if name == "step" else (own[0], *self._unused)))
             function = getattr(self._env, name)
             if self.here and hasattr(self._env, f"{name}_async"):
@@ -202,7 +202,7 @@ class NestedBlock(RepeatableBlock):
         return self._returned[self._replayed - 1]
 
     def _as_arrays(self, results: Any) -> Any:
-        """Return results with arrays in place of tensors; then actions become tensors, too."""
+        """Convert tensors in results to arrays; if there are any, later actions become tensors."""
         first: Any = results[0] if isinstance(results, tuple) and results else None
         while isinstance(first, (dict, tuple)) and first:
             first = next(iter(first.values() if isinstance(first, dict) else first))
@@ -212,12 +212,12 @@ class NestedBlock(RepeatableBlock):
         return _mapped(lambda one: to_array(one) if is_tensor(one) else one, results)
 
     def _call_in_parts(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a vector env with workers; an interrupted call has perhaps begun already."""
+        """Call a vector env that has workers; an interrupted call may have been sent already."""
         begin = getattr(self._env, f"{name}_async")
         try:
             begin(*args, **kwargs)
         except AlreadyPendingCallError as error:
-            if error.name != name:  # an abandoned call: its results are not needed
+            if error.name != name:  # an abandoned call, whose results are dropped
                 getattr(self._env, f"{error.name}_wait")()
                 begin(*args, **kwargs)
         return getattr(self._env, f"{name}_wait")()
@@ -237,7 +237,7 @@ class NestedBlock(RepeatableBlock):
         return build(self._action_tree, lambda leaf: self._actions[leaf].of(frame).copy(), _never)
 
     def _batched(self, actions: Sequence[Any]) -> Any:
-        """Return actions that came one by one as a batch."""
+        """Return actions that were passed one by one as a batch."""
         space = self._env.single_action_space
         out: Any = create_empty_array(space, self.count)
         return concatenate(space, actions, out)
@@ -281,10 +281,10 @@ class NestedBlock(RepeatableBlock):
                 self._write_infos(frame, self._all, infos)
 
     def _write_late(self, frame: int, observations: Any, infos: dict[str, Any]) -> None:
-        """Write a step that resets those envs whose episodes the last step ended.
+        """Write the results of a step that also reset the envs whose episodes the last step ended.
 
-        The observations of episodes that end now are in the frame twice, since the next ones have
-        not begun: also as the final ones.
+        If an episode ends now, the next step begins another one. So its last observation is
+        in the frame twice: as an observation and as a final one.
         """
         self._has_final[frame, self._over_before] = BEGUN
         over = self._terminated[frame] | self._truncated[frame]
@@ -317,7 +317,7 @@ class NestedBlock(RepeatableBlock):
             self._leave(_UNSHAPED, i, tuple(value[i] for value in unshaped))
 
     def _write_finals(self, frame: int, ended: Array, observations: Any) -> None:
-        """Write the last observations of episodes, which these arrays of all envs contain."""
+        """Write the last observations of ended episodes, out of the observations of all envs."""
         for (kind, number), (_, value) in zip(
             self._kinds, leaves(self._tree, observations), strict=True
         ):
@@ -331,9 +331,9 @@ class NestedBlock(RepeatableBlock):
     def _write_given_finals(
         self, frame: int, ended: Array, infos: dict[str, Any]
     ) -> dict[str, Any]:
-        """Write the last observations and infos of episodes in ``infos``; return the other infos.
+        """Write the last observations and infos of ended episodes; return the other infos.
 
-        Those are of the first observations of the next episodes.
+        The others belong to the first observations of the next episodes.
         """
         finals, given = infos.get("final_obs"), infos.get("final_info", {})
         if finals is None:
@@ -348,7 +348,7 @@ class NestedBlock(RepeatableBlock):
                 ):
                     if kind == "leaf":
                         self._finals[number][frame, i] = value
-                # Of an array without dimensions, a frame would make a number.
+                # A frame would turn an array without dimensions into a number.
                 held = self._shaped and np.ndim(finals[i]) > 0 if self._is_array else self._shaped
                 self._has_final[frame, i] = FINAL if held else FINAL_BY_MAIL
                 if not held:
@@ -364,7 +364,7 @@ class NestedBlock(RepeatableBlock):
     # -- resets ----------------------------------------------------------------------------------
 
     def _reset(self, frame: int, calls: Sequence[Call]) -> None:
-        """Reset some envs, and write the observations of all and the infos of those."""
+        """Reset some envs; write the observations of all envs and the infos of those."""
         chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
         if len(chosen):
             self._clear(frame, chosen)
@@ -395,9 +395,9 @@ class NestedBlock(RepeatableBlock):
     def _resets_of(
         self, envs: Array, calls: Sequence[Call] | None
     ) -> Iterator[tuple[Array, Array, Any, dict[str, Any] | None]]:
-        """Yield the envs of each call of ``reset``, those that it is for, its seed and options.
+        """Yield for each ``reset`` the envs that it resets, those that it should, seed and options.
 
-        Only envs that were reset before can be left out of a reset, so the first one is of all.
+        The first call resets all envs, because only envs that were reset can be left out.
         """
         seeds: list[int | None] = [None] * self.count
         by_options: dict[bytes, tuple[list[int], dict[str, Any] | None]] = {}
@@ -415,7 +415,7 @@ class NestedBlock(RepeatableBlock):
             yield rows, own, self._seed_of(seeds, rows), options
 
     def _seed_of(self, seeds: Sequence[int | None], rows: Array) -> Any:
-        """Return what ``reset`` takes as the seed of some envs: a number if they are successive."""
+        """Return the ``seed`` argument of a reset: one number if the seeds are successive."""
         chosen = [seeds[i] for i in rows.tolist()]
         if all(seed is None for seed in chosen):
             return self._seed
@@ -463,7 +463,7 @@ class NestedBlock(RepeatableBlock):
             frame: The frame.
             rows: The envs.
             infos: The infos of all envs.
-            under: The key to write them under; None: they are the infos themselves.
+            under: The key of a dict to nest them in; None: do not nest them.
         """
         if self._keep == "NONE":
             return
@@ -486,7 +486,7 @@ class NestedBlock(RepeatableBlock):
 
 
 def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return dicts and tuples with a function's results in place of all other values."""
+    """Apply a function to the leaves of nested dicts and tuples."""
     if isinstance(tree, dict):
         return {key: _mapped(function, one) for key, one in tree.items()}
     if isinstance(tree, tuple):
@@ -506,7 +506,7 @@ def _kinds(tree: Any) -> Iterator[tuple[str, int]]:
 
 
 def _row(tree: Any, batch: Any, i: int) -> Any:
-    """Return the observation of one env in those of all."""
+    """Return the observation of one env from a batch of all envs."""
     values = [value for _, value in leaves(tree, batch)]
     numbers = list(_kinds(tree))
     return build(
@@ -536,7 +536,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _as_dtype(value: Any, dtype: np.dtype[Any]) -> Array:
-    """Return an array in this dtype; raise TypeError if numbers would change their kind."""
+    """Convert an array to this dtype; raise TypeError if that changes the kind of numbers."""
     array = np.asarray(value)
     return array if array.dtype == dtype else array.astype(dtype, casting="same_kind")
 
@@ -547,7 +547,7 @@ def _has_rows(value: Any, count: int) -> bool:
 
 
 def _entries(infos: Mapping[str, Any], count: int) -> Iterator[tuple[str, Any, Array | None]]:
-    """Yield the key, value and mask of each info of several envs; None: all envs have it."""
+    """Yield the key, value and mask of each info; the mask None means that all envs have it."""
     masks = {
         key: np.asarray(infos[f"_{key}"])
         for key in infos
@@ -569,7 +569,7 @@ def _is_mask(value: Any, count: int) -> bool:
 
 
 def _item(value: Any, i: int, count: int) -> Any:
-    """Return the info of one env in that of all: with types that batch to the same arrays."""
+    """Return the info of one env, with a type that batches to the same arrays again."""
     if isinstance(value, dict):
         return {
             key: _item(one, i, count)

@@ -17,7 +17,7 @@ __all__ = ["VectorOptions"]
 
 
 class VectorOptions(TypedDict, total=False):
-    """The options that ``VectorEnv`` takes besides ``env_fns``, and those of ``make_vec`` for it.
+    """The options of ``VectorEnv``, which ``make_vec`` and the samplers take too.
 
     Only type checkers use this. ``VectorEnv`` declares the options; a test compares the two.
     """

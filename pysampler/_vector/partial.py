@@ -1,7 +1,7 @@
-"""Partial batches: which groups ``send`` and ``recv`` take, and how that is recorded and replayed.
+"""Partial batches: choosing the groups for ``send`` and ``recv``, recording and replaying them.
 
-``BatchWait`` says when a batch is complete, for ``recv`` and for samplers. ``Batches`` waits for
-groups (for a fixed number, as a tuner chooses, or as a recording says) and keeps their results in
+``BatchWait`` defines when a batch is complete, for ``recv`` and for samplers. ``Batches`` waits for
+groups (a fixed number, a tuner's choice, or those of a recording) and keeps their results in
 ``core.call``, so that an interrupt loses no batch.
 """
 
@@ -33,13 +33,13 @@ __all__ = ["BatchWait", "Batches"]
 
 
 class BatchWait(NamedTuple):
-    """When a batch is complete: with ``min_envs`` envs, or earlier with those that are ready.
+    """Defines when a batch is complete: with ``min_envs`` envs, or earlier at a deadline.
 
     Attributes:
         min_envs: The least number of envs.
         max_envs: The largest number.
         deadline: When to return the envs that are ready, in ns; None: never.
-        after_first: How long after the first env is ready, in ns; None: see ``deadline``.
+        after_first: The deadline in ns after the first env is ready; None: use ``deadline``.
         or_first: Whether to wait for the first env if none is ready at the deadline.
     """
 
@@ -50,7 +50,7 @@ class BatchWait(NamedTuple):
     or_first: bool = False
 
     def by(self, rule: WaitRule) -> BatchWait:
-        """Return this wait as a tuner's rule changes it, from now on."""
+        """Return this wait with a tuner's rule applied, counting its time-out from now."""
         wait = self._replace(min_envs=rule.min_envs)
         if rule.timeout is None:
             return wait
@@ -84,7 +84,7 @@ class Batches:
         replay_from: str | os.PathLike[str] | None,
     ) -> None:
         self._core = core
-        self.returned = 0  # batches so far
+        self.returned = 0  # number of batches so far
         self._tuners: dict[tuple[int | None, int, bool], BatchTuner] = {}
         self._replayer: BatchReplayer | None = None
         self._recorder: BatchRecorder | None = None
@@ -137,8 +137,8 @@ class Batches:
 
         A tuner overrides ``min_envs``, and may set a time-out; such a batch has at least one env.
 
-        Right after its ``with`` block the caller increments ``returned`` and sets
-        ``call.returned``, so an interrupt before that loses nothing.
+        Right after its ``with`` block the caller must increment ``returned`` and set
+        ``call.returned``. An interrupt before that loses nothing.
         """
         core = self._core
         if core.call.kept is None:
@@ -190,7 +190,7 @@ class Batches:
         return groups, self._core.pool.wait_for(groups)
 
     def _note(self, groups: Sequence[int]) -> None:
-        """Record or replay the groups of a batch; repeated calls do so only once."""
+        """Record the groups of a batch, or mark them as replayed. May be repeated."""
         if self._recorder is not None:
             self._recorder.write(self.returned, groups)
         if self._replayer is not None:

@@ -1,8 +1,8 @@
-"""Envs run by a custom ``worker`` function, which ``AsyncVectorEnv`` accepts too.
+"""Envs run by a custom ``worker`` function, as in ``AsyncVectorEnv``.
 
 The function runs in a thread of the process that its env lives in, and speaks gymnasium's protocol:
 ``(command, data)`` in, ``(result, success)`` out. Its results go into the frames like those of any
-env. It resets its env itself when an episode ends.
+env. The function resets its env itself when an episode ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ARGUMENTS = (8, 7)
 
 
 def check_worker(worker: Callable[..., None]) -> int:
-    """Return the number of arguments to pass, or raise ValueError if it takes none of these."""
+    """Return the number of arguments to pass, or raise ValueError if no number fits."""
     signature = inspect.signature(worker)
     for count in _ARGUMENTS:
         try:
@@ -42,7 +42,7 @@ def check_worker(worker: Callable[..., None]) -> int:
 
 
 class PipedEnv:
-    """An env run by a worker function, with the methods of an env that an env server calls."""
+    """An env run by a worker function, with the methods that an env server calls."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ _LONGEST_HEADER = 1 << 20
 
 
 class BatchRecorder:
-    """Writes each batch to a file immediately; a fork could write a buffer a second time.
+    """Writes each batch to a file at once: with a buffer, a fork could write it a second time.
 
     If the disk is full, ``write`` raises OSError and may be repeated.
     """
@@ -41,7 +41,7 @@ class BatchRecorder:
                 raise ValueError(f"cannot record to {path}: it is {wrong}")
         self._path = path
         self._file = path.open("wb", buffering=0)
-        self._done = 0, 0, 0  # batches written, their bytes, and their checksum
+        self._done = 0, 0, 0  # batches, bytes and checksum so far
         self._done = 0, *self._written(_header(groups))
 
     def write(self, batch: int, groups: Sequence[int]) -> None:

@@ -49,7 +49,7 @@ def register(specs: bytes) -> None:
 def _is_registered(spec: gym.envs.registration.EnvSpec) -> bool:
     try:
         return bool(gym.registry.get(spec.id) == spec)
-    except Exception:  # such as arrays among its keywords, whose == is not a bool
+    except Exception:  # == fails, as for arrays in kwargs
         return False
 
 

@@ -1,8 +1,8 @@
 """Results: writes actions to frames and reads results from them, in gymnasium's form.
 
 Observations, rewards and infos with a column are read from the frame by ``_core.FrameAccess``.
-Everything else (overflow: errors, other infos, observations without a fixed shape) arrives by mail
-and is merged here, in Python, so that only envs that need this pay for it.
+Overflow (errors, other infos, observations without a fixed shape) arrives by mail and is merged
+here, in Python, so only envs with overflow pay for it.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Results:
         self._unshaped: list[list[Any]] = [
             [None] * frames.envs for _ in range(self._spec.unshaped_observations)
         ]
-        self._announced = len(columns)  # how many columns of infos the workers know
+        self._announced = len(columns)  # number of info columns that workers know
         self.show_versions = False  # whether infos include the versions of options
-        self.plain = False  # whether the last results came from the frame alone
+        self.plain = False  # whether the last results had no overflow
         self._ids = [np.arange(g.start, g.stop) for g in groups]
         self._no_ids = np.zeros(0, np.int64)
         self._nothing = (
@@ -78,7 +78,7 @@ class Results:
             np.zeros((0, *self._spec.rewards)),
             *(np.zeros(0, np.bool_) for _ in range(2)),
         )
-        # If a worker is lost, the frame that was seen last is needed: do not overwrite it next.
+        # If a worker is lost, the last returned frame is still needed: do not overwrite it next.
         spare = 2 if restarts else 1
         ranges = [(group.start, len(group)) for group in groups]
         self.access = _core.FrameAccess(frames, self._infos.core, copy, ranges, spare)
@@ -89,11 +89,11 @@ class Results:
         return self.access.frame
 
     def new_columns(self) -> list[Column]:
-        """Return the columns of infos that workers do not know yet."""
+        """Return the columns of infos that are new to the workers."""
         return self._infos.columns[self._announced :]
 
     def announced(self, columns: Sequence[Column]) -> None:
-        """Note that the workers know these columns now."""
+        """Note that the workers have been told about these columns."""
         self._announced += len(columns)
 
     # -- actions ---------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Results:
 
         Args:
             actions: Actions of any dtypes and nesting.
-            envs: The envs of the actions, each on the frame that ``access.start`` chose for it;
+            envs: The envs of the actions; each uses the frame that ``access.start`` chose for it.
                 None: all envs.
         """
         frame: Any = self.frame
@@ -124,7 +124,7 @@ class Results:
     # -- results ---------------------------------------------------------------------------------
 
     def read(self, answers: Sequence[Answer]) -> Stepped:
-        """Return the results of all envs, from the frame that they all use."""
+        """Return the results of all envs from their common frame."""
         if answers and (failures := self.failed(answers)):
             raise self._error(failures)
         frame = self.frame
@@ -144,7 +144,7 @@ class Results:
     def read_some(self, groups: Sequence[int], answers: Sequence[Answer]) -> Stepped:
         """Return the results of some groups, each from the frame that ``access.start`` chose.
 
-        The caller has checked that none ``failed``. The info ``env_id`` is the env of each row.
+        The caller must have checked that none ``failed``. The info ``env_id`` names each row's env.
         """
         frame_of = self.access.frame_of
         rest, final = self._unpack(answers, frame_of) if answers else ([], {})
@@ -174,7 +174,7 @@ class Results:
         return observations, rewards, terminated, truncated, infos
 
     def nothing(self) -> Stepped:
-        """Return the results of no env. The empty arrays may be shared between calls."""
+        """Return empty results, for no env. Calls may share the empty arrays."""
         return *self._nothing, {"env_id": self._no_ids, "_env_id": self._nothing[2]}
 
     def observations(self) -> Any:
@@ -251,7 +251,6 @@ class Results:
 
     @property
     def columns(self) -> Sequence[Column]:
-        """The columns of infos."""
         return self._infos.columns
 
     def learn(self, rest: Sequence[tuple[int, dict[str, Any]]]) -> Sequence[Column]:
@@ -260,7 +259,7 @@ class Results:
         return self._infos.columns
 
     def warn_once(self, message: str) -> None:
-        """Warn the caller of a sampler, but only once per message."""
+        """Warn the caller of a sampler, once per message."""
         if message not in self._warnings:
             self._warnings.add(message)
             warnings.warn(f"pysampler: {message}", stacklevel=7)
@@ -305,9 +304,9 @@ class Results:
     def _end_lost_episodes(
         self, group: int, frame: int, final: dict[int, Any], *, stepping: bool
     ) -> list[tuple[int, dict[str, Any]]]:
-        """Write the end of the episodes of envs that were lost in a step; return the envs' infos.
+        """End the episodes of envs that were lost in a step, in the frame; return the envs' infos.
 
-        Envs that were lost in a reset are only reset again: no episode ends.
+        Envs that were lost in a reset are reset again; no episode ends.
         """
         lost: dict[str, Any] = {"worker_lost": True}
         envs = slice(self._groups[group].start, self._groups[group].stop)
@@ -332,7 +331,7 @@ class Results:
         )
 
     def _error(self, failures: Sequence[tuple[int, Failure]]) -> EnvError:
-        """Return the error of the first env, with those of the others as notes."""
+        """Return the error of the first env, with the errors of others as notes."""
         chosen = first(failures)
         error = self._error_of(*chosen)
         for one in sorted(failures, key=_env_of):
@@ -345,8 +344,8 @@ class Results:
 class _Batcher(GymVectorEnv[Any, Any, Any]):
     """Batches infos with gymnasium's method.
 
-    It does not use the vector env that the infos belong to: that would be a cycle of references,
-    which would keep the workers alive when the vector env is dropped.
+    It has no reference to the vector env: the cycle would keep the workers alive after the vector
+    env is dropped.
     """
 
     def add(self, infos: dict[str, Any], info: dict[str, Any], env: int) -> dict[str, Any]:
@@ -364,7 +363,7 @@ def _batching(what: str) -> Iterator[None]:
 
 
 def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:
-    """Return the failure of the env server if it failed, otherwise that of the first env."""
+    """Return the failure of the env server, if any, otherwise the one of the first env."""
     return min(failures, key=_env_of)
 
 

@@ -29,7 +29,7 @@ def make_server(
         env_fns: Functions that each make an env.
         first: The number of the first env.
         sizes: The sizes of the groups.
-        specs: The parent's registered envs.
+        specs: The env specs that the parent registered.
         init: The user's ``worker_init``.
         why_python: Why envs are stepped one by one; None: alike envs are stepped together.
         inline: Whether this is the user's process.

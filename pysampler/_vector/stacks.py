@@ -30,7 +30,7 @@ class StackPart(NamedTuple):
 
     Attributes:
         name: The name of its class, or the env's id.
-        how: How it is stepped.
+        how: How it is stepped, see ``How``.
         why: Why it is stepped in Python; "" otherwise.
         has_task: Whether it is an env that may be native.
     """
@@ -55,7 +55,7 @@ def parts_of(env: Any, how: How, why: str = "") -> list[StackPart]:
 
 
 def why_not_native(stacks: Sequence[Stack]) -> str | None:
-    """Return why some envs are not native; None if all are."""
+    """Return a reason why some envs are not native; None if all are."""
     for stack in stacks:
         if stack[-1].how != "native":
             kind = "a vector env" if stack[-1].how == "in one call" else "an ordinary env"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Transforms", "adopted", "is_ours", "unwrapped"]
 
-# Methods of wrappers that do nothing but call observations() or rewards().
+# Methods of wrappers that only call observations() or rewards().
 _PLAIN_STEPS = (
     VectorObservationWrapper.step,
     VectorizeTransformObservation.step,
@@ -44,12 +44,12 @@ _PLAIN_STEPS = (
 _PLAIN_RESETS = VectorObservationWrapper.reset, VectorWrapper.reset, NormalizeObservation.reset
 
 
-# The newest VectorEnv of each vector env that was adopted.
+# By adopted vector env, the newest VectorEnv for it.
 _adopted: weakref.WeakKeyDictionary[Any, weakref.ref[VectorEnv]] = weakref.WeakKeyDictionary()
 
 
 class Transforms:
-    """Transforms a batch of all envs like the wrappers of a vector env.
+    """Applies the transformations of a vector env's wrappers to a batch of all envs.
 
     Args:
         wrappers: The wrappers, the innermost first.
@@ -58,7 +58,7 @@ class Transforms:
     Attributes:
         spec: The spaces of an env as the outermost wrapper shows it.
         names: The names of the wrappers' classes, for errors.
-        learns: Whether running means, as of ``NormalizeObservation``, are updated.
+        learns: Whether a wrapper updates running means, like ``NormalizeObservation``.
     """
 
     def __init__(self, wrappers: Sequence[Any], spec: Spec) -> None:
@@ -78,8 +78,8 @@ class Transforms:
 
         Args:
             arrays: The leaves of the envs' observations, which wrappers may write to.
-            final: Whether these are final observations of episodes. They come in addition to those
-                of the next step, so copies of the wrappers transform them, whose state is dropped.
+            final: Whether these are final observations of episodes. They come in addition to the
+                observations of the step, so copies of the wrappers transform them.
         """
         batch = build(self._inner_spec.observation_tree, arrays.__getitem__, arrays.__getitem__)
         for wrapper in self._wrappers:
@@ -111,7 +111,7 @@ class Transforms:
 
 
 def _frozen_copy(wrapper: Any) -> Any:
-    """Return a copy of a wrapper, to call without changing the state of the wrapper."""
+    """Return a copy of a wrapper, to call it without changing the wrapper's state."""
     copied = copy.copy(wrapper)
     copied.close = lambda **_: None  # gymnasium 1.1 calls it when an object is dropped
     for name, value in vars(wrapper).items():
@@ -144,14 +144,14 @@ def unwrapped(envs: Any, purpose: str) -> tuple[VectorEnv, list[Any]]:
 
 
 def adopted(envs: GymVectorEnv[Any, Any, Any], mode: AutoresetMode | None = None) -> VectorEnv:
-    """Return a ``VectorEnv`` whose envs are those of another vector env in this process.
+    """Return a ``VectorEnv`` around another vector env of this process, for samplers.
 
-    It steps that in one call, and leaves closing it to the caller. While it is in use, the same one
+    It steps the other one in one call, and does not close it. While it is in use, the same object
     is returned again, so that two samplers cannot step the envs at once.
 
     Args:
         envs: The vector env.
-        mode: The autoreset mode; None: its own.
+        mode: The autoreset mode to offer; None: the mode of ``envs``.
     """
     known = _adopted.get(envs)
     if mode is None and known is not None and (made := known()) is not None and not made.closed:

@@ -1,6 +1,6 @@
-"""BatchTuner: learns how many envs a batch should wait for, and how long, from earlier batches.
+"""BatchTuner: measures how many envs a batch should wait for, and for how long.
 
-It measures rules in turn, in short windows. Standard errors decide which rules are slower, since a
+It tries rules in turn, in short windows. Standard errors decide which rules are slower, since a
 window is noisy (long steps, other processes). Trials repeat rarely: a slow rule costs steps.
 """
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchTuner", "WaitRule", "tuner_of", "wait_rules"]
 
-# A rule is measured in windows of several parts. The spread of the parts gives the standard error.
-_PART = 16  # least env steps of a part; also at least the number of envs
-_PARTS = 4  # least parts of a window
-_WINDOW_NS = 10_000_000  # shorter windows would measure the scheduler
+# A rule is measured in windows of several parts, whose spread gives the standard error.
+_PART = 16  # env steps of a part, or the number of envs if that is larger
+_PARTS = 4  # least number of parts of a window
+_WINDOW_NS = 10_000_000  # ns; shorter windows would measure the scheduler
 _SWEEPS = 1, 1, 2, 4, 8, 16, 32, 64  # window lengths in each sweep of a trial, as multiples
-_SURE = 2.0  # standard errors that tell two rules apart
-_TIE = 0.01  # rules within this share of the best are as good
-_TIMEOUTS = 1.25, 2.5  # to try, as multiples of the time in which all envs are usually ready
+_SURE = 2.0  # standard errors by which two rules must differ
+_TIE = 0.01  # rules within this share of the best count as equal
+_TIMEOUTS = 1.25, 2.5  # time-outs to try, as multiples of the usual time until all envs are ready
 _REST = 20  # a choice holds for this many times the length of its trial,
 _LONGEST_REST = 80  # up to this many if it is confirmed,
 _SHORT_REST = 4  # or this many if the env steps per second change
@@ -34,7 +34,7 @@ _CHANGE = 1.5  # by this factor
 
 
 class WaitRule(NamedTuple):
-    """Wait until ``min_envs`` are ready, or until the time-out is over and one is."""
+    """Wait for ``min_envs`` envs, or after the time-out for one."""
 
     min_envs: int
     timeout: float | None = None
@@ -73,7 +73,7 @@ class _Measured(NamedTuple):
 def wait_rules(groups: Sequence[int], max_envs: int) -> list[WaitRule]:
     """Return rules without a time-out, beginning with the one that waits for most envs.
 
-    They are dense near all groups, where a single slow env makes a difference.
+    They are dense near the number of all envs, where a single slow env makes a difference.
 
     Args:
         groups: The number of envs of each group.
@@ -145,14 +145,14 @@ class BatchTuner:
         self._begin_trial(self._called)
 
     def called(self) -> None:
-        """Note that the caller begins to wait for a batch."""
+        """Record that the caller begins to wait for a batch."""
         self._called = at = self._clock() - self._skipped
         gap = at - self._returned
         if gap > self._longest_gap:
             self._longest_gap = gap
 
     def received(self, count: int) -> None:
-        """Note that the caller gets a batch, and that ``count`` env steps have been made."""
+        """Record that the caller gets a batch with ``count`` env steps."""
         self._returned = at = self._clock() - self._skipped
         if self._wait_times is not None:
             self._wait_times.append(at - self._called)
@@ -161,7 +161,7 @@ class BatchTuner:
             self._end_part(at)
 
     def resumed(self) -> None:
-        """Leave out the time since the last batch: the caller used it for something else."""
+        """Ignore the time since the last batch, which the caller used for something else."""
         self._skipped += self._clock() - self._skipped - self._returned
 
     @property
@@ -242,7 +242,7 @@ class BatchTuner:
 
     def _drop_slow(self) -> None:
         measured = self._measured
-        # The mean over all rules: a single one may have met no rare event, such as a long reset.
+        # The mean over all rules, since a single one may have missed rare events (long resets).
         usual = statistics.fmean(one.spread for one in measured.values())
         error = {
             rule: _SURE * one.cost * math.sqrt(max(usual, one.spread) / one.parts)

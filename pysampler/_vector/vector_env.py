@@ -70,76 +70,91 @@ __all__ = ["VectorEnv", "core_of"]
 
 
 class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
-    """A gymnasium vector env that runs its envs in a few worker processes, several in each.
+    """A drop-in for gymnasium's ``AsyncVectorEnv`` that runs several envs in each worker process.
 
     It takes the arguments of ``gymnasium.vector.AsyncVectorEnv``, raises the same exceptions, and
     returns the same results as ``SyncVectorEnv``, bit for bit. A call from a second thread while
     another is in progress raises ``BusyError``; a call in a forked child raises ``ClosedError``.
 
     Args:
-        env_fns: Functions that each make an env, or a vector env of gymnasium. The envs of a vector
-            env count like any others; its worker steps all of them in one call. ``num_workers``,
-            ``groups`` and ``main_envs`` then divide functions. Its own autoreset mode must be
-            ``autoreset_mode``, or DISABLED with SAME_STEP.
-        shared_memory: Results always travel in shared memory. Pass False only to allow spaces of
-            types that gymnasium does not know.
-        copy: Whether returned observations are copies. Large observations are not copied if enough
-            frames are free: their frame is not overwritten while you still refer to them.
-        context: How workers start. None or "forkserver" forks them from a clean interpreter, "fork"
-            forks this process, and "spawn" starts a new interpreter for each.
-        daemon: Ignored: workers always end with this process, and may have children.
+        env_fns: Functions that each make an env or a gymnasium vector env. A worker steps a whole
+            vector env in one call. ``num_envs`` counts its envs, but ``num_workers``, ``groups``
+            and ``main_envs`` divide the functions. Its autoreset mode must equal
+            ``autoreset_mode``, or be DISABLED if that is SAME_STEP.
+        shared_memory: Accepted for compatibility: results always travel in shared memory. Pass
+            False only to allow custom spaces, which gymnasium refuses with True.
+        copy: Return observations that later steps never overwrite. Large ones are not copied if
+            enough frames are free: their frame is not reused while you refer to them. False
+            returns views of shared memory, see ``frames``.
+        context: How workers start. By default ("forkserver") they are forked from a clean
+            interpreter. "fork" forks this process with everything that it has loaded, which is
+            unsafe if it has threads or a CUDA context. "spawn" starts an interpreter per worker.
+        daemon: Accepted for compatibility and ignored: workers always end with this process, and
+            may start processes.
         worker: A custom worker function, as in gymnasium. It runs in a thread of the process that
             its env lives in.
-        observation_mode: As in gymnasium: "same", "different", or a pair of spaces.
-        autoreset_mode: As in gymnasium.
-        max_concurrency: The largest number of workers.
-        num_workers: The number of worker processes, at most one per env. Defaults to the number of
-            CPUs that this process may use. 0 steps all envs in this process, which helps with
-            debugging and is faster if steps are very short. "auto" steps one extra env for some
-            milliseconds, then chooses this and ``main_envs`` to minimise the time of a step of all
-            envs; ``division`` gives the choice and the reason.
-        main_envs: The number of envs, the last ones, that live in this process, which steps them
-            while the workers step theirs. With one process per CPU this beats one more worker, so
-            the default ``num_workers`` is then one lower. "auto" chooses the number by a trial of
-            one extra env. ``on_worker_loss``, ``step_timeout`` and ``worker_init`` do not cover
-            these envs, a crash of one ends the program, and samplers cannot act in the workers.
-        groups: Each worker's envs are split into this many groups, which can be stepped
-            independently.
+        observation_mode: Pass "different", or a pair of spaces (batched, single), if the bounds of
+            the envs' observation spaces differ, as in gymnasium.
+        autoreset_mode: When to reset an env whose episode has ended, as in gymnasium: in the next
+            step (NEXT_STEP), in the same step (SAME_STEP), or never (DISABLED).
+        max_concurrency: The largest number of processes that step envs, as in gymnasium.
+        num_workers: The number of worker processes, at most one per env. By default, the number of
+            CPUs that this process may use: lower it to leave CPUs to a learner, raise it if envs
+            wait for something other than a CPU. 0 steps all envs in this process, for debugging or
+            for very short steps. "auto" times one extra env for some milliseconds and chooses
+            ``num_workers`` and ``main_envs`` for the fastest steps; see ``division``.
+        main_envs: The number of envs that this process steps while the workers step theirs; it
+            takes the last envs. With one process per CPU this beats one more worker, so the default
+            ``num_workers`` is then one lower. "auto" times one extra env to choose the number.
+            ``on_worker_loss``, ``step_timeout`` and ``worker_init`` do not cover these envs, a
+            crash of one ends the program, and samplers cannot act in the workers.
+        groups: Split each worker's envs into this many groups, which can be stepped independently:
+            ``recv`` returns whole groups, and a sampler acts for one group while another steps.
         frames: The number of steps whose results fit into shared memory. With ``copy=False`` a
-            returned observation is a view that does not change for ``frames - 1`` further steps.
-        wait: How processes wait for each other: "adaptive" learns how long to spin before sleeping;
-            "spin", "yield" and "park" are fixed.
-        infos: Which infos to keep: "all", "final" (those of steps that end an episode) or "none".
-            If envs are reset in the step that ends their episode, ``final_obs`` is always kept.
-        preload: Names of modules that the fork server imports before it forks workers. By default,
-            modules of installed packages that the first vector env imported are preloaded for later
-            ones; with more than two workers per CPU, modules that its first worker imported are
-            preloaded for the others. If a module creates a random generator during its import, all
-            workers draw the same numbers: do not preload it, or seed it in ``worker_init``.
-        check_actions: Whether actions that contain nan raise ValueError.
+            returned observation does not change for ``frames - 1`` further steps: raise this to
+            keep views for longer.
+        wait: How processes wait for each other. "adaptive" learns how long to spin before sleeping.
+            "park" sleeps at once, which leaves the CPU to other programs. "spin" keeps the CPU
+            busy. "yield" offers it to others for 1 ms, then sleeps.
+        infos: Which infos to return: "all", "final" (only in steps that end an episode) or "none".
+            Fewer infos make steps faster. With SAME_STEP, ``final_obs`` is always returned.
+        preload: Names of modules that the fork server imports before it forks workers, so that they
+            start faster. By default, modules of installed packages that your first vector env
+            imported are preloaded for later ones; with more than two workers per CPU, those that
+            its first worker imported are preloaded for the others. If a module creates a random
+            generator during its import, all workers draw the same numbers: pass a list without that
+            module, or seed the generator in ``worker_init``.
+        check_actions: Raise ValueError if actions contain NaN, before any env gets them. Steps are
+            slower.
         on_worker_loss: If a worker dies, "raise" raises ``WorkerLostError``, and "restart" starts
             another with new envs: the interrupted step ends their episodes (``truncated``, the last
             observation seen, ``info["worker_lost"]``), and their next resets get fresh seeds.
-        max_restarts: If a worker dies more often than this within ``restart_window`` seconds, raise
-            even with "restart".
-        restart_window: See ``max_restarts``.
+        max_restarts: With "restart", raise nevertheless if one worker dies more often than this
+            within ``restart_window``.
+        restart_window: Seconds in which restarts are counted; see ``max_restarts``.
         step_timeout: Raise if an env takes longer than this many seconds to answer; see
-            ``on_hang``.
-        on_hang: What to do about such an env: "raise" raises ``EnvTimeoutError``, which names it
-            and leaves the step pending; "wait" warns; "restart" replaces its worker.
-        record_to: A file in which ``recv`` records the envs of each batch.
-        replay_from: A recording of an earlier run: ``recv`` returns the same batches in the same
-            order.
+            ``on_hang``. None waits forever.
+        on_hang: What to do when ``step_timeout`` has passed: "raise" raises ``EnvTimeoutError``,
+            which names the env and leaves the step pending; "wait" logs a warning and continues to
+            wait; "restart" replaces the env's worker.
+        record_to: A file to which ``recv`` writes the envs of each batch, for ``replay_from``.
+        replay_from: A file that ``record_to`` wrote in an earlier run: ``recv`` returns the same
+            batches in the same order.
         worker_init: A function without arguments that each worker runs before it makes its envs.
             Workers import modules anew, so use it to repeat changes that your program made to them
             (``cfg.SIZE = 5``). The level and format of the root logger carry over without it.
-        trace: A file for a trace of env steps and of processes waiting for each other, which a
-            separate process writes until ``close``, or up to 1,000 MB. It is JSON in the format of
-            ``torch.profiler``; open it in ui.perfetto.dev.
-        native: Whether workers step gymnasium's envs of MuJoCo and classic control together and
-            run gymnasium's wrappers on arrays of all their envs, with the same results bit for bit.
-            "auto" does so where short trials find no difference; ``describe()`` says where, and why
-            not. True raises ValueError if an env cannot be stepped so; False steps envs one by one.
+        trace: A file for a timeline of env steps and of processes waiting for each other, in the
+            JSON format of ``torch.profiler``; open it in ui.perfetto.dev. A separate process writes
+            it until ``close``, or until it has 1,000 MB.
+        native: Let workers step gymnasium's MuJoCo and classic control envs together, and run
+            gymnasium's wrappers on arrays of all their envs. Results are the same, bit for bit.
+            "auto" does so where short trials find no difference; ``describe()`` shows where, and
+            gives the reason elsewhere. True raises ValueError if an env cannot be stepped this way.
+            False steps envs one by one.
+
+    Attributes:
+        division: How the envs are divided between workers and this process, and why: a
+            :class:`pysampler.Division`, which prints as a sentence.
 
     >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 8, num_workers=2)
     >>> envs
@@ -307,7 +322,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return spec_of(self.single_observation_space, self.single_action_space, rewards)
 
     def _expect_native(self, native: Any, descriptions: Sequence[EnvDescription]) -> None:
-        """Note whether all envs are native; raise, or log a warning, if they might be but are not.
+        """Record whether all envs are native; raise or log a warning if they could be but are not.
 
         Raises:
             ValueError: ``native`` is True, but some are not.
@@ -328,11 +343,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         seed: int | list[int | None] | None = None,
         options: dict[str, Any] | list[dict[str, Any] | None] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs, or those of ``options["reset_mask"]``.
+        """Reset all envs, or those of ``options["reset_mask"]``, and wait for the results.
 
         Args:
             seed: A number, to which each env's index is added, or a list with one seed per env.
+                None leaves the envs' random generators as they are.
             options: Options for each env's ``reset``: a dict for all, or a list with one per env.
+                ``{"reset_mask": mask}`` resets only the envs where the mask is True.
 
         Returns:
             Observations and infos.
@@ -376,7 +393,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Wait for the pending reset and return observations and infos.
 
         Args:
-            timeout: Raise WaitTimeoutError after this many seconds; the reset stays pending.
+            timeout: Raise WaitTimeoutError after this many seconds; the reset stays pending, so
+                that you can wait again. None waits forever.
         """
         core = self._core
         with core.enter("reset_wait"):
@@ -410,10 +428,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     # return, as it would after a call. If an exception comes earlier, step_wait() returns them.
 
     def step(self, actions: Any) -> Stepped:
-        """Step all envs.
+        """Step all envs and wait for the results.
 
         Args:
-            actions: One per env.
+            actions: A batch of actions, one per env, as ``action_space`` samples them.
 
         Returns:
             Observations, rewards, terminated, truncated, infos.
@@ -442,7 +460,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Start a step; ``step_wait`` returns its results.
 
         Args:
-            actions: One per env.
+            actions: See ``step``.
         """
         with self._core.enter("step_async"):
             self._send(actions)
@@ -451,7 +469,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Wait for the pending step and return its results, like ``step``.
 
         Args:
-            timeout: Raise WaitTimeoutError after this many seconds; the step stays pending.
+            timeout: Raise WaitTimeoutError after this many seconds; the step stays pending, so that
+                you can wait again. None waits forever.
         """
         core = self._core
         with core.enter("step_wait"):
@@ -508,10 +527,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Start a step of some or all envs; ``recv`` returns the results.
 
         Args:
-            actions: Row i is for env ``env_ids[i]``.
-            env_ids: The envs, none of which may be pending; None: all. To answer a batch, pass its
-                ``info["env_id"]``. The envs of a group step together, so ``env_ids`` must cover
-                whole groups, in any order.
+            actions: A batch of actions: row i is for env ``env_ids[i]``.
+            env_ids: The indices of the envs to step, none of which may be pending; None: all. To
+                answer a batch, pass its ``info["env_id"]``. The envs of a group step together, so
+                ``env_ids`` must cover whole groups, in any order.
         """
         core = self._core
         if core.pool.closed:
@@ -540,10 +559,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
         Args:
             seed: A number, to which each env's index is added, or a list with one seed for each of
-                ``env_ids``.
+                ``env_ids``. None leaves the envs' random generators as they are.
             options: Options for each env's ``reset``: a dict for all, or a list with one for each
                 of ``env_ids``.
-            env_ids: See ``send``.
+            env_ids: The indices of the envs to reset; see ``send``.
         """
         core = self._core
         with core.enter("async_reset"):
@@ -576,28 +595,29 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     ) -> Stepped:
         """Wait until ``min_envs`` envs are ready, and return the results of all ready envs.
 
-        The envs come in whole groups, longest ready first. If an env raised, this call raises its
-        exception, and the next call returns the results of the other envs.
+        Envs come in whole groups; the group that has been ready for longest comes first. If an env
+        raised, this call raises its exception, and the next call returns the results of the others.
 
-        For EnvPool users: EnvPool's ``recv`` waits without a deadline and returns exactly
+        If you come from EnvPool: its ``recv`` waits without a deadline and returns exactly
         ``batch_size`` envs. Here, pass ``min_envs=batch_size, max_envs=batch_size``, with groups
         whose size divides it. ``info["env_id"]`` and ``async_reset()`` mean the same; episodes end
         according to ``autoreset_mode``.
 
         Args:
-            min_envs: Wait until this many envs are ready; None: all that are pending. "auto" finds
-                the number that gives the most env steps per second, by trials that calls with the
-                same arguments share. ``stats().batches`` gives the choice.
-            max_envs: Return at most this many envs.
-            timeout: Return after this many seconds with the envs that are ready; if none is, all
-                arrays are empty. "auto" uses the time-out that gives the most env steps per second,
-                if one helps, and returns at least one env.
-            timeout_from: Count the seconds from this "call"; or from the moment when the "first"
-                env is ready, which ``recv`` waits for without limit.
+            min_envs: Wait until this many envs are ready; None: all that are pending. Lower it so
+                that slow envs do not delay the others. "auto" measures several numbers in short
+                trials now and then, and uses the one with the most env steps per second;
+                ``stats().batches`` shows the choice.
+            max_envs: Return at most this many envs; the others stay ready. None: no limit.
+            timeout: Return the ready envs after this many seconds; if there are none, all arrays
+                are empty. None waits forever. "auto" measures whether a time-out gives more env
+                steps per second, and returns at least one env.
+            timeout_from: Count ``timeout`` from the "call" of ``recv``; or from the moment the
+                "first" env is ready, for which ``recv`` then waits without limit.
 
         Returns:
-            Observations, rewards (0 for resets), terminated, truncated, infos. You own all arrays.
-            ``info["env_id"]`` is the env of each row.
+            Observations, rewards (0 for resets), terminated, truncated, infos. Later calls do not
+            overwrite the arrays. ``info["env_id"]`` holds the env of each row.
         """
         core, batches = self._core, self._batches
         choose_timeout = arguments.is_auto("timeout", timeout)
@@ -648,17 +668,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def set_options(self, env_ids: Any, options: Any) -> int:
         """Set options, such as a task, for the next and later resets of envs, automatic or not.
 
-        The options travel with the next commands, so this call does not wait, and you may call it
-        while envs are stepping. Options passed to ``reset`` take precedence.
+        This call does not wait, and you may call it while envs are stepping: the options travel
+        with the next commands. Options passed to ``reset`` take precedence.
 
         Args:
-            env_ids: The envs; None: all.
+            env_ids: The indices of the envs; None: all.
             options: A dict for all of them, or a list with one per env. None in place of a dict
                 removes the options.
 
         Returns:
             The version of these options. ``info["options_version"]`` holds the version that each
-            env's episode was reset with, 0 for none.
+            env's current episode was reset with; 0 if none were set.
         """
         core = self._core
         with core.enter("set_options"):
@@ -677,7 +697,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             return core.options_version
 
     def stats(self) -> Stats:
-        """Return counters of the envs and workers, which print as a table.
+        """Return counters of the envs and workers so far; print them to see a table.
 
         >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
         >>> _ = envs.reset()
@@ -696,7 +716,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             )
 
     def describe(self) -> str:
-        """Return a table of the envs' wrappers: which are native, on batches of envs, or in Python.
+        """Return a table that says how each env and wrapper is stepped, and why.
+
+        "native": together with other envs. "on the batch": the wrapper runs on arrays of all envs.
+        "in Python": one by one, with the reason.
 
         >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
         >>> print(envs.describe())
@@ -717,7 +740,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     @property
     def late(self) -> list[int]:
-        """The envs that have not answered for longer than ``step_timeout``."""
+        """The indices of envs that have not answered for longer than ``step_timeout``."""
         if self._step_timeout is None or self.closed:
             return []
         return [env for _, env, _ in self._pool.overdue(int(self._step_timeout * 1e9))]
@@ -725,12 +748,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     # -- calls -----------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each env, or get an attribute.
+        """Call a method of each env, or get an attribute that is not callable.
 
         Args:
             name: The name of the method or attribute.
-            *args: Arguments of the method.
-            **kwargs: Arguments of the method.
+            *args: Positional arguments of the method.
+            **kwargs: Keyword arguments of the method.
 
         Returns:
             The results, one per env.
@@ -743,8 +766,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
         Args:
             name: The name of the method or attribute.
-            *args: Arguments of the method.
-            **kwargs: Arguments of the method.
+            *args: Positional arguments of the method.
+            **kwargs: Keyword arguments of the method.
         """
         core = self._core
         with core.enter("call_async"):
@@ -760,7 +783,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Wait for the pending call and return its results, one per env.
 
         Args:
-            timeout: Raise WaitTimeoutError after this many seconds; the call stays pending.
+            timeout: Raise WaitTimeoutError after this many seconds; the call stays pending, so that
+                you can wait again. None waits forever.
         """
         core = self._core
         with core.enter("call_wait"):
@@ -778,9 +802,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Call ``function(env, *args)`` in the process of each env, and return the results.
 
         Args:
-            function: A function that takes an env. It is pickled, like its arguments and results.
+            function: A function that takes an env. It is pickled, like its arguments and results;
+                lambdas and closures work.
             *args: Further arguments of the function.
-            envs: Indices of the envs; None: all.
+            envs: The indices of the envs; None: all.
 
         Returns:
             The results, one per env.
@@ -822,14 +847,16 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return results
 
     def get_state(self, env_ids: Any = None) -> npt.NDArray[Any]:
-        """Return the states of envs, one row each, for ``set_state``.
+        """Return the states of envs, one row each, to pass to ``set_state``.
 
-        Rows of MuJoCo envs that are simulated together have named parts: the states of the physics,
-        the episode and the random generator. Other envs must have methods ``get_state()`` and
-        ``set_state(state)``; otherwise AttributeError is raised.
+        Rows of native MuJoCo envs have named parts: the states of the physics, the episode and the
+        random generator. Other envs must have methods ``get_state()`` and ``set_state(state)``.
 
         Args:
-            env_ids: The envs; None: all.
+            env_ids: The indices of the envs; None: all.
+
+        Raises:
+            AttributeError: An env has no such methods.
         """
         core = self._core
         with core.enter("get_state"):
@@ -852,7 +879,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
         Args:
             states: One row per env.
-            env_ids: The envs; None: all.
+            env_ids: The indices of the envs; None: all.
         """
         core = self._core
         with core.enter("set_state"):
@@ -910,34 +937,34 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The seed of each env's generator."""
+        """The seed of each env's random generator, as in gymnasium."""
         return self.get_attr("np_random_seed")
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """A copy of each env's generator."""
+        """Copies of the envs' random generators: drawing from them does not change the envs."""
         return self.get_attr("np_random")
 
     # -- ending ----------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        """Whether the vector env was closed, or ended because a worker was lost."""
+        """Whether ``close`` was called, or an error ended the workers."""
         pool = getattr(self, "_pool", None)
         return pool is None or pool.closed
 
     @closed.setter
     def closed(self, _: bool) -> None:
-        """Ignore the assignment in gymnasium's ``close``: the pool knows whether it is closed."""
+        """Ignore the assignment in gymnasium's ``close``: the pool records whether it is closed."""
 
     def close(self, **kwargs: Any) -> None:
-        """End the workers.
+        """Close the envs and end the workers.
 
         A signal handler may call this while its thread waits in another method, which then raises
         ClosedError. In a fork of the process that made the envs, it does nothing.
 
         Args:
-            **kwargs: Arguments of ``close_extras``.
+            **kwargs: Arguments of ``close_extras``: ``timeout`` and ``terminate``.
         """
         if not self._core.guard.mine:
             return
@@ -956,11 +983,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                         self._tracer.close()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Wait for pending calls, then end the workers.
+        """Wait for pending calls, then end the workers. ``close`` calls this.
 
         Args:
-            timeout: Seconds to wait for pending calls, by default ten.
-            terminate: Whether to end the workers without waiting.
+            timeout: Seconds to wait for pending calls before the workers are killed; None: ten.
+            terminate: Kill the workers without waiting for pending calls or closing the envs.
         """
         core = self._core
         if core.guard.closed:  # an earlier call was interrupted

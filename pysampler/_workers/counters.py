@@ -85,12 +85,12 @@ _ENOUGH, _STRAGGLES = 100, 50e-6
 
 @dataclass(frozen=True, repr=False)
 class Times:
-    """How often each env did something (such as a step), and how long it took.
+    """How many steps or resets each env made, and how long they took.
 
     Attributes:
-        count: The number of times, for each env.
-        seconds: The total duration, for each env.
-        buckets: A histogram of durations for each env: ``[envs, buckets]``.
+        count: The number of steps (or resets) of each env.
+        seconds: Their total duration for each env, in seconds.
+        buckets: A histogram of the durations for each env: ``[envs, buckets]``.
         lower: The lower bounds of the buckets, in seconds.
     """
 
@@ -101,19 +101,20 @@ class Times:
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
-        """The mean duration for each env, in seconds; 0 where the count is 0."""
+        """The mean duration for each env, in seconds; 0 for envs without any."""
         return self.seconds / np.maximum(self.count, 1)
 
     def quantile(self, share: float) -> npt.NDArray[np.float64]:
-        """Return a quantile of the durations for each env, in seconds, to within a fifth.
+        """Return a quantile of the durations for each env, in seconds.
 
-        Durations above half a second count as half a second.
+        It is accurate to 20 %, because it comes from a histogram; durations above half a second
+        count as half a second.
 
         Args:
             share: The quantile, from 0 to 1: 0.5 is the median.
 
         Returns:
-            An array with a value for each env; 0 where there were no durations.
+            An array with a value for each env; 0 for envs without any durations.
         """
         return np.array([_quantile(row, self.lower, share) for row in self.buckets])
 
@@ -124,11 +125,11 @@ class Times:
 
 
 class BatchChoice(NamedTuple):
-    """The choice of ``min_envs="auto"`` or ``timeout="auto"``, and its reasons.
+    """The choice of ``min_envs="auto"`` or ``timeout="auto"``, with the rates behind it.
 
     Attributes:
         min_envs: The number of envs that a batch waits for.
-        timeout: Seconds after which it has fewer envs; None to wait for ``min_envs``.
+        timeout: Seconds after which a batch is returned with fewer envs; None: never.
         rates: Env steps per second of each ``(min_envs, timeout)`` in the last completed trial.
         trials: The number of completed trials.
     """
@@ -155,17 +156,17 @@ class Stats:
         resets: Number and durations of each env's resets.
         worker_of: The index of the worker of each env.
         waits: How often each worker waited for a command.
-        parks: How often it slept in a wait, after spinning and yielding for too long.
-        spin_seconds: Time each worker spent spinning in waits.
-        yield_seconds: Time it spent yielding the CPU in waits.
-        park_seconds: Time it slept in waits.
+        parks: How often each worker slept in a wait, because spinning and yielding took too long.
+        spin_seconds: Seconds each worker spent spinning in waits.
+        yield_seconds: Seconds each worker spent yielding the CPU in waits.
+        park_seconds: Seconds each worker slept in waits.
         losses: How often each worker was lost and replaced.
-        native: Whether the envs are simulated together. Then a step's time is that of its group,
-            divided by the number of envs.
-        batches: The choice of ``recv``, or of a sampler, if it was called with "auto".
-        batch_sizes: How many batches of some envs had each number of envs: those that ``recv``
-            returned, or for which a sampler with ``min_envs``, ``timeout`` or actors with a
-            ``device`` acted.
+        native: Whether all envs are native. The time of an env's step is then the time of its
+            group's step divided by the number of envs.
+        batches: The choice of ``recv`` or of a sampler if ``min_envs`` or ``timeout`` is "auto";
+            otherwise None.
+        batch_sizes: By size, the number of partial batches: those that ``recv`` returned, or for
+            which a sampler acted (``min_envs``, ``timeout``, or actors with a ``device``).
     """
 
     steps: Times
@@ -210,7 +211,7 @@ class Stats:
         )
 
     def to_dict(self) -> dict[str, float]:
-        """Return totals over all envs and workers, for loggers; times in seconds."""
+        """Return totals over all envs and workers as a flat dict, for loggers; times in seconds."""
         numbers: dict[str, float] = {}
         for name, times in (("step", self.steps), ("reset", self.resets)):
             buckets = times.buckets.sum(axis=0)

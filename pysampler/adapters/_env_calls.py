@@ -1,4 +1,4 @@
-"""Functions and wrappers that adapters run in workers, which need no training library for them."""
+"""Functions and wrappers that adapters run in workers, without importing a training library."""
 
 from __future__ import annotations
 
@@ -42,14 +42,12 @@ class MaskInfo(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset the env."""
         observation, info = self.env.reset(**kwargs)
         return observation, self._with_mask(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the env."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        if not (terminated or truncated):  # no action follows
+        if not (terminated or truncated):  # no action follows, so no mask
             info = self._with_mask(info)
         return observation, reward, terminated, truncated, info
 
@@ -69,10 +67,9 @@ def make_with_masks(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any
 
 
 class AnyObject(gym.Space[Any]):
-    """The space of unspecified observations or actions, which are pickled."""
+    """A space that contains any object, for envs without spaces; its values are pickled."""
 
     def contains(self, x: Any) -> bool:  # noqa: ARG002
-        """Return True."""
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -171,12 +168,10 @@ def _parts(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> Iterable[tuple[str
 
 
 def get_attribute(env: gym.Env[Any, Any], name: str) -> Any:
-    """Return an attribute of an env or of one of its wrappers."""
     return call(env, name, (), {}) if is_several(env) else attribute_of(env, name)
 
 
 def has_attribute(env: gym.Env[Any, Any], name: str) -> bool:
-    """Return whether an env or one of its wrappers has an attribute."""
     try:
         attribute_of(env, name)
     except AttributeError:
@@ -204,14 +199,12 @@ def seed_action_space(env: gym.Env[Any, Any], seed: int | None) -> None:
 
 
 def call_method(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:
-    """Call a method of an env or of one of its wrappers."""
     if is_several(env):
         return call(env, name, args, kwargs)
     return env.get_wrapper_attr(name)(*args, **kwargs)
 
 
 def is_wrapped(env: Any, wrapper_class: type[Any]) -> bool:
-    """Return whether an env has a wrapper of a class."""
     while not isinstance(env, wrapper_class):
         if env is env.unwrapped:
             return False

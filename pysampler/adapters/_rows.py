@@ -18,7 +18,7 @@ def info_rows(infos: dict[str, Any], count: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
-        if mask is None:  # a mask itself
+        if mask is None:  # it is a mask itself
             continue
         present: Iterable[int] = np.flatnonzero(mask).tolist()
         if isinstance(values, dict):
@@ -42,5 +42,5 @@ def env_indices(given: Iterable[int], count: int) -> list[int]:
     return [index % count for index in envs]
 
 
-# Dtypes of batched Python numbers and bools. NumPy's numbers may have them too, but rarely do.
+# Dtypes of batched Python numbers and bools. NumPy scalars in infos rarely have them.
 _PYTHON_TYPES = (np.dtype(float), np.dtype(int), np.dtype(bool))

@@ -27,13 +27,12 @@ __all__ = ["VectorEnv"]
 
 
 class VectorEnv(GymVectorEnv[Any, Any, Any]):
-    """Envs that EnvPool has, for code that steps a ``pysampler.VectorEnv``.
+    """EnvPool's envs as a gymnasium vector env.
 
-    EnvPool's own objects have the spaces of one env, infos without masks, rewards of float32, and
-    seeds that only ``make`` takes. Here all of these are as in gymnasium, so that
-    ``pysampler.Rollouts``, ``evaluate`` and gymnasium's vector wrappers take the envs, and a
-    function that returns them may be passed to ``pysampler.VectorEnv``. The autoreset mode is
-    EnvPool's, ``NEXT_STEP``.
+    Pass it to ``pysampler.Rollouts``, ``evaluate`` or gymnasium's vector wrappers, or return it
+    from a function of ``pysampler.VectorEnv``. EnvPool's own objects differ from gymnasium: they
+    have the spaces of one env, infos without masks, rewards of float32, and take seeds in ``make``
+    only. The autoreset mode is EnvPool's, ``NEXT_STEP``.
 
     >>> envs = VectorEnv("CartPole-v1", 64, num_threads=2)  # doctest: +SKIP
     >>> rollouts = pysampler.Rollouts(envs, policy, horizon=128)  # doctest: +SKIP
@@ -62,7 +61,7 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.batch_size = int(self.envs.config["batch_size"]) or num_envs
-        self._pending = np.zeros(num_envs, bool)  # which envs recv has yet to return
+        self._pending = np.zeros(num_envs, bool)  # envs whose results recv has not returned yet
         self._last: Any = None  # the last observations of all envs
 
     def reset(
@@ -71,9 +70,10 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
         """Reset all envs, or those of ``options["reset_mask"]``.
 
         Args:
-            seed: A number, to which each env's index is added, or one for each env. EnvPool seeds
-                envs when it makes them, so it makes all of them again.
-            options: None, or {"reset_mask": mask}.
+            seed: A number, to which each env's index is added, or a list with one for each env.
+                Since EnvPool seeds envs when it makes them, all envs are made again.
+            options: None, or ``{"reset_mask": mask}`` to reset only the envs where the mask is
+                True.
         """
         self._expect_idle("reset")
         options = dict(options or {})
@@ -101,10 +101,17 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
         pairs = zip(given, drawn, strict=True)
         seeds = [other if one is None else int(one) for one, other in pairs]
         self.envs.close()
-        self.envs = self._make(seed=[one % 2**31 for one in seeds])  # it has 31 bits for each
+        self.envs = self._make(seed=[one % 2**31 for one in seeds])  # EnvPool's seeds have 31 bits
 
     def step(self, actions: Any) -> Stepped:
-        """Step all envs."""
+        """Step all envs, and wait for the results.
+
+        Args:
+            actions: A batch of actions, one per env.
+
+        Returns:
+            Observations, rewards, terminated, truncated, infos.
+        """
         self._expect_idle("step")
         self.send(actions)
         results = self.recv()
@@ -112,7 +119,7 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
         return results
 
     def _expect_idle(self, doing: str) -> None:
-        """Raise an error unless all envs can be called, and return, together."""
+        """Raise an error unless all envs are idle and step together."""
         if self.closed:
             raise gym.error.ClosedEnvironmentError(f"cannot {doing}: the vector env is closed")
         if self.batch_size != self.num_envs:
@@ -141,8 +148,8 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
         """Start a step of some or all envs; ``recv`` returns the results.
 
         Args:
-            actions: Row i is for env ``env_ids[i]``.
-            env_ids: The envs, none of which may be pending; None: all.
+            actions: A batch of actions: row i is for env ``env_ids[i]``.
+            env_ids: The indices of the envs to step, none of which may be pending; None: all.
         """
         everyone = range(self.num_envs)
         envs = arguments.indices(everyone if env_ids is None else env_ids, self.num_envs)
@@ -165,8 +172,8 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
         ``info["env_id"]`` is the env of each row.
 
         Args:
-            min_envs: If it is given, it must be ``batch_size``, which EnvPool cannot change.
-            max_envs: Likewise.
+            min_envs: None or ``batch_size``: EnvPool cannot return other numbers of envs.
+            max_envs: None or ``batch_size``.
         """
         for name, given in (("min_envs", min_envs), ("max_envs", max_envs)):
             if given not in (None, self.batch_size):
@@ -189,7 +196,7 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
         return observations, rewards.astype(np.float64), *ends, masked
 
     def _converted(self, actions: Any, count: int) -> Array:
-        """Return actions in the dtype that EnvPool takes, which checks nothing."""
+        """Return checked actions in EnvPool's dtype. EnvPool itself checks nothing."""
         space: Any = self.single_action_space
         array = np.asarray(actions)
         expected = count, *(space.shape or ())
@@ -210,7 +217,7 @@ class VectorEnv(GymVectorEnv[Any, Any, Any]):
 
 
 def _with_masks(infos: dict[str, Any], mask: Array) -> dict[str, Any]:
-    """Return EnvPool's infos, without its ids, as gymnasium's vector envs have infos."""
+    """Return EnvPool's infos in gymnasium's form, with masks and without ids."""
     masked: dict[str, Any] = {}
     for key, value in infos.items():
         if key not in ("env_id", "players"):

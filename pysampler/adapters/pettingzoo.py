@@ -1,7 +1,7 @@
 """PettingZoo's parallel envs on a ``pysampler.VectorEnv``: each agent is a row of the batch.
 
-Workers see a parallel env as one env whose observations stack those of its agents, with their
-rewards and flags beside them, so that all of these lie in shared memory.
+To workers, a parallel env is one env. Its observations stack the agents' observations, rewards and
+flags, so that all of them are in shared memory.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ = ["ParallelVectorEnv", "make_vec"]
 
 
 class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
-    """A vector env of PettingZoo's parallel envs, with a row for each agent of each env.
+    """Step PettingZoo's parallel envs as a vector env with a row for each agent of each env.
 
     The rows of the first env come first, in the order of its ``possible_agents``. All agents must
     have the same spaces; SuperSuit's ``pad_observations_v0`` and ``pad_action_space_v0`` can
     achieve that. An env is reset in the step that ends the episodes of all its agents: the infos of
-    that step have the last observations (``final_obs``).
+    that step contain the last observations (``final_obs``).
 
-    An agent that ends earlier keeps its row until the env is reset: its observations and rewards
-    are zeros, and its actions are ignored. The info ``active`` marks the rows whose agents act
-    next.
+    If the episode of one agent ends earlier, its row stays until the env is reset, with zeros as
+    observations and rewards; its actions are ignored. The info ``active`` is True for rows of
+    agents that act in the next step.
 
     Args:
         env_fns: Functions that each make a parallel env.
-        options: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode``.
+        options: Options of ``pysampler.VectorEnv``, except ``autoreset_mode``.
 
     Attributes:
         envs: The ``pysampler.VectorEnv``, with one env for each parallel env.
@@ -93,7 +93,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Step all envs.
 
         Args:
-            actions: One for each row; those for rows without an active agent are ignored.
+            actions: A batch of actions, one for each row. Those of inactive agents are ignored.
 
         Returns:
             Observations, rewards, terminated, truncated, infos.
@@ -101,7 +101,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return self._results(self.envs.step(self._by_env(actions)))
 
     def step_async(self, actions: Any) -> None:
-        """Begin a step, whose results ``step_wait`` returns.
+        """Start a step; ``step_wait`` returns its results.
 
         Args:
             actions: See ``step``.
@@ -112,7 +112,8 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Wait for the pending step, and return its results.
 
         Args:
-            timeout: Seconds after which WaitTimeoutError is raised; the step stays pending.
+            timeout: Raise WaitTimeoutError after this many seconds; the step stays pending. None
+                waits forever.
 
         Returns:
             Observations, rewards, terminated, truncated, infos.
@@ -122,16 +123,16 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _results(self, stepped: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Convert the results of a step from a row per env to a row per agent."""
         parts, _, _, _, infos = stepped
-        rewards = parts["rewards"].copy()  # they may lie in a frame, which must not be changed
+        rewards = parts["rewards"].copy()  # a copy: a frame must not be changed
         flags = parts["flags"] != 0
         active = flags[:, :, 2].copy()
         if "final_obs" in infos:
-            # The env has been reset since: its last rewards and flags are in its last observation.
+            # The env was reset in this step: its last observation holds the last rewards and flags.
             lost = infos.get("final_info", {}).get("worker_lost")
             for env in np.flatnonzero(infos["_final_obs"]).tolist():
                 last = infos["final_obs"][env]
                 rewards[env], flags[env] = last["rewards"], last["flags"]
-                if lost is not None and lost[env]:  # these are of the step before the loss
+                if lost is not None and lost[env]:  # from the step before the loss
                     rewards[env], flags[env, :, 0] = 0, False
                     flags[env, :, 1] = flags[env, :, 2]
         rows = flags.reshape(self.num_envs, 3)
@@ -143,7 +144,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         )
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return the image of each env, one for all its agents."""
+        """Return an image of each env, which shows all its agents."""
         return self.envs.render()
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -221,12 +222,12 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 def make_vec(
     env_fn: Callable[[], ParallelEnv[Any, Any, Any]], num_envs: int, **options: Any
 ) -> ParallelVectorEnv:
-    """Make a vector env of copies of one parallel env.
+    """Make a :class:`ParallelVectorEnv` of copies of one parallel env.
 
     Args:
         env_fn: A function that makes a parallel env.
-        num_envs: The number of copies. Each of their agents has a row.
-        options: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode``.
+        num_envs: The number of parallel envs. The vector env has a row for each agent of each.
+        options: Options of ``pysampler.VectorEnv``, except ``autoreset_mode``.
 
     Returns:
         The vector env.
@@ -235,7 +236,7 @@ def make_vec(
     return ParallelVectorEnv([env_fn] * count, **options)
 
 
-# The key in the info of an env under which the infos of agents lie, by index.
+# The key of an env's info that holds the infos of its agents, by index.
 _AGENTS = "agents"
 
 
@@ -250,7 +251,7 @@ class _Maker:
 
 
 class _StackedEnv(gym.Env[Any, Any]):
-    """A parallel env as one env, whose observations stack the results of all agents."""
+    """A parallel env as one env; its observations stack the results of all agents."""
 
     def __init__(self, env: ParallelEnv[Any, Any, Any]) -> None:
         if not isinstance(env, ParallelEnv):
@@ -289,7 +290,6 @@ class _StackedEnv(gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the parallel env."""
         observations, infos = self._env.reset(seed=seed, options=options)
         return self._stacked(observations, {}, {}, {}), self._info(infos)
 
@@ -307,11 +307,9 @@ class _StackedEnv(gym.Env[Any, Any]):
         return stacked, 0.0, over, False, self._info(infos)
 
     def render(self) -> Any:
-        """Render the parallel env."""
         return self._env.render()
 
     def close(self) -> None:
-        """Close the parallel env."""
         self._env.close()
 
     def _common(self, space_of: Callable[[Any], Any], kind: str) -> spaces.Space[Any]:
@@ -376,7 +374,6 @@ def _stack(space: spaces.Space[Any], rows: Sequence[Any]) -> Any:
 
 
 def _zero(space: spaces.Space[Any]) -> Any:
-    """Return zeros of the shape of a space."""
     if isinstance(space, spaces.Dict):
         return {key: _zero(part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -385,7 +382,6 @@ def _zero(space: spaces.Space[Any]) -> Any:
 
 
 def _as_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the rows of an array as objects."""
     rows = np.empty(len(array), dtype=object)
     rows[:] = list(array)
     return rows

@@ -29,7 +29,7 @@ __all__ = ["VecEnv"]
 
 
 class VecEnv(Sb3VecEnv):  # type: ignore[misc]
-    """A replacement for Stable-Baselines3's ``SubprocVecEnv``.
+    """A drop-in for Stable-Baselines3's ``SubprocVecEnv`` with pysampler's workers.
 
     An env is reset in the step that ends its episode. As SB3 expects, the info of that step
     contains the last observation (``terminal_observation``), and whether the episode was only
@@ -39,17 +39,16 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
     >>> envs = VecMonitor(VecEnv([lambda: gym.make("CartPole-v1")] * 8))  # doctest: +SKIP
     >>> PPO("MlpPolicy", envs).learn(100_000)  # doctest: +SKIP
 
-    Action masks, for sb3-contrib's ``MaskablePPO``, need no extra message to the envs: they come
-    with the results of each step, as the info ``action_mask``. If the env does not return this info
-    itself, it is the result of the env's method ``action_masks``.
+    Action masks for sb3-contrib's ``MaskablePPO`` come with the results of each step, as the info
+    ``action_mask``, without an extra call of the envs. If an env does not return this info itself,
+    the worker calls its method ``action_masks``.
 
     Args:
-        env_fns: Functions that each make an env or a vector env; or a vector env of this process,
-            which must reset envs in the step that ends their episode, or leave resets to its
-            caller.
-        start_method: As in SB3: "fork", "spawn", or "forkserver", which means pysampler's fork
-            server, the default. An alias of ``context``.
-        kwargs: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode``.
+        env_fns: Functions that each make an env or a vector env; or a vector env of this process
+            with the autoreset mode SAME_STEP or DISABLED.
+        start_method: How workers start, as in SB3: "fork", "spawn", or "forkserver", pysampler's
+            fork server and the default. The same as ``context``.
+        kwargs: Options of ``pysampler.VectorEnv``, except ``autoreset_mode``.
 
     Attributes:
         envs: The ``pysampler.VectorEnv``.
@@ -68,7 +67,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
                     f"{kwargs['context']!r}, expected one of them"
                 )
             kwargs["context"] = start_method
-        self._masks: np.ndarray | None = None  # for the next actions, if they came with infos
+        self._masks: np.ndarray | None = None  # for the next actions; None if infos had none
         self._given: GymVectorEnv[Any, Any, Any] | None = None
         if isinstance(env_fns, GymVectorEnv):
             if kwargs:
@@ -101,7 +100,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
             raise
 
     def reset(self) -> Any:
-        """Reset all envs, with the seeds and options that were set before.
+        """Reset all envs, with the seeds and options of ``seed`` and ``set_options``.
 
         Returns:
             The observations.
@@ -118,8 +117,8 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         """Start a step of all envs.
 
         Args:
-            actions: An action for each env. For dict actions, a dict of arrays with a row for
-                each env is accepted too.
+            actions: An action for each env. Dict actions may also be a dict of arrays with a row
+                for each env.
         """
         self._masks = None
         self.envs.step_async(self._batched(actions))
@@ -136,7 +135,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         return concatenate(space, actions, batch)
 
     def step_wait(self) -> Any:
-        """Wait for the step.
+        """Wait for the pending step and return its results.
 
         Returns:
             Observations, rewards, dones and a list of infos.
@@ -148,7 +147,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         for env in np.flatnonzero(done).tolist():
             row = rows[env]
             last = {**row.pop("final_info", {}), "terminal_observation": row.pop("final_obs")}
-            # SB3 looks here for the info of the reset that followed.
+            # SB3 expects the info of the following reset here.
             self.reset_infos[env] = row
             rows[env] = last
         for env, row in enumerate(rows):
@@ -162,14 +161,16 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
             self._given.close()
 
     def stats(self) -> Stats:
-        """Return counters of envs and workers so far; a table when printed."""
+        """Return counters of the envs and workers so far; print them to see a table."""
         return self.envs.stats()
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether all envs have an attribute; ``action_masks`` may also come as an info.
+        """Return whether all envs have an attribute.
+
+        It also returns True for ``action_masks`` if the envs return masks as infos.
 
         Args:
-            attr_name: Its name.
+            attr_name: The name of the attribute.
         """
         if attr_name == "action_masks" and self._masks is not None:
             return True
@@ -179,8 +180,8 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         """Return an attribute of envs.
 
         Args:
-            attr_name: Its name.
-            indices: The indices of the envs; None for all.
+            attr_name: The name of the attribute.
+            indices: The indices of the envs; None: all.
 
         Returns:
             The value of each env.
@@ -191,9 +192,9 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         """Set an attribute of envs to one value.
 
         Args:
-            attr_name: Its name.
+            attr_name: The name of the attribute.
             value: The value.
-            indices: The indices of the envs; None for all.
+            indices: The indices of the envs; None: all.
         """
         self._forget_masks()
         if indices is None:
@@ -207,10 +208,10 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         """Call a method of envs.
 
         Args:
-            method_name: Its name.
-            method_args: Its positional arguments.
-            indices: The indices of the envs; None for all.
-            method_kwargs: Its keyword arguments.
+            method_name: The name of the method.
+            method_args: Positional arguments of the method.
+            indices: The indices of the envs; None: all.
+            method_kwargs: Keyword arguments of the method.
 
         Returns:
             The result of each env.
@@ -227,7 +228,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
 
         Args:
             wrapper_class: The class of the wrapper.
-            indices: The indices of the envs; None for all.
+            indices: The indices of the envs; None: all.
 
         Returns:
             A bool for each env.
@@ -242,7 +243,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         return env_indices(super()._get_indices(indices), self.num_envs)
 
     def _forget_masks(self) -> None:
-        """Ask the envs for their masks until the next step, because a call may change them."""
+        """Ask the envs for masks until the next step, because a call may have changed them."""
         if self._has_mask_method:
             self._masks = None
 

@@ -30,11 +30,11 @@ __all__ = ["VectorEnv"]
 
 
 class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
-    """A replacement for Tianshou's ``SubprocVectorEnv`` and ``ShmemVectorEnv``.
+    """A drop-in for Tianshou's ``SubprocVectorEnv`` and ``ShmemVectorEnv``, on pysampler's workers.
 
-    Collectors step subsets of the envs and reset those whose episodes have ended, so each env has
-    its own group. With ``wait_num`` or ``timeout`` it is asynchronous: a step returns the results
-    of the envs that are ready, which ``info["env_id"]`` names.
+    Collectors step subsets of the envs and reset those whose episodes have ended, so each env is a
+    group. With ``wait_num`` or ``timeout`` the vector env is asynchronous: a step returns the
+    results of the envs that are ready, and ``info["env_id"]`` their indices.
 
     Bounds of observations may differ between envs. Envs may lack spaces: observations and actions
     without a space of a known kind are pickled.
@@ -45,10 +45,10 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
 
     Args:
         env_fns: Functions that each make an env.
-        wait_num: A step returns as soon as this many envs are ready; by default all.
-        timeout: Seconds after which a step returns the envs that are ready, at least one.
-        kwargs: Further arguments of ``pysampler.VectorEnv``, except ``autoreset_mode`` and
-            ``groups``.
+        wait_num: Return from a step as soon as this many envs are ready; None: all.
+        timeout: Return from a step after this many seconds with the envs that are ready, at least
+            one. None waits for ``wait_num``.
+        kwargs: Options of ``pysampler.VectorEnv``, except ``autoreset_mode`` and ``groups``.
 
     Attributes:
         envs: The ``pysampler.VectorEnv``.
@@ -107,8 +107,8 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """Reset envs, none of which may be stepping.
 
         Args:
-            env_id: The indices of the envs; None for all.
-            seed: The seed of each of them.
+            env_id: The indices of the envs; None: all.
+            seed: The seed that each of them gets; None: no seed.
             options: The options for each env's ``reset``.
 
         Returns:
@@ -129,13 +129,14 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """Step envs, and return the results of those that are ready.
 
         Args:
-            action: A row for each env. If the vector env is asynchronous, None begins no step, and
-                waits for all of these envs.
-            id: The indices of the envs; None for all.
+            action: A batch of actions, one for each env. If the vector env is asynchronous, None
+                starts no step and waits for all of these envs.
+            id: The indices of the envs; None: all.
 
         Returns:
-            Observations, rewards, terminated, truncated and an array of infos: of the same envs in
-            the same order, or, if asynchronous, of the envs that ``info["env_id"]`` names.
+            Observations, rewards, terminated, truncated and an array of infos, for the same envs in
+            the same order. If the vector env is asynchronous, for the envs that are ready: see
+            ``info["env_id"]``.
         """
         self._assert_is_not_closed()
         if action is None and not self.is_async:
@@ -175,7 +176,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return envs
 
     def _rows_of(self, envs: list[int]) -> list[Row]:
-        """Wait for these envs, and return a row for each; keep results of others meanwhile."""
+        """Wait for these envs, and return a row for each; keep the results of other envs."""
         while missing := sum(env not in self._kept for env in envs):
             self._receive(missing)
         return [self._kept.pop(env) for env in envs]
@@ -193,7 +194,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return list(rows.values())
 
     def _receive(self, least: int, timeout: float | None = None) -> None:
-        """Keep the results of the next envs that are ready."""
+        """Wait for the next ready envs, and keep their results."""
         observations, rewards, terminated, truncated, infos = self.envs.recv(least, timeout=timeout)
         split = _split(self.envs.single_observation_space, observations, len(rewards))
         rows = zip(
@@ -209,8 +210,8 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """Return an attribute of envs.
 
         Args:
-            key: Its name.
-            id: The indices of the envs; None for all.
+            key: The name of the attribute.
+            id: The indices of the envs; None: all.
 
         Returns:
             The value of each env.
@@ -226,9 +227,9 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """Set an attribute of envs, without their wrappers, to one value.
 
         Args:
-            key: Its name.
+            key: The name of the attribute.
             value: The value.
-            id: The indices of the envs; None for all.
+            id: The indices of the envs; None: all.
         """
         self._apply(id, _env_calls.set_unwrapped, key, value)
 
@@ -260,7 +261,7 @@ class VectorEnv(BaseVectorEnv):  # type: ignore[misc]
         return self._apply(None, _env_calls.call_method, "render", (), kwargs)
 
     def stats(self) -> Stats:
-        """Return counters of envs and workers so far; a table when printed."""
+        """Return counters of the envs and workers so far; print them to see a table."""
         return self.envs.stats()
 
     def close(self) -> None:
@@ -298,9 +299,9 @@ def _stacked(observations: Iterable[Any]) -> npt.NDArray[Any]:
     if isinstance(rows[0], (np.ndarray, np.generic)):
         try:
             return np.stack(rows)
-        except ValueError:  # they differ in shape
+        except ValueError:  # their shapes differ
             pass
     batch = np.empty(len(rows), dtype=object)
-    for i, row in enumerate(rows):  # if assigned at once, NumPy would unpack the rows
+    for i, row in enumerate(rows):  # one by one: NumPy would unpack the rows
         batch[i] = row
     return batch

@@ -61,7 +61,7 @@ def make_env(
     if "autoreset_mode" not in kwargs:
         chosen.setdefault("autoreset_mode", AutoresetMode.DISABLED)
     envs = make_vec(id, num_envs, vector_kwargs=chosen, wrappers=wrappers, **kwargs)
-    if _env_calls.has_tuples(envs.single_observation_space):  # known only after envs were made
+    if _env_calls.has_tuples(envs.single_observation_space):  # known only once the envs are made
         envs.close()
         wrappers = [*(wrappers or ()), _env_calls.TuplesAsDicts]
         envs = make_vec(id, num_envs, vector_kwargs=chosen, wrappers=wrappers, **kwargs)
@@ -73,25 +73,24 @@ def make_env(
 
 
 def tensordict_of(rollout: Rollout) -> Any:
-    """Return a rollout as a TensorDict in the layout of TorchRL's collectors.
+    """Convert a rollout to a TensorDict in the layout of TorchRL's collectors.
 
-    Its batch size is ``[N, T]``, time last. Its keys are ``observation`` (for dict observations,
-    their keys; for tuples, "0", "1", ...), ``action`` (discrete ones as an index, not one-hot), the
-    other outputs of the policy, ``is_init``, and under ``next`` the observation, ``reward``,
-    ``done``, ``terminated``, ``truncated`` and infos. At the end of an episode the next observation
-    is the last one of that episode. ``("collector", "mask")`` marks valid steps.
+    Its batch size is ``[N, T]``: time is the last dimension. Its keys are ``observation`` (for dict
+    observations, their keys; for tuples, "0", "1", ...), ``action`` (discrete ones as an index, not
+    one-hot), the other outputs of the policy, ``is_init``, and under ``next`` the observation,
+    ``reward``, ``done``, ``terminated``, ``truncated`` and infos. Where an episode ends, the next
+    observation is the last one of that episode. ``("collector", "mask")`` marks valid steps.
 
-    All of these except ``reward``, which becomes float32, and ``done`` are views of the rollout's
+    All tensors except ``reward``, which becomes float32, and ``done`` are views of the rollout's
     memory, which is not overwritten while you hold any of them (see ``keep_last`` of ``Rollouts``).
-    If an episode has ended, the ``next`` observations are ``rollout.final_observations``, whose
-    rows without data are filled with the observations that followed; otherwise they are
-    ``rollout.observations[1:]``.
+    If an episode has ended, ``rollout.final_observations`` become the ``next`` observations: its
+    rows without data are filled with the observations that followed.
 
     Args:
-        rollout: A rollout of arrays, not of tensors, whose envs all have T steps.
+        rollout: A rollout of arrays, not of tensors, in which every env made T steps.
 
     Raises:
-        ValueError: If an env has fewer steps (``allow_partial=True``).
+        ValueError: An env made fewer steps (``allow_partial=True``).
     """
     steps, envs = rollout.terminated.shape
     if (rollout.lengths != steps).any():
@@ -125,7 +124,7 @@ def tensordict_of(rollout: Rollout) -> Any:
 
 
 class RolloutCollector:
-    """An iterator over ``pysampler.Rollouts`` in the style of TorchRL's collectors.
+    """Iterate over ``pysampler.Rollouts`` as over a TorchRL collector: TensorDicts of rollouts.
 
     >>> rollouts = pysampler.Rollouts("CartPole-v1", policy, 128, num_envs=8)  # doctest: +SKIP
     >>> with RolloutCollector(rollouts, total_frames=100_000) as collector:  # doctest: +SKIP
@@ -133,13 +132,13 @@ class RolloutCollector:
     ...         advantage(data)  # a TensorDict, whose arrays were not copied
 
     Args:
-        rollouts: The rollouts, which are closed with the collector.
-        total_frames: The iterator ends with the rollout that reaches this many steps of single
-            envs; None for never.
+        rollouts: The rollouts. The collector closes them when it is closed.
+        total_frames: Stop after the rollout that reaches this many steps, summed over all envs.
+            None: never.
 
     Attributes:
         rollouts: The rollouts.
-        frames: The number of steps so far.
+        frames: The number of steps so far, summed over all envs.
     """
 
     def __init__(self, rollouts: Rollouts, total_frames: int | None = None) -> None:
@@ -151,7 +150,7 @@ class RolloutCollector:
         return self
 
     def __next__(self) -> Any:
-        """Sample the next rollout and return it as a TensorDict: see ``tensordict_of``."""
+        """Sample the next rollout and return it as a TensorDict; see ``tensordict_of``."""
         if self.frames >= self._total:
             raise StopIteration
         data = tensordict_of(next(self.rollouts))
@@ -173,7 +172,7 @@ class RolloutCollector:
 
 
 def _named(name: str, tree: Any) -> dict[str, Any]:
-    """Return arrays by name: the key in a dict, the number in a tuple, else ``name``."""
+    """Return arrays by name: keys of dicts, numbers of tuples, otherwise ``name``."""
     named = _without_tuples(tree)
     return named if isinstance(tree, dict) else {name: named}
 

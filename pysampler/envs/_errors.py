@@ -6,15 +6,15 @@ __all__ = ["ChangedError", "RowError"]
 
 
 class ChangedError(Exception):
-    """A call changed an attribute of an env that its batch cannot have; this is its name."""
+    """A call changed an attribute of an env which its batch cannot represent: this one."""
 
 
 class RowError(ValueError):
     """An error of one of many envs.
 
     Args:
-        row: The env.
-        text: What is wrong.
+        row: The row of the env.
+        text: The error message.
     """
 
     def __init__(self, row: int, text: str) -> None:

@@ -1,8 +1,8 @@
 """BatchEnv: the base class of envs that are written for many at once, as arrays.
 
-A Python env pays about a microsecond for every few operations. Here one NumPy operation, or one
+A Python env takes about a microsecond for every few operations. Here one NumPy operation, or one
 call of numba or C, serves all envs of a worker. The author writes the arithmetic; autoreset, time
-limits, seeds, infos, states and everything else of gymnasium's contract are done around it.
+limits, seeds, infos, states and the rest of gymnasium's contract are done by the worker.
 """
 
 from __future__ import annotations
@@ -24,20 +24,29 @@ __all__ = ["BatchEnv", "Generators"]
 
 
 class Generators(list[np.random.Generator]):
-    """The random generators of some envs: a list of them, each depends only on its env's seed."""
+    """A list of the random generators of some envs, each of which depends only on its env's seed.
+
+    You may use single ones (``[rng.integers(4) for rng in rngs]``), or draw for all at once with
+    ``uniform``.
+    """
 
     def of(self, ids: Ids) -> Generators:
-        """Return the generators of some of these envs."""
+        """Return the generators of the envs ``ids``."""
         chosen = self[ids] if isinstance(ids, slice) else [self[i] for i in ids.tolist()]
         return type(self)(chosen)
 
     def uniform(self, low: Any, high: Any, shape: int | tuple[int, ...] | None = None) -> Array:
-        """Return numbers from ``low`` to ``high``: the same as ``uniform`` of each generator.
+        """Draw uniform numbers from every generator, in one call of C++.
+
+        The numbers are those of each generator's own ``uniform``.
 
         Args:
-            low: The least number, or an array of them.
-            high: The largest number, or an array of them.
-            shape: The shape of the numbers of one env; by default that of the bounds.
+            low: The lower bound, or an array of bounds.
+            high: The upper bound, or an array of bounds.
+            shape: The shape of the numbers of one env; None: the shape of the bounds.
+
+        Returns:
+            An array with a row for each env.
         """
         shape = self.shape_of(low, high, shape)
         return np.array([one.uniform(low, high, shape) for one in self]).reshape(len(self), *shape)
@@ -50,15 +59,17 @@ class Generators(list[np.random.Generator]):
 
 
 class BatchEnv:
-    """Many envs that step together, each a row of arrays.
+    """Base class for envs that you write as arrays: many step in one call, each is a row.
 
-    A subclass sets the spaces of one env, makes its state with ``rows``, and defines ``reset``,
-    ``step`` and ``observe``. ``pysampler.make_vec`` makes a vector env of it, and
-    ``pysampler.VectorEnv`` takes functions that return one. The envs may be in any state, and the
-    methods get any of them: rows must not depend on each other. ``check_batch_env`` tests that.
+    In a subclass, set the spaces of one env, make its state with ``rows``, and define ``reset``,
+    ``step`` and ``observe``. Autoreset, time limits, seeds and the rest of gymnasium's contract are
+    done for you. Pass the class to :func:`pysampler.make_vec`, or functions that return an instance
+    to :class:`pysampler.VectorEnv`.
 
-    All state must be in the arrays of ``rows``, changed in place (``self.at[ids] = ...``, never
-    ``self.at = ...``): those are what ``get_state`` returns and ``set_state`` sets.
+    Methods are called for any subset of the envs, so rows must not depend on each other.
+    :func:`check_batch_env` tests that. Keep all state in the arrays of ``rows`` and change them in
+    place (``self.at[ids] = ...``, never ``self.at = ...``), because ``get_state`` and ``set_state``
+    copy these arrays.
 
     >>> class Walk(BatchEnv):
     ...     observation_space = gym.spaces.Box(-5, 5, (), np.float64)
@@ -87,16 +98,16 @@ class BatchEnv:
     >>> envs.close()
 
     Args:
-        num_envs: The number of envs. Subclasses have this parameter too, by this name.
+        num_envs: The number of envs. Subclasses must have a parameter of this name, too.
 
     Attributes:
-        observation_space: The space of an observation, which must be one array.
-        action_space: The space of an action, which must be one array or number.
-        reward_space: A space of k numbers, if a reward has several; by default it is one number.
-        max_episode_steps: Truncate episodes after this many steps; None for no limit.
+        observation_space: The space of one env's observation, which must be one array.
+        action_space: The space of one env's action, which must be one array or number.
+        reward_space: A ``Box`` of k numbers, if a reward has several. None: one number.
+        max_episode_steps: Truncate episodes after this many steps; None: no limit.
         num_envs: The number of envs.
-        rngs: The random generators of all envs: ``self.rngs.of(ids)`` in ``step``. Keep no others:
-            ``set_state`` puts new ones here.
+        rngs: The random generators of all envs. In ``step``, draw from ``self.rngs.of(ids)``. Do
+            not keep generators elsewhere, because ``set_state`` replaces these.
         memory: The arrays of ``rows``, by name.
     """
 
@@ -114,11 +125,14 @@ class BatchEnv:
         self.rngs = Generators()
 
     def rows(self, shape: tuple[int, ...] = (), dtype: Any = np.float64) -> Array:
-        """Return an array of zeros with a row for each env, as a part of their state.
+        """Make an array with a row for each env, as a part of their state. Call it in ``__init__``.
 
         Args:
             shape: The shape of a row.
-            dtype: The dtype.
+            dtype: The dtype of the array, without Python objects.
+
+        Returns:
+            An array of zeros.
         """
         if np.dtype(dtype).hasobject:
             raise ValueError(
@@ -129,57 +143,58 @@ class BatchEnv:
         return array
 
     def reset(self, ids: Ids, rngs: Generators) -> dict[str, Array] | None:
-        """Begin episodes of some envs.
+        """Begin an episode in the envs ``ids``. Subclasses define it.
 
         Args:
-            ids: The rows of these envs, in an array of indices or as a slice.
-            rngs: The random generator of each of them: ``self.rngs.of(ids)``.
+            ids: The envs, as an array of indices or a slice: ``self.at[ids]`` are their rows.
+            rngs: Their random generators.
 
         Returns:
-            Infos, each an array with a row for each of these envs; or None. All of these envs have
-            the same keys.
+            A dict of infos, each an array with a row for each of the envs; or None.
         """
         raise NotImplementedError(self._missing("reset(ids, rngs)"))
 
     def step(self, ids: Ids, actions: Array) -> tuple[Any, ...]:
-        """Step some envs; usually all of them: ``ids`` is ``slice(None)`` then.
+        """Step the envs ``ids``. Subclasses define it.
 
         Args:
-            ids: The rows of these envs.
-            actions: Their actions, in the dtype of the caller.
+            ids: The envs, as an array of indices or a slice. Usually all of them step:
+                ``slice(None)``.
+            actions: Their actions, in the dtype that the caller passed.
 
         Returns:
-            Rewards and whether each env has terminated, and optionally infos as ``reset`` returns
-            them. Each array has a row for each of these envs. They are copied at once, so you may
-            return the same arrays in every step.
+            Rewards, terminated, and optionally a dict of infos. Each array has a row for each of
+            the envs. They are copied at once, so you may return the same arrays in every step.
         """
         raise NotImplementedError(self._missing("step(ids, actions)"))
 
     def observe(self, ids: Ids) -> Array:
-        """Return the observations of some envs, a row each. They are copied at once.
+        """Return the observations of the envs ``ids``, a row each. Subclasses define it.
+
+        They are copied at once, so you may return the same array in every step.
 
         Args:
-            ids: The rows of these envs.
+            ids: The envs, as an array of indices or a slice.
         """
         raise NotImplementedError(self._missing("observe(ids)"))
 
     def set_options(self, ids: Ids, options: Sequence[dict[str, Any]]) -> None:  # noqa: ARG002
-        """Use the ``options`` of resets, which come next. Override it if the envs take some.
+        """Take the options of the reset that follows. Override it if the envs take options.
 
-        It is called only for envs that were given options, not to return to the usual ones.
+        It is not called for envs that are reset without options.
 
         Args:
-            ids: The rows of the envs that were given options.
+            ids: The envs that are reset with options.
             options: The options of each of them.
         """
         raise ValueError(f"{type(self).__name__} takes no options, got {options[0]}")
 
     def close(self) -> None:
-        """Release what the envs hold. Override it if need be."""
+        """Release resources, such as files. Override it if the envs have any."""
 
     @property
     def unwrapped(self) -> BatchEnv:
-        """The envs themselves."""
+        """This object: a ``BatchEnv`` has no wrappers."""
         return self
 
     def _missing(self, method: str) -> str:

@@ -22,17 +22,20 @@ __all__ = ["check_batch_env"]
 def check_batch_env(
     make: Callable[[int], BatchEnv], num_envs: int = 5, steps: int = 200, seed: int = 0
 ) -> None:
-    """Step a ``BatchEnv`` with random actions; raise ValueError for the first rule that it breaks.
+    """Test a ``BatchEnv`` with random actions, and raise ValueError for the first broken rule.
 
-    The rules: results have the shapes and dtypes of the spaces; the same seeds and actions give the
-    same results; rows do not depend on each other, nor on which of them step together; ``reset``
-    and ``step`` change only their ``ids``, and no action; all state is in the arrays of ``rows``
-    and in ``rngs``.
+    The rules:
+
+    - Results have the shapes and dtypes of the spaces.
+    - The same seeds and actions give the same results.
+    - Rows do not depend on each other, nor on which of them step together.
+    - ``reset`` and ``step`` change only the rows ``ids``, and do not write to the actions.
+    - All state is in the arrays of ``rows`` and in ``rngs``.
 
     Args:
-        make: The class, or a function of the number of envs.
-        num_envs: The number of envs.
-        steps: The number of steps.
+        make: The class, or a function that takes the number of envs.
+        num_envs: The number of envs to test with.
+        steps: The number of steps to make.
         seed: The seed of the envs and of the actions.
 
     Raises:
@@ -42,7 +45,7 @@ def check_batch_env(
 
 
 class _Envs:
-    """A batch that is reset where an episode has ended, with a generator for each env."""
+    """A BatchEnv with a generator per env, which resets envs whose episodes have ended."""
 
     def __init__(self, env: BatchEnv, seeds: list[int]) -> None:
         self.env = env
@@ -51,7 +54,7 @@ class _Envs:
         env.rngs[:] = [gym.utils.seeding.np_random(seed)[0] for seed in seeds]
         self.rngs = env.rngs
         self.arrays = dict(env.memory)
-        # The attributes that are arrays of rows, which must stay the same objects.
+        # The attributes that hold arrays of ``rows``: they must stay the same objects.
         self.attributes = {
             name: value
             for name, value in vars(env).items()
@@ -71,7 +74,7 @@ class _Envs:
         return {key: value.copy() for key, value in (infos or {}).items()}
 
     def step(self, ids: Any, actions: Array) -> dict[str, Array]:
-        """Step some envs, and return rewards, terminated and infos, each by its name."""
+        """Step some envs, and return rewards, terminated and infos by name."""
         before, given = self.state(), actions.copy()
         results = self.env.step(ids, actions)
         rows = np.arange(self.count)[ids]
@@ -145,7 +148,7 @@ class _Envs:
         arrays, generators, elapsed = state
         for name, array in self.arrays.items():
             array[...] = arrays[name]
-        for i, one in enumerate(generators):  # new ones, as set_state makes them
+        for i, one in enumerate(generators):  # new objects, as set_state makes them
             self.rngs[i] = np.random.default_rng()
             self.rngs[i].bit_generator.state = one
         self.elapsed[...] = elapsed
@@ -156,7 +159,7 @@ class _Envs:
 
 
 class _Check:
-    """Steps several instances of a BatchEnv, which must agree.
+    """Steps several instances of a BatchEnv, whose results must agree.
 
     ``whole`` steps all envs together, ``again`` does the same, ``parts`` steps some of them at a
     time, and each of ``alone`` has one env.
@@ -191,7 +194,7 @@ class _Check:
                 self._expect_same(f"of step {step}", results, other, how)
             self._compare_observations()
             ended = self.whole.ended(results["terminated"])
-            if step % 7 == 3:  # some that have not ended, too
+            if step % 7 == 3:  # also some that have not ended
                 ended = np.union1d(ended, self._random.integers(0, self._count, 1))
             if len(ended):
                 self._reset(ended.astype(np.int32))
@@ -220,7 +223,7 @@ class _Check:
         return {key: np.concatenate([one[key] for one in each]) for key in each[0]}
 
     def _in_parts(self, actions: Array) -> dict[str, Array]:
-        """Step the envs in two calls, of some of them each."""
+        """Step the envs in two calls, each for a part of them."""
         chosen = self._random.random(self._count) < 0.5
         order = [np.flatnonzero(mask).astype(np.int32) for mask in (chosen, ~chosen)]
         each = [self.parts.step(ids, actions[ids]) for ids in order if len(ids)]
@@ -255,7 +258,7 @@ class _Check:
                     )
 
     def _expect_restored(self) -> None:
-        """Raise an error if envs continue differently after a return to an earlier state."""
+        """Raise an error if envs continue differently after restoring an earlier state."""
         envs, before, runs = self.whole, self.whole.all_state(), []
         actions = [self._actions() for _ in range(4)]
         for _ in range(2):

@@ -1,9 +1,9 @@
 """gymnasium's CartPole-v1, MountainCar-v0 and Acrobot-v1 as BatchEnvs, with the same numbers.
 
-Every operation is gymnasium's, in its order, on arrays: results are equal bit for bit wherever
-NumPy's functions round an array as they round a number (tests compare them). Squares by ``**`` of
-single numbers are powers of the C library, which round differently from a product. So workers step
-gymnasium's envs as these, where a trial finds that they are equal.
+They make gymnasium's operations in the same order, on arrays: results are equal bit for bit where
+NumPy rounds arrays like single numbers (tests compare them). But the square of a single number by
+``**`` is a power of the C library, which rounds differently from a product. So workers replace
+gymnasium's envs with these only if a trial finds that they are equal.
 
 Pendulum and MountainCarContinuous are not here: they mix float32 and float64 numbers from step to
 step, which arrays would have to follow row by row.
@@ -30,11 +30,11 @@ __all__ = ["Acrobot", "CartPole", "MountainCar"]
 
 
 class _Classic(BatchEnv):
-    """Envs whose resets draw a state between two bounds, which options may change.
+    """Base class of envs whose resets draw a state between two bounds, which options may change.
 
     Attributes:
-        bounds: These bounds.
-        wide: Bounds of which many episodes end soon.
+        bounds: The default bounds.
+        wide: Bounds with which many episodes end soon, for trials.
     """
 
     bounds: ClassVar[tuple[float, float]]
@@ -43,37 +43,37 @@ class _Classic(BatchEnv):
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
-        self._given: dict[int, tuple[float, float]] = {}  # the bounds of the resets that come next
+        self._given: dict[int, tuple[float, float]] = {}  # by env, the bounds of the next reset
 
     def set_options(self, ids: Ids, options: Sequence[dict[str, Any]]) -> None:
-        """Use these bounds in the resets that come next."""
+        """Use the bounds in these options for the reset that follows."""
         places = np.arange(self.num_envs)[ids].tolist()
         bounds = [maybe_parse_reset_bounds(one, *self.bounds) for one in options]
         self._given = dict(zip(places, bounds, strict=True))
 
-    # -- gymnasium's env beside them --------------------------------------------------------------
+    # -- the state of gymnasium's env -------------------------------------------------------------
 
     @classmethod
     def arguments_of(cls, env: Any) -> dict[str, Any]:  # noqa: ARG003 - subclasses use it
-        """Return the arguments, besides ``num_envs``, with which these equal gymnasium's env."""
+        """Return the arguments, except ``num_envs``, with which these envs equal gymnasium's."""
         return {}
 
     def write_to(self, env: Any, place: int) -> None:
-        """Write the state of one of these envs into gymnasium's."""
+        """Write the state of the env at ``place`` to gymnasium's env."""
         raise NotImplementedError
 
     def read_from(self, env: Any, place: int) -> None:
-        """Read the state of one of these envs from gymnasium's.
+        """Read the state of the env at ``place`` from gymnasium's env.
 
         Raises:
-            ChangedError: It has one that these cannot have.
+            ChangedError: These envs cannot have its state.
         """
         raise NotImplementedError
 
     # -- helpers ---------------------------------------------------------------------------------
 
     def drawn(self, ids: Ids, rngs: Generators, shape: tuple[int, ...]) -> Array:
-        """Return a state for each of some envs, between their bounds."""
+        """Draw a state for each of some envs, between their bounds."""
         if not self._given:
             return rngs.uniform(*self.bounds, shape)
         places, given = np.arange(self.num_envs)[ids].tolist(), self._given
@@ -103,7 +103,7 @@ class _Classic(BatchEnv):
 
 
 class CartPole(_Classic):
-    """Many CartPole-v1.
+    """gymnasium's CartPole-v1 as a ``BatchEnv``.
 
     >>> import pysampler
     >>> envs = pysampler.make_vec(CartPole, num_envs=1024, num_workers=1)
@@ -127,33 +127,33 @@ class CartPole(_Classic):
         super().__init__(num_envs)
         self._sutton_barto = sutton_barto_reward
         self.state = self.rows((4,))  # x, its speed, theta, its speed
-        self.beyond = self.rows((), np.int64)  # steps after an end, and one; 0: it has not ended
+        self.beyond = self.rows((), np.int64)  # 0 during an episode; after its end, 1 + steps since
 
     @classmethod
     def arguments_of(cls, env: Any) -> dict[str, Any]:
-        """Return the arguments with which these equal gymnasium's env."""
+        """Return the arguments with which these envs equal gymnasium's."""
         return {"sutton_barto_reward": env._sutton_barto_reward}
 
     def write_to(self, env: Any, place: int) -> None:
-        """Write the state of one of these envs into gymnasium's."""
+        """Write the state of the env at ``place`` to gymnasium's env."""
         env.state = self.state[place].copy()
         beyond = int(self.beyond[place])
         env.steps_beyond_terminated = beyond - 1 if beyond else None
 
     def read_from(self, env: Any, place: int) -> None:
-        """Read the state of one of these envs from gymnasium's."""
+        """Read the state of the env at ``place`` from gymnasium's env."""
         beyond = env.steps_beyond_terminated
         _expect_floats(env.state, 4)
         self.state[place] = env.state
         self.beyond[place] = 0 if beyond is None else beyond + 1
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
-        """Begin episodes of some envs."""
+        """Begin episodes of the envs ``ids``; see ``BatchEnv.reset``."""
         self.state[ids] = self.drawn(ids, rngs, (4,))
         self.beyond[ids] = 0
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
-        """Step some envs."""
+        """Step the envs ``ids``; see ``BatchEnv.step``."""
         self.expect_actions(ids, actions)
         gravity, masspole, length, tau = 9.8, 0.1, 0.5, 0.02
         total_mass = masspole + 1.0
@@ -178,12 +178,12 @@ class CartPole(_Classic):
         return 1.0 - again, over
 
     def observe(self, ids: Ids) -> Array:
-        """Return the observations of some envs."""
+        """Return the observations of the envs ``ids``."""
         return self.state[ids].astype(np.float32)
 
 
 class MountainCar(_Classic):
-    """Many MountainCar-v0.
+    """gymnasium's MountainCar-v0 as a ``BatchEnv``.
 
     Args:
         num_envs: The number of envs.
@@ -205,31 +205,31 @@ class MountainCar(_Classic):
 
     @classmethod
     def arguments_of(cls, env: Any) -> dict[str, Any]:
-        """Return the arguments with which these equal gymnasium's env."""
+        """Return the arguments with which these envs equal gymnasium's."""
         return {"goal_velocity": env.goal_velocity}
 
     def write_to(self, env: Any, place: int) -> None:
-        """Write the state of one of these envs into gymnasium's."""
+        """Write the state of the env at ``place`` to gymnasium's env."""
         position, velocity = self.state[place].copy()
         if self.fresh[place]:
             env.state = np.array([position, velocity])
-        else:  # at the wall it is a number of Python
+        else:  # at the wall gymnasium's is a Python number
             env.state = position, 0 if position == -1.2 and velocity == 0 else velocity
 
     def read_from(self, env: Any, place: int) -> None:
-        """Read the state of one of these envs from gymnasium's."""
+        """Read the state of the env at ``place`` from gymnasium's env."""
         _expect_floats(env.state, 2)
         self.state[place] = env.state
         self.fresh[place] = isinstance(env.state, np.ndarray)
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
-        """Begin episodes of some envs."""
+        """Begin episodes of the envs ``ids``; see ``BatchEnv.reset``."""
         self.state[ids, 0] = self.drawn(ids, rngs, ())
         self.state[ids, 1] = 0
         self.fresh[ids] = True
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
-        """Step some envs."""
+        """Step the envs ``ids``; see ``BatchEnv.step``."""
         self.expect_actions(ids, actions)
         position, velocity = self.state[ids].T
         slopes = np.fromiter(map(math.cos, (3 * position).tolist()), float, len(position))
@@ -242,12 +242,12 @@ class MountainCar(_Classic):
         return np.full(len(position), -1.0), (position >= 0.5) & (velocity >= self._goal_velocity)
 
     def observe(self, ids: Ids) -> Array:
-        """Return the observations of some envs."""
+        """Return the observations of the envs ``ids``."""
         return self.state[ids].astype(np.float32)
 
 
 class Acrobot(_Classic):
-    """Many Acrobot-v1.
+    """gymnasium's Acrobot-v1 as a ``BatchEnv``.
 
     Args:
         num_envs: The number of envs.
@@ -266,11 +266,11 @@ class Acrobot(_Classic):
         self.fresh = self.rows((), bool)  # not stepped since a reset, whose state is float32
 
     def write_to(self, env: Any, place: int) -> None:
-        """Write the state of one of these envs into gymnasium's."""
+        """Write the state of the env at ``place`` to gymnasium's env."""
         env.state = self.state[place].astype(np.float32 if self.fresh[place] else np.float64)
 
     def read_from(self, env: Any, place: int) -> None:
-        """Read the state of one of these envs from gymnasium's."""
+        """Read the state of the env at ``place`` from gymnasium's env."""
         fresh = getattr(env.state, "dtype", None) == np.float32
         if not fresh or env.state.shape != (4,):
             _expect_floats(env.state, 4)
@@ -278,12 +278,12 @@ class Acrobot(_Classic):
         self.fresh[place] = fresh
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
-        """Begin episodes of some envs."""
+        """Begin episodes of the envs ``ids``; see ``BatchEnv.reset``."""
         self.state[ids] = self.drawn(ids, rngs, (4,)).astype(np.float32)
         self.fresh[ids] = True
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
-        """Step some envs."""
+        """Step the envs ``ids``; see ``BatchEnv.step``."""
         self.expect_actions(ids, actions)
         torque, dt = np.array([-1.0, 0.0, 1.0])[actions], 0.2
         y = self.state[ids].T.copy()
@@ -302,7 +302,7 @@ class Acrobot(_Classic):
         return np.where(over, 0.0, -1.0), over
 
     def observe(self, ids: Ids) -> Array:
-        """Return the observations of some envs."""
+        """Return the observations of the envs ``ids``."""
         rows = self.state[ids].T.copy()
         observations, fresh = _observed(rows), self.fresh[ids]
         if fresh.any():
@@ -317,7 +317,7 @@ def _expect_floats(state: Any, count: int) -> None:
 
 
 def _derivatives(y: Array, torque: Array) -> Array:
-    """Return the derivatives of angles and speeds, as in the book that gymnasium follows."""
+    """Return the derivatives of angles and speeds, by the equations that gymnasium calls "book"."""
     m1 = m2 = l1 = moment = 1.0
     lc1 = lc2 = 0.5
     g = 9.8
@@ -340,13 +340,13 @@ def _derivatives(y: Array, torque: Array) -> Array:
 
 
 def _observed(rows: Array) -> Array:
-    """Return observations of angles and speeds, whose dtype is that of the computation."""
+    """Return observations of rows of angles and speeds."""
     angles = [function(angle) for angle in rows[:2] for function in (np.cos, np.sin)]
     return np.stack([*angles, *rows[2:]], axis=1).astype(np.float32)
 
 
 def _wrapped(angle: Array) -> Array:
-    """Return angles within a turn, by whole turns as gymnasium adds and subtracts them."""
+    """Return angles from -pi to pi, by adding or subtracting whole turns like gymnasium."""
     turn = np.pi - -np.pi
     while (far := angle > np.pi).any():
         angle = np.where(far, angle - turn, angle)

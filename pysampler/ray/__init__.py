@@ -1,4 +1,4 @@
-"""Samplers on many machines: hosts sample independently, and the driver collects the results.
+"""Sample on many machines: hosts sample independently, and the driver collects the results.
 
 A host is a Ray actor with an ordinary pysampler sampler and its workers. Rollouts, records and
 weights travel between hosts and driver, never single steps. ``_host.py`` runs on the hosts, all

@@ -89,7 +89,7 @@ class HostedActors(HostedSampler):
 
 
 class Actors(RemoteSampler):
-    """Actors on many hosts: Ray actors, each with its own workers.
+    """Run actors on many machines: each host is a Ray actor with its own workers.
 
     On each host the workers act independently, like those of :class:`pysampler.Actors`, and the
     host sends their records. ``take`` returns records of all hosts as :class:`pysampler.Records`
@@ -100,43 +100,51 @@ class Actors(RemoteSampler):
     If it raises :class:`pysampler.StopActors`, the actors of all hosts stop.
 
     Args:
-        envs: Makes the envs of each host: see :class:`pysampler.ray.Rollouts`.
+        envs: An env id, an ``EnvSpec``, a function that makes an env, or a list of such functions,
+            one for each env of a host. Each host makes its own envs.
         policy: A function of observations, or a torch module: see :class:`pysampler.Actors`.
             ``publish`` sends its weights.
-        hosts: The number of hosts, or "auto": see :class:`pysampler.ray.Rollouts`.
+        hosts: The number of hosts to start, or "auto": see :class:`pysampler.ray.Rollouts`.
         num_envs: The number of envs of each host.
-        vector_kwargs: Further arguments of each host's :class:`pysampler.VectorEnv`.
-        steps: The number of steps of a record, for trajectories; None for single transitions.
-        high: On each host, actors block while this many records wait to be sent.
-        low: On each host, blocked actors continue when only this many are left.
-        send_every: Seconds for which a host gathers records, at most ``high``, before it sends
-            them together.
-        max_hosts: See :class:`pysampler.ray.Rollouts`.
-        cpus_per_host: See there.
-        spread: See there.
+        vector_kwargs: Options of each host's :class:`pysampler.VectorEnv` in a dict.
+        steps: Record trajectories of this many steps; None records single transitions.
+        high: On each host, block the actors while this many records wait to be sent.
+        low: On each host, let blocked actors resume when only this many records are left.
+        send_every: Let each host gather records for this many seconds, but at most ``high`` of
+            them, before it sends them together. Lower it for newer records, raise it for fewer
+            messages.
+        max_hosts: With ``hosts="auto"``, the largest number of hosts: see
+            :class:`pysampler.ray.Rollouts`.
+        cpus_per_host: The number of CPUs that Ray reserves for each host: see
+            :class:`pysampler.ray.Rollouts`.
+        spread: How Ray places hosts on nodes: see :class:`pysampler.ray.Rollouts`.
         in_flight: The number of messages with records of each host that may be pending or ready.
-        max_lag: Drop records, and count them, if their weights are more than this many versions
-            old.
-        on_host_loss: How to react when a host dies, hangs, or loses a worker. "raise" raises
+        max_lag: Drop records if their weights are more than this many versions old, and count them
+            in ``stats().dropped``. None drops none.
+        on_host_loss: What to do if a host dies, hangs, or loses a worker. "raise" raises
             :class:`pysampler.HostLostError` once, and the other hosts continue. "restart" restarts
             it with new envs: ``lengths`` is 1 in their first records.
-        max_restarts: See :class:`pysampler.ray.Rollouts`.
-        restart_window: See there.
-        host_timeout: See there. A host whose env hangs still answers, without records; to detect
-            it, pass a ``step_timeout`` in ``vector_kwargs``.
-        start_timeout: See there.
-        actor_options: See there.
-        settings: Keyword arguments of the policy: one number for all envs, or one for each env of
+        max_restarts: With "restart", raise nevertheless if one host is lost more often than this
+            within ``restart_window``.
+        restart_window: Seconds in which losses are counted; see ``max_restarts``.
+        host_timeout: Kill a host, and count it as lost, if it has not answered for this many
+            seconds. A host whose env hangs still answers, without records; to detect it, pass a
+            ``step_timeout`` in ``vector_kwargs``.
+        start_timeout: Raise if hosts take longer than this many seconds to start.
+        actor_options: Further options of Ray's actors: see :class:`pysampler.ray.Rollouts`.
+        settings: Keyword arguments for the policy: one number for all envs, or one for each env of
             all hosts (with ``hosts="auto"``, for each env of a host). ``actors.settings["epsilon"]
             = ...`` sends new ones to the hosts.
-        leave_out: The parts of observations that have no fixed shape, by name.
-        refresh_share: The largest share of its time in which an actor loads weights.
-        warm_up: The largest number of random steps that each env makes at first.
-        seed: The seed. Together, the envs of all hosts get the seeds of one vector env.
+        leave_out: Names of the parts of observations without a fixed shape.
+        refresh_share: The largest share of its time that an actor spends loading weights: see
+            :class:`pysampler.Actors`.
+        warm_up: Each env begins with a random number of random steps, up to this many.
+        seed: The seed; None: a random one. Together, the envs of all hosts get the seeds of one
+            vector env.
 
     Attributes:
         policy: The policy.
-        settings: The settings.
+        settings: The current settings: assign to an entry to send it to the hosts.
         num_envs: The number of envs of each host.
         single_observation_space: The observation space of an env.
         single_action_space: The action space of an env.
@@ -238,14 +246,15 @@ class Actors(RemoteSampler):
     def take(
         self, count: int, timeout: float | None = None, *, min_records: int = 1
     ) -> Records | None:
-        """Take records of the actors, starting with the hosts that have waited longest.
+        """Wait for records and take them, starting with the hosts that have waited for longest.
 
-        The records are valid until the next ``take``; call ``copy()`` to keep them.
+        The next ``take`` overwrites the records; call ``copy()`` to keep them.
 
         Args:
             count: The largest number of records to take.
-            timeout: Seconds to wait. Then the available records are returned, perhaps none.
-            min_records: Wait until there are this many.
+            timeout: Return the records that exist, perhaps none, after this many seconds. None
+                waits forever.
+            min_records: Wait until there are this many records.
 
         Returns:
             The records; None once all actors have stopped and no records are left.
@@ -258,7 +267,7 @@ class Actors(RemoteSampler):
             if self._filled > 0 or not over:
                 records, rows, left = self._filled_records(count)
                 took += len(records)
-        # From here to the caller no signal handler runs.
+        # No signal handler runs between here and the caller.
         self._rows, self._filled, self._took = rows, left, took
         return records
 
@@ -267,7 +276,8 @@ class Actors(RemoteSampler):
 
         Args:
             count: The largest number of records of a batch.
-            min_records: The smallest; by default ``count``. Only the last batch may be smaller.
+            min_records: The smallest number of records of a batch, except the last; None:
+                ``count``.
         """
         min_records = count if min_records is None else min_records
         while (records := self.take(count, min_records=min_records)) is not None:
@@ -277,7 +287,7 @@ class Actors(RemoteSampler):
         """Fill the batch; return whether all actors have stopped and no records are left."""
         while True:
             began = now()
-            # Even a full enough batch takes the records that are ready, without waiting.
+            # With enough records, still take those that are ready, without waiting.
             until = began if self._filled >= min_records else deadline
             answered = self._fleet.wait(1, until)
             waited = now()
@@ -333,10 +343,10 @@ class Actors(RemoteSampler):
         return self._rows
 
     def _filled_records(self, count: int) -> tuple[Records, npt.NDArray[Any], int]:
-        """Return the batch, then the rows and the number of records left for the next one."""
+        """Return the records of the batch, the rows, and how many rows the next batch gets."""
         room = self._room_for(count)
         rows, rest = room[: min(count, self._filled)], room[count : self._filled]
-        if len(rest) > 0:  # an interrupted call had asked for more
+        if len(rest) > 0:  # an interrupted call asked for more
             room = room.copy()
             room[: len(rest)] = rest
         if len(rows) > 0:
@@ -345,21 +355,21 @@ class Actors(RemoteSampler):
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:
-        """``like`` for a :class:`pysampler.ReplayBuffer` of these records or their steps."""
+        """Pass this as ``like`` to a :class:`pysampler.ReplayBuffer` for these records."""
         return self._layout.like
 
     def publish(self, weights: Any = None) -> int:
-        """Send the actors of all hosts new weights.
+        """Send new weights to the actors of all hosts.
 
         Args:
-            weights: A module or another object with ``state_dict()``, or a dict of arrays; by
-                default the weights of the policy as they are now.
+            weights: A module or another object with ``state_dict()``, or a dict of arrays. None:
+                the current weights of the policy.
 
         Returns:
             The version of the weights.
 
         Raises:
-            TypeError: The policy has no weights, or ``weights`` is not a valid set of weights.
+            TypeError: The policy has no weights, or ``weights`` has another type.
         """
         with self._enter("publish weights"):
             began = now()
@@ -380,7 +390,7 @@ class Actors(RemoteSampler):
 
     @property
     def stopped(self) -> bool:
-        """Whether the actors were asked to stop."""
+        """Whether the actors have been asked to stop."""
         return self._fleet.stopped
 
     def __repr__(self) -> str:

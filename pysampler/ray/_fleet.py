@@ -1,4 +1,4 @@
-"""The driver's view of a sampler's hosts: calls, losses and restarts.
+"""Fleet: the driver's calls of a sampler's hosts, their losses and restarts.
 
 A host *starts* (Ray starts its process, which then makes its sampler), *serves* (up to
 ``in_flight`` calls are on their way to it), and is *gone* once it will not come back. A lost host
@@ -100,7 +100,7 @@ class Fleet:
         self._request = request
         self._greeting = greeting
         self._doing = options.doing
-        self._errors: tuple[Exception, ...] = ()  # one that has a traceback was raised
+        self._errors: tuple[Exception, ...] = ()  # errors with a traceback have been raised
         self._taken = 0
         self._unserved_since: int | None = None  # since when no host has served, in ns
         self.hosts: list[Host] = []
@@ -367,7 +367,7 @@ class Fleet:
             host: The host.
             why: The cause, for the message.
             died: Whether the actor has died for good, so that Ray does not restart its process.
-            known: Whether this loss has been counted already.
+            known: Whether this loss has already been counted.
         """
         options, at = self._options, now()
         window = int(options.restart_window * _SECOND)
@@ -454,7 +454,7 @@ class Fleet:
             ray.kill(host.actor, no_restart=True)
 
     def _raise_errors(self) -> None:
-        if self.closed:  # by a signal handler during a wait
+        if self.closed:  # closed by a signal handler during a wait
             raise ClosedError(f"cannot {self._doing}: they are closed")
         for error in self._errors:
             if error.__traceback__ is None:
@@ -530,7 +530,7 @@ def _text_of(error: Exception) -> str:
 
 
 def _lines(error: Exception) -> list[str]:
-    """Return the lines of Ray's message, or the name of the error if it has none."""
+    """Return the message of Ray's error, or the name of the error if it has none."""
     message = _COLOURS.sub("", str(getattr(error, "error_msg", None) or error))
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines or [type(error).__name__]

@@ -1,4 +1,4 @@
-"""The host's side: a Ray actor that holds a sampler and answers the driver's calls.
+"""HostActor: the Ray actor on a host, which holds a sampler and answers the driver's calls.
 
 Errors are returned as values: an exception that Ray sends may lose its type and the worker's
 traceback.
@@ -162,7 +162,7 @@ class HostActor:
         self._hosted: HostedSampler
         self._sampler: Any = None
         self._generation = -1
-        self._version = 0  # in use
+        self._version = 0  # in use, of the policy
         self._newest: tuple[int, Any] = 0, None
 
     def ready(self) -> str:

@@ -30,18 +30,18 @@ _FINAL = "final_observations"
 
 @dataclass(frozen=True, repr=False)
 class HostRollout(Rollout):
-    """The rollout of one host: a :class:`pysampler.Rollout`, and its origin.
+    """The rollout of one host: a :class:`pysampler.Rollout` with the following attributes.
 
     Attributes:
         host: The index of the host.
-        node: The address and the beginning of the id of the node that the host runs on.
+        node: The node of the host: its address and the beginning of its id.
         restarts: The number of restarts of the host so far. If it has grown since the host's last
-            rollout, the unfinished episodes of that rollout are lost, and this one is of new envs.
-        number: The number of rollouts requested from the host before this one. Numbers are missing
-            where a rollout was lost with the host, or dropped because it was too old.
-        version: The version of the policy that acted: 1 for the first.
-        lag: The number of versions published since.
-        host_seconds: The time that the host took for it.
+            rollout, that rollout's unfinished episodes are lost, and this one has new envs.
+        number: The number of rollouts requested from the host before this one. A gap means that a
+            rollout was lost with the host, or dropped because it was too old.
+        version: The version of the policy that acted, from 1 on.
+        lag: The number of versions published since then.
+        host_seconds: Seconds that the host took for the rollout.
     """
 
     host: int
@@ -129,7 +129,7 @@ class LearnerBuffer:
         """Copy a tree to ``target``, and return the target, which may have grown."""
         if isinstance(tree, Mapping):
             known = target if isinstance(target, dict) else {}
-            # Infos: a key may be new, and the envs of other hosts may never return it.
+            # Infos may have new keys, which other hosts' envs may never return.
             for name in known.keys() - tree.keys():
                 mapped(functools.partial(_clear, envs), known[name])
             return {
@@ -151,7 +151,7 @@ class LearnerBuffer:
         if target is None:
             target = np.zeros(shape, array.dtype)
         elif (dtype := np.result_type(target, array)) != target.dtype:
-            target = target.astype(dtype)  # an info that was an integer until now
+            target = target.astype(dtype)  # an info that was an integer so far
         target[:, envs] = array
         return np.asarray(target)
 
@@ -199,18 +199,20 @@ def packed(
 
 
 def _ends(fields: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
-    """Return which steps ended an episode: ``final_observations`` has data only there."""
+    """Return which steps ended an episode; ``final_observations`` has data only in these."""
     return np.asarray(fields["terminated"] | fields["truncated"])
 
 
 class HostRollouts(Sequence[HostRollout]):
-    """The rollouts of some hosts, ordered by when the host's last one was taken, oldest first.
+    """A list of the rollouts of some hosts, from ``Rollouts.take``.
+
+    The host that has waited for longest comes first.
 
     Args:
         rollouts: The rollouts.
         buffer: The buffer that holds them, one after the other.
         num_envs: The number of envs of a host.
-        first: The position of the first of them in the buffer.
+        first: The position of the first rollout in the buffer.
     """
 
     def __init__(
@@ -239,15 +241,14 @@ class HostRollouts(Sequence[HostRollout]):
 
     @property
     def hosts(self) -> list[int]:
-        """The hosts' indices."""
+        """The index of each rollout's host."""
         return [one.host for one in self._rollouts]
 
     @property
     def joined(self) -> Rollout:
-        """All of them as one rollout, with the envs of the hosts side by side.
+        """All rollouts as one, with the envs of the hosts side by side, as views.
 
-        Its arrays are views of the same memory. ``version`` and ``lag`` are those of the oldest
-        policy that acted.
+        ``version`` and ``lag`` are those of the oldest policy that acted.
 
         Raises:
             ValueError: There are no rollouts.
@@ -278,7 +279,7 @@ class HostRollouts(Sequence[HostRollout]):
         )
 
     def parted(self) -> tuple[HostRollouts, HostRollouts]:
-        """Return the first rollout, and the others."""
+        """Split off the first rollout: return it and a list of the others."""
         buffer, count, first = self._buffer, self._num_envs, self._first
         return (
             HostRollouts(self._rollouts[:1], buffer, count, first),
@@ -286,7 +287,7 @@ class HostRollouts(Sequence[HostRollout]):
         )
 
     def copy(self) -> HostRollouts:
-        """Return copies of the rollouts, which no later ``take`` overwrites."""
+        """Return copies in separate memory, which you can keep for as long as you like."""
         count = len(self._rollouts)
         buffer = LearnerBuffer(self._num_envs, count)
         for position, one in enumerate(self._rollouts):

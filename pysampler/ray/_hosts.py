@@ -1,4 +1,4 @@
-"""The driver's state of a host and of its pending calls."""
+"""Host and Call: the driver's state of a host and of its pending calls."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Host:
     """The driver's state of a host.
 
     Attributes:
-        index: Its index.
-        place: The placement's key for its place.
+        index: The index of the host.
+        place: The key of its place, for the placement.
         actor: The Ray actor.
         generation: The number of samplers that it made before the current one.
         pid: Its process id.
         node: The address and the beginning of the id of its node.
         description: The description of its sampler.
         serves: Whether it has a sampler.
-        gone: Whether it will not come back.
+        gone: Whether it has ended and will not be restarted.
         ended: Whether its sampler has ended, so that it is not called any more.
         starting: The pending call while it starts: ``ready``, then ``begin``.
         begins: Whether that call is ``begin``.
@@ -55,7 +55,7 @@ class Host:
         answered_at: When the last answer was received, in ns.
         taken_at: The number of answers taken from all hosts when one was last taken from this host.
         loading: The last control call with a version of the policy.
-        loaded: The version that it carries.
+        loaded: The version of the policy in that call.
         losses: The times of its losses, in ns.
         started_at: When ``begin`` was called, in ns.
         sent: The number of calls sent to it.

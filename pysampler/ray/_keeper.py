@@ -1,8 +1,8 @@
-"""A keeper: a Ray actor that gives back its creator's cluster resources when the creator dies.
+"""Keeper: a Ray actor that releases its creator's cluster resources when the creator dies.
 
 Ray removes a placement group when the *job* that created it ends. If the creator is an actor or a
 task of a longer job, as in Ray Tune and Ray Train, its hosts end with it, but their CPUs would
-stay reserved. A request to the autoscaler would stay for ever.
+stay reserved. A request to the autoscaler would stay forever.
 
 Two actors that reserve no CPU prevent this. The *anchor* is owned by the creator: Ray ends it when
 the creator ends, and restarts it if it dies by itself. The *keeper* is detached, so it outlives the

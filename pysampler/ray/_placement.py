@@ -48,7 +48,7 @@ class Placement:
 
     Args:
         options: The number of hosts, and of CPUs for each.
-        cpus: The least number of CPUs of a host.
+        cpus: The minimum number of CPUs of a host.
     """
 
     grows = False  # whether hosts may join later
@@ -95,7 +95,7 @@ class Placement:
         return kind.options(**options).remote()
 
     def describe(self) -> str:
-        """Return the hosts to place and the resources of the nodes, for errors."""
+        """Describe the hosts to place and the resources of the nodes, for errors."""
         has = self._listed_nodes()
         free = self._listed(ray.available_resources())
         return f"{self._wanted}; Ray has nodes with {has}, of which {free} are free"
@@ -119,7 +119,7 @@ class Placement:
 
 
 class GroupPlacement(Placement):
-    """Hosts in a placement group of Ray: on different nodes, unless ``spread`` says otherwise."""
+    """Hosts in a placement group of Ray: on different nodes, or as ``spread`` requires."""
 
     def __init__(self, options: FleetOptions) -> None:
         assert options.hosts != "auto"
@@ -159,7 +159,7 @@ class GroupPlacement(Placement):
         return self._actor(PlacementGroupSchedulingStrategy(self._group, place), self._cpus)
 
     def describe(self) -> str:
-        """Return which nodes are missing, or which resources are in use."""
+        """Describe which nodes are missing or which resources are in use, for errors."""
         return self._shortage() or super().describe()
 
     def _shortage(self) -> str | None:

@@ -87,7 +87,7 @@ def _size(state: Mapping[str, npt.NDArray[Any]] | bytes) -> int:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Return whether two states are equal, bit for bit: a NaN is equal to itself."""
+    """Return whether two states are equal, bit for bit, so that NaN equals itself."""
     if isinstance(one, bytes) or isinstance(other, bytes):
         return bool(one == other)
     return one.keys() == other.keys() and all(

@@ -1,4 +1,4 @@
-"""Rollouts on many hosts: each samples on its own; the learner takes those of several at once."""
+"""Rollouts on many hosts: each samples independently; the learner takes several at once."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ class HostedRollouts(HostedSampler):
 
 
 class Rollouts(RemoteSampler):
-    """Rollouts of a policy on many hosts: Ray actors, each with its own workers.
+    """Sample rollouts on many machines: each host is a Ray actor with its own workers.
 
     Each host samples like :class:`pysampler.Rollouts`. ``take`` waits for as many hosts as you ask
     for and returns their next rollouts; iterating yields one host's rollout at a time. ``take``
     sends the policy to the hosts whenever it has changed since the last call.
 
-    If Ray is not initialised, ``ray.init()`` is called: set ``RAY_ADDRESS``, or call it yourself,
-    to use a cluster. pysampler must be installed on all nodes. The hosts end when the driver (this
+    If Ray is not initialised, ``ray.init()`` is called: to use a cluster, set ``RAY_ADDRESS`` or
+    call it yourself. pysampler must be installed on all nodes. The hosts end when the driver (this
     process) ends, even if it crashes.
 
     Args:
@@ -93,58 +93,66 @@ class Rollouts(RemoteSampler):
         policy: A callable or a torch module: see :class:`pysampler.Rollouts`. Each host has a copy.
             Random numbers that it does not draw from ``generators`` differ between hosts: their
             seeds come from ``seed`` and the index of the host.
-        horizon: The number of steps in a rollout.
-        hosts: The number of hosts to start; "auto" for one on each node that has enough CPUs,
+        horizon: The number of steps of each env in a rollout.
+        hosts: The number of hosts to start. "auto" starts one on each node that has enough CPUs,
             including nodes that join later.
         num_envs: The number of envs of each host.
-        vector_kwargs: Further arguments of each host's :class:`pysampler.VectorEnv`. By default
+        vector_kwargs: Options of each host's :class:`pysampler.VectorEnv` in a dict. By default
             ``num_workers`` is the number of CPUs of the host.
-        max_hosts: With ``hosts="auto"``, the largest number of hosts; Ray's autoscaler is asked for
-            nodes for this many.
-        cpus_per_host: CPUs that Ray reserves for each host; by default all CPUs of the smallest
-            node that is needed.
+        max_hosts: With ``hosts="auto"``, start at most this many hosts, and ask Ray's autoscaler
+            for nodes for them. None: one per node, without asking for nodes.
+        cpus_per_host: The number of CPUs that Ray reserves for each host. By default, all CPUs of
+            the smallest node that is needed; with ``hosts="auto"``, all CPUs of the node. Lower it
+            to place several hosts on a node.
         spread: How Ray places hosts on nodes: "STRICT_SPREAD" puts each on a different node;
-            "SPREAD" does so where possible; "PACK" uses few nodes; "STRICT_PACK" uses one.
+            "SPREAD" does so where possible; "PACK" uses few nodes, as you need it to try several
+            hosts on one machine; "STRICT_PACK" uses one node.
         in_flight: The number of rollouts of each host that may be pending or ready. With 2, a host
             begins the next one, with its current policy, while you learn from the last: ``lag`` is
-            1 or more. With 1, it begins when you call ``take``, with the policy as it is then.
-        max_lag: Drop rollouts, and count them, if their policy is more than this many versions old.
-        on_host_loss: How to react when a host dies, hangs, or loses a worker. "raise" raises
+            1 or more. With 1, it begins when you call ``take``, with the policy as it is then:
+            ``lag`` is 0, but hosts wait while you learn.
+        max_lag: Drop rollouts if their policy is more than this many versions old, and count them
+            in ``stats().dropped``. None drops none.
+        on_host_loss: What to do if a host dies, hangs, or loses a worker. "raise" raises
             :class:`pysampler.HostLostError` once, and the other hosts continue. "restart" restarts
             it with new envs and other seeds; ``take`` does not wait for it meanwhile.
-        max_restarts: Raise anyway if one host is lost more often than this within
-            ``restart_window`` seconds.
-        restart_window: See ``max_restarts``.
-        host_timeout: Kill a host, and count it as lost, if it has not answered for this many
-            seconds.
-        start_timeout: Seconds that hosts may take to start.
+        max_restarts: With "restart", raise nevertheless if one host is lost more often than this
+            within ``restart_window``.
+        restart_window: Seconds in which losses are counted; see ``max_restarts``.
+        host_timeout: Kill a host, and count it as lost, if it has not answered a call for this many
+            seconds. Set it well above the time of a rollout. None waits forever.
+        start_timeout: Raise if hosts take longer than this many seconds to start, including the
+            wait for nodes. None waits forever.
         actor_options: Further options of Ray's actors, such as ``{"num_gpus": 1}`` or
             ``{"resources": {"sampler": 1}}``.
-        keep_last: The number of results of ``take`` that you keep at a time. A result that you
-            hold, or an array or a tensor of it, is not overwritten: the next one uses other memory.
-            There is room for 8 results, or ``keep_last`` + 1; ``taken.copy()`` keeps others.
-        policy_in: Where the policy acts on a host: in its process ("main") or its "workers".
+        keep_last: How many results of ``take`` you keep at a time. A result is not overwritten
+            while you hold it, or an array or a tensor of it: the next one uses other memory. By
+            default there is room for 8. Raise this to keep more (there is room for
+            ``keep_last + 1``), or keep ``taken.copy()``.
+        policy_in: Where the policy acts on a host: in its process ("main") or its "workers"; see
+            :class:`pysampler.Rollouts`, as for the following options.
         overlap: On each host, sample the next rollout while the last one is being sent.
         min_envs: On each host, act as soon as this many envs are ready, instead of all.
         timeout: On each host, act after this many seconds for the envs that are ready.
-        timeout_from: What ``timeout`` counts from, as in :class:`pysampler.Rollouts`.
-        allow_partial: End a host's rollout as soon as its first envs have all their steps.
-        reset_each: Begin each rollout with a reset of all envs.
+        timeout_from: Count ``timeout`` from the last "call" of the policy, or from the moment the
+            "first" env is ready.
+        allow_partial: End a host's rollout as soon as its first envs have made all their steps.
+        reset_each: Reset all envs at the beginning of each rollout.
         info_keys: Keys of infos to put into ``rollout.infos``.
-        normalize: A :class:`pysampler.Normalizer` of observations and rewards. Each host begins a
-            rollout with the statistics of all rollouts taken so far and of its later ones.
-        leave_out: The parts of observations that have no fixed shape, by name.
+        normalize: A :class:`pysampler.Normalizer` of observations and rewards. Each host normalises
+            with the statistics of all rollouts taken so far, plus its own later ones.
+        leave_out: Names of the parts of observations without a fixed shape.
         threads: Threads that torch may use on a host while a policy in "main" acts.
-        device: A torch device on the hosts where a policy in "main" acts.
-        warm_up: The largest number of random steps that each env makes at first.
-        seed: The seed. Together, the envs of all hosts get the seeds of one vector env: the seeds
-            of host i start at ``seed + i * num_envs``.
+        device: The torch device on the hosts of a policy in "main".
+        warm_up: Before the first rollout, each env makes up to this many random steps.
+        seed: The seed; None: a random one. Together, the envs of all hosts get the seeds of one
+            vector env: those of host i start at ``seed + i * num_envs``.
 
     Attributes:
         policy: The policy.
-        horizon: The number of steps in a rollout.
+        horizon: The number of steps of each env in a rollout.
         num_envs: The number of envs of each host.
-        normalizer: The argument ``normalize``.
+        normalizer: The ``normalize`` argument.
         single_observation_space: The observation space of an env.
         single_action_space: The action space of an env.
 
@@ -220,7 +228,7 @@ class Rollouts(RemoteSampler):
         super().__init__(
             *(fleet_options, HostedRollouts, envs, policy, num_envs, vector_kwargs, kwargs, seed)
         )
-        # Rollouts not yet returned to the caller, and the calls whose answers they are copies of.
+        # Rollouts on their way to the caller, and the calls whose answers were copied to them.
         self._returning: tuple[HostRollouts, list[tuple[Host, Call]]] | None = None
         self._most_held = max(options.keep_last + 1, MOST_HELD)
         self._buffers: list[LearnerBuffer] = []
@@ -246,14 +254,15 @@ class Rollouts(RemoteSampler):
         self._publishing_ns += now() - began
 
     def take(self, min_hosts: int | None = None, timeout: float | None = None) -> HostRollouts:
-        """Return the next rollout of each host that has one.
+        """Wait for hosts, and return the next rollout of each host that has one.
 
         Args:
-            min_hosts: Wait until this many hosts have one; by default, all that sample now.
-            timeout: Seconds to wait. Then the rollouts that are ready are returned, perhaps none.
+            min_hosts: Wait until this many hosts have a rollout; None: all that sample at present.
+            timeout: Return the rollouts that are ready, perhaps none, after this many seconds. None
+                waits forever.
 
         Returns:
-            The rollouts, the host that has waited longest first.
+            The rollouts. The host that has waited for longest comes first.
 
         Raises:
             BusyError: You hold so many results that there is no room for another.
@@ -272,7 +281,7 @@ class Rollouts(RemoteSampler):
         return self
 
     def __next__(self) -> HostRollout:
-        """Return the next rollout of the host that has waited longest."""
+        """Wait for the next rollout of any host and return it."""
         return self._take(1, None, most=1)[0]
 
     def _take(self, min_hosts: int | None, deadline: int | None, most: int | None) -> HostRollouts:
@@ -289,7 +298,7 @@ class Rollouts(RemoteSampler):
             if self._returning is not None and most is not None and len(taken) > most:
                 taken, others = taken.parted()  # from an interrupted call
                 rest = others, self._returning[1]
-        self._returning = rest  # from here to the caller no signal handler runs
+        self._returning = rest  # no signal handler runs between here and the caller
         return taken
 
     def _choose(self, min_hosts: int | None, deadline: int | None) -> list[Host]:
@@ -322,7 +331,7 @@ class Rollouts(RemoteSampler):
         if len(self._buffers) < self._most_held:
             self._buffers.append(LearnerBuffer(self.num_envs, 1))
             return self._buffers[-1]
-        gc.collect()  # reference cycles, such as those of a kept exception, may hold some
+        gc.collect()  # reference cycles may hold some, such as that of a kept exception
         if (buffer := self._unheld_buffer()) is not None:
             return buffer
         raise BusyError(

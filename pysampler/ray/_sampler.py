@@ -90,7 +90,7 @@ class RemoteSampler(Uncopyable, Interruptible):
         self._took = self._dropped = self._bytes = 0
         self._lag = 0.0
         self._waiting_ns = self._receiving_ns = self._publishing_ns = 0
-        signature_of(policy, ("observations",), settings)  # only checks it
+        signature_of(policy, ("observations",), settings)  # only checks the argument
         vector_kwargs = vector_options(self._doing, vector_kwargs)
         if unknown := sorted(vector_kwargs.keys() - OPTIONS):
             raise TypeError(
@@ -193,7 +193,7 @@ class RemoteSampler(Uncopyable, Interruptible):
 
     @property
     def version(self) -> int:
-        """The newest version of the policy: 1 for the first; 0 if the policy has no versions."""
+        """The newest version of the policy, from 1 on; 0 for actors whose policy has no weights."""
         return self._versions.version
 
     @property
@@ -220,18 +220,18 @@ class RemoteSampler(Uncopyable, Interruptible):
     # -- ending ----------------------------------------------------------------------------------
 
     def _enter(self, what: str) -> _core.Entry:
-        """Return a context that admits one thread; raise ClosedError if this sampler is closed."""
+        """Return a context that admits one thread; raise ClosedError if the sampler is closed."""
         if not self._guard.mine:
             raise ClosedError(f"cannot {self._doing}: made by another process, this is a fork")
         return self._guard.entry(what)
 
     @property
     def closed(self) -> bool:
-        """Whether the hosts are closed."""
+        """Whether ``close`` was called."""
         return self._closed
 
     def close(self) -> None:
-        """Close the envs of all hosts and end the hosts."""
+        """Close the envs of all hosts, end the hosts, and free their CPUs on the cluster."""
         fleet: Fleet | None = getattr(self, "_fleet", None)
         if fleet is None or fleet.ended or not self._guard.mine:
             return

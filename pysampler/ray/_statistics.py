@@ -1,4 +1,4 @@
-"""A normalizer over many hosts: each has the statistics of its envs, the driver merges them.
+"""A normalizer over many hosts: each counts its own envs, and the driver merges the statistics.
 
 A request carries the driver's statistics and the last of the host's rollouts that they include; the
 host adds its later rollouts. An answer carries the statistics of its rollout alone.
@@ -95,7 +95,8 @@ class HostStatistics:
 
     def __init__(self, normalization: Normalization) -> None:
         self._normalization = normalization
-        self._pending: deque[tuple[int, dict[str, Any]]] = deque()  # not yet in the driver's
+        # Numbers and moments of rollouts that the driver's statistics do not include yet.
+        self._pending: deque[tuple[int, dict[str, Any]]] = deque()
 
     def before(self, common: CommonStatistics) -> None:
         """Adopt the driver's statistics, and add this host's later rollouts to them."""

@@ -20,7 +20,7 @@ _WORD = 8  # bytes; each field begins on one
 
 
 class Board(Handle, _core.Board):
-    """A set of named arrays that one writer publishes and any number of readers copy.
+    """Named arrays, such as policy weights, that one writer publishes and many readers copy.
 
     Readers never block the writer or each other, and never get a mixture of two versions. Any
     number of readers can call ``wait(newer_than=v)``, which waits for a version above v. A wait
@@ -28,11 +28,12 @@ class Board(Handle, _core.Board):
     board.writer())``.
 
     Args:
-        like: The names of the fields, and for each an array with its dtype and shape. The values
-            are not copied.
+        like: By name, an example array with the dtype and the shape of the field. The values are
+            not copied.
         segment: The segment to allocate the board in; None: a new one.
-        buffers: The number of versions to keep. With 3, a read is repeated only if the writer
-            published twice while it copied.
+        buffers: The number of versions in memory. A reader starts over if the writer overwrites the
+            version that it copies: with 3 buffers, only after two more ``publish``. Raise it if the
+            writer publishes often.
         policy: How to wait; None: adaptively.
 
     Raises:
@@ -74,10 +75,10 @@ class Board(Handle, _core.Board):
         return *super().__reduce__(), {"_fields": self._fields}
 
     def publish(self, fields: Mapping[str, npt.ArrayLike]) -> int:
-        """Publish all fields as a new version.
+        """Publish all fields as a new version, and wake waiting readers.
 
         Args:
-            fields: For each name, an array of its shape with values that its dtype can hold.
+            fields: An array for each field, of its shape, with values that its dtype can hold.
 
         Returns:
             The number of the version, from 1 on.
@@ -114,10 +115,11 @@ class Board(Handle, _core.Board):
         """Return the newest version and a copy of its fields.
 
         Args:
-            out: A dict that ``read`` returned before, whose memory to reuse.
+            out: A dict that ``read`` returned before, to reuse its memory.
 
         Returns:
-            The number of the version and its fields; 0 and zeros if nothing was published yet.
+            The number of the version, and the fields by name. Before the first ``publish``, 0 and
+            arrays of zeros.
 
         Raises:
             ValueError: ``out`` is not a result of ``read``.

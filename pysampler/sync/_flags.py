@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class Flag(Handle, _core.Flag):
-    """A flag from one poster to one waiter: "there is something for you".
+    """A flag with which one process tells another that data is ready.
 
-    The poster calls ``set()``, which makes a system call only if the waiter sleeps. The waiter
-    calls ``wait()``, reads the poster's data, and then calls ``clear()``. Writes to shared memory
-    before ``set()`` are visible after ``wait()``, and data that the waiter read before ``clear()``
-    may be overwritten afterwards.
+    The poster writes data and calls ``set()``, which makes a system call only if the waiter sleeps.
+    The waiter calls ``wait()``, reads the data, and then calls ``clear()``. Writes to shared memory
+    before ``set()`` are visible after ``wait()``, and the poster may overwrite data that the waiter
+    read before ``clear()``.
 
     ``wait()`` raises ``LostError`` if a ``Watch`` knows that the poster has died:
     ``watch.add(process, flag.poster())``.
@@ -46,17 +46,17 @@ class Flag(Handle, _core.Flag):
 
 
 class Doorbell(Handle, _core.Doorbell):
-    """A doorbell from several members to one waiter, which waits for some of them or a deadline.
+    """Wait until k of several members are ready, or until a deadline.
 
-    Member i calls ``post(i)``. ``wait(k)`` returns the indices of the members that are ready,
-    longest ready first, once there are k or at the deadline. They stay ready until the waiter
-    takes them: ``take(ready)``, or ``take_ready()`` for all that are ready by then. Only the k-th
-    post makes a system call, and only if the waiter sleeps.
+    Member i calls ``post(i)``. ``wait(k)`` returns the indices of the ready members, longest ready
+    first, once there are k of them or at the deadline. They stay ready until the waiter takes them:
+    ``take(ready)``, or ``take_ready()`` for all that are ready by then. Only the k-th post makes a
+    system call, and only if the waiter sleeps.
 
     If a ``Watch`` knows that members have died (``watch.add(process, bell.member(i))``), a wait
     raises ``LostError`` immediately: once for each loss, and whenever fewer than k members are
-    left. The ``ready`` of the exception lists the members that are ready anyway. Posts of lost
-    members are ignored. Call ``revive(i)`` once another process is member i.
+    left. The ``ready`` of the exception lists the members that are ready in spite of the loss.
+    Posts of lost members are ignored. Call ``revive(i)`` once another process is member i.
 
     Args:
         members: The number of members.

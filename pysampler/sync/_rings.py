@@ -1,4 +1,4 @@
-"""Ring, SharedRing and ByteRing: rings of equal records, and of messages of any size."""
+"""Ring, SharedRing and ByteRing: queues of fixed-size records, and of messages of any size."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class _Records:
     def push(
         self, record: npt.ArrayLike, *, timeout: float | None = None, deadline: int | None = None
     ) -> None:
-        """Push one record.
+        """Push one record; wait while the ring is full.
 
         Args:
             record: A record of the ring's dtype and shape, or an object that NumPy converts to one.
-            timeout: Seconds to wait; None: forever.
-            deadline: The end of the wait in ns of ``now()``, instead of a timeout.
+            timeout: Seconds to wait for a free slot; None: forever.
+            deadline: When to stop waiting, in ns of ``now()``, instead of a timeout.
 
         Raises:
             WaitTimeoutError: The ring stayed full.
@@ -46,13 +46,13 @@ class _Records:
     def push_many(
         self, records: npt.ArrayLike, *, timeout: float | None = None, deadline: int | None = None
     ) -> int:
-        """Push records in order.
+        """Push records in order; wait while the ring is full.
 
         Args:
             records: An array of records of the ring's dtype and shape, or an object that NumPy
                 converts to one.
-            timeout: Seconds to wait; None: forever.
-            deadline: The end of the wait in ns of ``now()``, instead of a timeout.
+            timeout: Seconds to wait for free slots; None: forever.
+            deadline: When to stop waiting, in ns of ``now()``, instead of a timeout.
 
         Returns:
             The number of records that were pushed before the deadline.
@@ -68,11 +68,11 @@ class _Records:
     def pop(
         self, timeout: float | None = None, *, deadline: int | None = None
     ) -> npt.NDArray[Any] | Any:
-        """Remove the next record, and return a copy of it.
+        """Wait for the next record, remove it, and return a copy.
 
         Args:
             timeout: Seconds to wait; None: forever.
-            deadline: The end of the wait in ns of ``now()``, instead of a timeout.
+            deadline: When to stop waiting, in ns of ``now()``, instead of a timeout.
 
         Raises:
             WaitTimeoutError: No record came.
@@ -94,7 +94,7 @@ class _Records:
 
 
 class Ring(_Records, Handle, _core.Ring):
-    """A ring of records from one producer to one consumer.
+    """A queue of fixed-size records from one producer to one consumer.
 
     Copy records with ``push`` / ``push_many`` and ``pop`` / ``pop_many``, or use them in place:
     ``claim(n)`` gives the producer a view of up to n free slots, and ``publish()`` hands them over;
@@ -110,8 +110,9 @@ class Ring(_Records, Handle, _core.Ring):
         dtype: The dtype of a record.
         shape: The shape of a record.
         segment: The segment to allocate the ring in; None: a new one.
-        high: A producer blocks when this many slots are full; None: all.
-        low: It continues when only this many are full; None: one fewer than ``high``.
+        high: The producer blocks when this many slots are full; None: all of them.
+        low: A blocked producer continues when only this many slots are full; None: one fewer than
+            ``high``. Lower it so that the producer wakes less often, for more records at a time.
         policy: How to wait; None: adaptively.
 
     Raises:
@@ -154,7 +155,7 @@ class Ring(_Records, Handle, _core.Ring):
 
 
 class SharedRing(_Records, Handle, _core.SharedRing):
-    """A ring of records from several producers to one consumer.
+    """A queue of fixed-size records from several producers to one consumer.
 
     Use it like ``Ring``, except that a producer claims one slot at a time: ``claim()``, then
     ``publish()`` or ``abandon()``; later records wait for this slot. A process becomes a producer
@@ -173,8 +174,9 @@ class SharedRing(_Records, Handle, _core.SharedRing):
         shape: The shape of a record.
         segment: The segment to allocate the ring in; None: a new one.
         producers: The largest number of producers at the same time.
-        high: A producer blocks when this many slots are full; None: all.
-        low: It continues when only this many are full; None: one fewer than ``high``.
+        high: Producers block when this many slots are full; None: all of them.
+        low: Blocked producers continue when only this many slots are full; None: one fewer than
+            ``high``. Lower it so that producers wake less often, for more records at a time.
         policy: How to wait; None: adaptively.
 
     Raises:
@@ -214,7 +216,7 @@ class SharedRing(_Records, Handle, _core.SharedRing):
 
 
 class ByteRing(Handle, _core.ByteRing):
-    """A ring of messages of any size from one producer to one consumer.
+    """A queue of messages of any size from one producer to one consumer.
 
     ``send(message)`` takes any object with a contiguous buffer; a message larger than the ring is
     sent in parts while the consumer receives. ``recv()`` returns the next message as ``bytes``;
@@ -222,7 +224,8 @@ class ByteRing(Handle, _core.ByteRing):
     producer gave up (``WaitTimeoutError``) or died half-way.
 
     Args:
-        capacity: The number of bytes that the ring holds: a power of two, and whole pages.
+        capacity: The number of bytes that the ring holds: a power of two of at least a page. Larger
+            messages can be sent, but only while the consumer receives.
         segment: The segment to allocate the ring in; None: a new one.
         policy: How to wait; None: adaptively.
 

@@ -1,6 +1,6 @@
 """Segments, handles to their parts, and the pickling of both.
 
-A segment travels as a file descriptor, a handle as its segment and offset. Each process maps a
+A segment is sent as a file descriptor, a handle as its segment and offset. Each process maps a
 segment once, however often it is received.
 """
 
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 
 class Segment(Closing, _core.Segment):
-    """Shared memory: a sealed memfd, mapped.
+    """A block of shared memory, in which primitives and arrays are allocated.
 
-    It has no name: only processes that received it can map it, and nothing is left behind when they
-    die. Only the process that made a segment allocates in it; parts are not freed one by one.
+    It is a sealed memfd without a name: only processes that received it can map it, and the system
+    frees it when the last of them ends. Only the process that made a segment can allocate in it.
+    Parts are freed together with the segment.
 
     Args:
         size: The number of bytes to allocate, at least 1.
-        room: The number of bytes to reserve behind them; ``take()`` allocates their memory later.
+        room: The number of further bytes to reserve; ``take()`` allocates memory for them later.
 
     Raises:
         MemoryError: The machine or a limit has too little memory left.
@@ -53,13 +54,13 @@ class Segment(Closing, _core.Segment):
 
     @classmethod
     def from_fd(cls, fd: int) -> Segment:
-        """Return the segment behind a file descriptor.
+        """Return the segment of a file descriptor, mapping it if necessary.
 
         Args:
-            fd: The descriptor of a segment's memfd. The caller still owns it.
+            fd: The descriptor of a segment's memfd. You still own it and must close it.
 
         Returns:
-            A segment; the same object for all descriptors of one segment.
+            The segment: the same object for all descriptors of one segment.
 
         Raises:
             ValueError: ``fd`` is not a file descriptor.
@@ -77,7 +78,7 @@ class Segment(Closing, _core.Segment):
         return segment
 
     def __reduce__(self) -> tuple[Callable[[Any], Segment], tuple[Any]]:
-        # DupFd picks the right way to send a descriptor: inheritance if a child is being started,
+        # DupFd chooses how to send a descriptor: by inheritance if a child is being started, by
         # a socket if the process is already running.
         return _receive, (reduction.DupFd(self.fd),)
 
@@ -132,7 +133,7 @@ class Handle(Closing):
         return self._segment
 
     def close(self) -> None:
-        """Release the memory once no view of it and no other handle is left."""
+        """Close the handle. The memory is released once no view of it or other handle is left."""
         super().close()  # type: ignore[misc]
         self._segment = None
 
@@ -141,7 +142,7 @@ class Handle(Closing):
         return _attach, (type(self), self.segment, self._geometry, offset)
 
     def place(self) -> Place:
-        """Return the place in its segment, for a process that has the segment."""
+        """Return this handle's place, to send it to a process that already has the segment."""
         _, (kind, _, geometry, offset), *state = self.__reduce__()
         return Place(kind, geometry, offset, state[0] if state else {})
 
@@ -196,7 +197,7 @@ class Array(Handle):
 
     Args:
         shape: The shape of the array.
-        dtype: Its dtype.
+        dtype: The dtype of its elements.
         segment: The segment to allocate the array in; None: a new one.
 
     Raises:
@@ -252,7 +253,7 @@ class Array(Handle):
         return self._segment is None
 
     def close(self) -> None:
-        """Release the memory once no view of it is left."""
+        """Close the array. The memory is released once no view of it is left."""
         self._segment = None
         self._view = np.empty(0)
 

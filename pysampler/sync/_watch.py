@@ -22,21 +22,22 @@ class _Process(Protocol):
 
 
 class Watch(Closing, _core.Watch):
-    """Notices immediately when processes die, and ends the waits for them.
+    """Notice at once when processes die, and end the waits for them with ``LostError``.
 
-    A native thread holds a pidfd for each process. Add a process, with the parts that it plays,
-    while it is known to be alive or has not been joined yet:
+    A native thread holds a pidfd for each process. Add a process together with its parts, that is,
+    its roles at the primitives, before you join it:
 
     ``watch.add(process, flag.poster(), bell.member(3), ring.producer(), ring.consumer(),
     board.writer())``
 
     Posts that a process made before its death remain; a wait for more raises ``LostError``.
-    ``losses`` and ``wait()`` say which process was lost, when, and how (for children that were not
-    joined yet). When ``wait()`` returns a loss, all parts of that process are marked. Once another
-    process has taken its place, call ``replaced()`` of each flag, ring or board (``revive()`` of a
-    doorbell).
+    ``losses`` and ``wait()`` return which processes were lost, when, and how (for children that
+    were not joined yet). When ``wait()`` returns a loss, all parts of that process are marked. Once
+    another process has taken its place, call ``replaced()`` of each flag, ring or board
+    (``revive()`` of a doorbell).
 
-    In a worker, ``Watch().leave_with()`` ends this process with its parent, whatever it is doing.
+    In a worker, ``Watch().leave_with()`` ends this process with its parent, even in the middle of a
+    call.
 
     >>> import subprocess, sys
     >>> flag = Flag()
@@ -53,13 +54,14 @@ class Watch(Closing, _core.Watch):
     """
 
     def add(self, process: int | _Process, *parts: _core.Part, alone: bool = False) -> None:
-        """Mark parts lost when a process ends.
+        """Watch a process, and mark its parts as lost when it ends.
 
         Args:
             process: A pid, or an object with one (``multiprocessing.Process``,
                 ``subprocess.Popen``).
-            *parts: The parts that the process plays, such as ``flag.poster()``.
-            alone: Whether they replace all parts that were added for this process before.
+            *parts: The parts of the process, such as ``flag.poster()``.
+            alone: Pass True to replace all parts that were added for this process before, instead
+                of adding to them.
 
         Raises:
             TypeError: One of ``parts`` is not a part.
@@ -91,12 +93,12 @@ class Watch(Closing, _core.Watch):
             process: A pid, or an object with one.
 
         Returns:
-            False if the process is alive. True if all its parts are marked: none will be later.
+            Whether the process has ended, and all its parts are marked.
         """
         return self._settle_pid(_pid(process))
 
     def leave_with(self, process: int | _Process | None = None, code: int = 1) -> None:
-        """End this process when another ends, immediately and without cleaning up.
+        """End this process when another one ends, immediately and without cleaning up.
 
         Args:
             process: A pid, or an object with one; None: the parent of this process.

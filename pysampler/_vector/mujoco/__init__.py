@@ -1,5 +1,5 @@
 """MuJoCo blocks: each group of a worker simulates many envs of a task together.
 
-``block.py`` steps and resets simulations, ``trial.py`` says which envs they stand for, and
+``block.py`` steps and resets simulations, ``trial.py`` recognises envs that they can replace, and
 ``real.py`` loads their states into real envs.
 """

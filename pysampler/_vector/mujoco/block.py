@@ -38,7 +38,7 @@ _NONE: dict[str, Any] = {}
 
 
 class TaskBlock(BatchBlock):
-    """Simulations of a task, in place of the ``count`` envs from ``first`` on.
+    """Simulations of a task, which replace the ``count`` envs from ``first`` on.
 
     Args:
         task: The task.
@@ -115,7 +115,7 @@ class TaskBlock(BatchBlock):
         self._ctrl[d.ids] = task.control(actions)
         failed = self.simulations.step(ids, task.frame_skip, task.forces)
         if ids is not None:
-            d = Simulations(self._seen, ids)  # the other one keeps the fields that it has read
+            d = Simulations(self._seen, ids)  # the other view caches the fields that it has read
         result = task.reward(d, before, actions)
         rewards, infos = result if isinstance(result, tuple) else (result, _NONE)
         terminated = task.terminated(d)
@@ -161,7 +161,7 @@ class TaskBlock(BatchBlock):
             self.task.set_tasks(np.array(list(tasks), np.int32), list(tasks.values()))
 
     def _blame(self, ids: Array | None) -> None:
-        """Leave an error for each simulation in which MuJoCo failed."""
+        """Report an error for each simulation in which MuJoCo failed."""
         for i in self.all if ids is None else ids:
             if text := self.simulations.error(int(i)):
                 self._leave(_ERROR, int(i), mujoco.FatalError(text))

@@ -1,4 +1,4 @@
-"""RealTask: an ordinary env that stands for a simulation in calls other than steps and resets."""
+"""RealTask: an ordinary env that answers calls other than steps and resets for a simulation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RealTask(RealEnv):
         fields = {name: array[place] for name, array in block.derived.items()}
         load(env.model, env.data, block.rows[place], fields)
         for name in block.task.attributes:
-            vars(env).pop(name, None)  # from another simulation
+            vars(env).pop(name, None)  # left by another simulation
         block.task.write_to(env, place)
 
     def read(self, block: TaskBlock, place: int) -> None:
@@ -80,7 +80,6 @@ class RealTask(RealEnv):
 
 
 def digest_of(model: mujoco.MjModel) -> bytes:
-    """Return a digest of all numbers of a model."""
     buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, buffer)
     return hashlib.blake2b(buffer.tobytes()).digest()

@@ -1,4 +1,4 @@
-"""KnownTask: an env whose task simulations compute, and how they are compared with it."""
+"""KnownTask: an env that simulations of a task can replace, and their comparison."""
 
 from __future__ import annotations
 

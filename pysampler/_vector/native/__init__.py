@@ -1,6 +1,5 @@
-"""Native envs: blocks that stand for gymnasium's own envs, step many at once, and equal them.
+"""Native envs: blocks that replace gymnasium's own envs and step many at once, bit for bit.
 
 ``known.py`` recognises such envs, ``trial.py`` compares blocks with real envs, ``real.py`` loads
-states into real envs, and ``twins.py`` has the envs of classic control. ``_vector/mujoco`` has
-those of MuJoCo.
+states into real envs, and ``twins.py`` handles classic control. MuJoCo is in ``_vector/mujoco``.
 """

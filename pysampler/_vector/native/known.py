@@ -1,4 +1,4 @@
-"""Recognises envs that a block may stand for, by their exact classes.
+"""Recognises envs that a native block can replace, by their exact classes.
 
 These are the envs with a task in pysampler.envs.mujoco, or a twin in pysampler.envs.classic.
 """
@@ -39,7 +39,7 @@ __all__ = [
 _GYMNASIUM = "gymnasium.envs.mujoco"
 _META = "pysampler.envs.meta.mujoco"
 _TASK_ENV = "pysampler.envs.mujoco.env"
-# The tasks of envs, by the module and the name of the exact class.
+# The task for each env, by the module and name of its exact class.
 _TASKS = {
     (f"{_GYMNASIUM}.ant_v5", "AntEnv"): "Ant",
     (f"{_GYMNASIUM}.half_cheetah_v5", "HalfCheetahEnv"): "HalfCheetah",
@@ -61,25 +61,25 @@ _TASKS = {
     (_META, "HalfCheetahVel"): "HalfCheetahVel",
 }
 _CLASSIC = "gymnasium.envs.classic_control"
-# The twins of envs, and the fewest envs of a group that are faster as these than one by one.
+# The twin for each env, and the smallest group for which it is faster than stepping one by one.
 _TWINS = {
     (f"{_CLASSIC}.acrobot", "AcrobotEnv"): ("Acrobot", 8),
     (f"{_CLASSIC}.cartpole", "CartPoleEnv"): ("CartPole", 16),
     (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): ("MountainCar", 8),
 }
-# Wrappers whose work blocks do themselves.
+# Wrappers that blocks replace.
 BLOCK_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
 
 
 def makes_known_envs(entry_point: Any, wrappers: Sequence[Any], *, twins: bool = True) -> bool:
     """Return whether this entry point makes known envs, and these are gymnasium's wrappers.
 
-    Such envs are all alike, so one of them tells about the others.
+    Such envs are all alike, so it is enough to look at one.
 
     Args:
-        entry_point: What makes the envs, or its name.
-        wrappers: Functions that wrap them.
-        twins: Whether envs that have twins count, too.
+        entry_point: The function or class that makes the envs, or its name.
+        wrappers: Functions that wrap the envs.
+        twins: Whether envs with twins count as known, too.
     """
     known = [one is TaskWrapper or one in vars(gymnasium_wrappers).values() for one in wrappers]
     if not all(known):
@@ -91,7 +91,7 @@ def makes_known_envs(entry_point: Any, wrappers: Sequence[Any], *, twins: bool =
 
 
 def name_of(env: gym.Env[Any, Any]) -> str:
-    """Return the name of an env: its id, or that of its class or task."""
+    """Return the name of an env: its id, or the name of its class or task."""
     if isinstance(name := getattr(env.spec, "id", None), str):
         return name
     base: Any = env.unwrapped
@@ -99,12 +99,12 @@ def name_of(env: gym.Env[Any, Any]) -> str:
 
 
 def has_task(env: Any) -> bool:
-    """Return whether an env, without wrappers, is of a class that has a task."""
+    """Return whether there is a task for the class of this env, which has no wrappers."""
     return is_of_a_task(env) or _key_of(env) in _TASKS
 
 
 def maker_of_task(thing: Any) -> Any:
-    """Return the function that makes an env of a class of tasks; None for anything else."""
+    """Return a function that makes envs of a task class; None if ``thing`` is no such class."""
     tasks = sys.modules.get("pysampler.envs.mujoco.task")
     if tasks is None or not (isinstance(thing, type) and issubclass(thing, tasks.Task)):
         return None
@@ -112,14 +112,14 @@ def maker_of_task(thing: Any) -> Any:
 
 
 class NotNativeError(Exception):
-    """No block can stand for an env."""
+    """No native block can replace an env; the message says why."""
 
 
 def limit_of(env: gym.Env[Any, Any]) -> int | None:
     """Return the number of steps after which the episodes of an env are truncated; None: no limit.
 
     Raises:
-        NotNativeError: The env has a wrapper that blocks do not stand for.
+        NotNativeError: The env has a wrapper that blocks cannot replace.
     """
     limit = None
     while env is not env.unwrapped:
@@ -133,18 +133,18 @@ def limit_of(env: gym.Env[Any, Any]) -> int | None:
 
 
 def expect_known(base: gym.Env[Any, Any]) -> None:
-    """Raise NotNativeError unless an env, without wrappers, has a task or a twin."""
+    """Raise NotNativeError unless there is a task or a twin for an env without wrappers."""
     if not has_task(base) and _key_of(base) not in _TWINS:
         raise NotNativeError(f"{name_of(base)} has no native counterpart")
 
 
 def twin_of(base: Any) -> str:
-    """Return the name of the twin in pysampler.envs.classic of an env that has one."""
+    """Return the name of the twin, in pysampler.envs.classic, of an env that has one."""
     return _TWINS[_key_of(base)][0]
 
 
 def least_of(base: Any) -> int:
-    """Return the fewest envs of a group with which a native block is faster, for a known env."""
+    """Return the smallest group for which a native block of a known env is faster."""
     return _TWINS.get(_key_of(base), ("", 1))[1]
 
 
@@ -153,7 +153,7 @@ def _key_of(base: Any) -> tuple[str, str]:
 
 
 def task_of(base: Any) -> Task:
-    """Return the task of an env that has one, without wrappers.
+    """Return the task for an env without wrappers.
 
     Raises:
         NotNativeError: The env has an option that its task does not support.
@@ -170,5 +170,5 @@ def task_of(base: Any) -> Task:
 
 
 def is_of_a_task(env: gym.Env[Any, Any]) -> bool:
-    """Return whether an env was made of a task class, which the user may have written."""
+    """Return whether an env was made from a task class, perhaps one that the user wrote."""
     return type(env.unwrapped).__module__ == _TASK_ENV

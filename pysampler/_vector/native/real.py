@@ -1,4 +1,4 @@
-"""RealEnv: an ordinary env that stands for one of a block in calls other than steps and resets."""
+"""RealEnv: an ordinary env that answers calls other than steps and resets for a native block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MANAGED", "RealEnv"]
 
-# Attributes that hold the state of an env, or caches: calls may change these.
+# Attributes that hold the state of an env, or caches. Calls may change them.
 MANAGED = {
     *("_np_random", "_np_random_seed", "_elapsed_steps", "_has_reset", "_cached_spec"),
     *("checked_reset", "checked_step", "checked_render", "checked_data_reuse", "close_called"),
@@ -26,11 +26,11 @@ MANAGED = {
 
 
 class RealEnv(Watched):
-    """An env, into which the states of a block's envs are loaded.
+    """An ordinary env, into which the states of a block's envs are loaded for calls.
 
     Args:
         env: The env.
-        owners: Objects that hold further attributes of it.
+        owners: Objects with further attributes of the env.
         managed: The names of further attributes that hold state.
     """
 
@@ -42,11 +42,11 @@ class RealEnv(Watched):
         super().__init__([*self._layers, *owners], MANAGED.union(managed))
 
     def write(self, block: Any, place: int) -> None:
-        """Write the state of a block's env into the env without wrappers."""
+        """Write the state of a block's env to the unwrapped env."""
         raise NotImplementedError
 
     def read(self, block: Any, place: int) -> None:
-        """Read the state of the env without wrappers, as that of a block's env.
+        """Read the state of the unwrapped env into the block.
 
         Raises:
             ChangedError: An attribute has a value that the block cannot have.
@@ -54,12 +54,12 @@ class RealEnv(Watched):
         raise NotImplementedError
 
     def load(self, block: Any, place: int) -> None:
-        """Load the state of a block's env into the env."""
+        """Load the state of a block's env into the ordinary env and its wrappers."""
         self._base._np_random = block.rngs[place]
         self._base._np_random_seed = block.rng_seeds[place]
         self.write(block, place)
         for layer in self._layers:
-            if isinstance(layer, PassiveEnvChecker):  # the trial ran its checks
+            if isinstance(layer, PassiveEnvChecker):  # the trial has run its checks
                 layer.checked_reset = layer.checked_step = layer.checked_data_reuse = True
             elif isinstance(layer, TimeLimit):
                 steps: Any = int(block.elapsed[place]) if block.begun[place] else None
@@ -68,8 +68,8 @@ class RealEnv(Watched):
                 vars(layer)["_has_reset"] = bool(block.begun[place])
 
     def save(self, block: Any, place: int) -> None:
-        """Save the env's state as that of a block's env."""
-        # Reading env.np_random makes a generator if an env that was reset has none.
+        """Save the state of the ordinary env and its wrappers to the block."""
+        # Reading env.np_random makes a generator if the env has none, even after a reset.
         base = self._base
         block.rngs[place] = base.np_random if block.begun[place] else base._np_random
         block.rng_seeds[place] = base._np_random_seed

@@ -1,7 +1,7 @@
-"""Tries, where envs are made, whether blocks that would stand for them equal them.
+"""Tests, when envs are made, whether native blocks give the same results as the envs.
 
-A user's function may have changed an env after gymnasium made it, so the env is compared with a new
-one of the same arguments. Then new envs are stepped beside a block, bit for bit.
+A user's function may have changed an env after gymnasium made it, so it is compared with a new env
+of the same arguments. Then new envs and a block make the same steps, and all bits must agree.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KnownEnv"]
 
-# The most steps of an episode, and the step before which one env is reset alone: their episodes
-# then end apart, so one is stepped while the other is reset.
+# The length of episodes, and the step before which one env is reset alone, so that episodes end
+# at different times: one env is stepped while the other is reset.
 _LIMIT, _RESET_ONE_AT = 5, 3
 # gym.make sets this attribute after it has made an env.
 _SET_LATER = {*MANAGED, "spec"}
@@ -43,10 +43,10 @@ _PLAIN = bool, int, float, str, tuple, type(None), np.ndarray, gym.Space
 
 
 class KnownEnv:
-    """An env that a block may stand for, and what such a block is made of.
+    """An env that a native block may replace, with the means to make such a block.
 
     Args:
-        env: The env, in wrappers that blocks stand for.
+        env: The env, in wrappers that blocks can replace.
 
     Raises:
         NotNativeError: The env has a wrapper or an option that blocks do not support.
@@ -61,16 +61,16 @@ class KnownEnv:
         self.limit = limit_of(env)
         self.base: Any = env.unwrapped
 
-    # -- what a kind of envs says ----------------------------------------------------------------
+    # -- defined by each kind of envs --------------------------------------------------------------
 
     def block(
         self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False
     ) -> BatchBlock:
-        """Return a block of such envs, whose episodes are truncated after ``limit`` steps."""
+        """Make a block of such envs, with episodes of at most ``limit`` steps."""
         raise NotImplementedError
 
     def real(self, env: Env, block: Any, managed: set[str]) -> RealEnv:
-        """Return an env, into which states of a block are loaded.
+        """Return ``env`` as a ``RealEnv``, into which states of a block are loaded.
 
         Args:
             env: The env.
@@ -84,7 +84,7 @@ class KnownEnv:
         raise NotImplementedError
 
     def _parts(self, env: Env) -> Sequence[Any]:
-        """Return the objects whose attributes tell one env from another."""
+        """Return the objects whose attributes distinguish one env from another."""
         return list(layers_of(env))
 
     # -- comparing -------------------------------------------------------------------------------
@@ -97,10 +97,10 @@ class KnownEnv:
         )
 
     def expect_equal(self, make: Callable[[], Env] | None) -> None:
-        """Step new envs beside a block.
+        """Compare new envs with a block, step by step.
 
         Args:
-            make: Makes such an env; None: the function that made this one may have changed it.
+            make: Makes such an env; None if the function that made this one may have changed it.
 
         Raises:
             NotNativeError: They differ.
@@ -132,7 +132,7 @@ class KnownEnv:
                 raise NotNativeError(f"{name} was changed after the env was made")
 
     def _compare(self, real: list[Env]) -> None:
-        """Step a block beside real envs, in episodes that end apart."""
+        """Compare a block with real envs, in episodes that end at different times."""
         spec = spec_of(real[0].observation_space, real[0].action_space)
         count = len(real)
         plan = Plan(spec, count, 1, final=False)
@@ -171,7 +171,7 @@ class KnownEnv:
 
 
 def _differing(one: Any, other: Any) -> str | None:
-    """Return the name of an attribute, a number or an array, that differs between two objects."""
+    """Return the name of a number or array that differs between two objects; None if none does."""
     ours, theirs = ({k: v for k, v in vars(x).items() if k not in _SET_LATER} for x in (one, other))
     name: str
     for name in ours.keys() | theirs.keys():

@@ -1,4 +1,4 @@
-"""KnownTwin: an env of gymnasium's classic control, and the BatchEnv that equals many of them."""
+"""KnownTwin: an env of gymnasium's classic control, and its twin, a BatchEnv that equals it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ __all__ = ["KnownTwin"]
 
 
 class _Twins(OwnBlock):
-    """A block of a twin, which is ``env``.
+    """A block that steps a twin.
 
-    It takes valid actions and options. Before a step or reset with others, for which gymnasium's
-    env would raise an error, the envs leave the block: that env then raises its error, and the
-    other envs make their steps.
+    It takes only valid actions and options. With others, gymnasium's env would raise an error, so
+    the envs leave the block before such a step or reset: then that env raises its error, and the
+    others step as usual.
     """
 
     steps_ended = True
@@ -47,7 +47,7 @@ class _Twins(OwnBlock):
     def __init__(self, env: Any, first: int, meter: _core.Meter, *, here: bool) -> None:
         super().__init__(env, first, meter, here=here)
         self.env = env
-        self.double_rewards = np.zeros(self.count, bool)  # they are Python's
+        self.double_rewards = np.zeros(self.count, bool)  # numbers of Python
         self._options_are_valid = True
         self._successor: Any = None
 
@@ -90,7 +90,7 @@ class _Twins(OwnBlock):
         return self._successor is not None
 
     def step(self, frame: int, actions: Any = None) -> bool:
-        if self._has_left(frame, actions):  # a loop in C++ may hold this block longer
+        if self._has_left(frame, actions):  # a loop in C++ may still hold this block
             stepped: bool = self._successor.step(frame, actions)
             return stepped
         return super().step(frame, _as_numbers(actions))
@@ -116,14 +116,14 @@ class _Twins(OwnBlock):
 
 
 def _as_numbers(actions: Any) -> Any:
-    """Return a list of Python's bools as an array of whole numbers, as gymnasium takes them."""
+    """Return a list of Python bools as an array of ints; gymnasium accepts them as actions."""
     if isinstance(actions, list) and all(type(one) is bool for one in actions):
         return np.array(actions, np.int64)
     return actions
 
 
 class _RealTwin(RealEnv):
-    """An env, into which the states of its twins are loaded."""
+    """An ordinary env, into which the states of a twin are loaded for calls."""
 
     def write(self, block: _Twins, place: int) -> None:
         if block.begun[place]:
@@ -139,14 +139,14 @@ class _RealTwin(RealEnv):
             return
         if not block.begun[place]:
             if any(isinstance(layer, OrderEnforcing) for layer in self._layers):
-                return  # it wants a reset before a step
+                return  # it requires a reset before a step
             block.begin_episode(place)
             block.rngs[place], block.rng_seeds[place] = base.np_random, base._np_random_seed
         block.env.read_from(base, place)
 
 
 class KnownTwin(KnownEnv):
-    """An env that has a twin in pysampler.envs.classic."""
+    """An env with a twin in pysampler.envs.classic."""
 
     _envs, _steps = 8, 24
 
@@ -155,7 +155,7 @@ class KnownTwin(KnownEnv):
         self._kind = getattr(importlib.import_module("pysampler.envs.classic"), twin_of(self.base))
         self._arguments = self._kind.arguments_of(self.base)
         low, high = self._kind.wide
-        self._options = {"low": low, "high": high}  # of a trial: so that some episodes end soon
+        self._options = {"low": low, "high": high}  # for trials, so that some episodes end soon
 
     def block(
         self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False

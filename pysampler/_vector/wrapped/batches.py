@@ -1,6 +1,6 @@
-"""Batches: alike envs that step together in a block, beside their real envs.
+"""Batches: alike envs that step together in a block; their real envs answer other calls.
 
-``NativeBatch`` steps them natively, and ``PythonBatch`` in Python; both run layers in place of the
+``NativeBatch`` steps them natively, and ``PythonBatch`` in Python; both run layers instead of the
 wrappers around them.
 """
 
@@ -44,10 +44,10 @@ class _Server(Protocol):
         """Return the real env ``i``."""
 
     def why_shared(self, rows: Sequence[int]) -> str | None:
-        """Return which statistics some envs share with others; None if they share none."""
+        """Return the statistics that some envs share with others, as text, or None."""
 
     def leave(self, batch: Batch, why: str, but: int | None = None) -> _core.EnvBlock:
-        """Step the envs of a batch one by one from now on, in the block that this returns."""
+        """Let the envs of a batch step one by one from now on; return the block that steps them."""
 
 
 class Batch:
@@ -56,11 +56,11 @@ class Batch:
     Args:
         server: The server.
         rows: The indices of the envs among those of the server.
-        depth: The number of wrappers, from the outermost on, that layers stand for.
+        depth: The number of wrappers, from the outermost on, that layers replace.
     """
 
     block: Any
-    inner: Any  # the block of the envs within the wrappers
+    inner: Any  # the block of the envs without these wrappers
 
     def __init__(self, server: _Server, rows: range, depth: int) -> None:
         self.rows = rows
@@ -82,14 +82,14 @@ class Batch:
         return {name for layer in self.layers for name in layer.state}
 
     def store(self, place: int) -> gym.Env[Any, Any]:
-        """Load the state of an env into its real env, and return that."""
+        """Load the state of an env into its real env, and return the real env."""
         if not (self.layers and place in self.block.in_wrappers):
             for layer in self.layers:
                 layer.store(place)
         return self._server.made(self.rows[place])
 
     def take(self, place: int) -> str | None:
-        """Take the state of a real env; return why if the batch cannot continue with it."""
+        """Take the state of a real env; return the reason if the batch cannot continue with it."""
         if self.layers and place in self.block.in_wrappers:
             return None  # the next step leaves the batch
         if (name := self._changed(place)) is not None:
@@ -102,7 +102,7 @@ class Batch:
         return self._server.why_shared([self.rows[place]]) if self.layers else None
 
     def _changed(self, place: int) -> str | None:
-        """Take the state of the env within the wrappers; if more has changed, return its name."""
+        """Take the state of the env within the wrappers; if more has changed, return the name."""
         raise NotImplementedError
 
     def ordinary(self, block: _core.EnvBlock, but: int | None = None) -> None:
@@ -110,7 +110,7 @@ class Batch:
 
         Args:
             block: The block.
-            but: An env whose real env has the right state already; None: no env has.
+            but: An env whose real env has the current state already; None: there is no such env.
         """
         for place in range(len(self.rows)):
             if place != but:
@@ -128,12 +128,12 @@ class Batch:
                 block.set_options(place, options, version, int(used[place]))
 
     def _last_observations(self) -> Sequence[Any]:
-        """Return the last observation of each env; None if there is none."""
+        """Return the last observation of each env; None for envs without one."""
         raise NotImplementedError
 
 
 class NativeBatch(Batch):
-    """Envs that a native block stands for. Their real envs are made when they are needed."""
+    """Envs that a native block replaces. Their real envs are made on demand."""
 
     def __init__(self, server: _Server, rows: range, depth: int, known: KnownEnv) -> None:
         super().__init__(server, rows, depth)
@@ -142,7 +142,7 @@ class NativeBatch(Batch):
         self.inner = known.block(len(rows), first, known.limit, server.meter, here=server.here)
         self._real: dict[int, RealEnv] = {}
         self.block = self._layered(self.inner) if self.layers else self.inner
-        if not self.layers:  # else the outer block asks whether the inner one can step
+        if not self.layers:  # with layers, the outer block asks the inner one whether it can step
             self.inner.leave = functools.partial(server.leave, self)
         for place, i in enumerate(rows):
             if server.envs[i] is not None:
@@ -174,7 +174,7 @@ class NativeBatch(Batch):
 
 
 def _take_ints(layers: Sequence[Layer]) -> bool:
-    """Return whether rewards may be ints: a function of a user may treat them in another way."""
+    """Return whether rewards may be ints, for which a user's function may act differently."""
     for layer in reversed(layers):
         if isinstance(layer, (ChangedRewards, NormalizedRewards)):
             return isinstance(layer, NormalizedRewards)
@@ -182,7 +182,7 @@ def _take_ints(layers: Sequence[Layer]) -> bool:
 
 
 class PythonBatch(Batch):
-    """Envs that step in Python, within wrappers that layers stand for."""
+    """Envs that step in Python, while layers replace the wrappers around them."""
 
     def __init__(self, server: _Server, rows: range, depth: int) -> None:
         super().__init__(server, rows, depth)

@@ -1,7 +1,7 @@
 """LayeredBlock: runs the layers of wrappers around a block of envs.
 
-The inner block writes to the frames of the vector env, except for what layers change: observations
-and rewards, which it writes to memory of the layered block. After each of its calls the layers
+The inner block writes to the frames of the vector env, except for results that layers change:
+observations and rewards, which it writes to memory of the layered block. After each call the layers
 change all rows at once, and the results are written to the frames.
 """
 
@@ -41,9 +41,9 @@ _OTHER_TYPE = "an observation was not of its space's type, or a reward neither a
 
 
 class _InnerFrames:
-    """The frames as an inner block sees them: with other rewards and, if need be, observations.
+    """The frames for an inner block: with other memory for rewards and, if needed, observations.
 
-    Each of its frames lies in the same memory, since the layers read it before the next step.
+    All frames share this memory, since the layers read it before the next step.
     """
 
     def __init__(self, frames: Frames, space: Any) -> None:
@@ -77,12 +77,12 @@ class PythonEnvs:
         first: The index of the first env.
         meter: Counts steps and resets.
         observations: Whether layers change observations.
-        ints: Whether layers may take rewards that are ints of Python for floats.
+        ints: Whether layers may treat rewards that are Python ints as floats.
 
     Attributes:
         block: The block in C++ that steps them.
-        options: Of later resets, and their version, by env.
-        seeds: Of the next resets, by env, if these replace lost envs.
+        options: By env, the options of its later resets and their version.
+        seeds: By env, the seed of its next reset, if the envs replace lost ones.
     """
 
     failed = False
@@ -117,7 +117,7 @@ class PythonEnvs:
 
     @property
     def any_ended(self) -> bool:
-        """Whether there is one."""
+        """Whether the next step resets any env."""
         return bool(self.block.ended_envs())
 
     def use(self, frames: Any, infos: _core.Infos, autoreset: str, keep: str) -> None:
@@ -153,14 +153,14 @@ class PythonEnvs:
 
 
 class LayeredBlock(RepeatableBlock):
-    """A block whose envs are in wrappers that layers stand for.
+    """A block with layers that replace the wrappers of its envs.
 
     Args:
         inner: The block of the envs within the wrappers.
         layers: The layers, the outermost first.
         space: The observation space of the envs within the wrappers.
         outer_space: The observation space of the wrapped envs.
-        leave: Makes a block that steps the envs one by one from now on; it is given why.
+        leave: Called with a reason, makes a block that steps the envs one by one from now on.
     """
 
     def __init__(
@@ -182,10 +182,10 @@ class LayeredBlock(RepeatableBlock):
         self.observes = any(layer.observes for layer in layers)
         self._space = space if self.observes else None
         self._everyone: Array = np.arange(self.count)
-        # Envs whose results had types that layers cannot have: their wrappers have their state.
+        # Envs whose results had types that layers cannot handle. Their wrappers have their state.
         self.in_wrappers: set[int] = set()
         if self.observes:
-            # For resets that leave an env unchanged: the frame that had it may be written to.
+            # For resets that leave an env unchanged: its old frame may be overwritten.
             self.last = np.zeros((self.count, *outer_space.shape), outer_space.dtype)
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
@@ -221,7 +221,7 @@ class LayeredBlock(RepeatableBlock):
         """
         if self._successor is None and (why := self._why_leave(frame, actions)) is not None:
             self._successor = self._leave(why)
-        if self._successor is not None:  # a loop in C++ may hold this block longer
+        if self._successor is not None:  # a loop in C++ may still hold this block
             stepped: bool = self._successor.step(frame, actions)
             return stepped
         fresh = self.inner.ended if self.inner.any_ended else None
@@ -244,7 +244,7 @@ class LayeredBlock(RepeatableBlock):
 
     @contextlib.contextmanager
     def _blaming(self) -> Iterator[None]:
-        """Report an exception of the layers, such as a FloatingPointError, as the first env's."""
+        """Report an exception of the layers (FloatingPointError) as an error of the first env."""
         try:
             yield
         except BaseException as error:
@@ -280,8 +280,8 @@ class LayeredBlock(RepeatableBlock):
         """Take the overflow of the inner block.
 
         Returns:
-            The envs that raised, and the results of those that returned something whose type layers
-            cannot have: (observation, reward) of a step, (observation,) of a reset.
+            The envs that raised, and results of types that layers cannot handle: (observation,
+            reward) of a step, (observation,) of a reset.
         """
         overflow: Overflow = self.inner.take_overflow()
         if not overflow:
@@ -290,7 +290,7 @@ class LayeredBlock(RepeatableBlock):
         for kind, env, value in overflow:
             if kind == _UNLIKE:
                 unlike.setdefault(env - self.first, []).append(value)
-            elif kind != _FINAL_OBS or not self.observes:  # else layers change the observation
+            elif kind != _FINAL_OBS or not self.observes:  # otherwise layers change the observation
                 self._overflow.append((kind, env, value))
         if self.inner.failed:
             return list(range(self.count)), {}
@@ -340,14 +340,14 @@ class LayeredBlock(RepeatableBlock):
         self._observations[frame, at] = observations
 
     def _through_wrappers(self, frame: int, i: int, results: list[Any]) -> None:
-        """Let the wrappers of env ``i`` themselves change its results, and write these.
+        """Let the real wrappers of env ``i`` process its results, and write these.
 
-        From then on the wrappers have the env's state, until the next step leaves the batch.
+        From then on the wrappers hold the env's state, until the next step ends the batch.
 
         Args:
             frame: The frame.
             i: The env.
-            results: Its results that have an unusual type, see ``_take_inner_overflow``.
+            results: Its results of unusual types, see ``_take_inner_overflow``.
         """
         one = np.array([i])
         ends = bool(self._terminated[frame, i]), bool(self._truncated[frame, i])
@@ -366,7 +366,7 @@ class LayeredBlock(RepeatableBlock):
                 if info:
                     self._leave_info(frame, i, info)
             else:
-                if over and len(results) == 1:  # the last step of the episode was usual
+                if over and len(results) == 1:  # the last step of the episode had usual results
                     self._stepped(frame, one, one, begin=False)
                 first, _ = self._with_results(i, lambda env: env.reset(), (result[0], {}))
                 if self.observes:
@@ -375,7 +375,7 @@ class LayeredBlock(RepeatableBlock):
                     self._rewards[frame, i] = 0
 
     def _with_results(self, i: int, call: Callable[[Any], Any], returned: Any) -> Any:
-        """Call env ``i`` in its wrappers, whose innermost one gets these results."""
+        """Call the wrappers of env ``i`` around an env that returns these results."""
         if i not in self.in_wrappers:
             for layer in self.layers:
                 layer.store(i)
@@ -497,7 +497,7 @@ class LayeredBlock(RepeatableBlock):
 
 
 class _Returning:
-    """An env whose next step or reset has happened already."""
+    """An env that returns the results of a step or reset made before."""
 
     def __init__(self, env: Any, returned: Any) -> None:
         self._env, self._returned = env, returned

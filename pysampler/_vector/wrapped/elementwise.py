@@ -1,11 +1,11 @@
-"""Decides whether a function treats each number of an array by itself, so it can take many rows.
+"""Decides whether a function is elementwise, so that it can be called with many rows at once.
 
-First its bytecode is read: it may name only NumPy, numbers and arrays, and may not branch, store
-anything but local names, or index. So a call of it has no effects and always takes the same way.
+First its bytecode is checked: it may name only NumPy, numbers and arrays, and may not branch, store
+anything but local names, or index. So a call has no side effects and always runs the same code.
 Then it is called once with a stand-in for an array. The stand-in allows only operations that NumPy
-applies to each element and that IEEE 754 rounds exactly; anything else raises, such as a sum, or a
-transcendental function, whose last bit may depend on the place in an array. A trial with numbers
-would not do: ``lambda x: x / max(1, abs(x).max())`` equals its rows until a number is large.
+applies to each element and that IEEE 754 rounds exactly. Anything else raises, such as a sum, or a
+transcendental function, whose last bit may depend on the position in an array. A trial with numbers
+would not suffice: ``lambda x: x / max(1, abs(x).max())`` is elementwise until a number is large.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TESTS = {
     *(np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal),
 }
 _LOGIC = {np.logical_and, np.logical_or, np.logical_not}
-# By function, the number of positional arguments and the names of others.
+# By function, the number of positional arguments and the names of the other arguments.
 _FUNCTIONS: dict[Any, tuple[range, set[str]]] = {
     np.clip: (range(1, 4), {"a", "a_min", "a_max", "min", "max"}),
     np.nan_to_num: (range(1, 2), {"x", "nan", "posinf", "neginf"}),
@@ -47,7 +47,7 @@ _ATTRIBUTES = {
     *("abs", "clip", "astype", "float32", "float64", "inf", "nan", "pi", "e"),
 }
 _NUMBERS = int, float, bool, type(None), np.number, np.bool_
-# Bytecode that computes, calls and loads; no branches and no stores but of local names.
+# Bytecode that computes, calls, loads, and stores local names; no branches or other stores.
 _CODES = {
     *("RESUME", "COPY_FREE_VARS", "NOP", "CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL"),
     *("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST", "STORE_FAST"),
@@ -67,7 +67,7 @@ class _StandIn(NDArrayOperatorsMixin):
 
     Args:
         shape: The shape of the row.
-        test: Whether its elements are results of a test. Arithmetic with those differs between
+        test: Whether its elements are results of a comparison. Arithmetic on these differs between
             Python's and NumPy's.
     """
 
@@ -81,7 +81,7 @@ class _StandIn(NDArrayOperatorsMixin):
                 if one._test and not tests:
                     raise _NotElementwiseError
             elif isinstance(one, np.ndarray):
-                # It must suit each row, and must not give the result another shape.
+                # It must broadcast to each row without changing the result's shape.
                 if (
                     one.dtype == object
                     or np.broadcast_shapes(one.shape, self._shape) != self._shape
@@ -112,7 +112,7 @@ class _StandIn(NDArrayOperatorsMixin):
         return np.clip(self, *args, **kwargs)
 
     def astype(self, dtype: Any) -> Any:
-        if np.dtype(dtype) not in (np.float32, np.float64):  # others overflow as they like
+        if np.dtype(dtype) not in (np.float32, np.float64):  # other dtypes overflow differently
             raise _NotElementwiseError
         self._expect([self])
         return _StandIn(self._shape)
@@ -125,18 +125,18 @@ class _StandIn(NDArrayOperatorsMixin):
 
 
 def is_elementwise(function: Callable[[Any], Any], shape: tuple[int, ...]) -> bool:
-    """Return whether a function of an array of this shape is known to be elementwise."""
+    """Return whether a function of arrays of this shape is known to be elementwise."""
     try:
         if not _is_plain(function):
             return False
         result = function(_StandIn(shape))
         return isinstance(result, _StandIn) and not result._test
-    except Exception:  # its own, or NumPy's since a stand-in is not an array
+    except Exception:  # from the function, or from NumPy, since a stand-in is no array
         return False
 
 
 def _is_plain(function: Any) -> bool:
-    """Return whether calls of a function have no effects and always take the same way."""
+    """Return whether calls of a function have no side effects and always run the same code."""
     if not isinstance(function, types.FunctionType) or not _has_no_effects(function.__code__):
         return False
     named = [value for _, _, value in bound_names(function)]
@@ -148,12 +148,12 @@ def _is_plain(function: Any) -> bool:
     ) and all(isinstance(one, (np.ndarray, *_NUMBERS)) for one in bound_values(function))
 
 
-@functools.lru_cache  # each env of a batch has a function of the same code
+@functools.lru_cache  # all envs of a batch have functions with the same code
 def _has_no_effects(code: types.CodeType) -> bool:
     for one in dis.get_instructions(code):
         if one.opname not in _CODES:
             return False
-        # "+=" changes its operand, and an index takes some of it.
+        # "+=" changes its operand, and indexing is not elementwise.
         if one.opname == "BINARY_OP" and one.argrepr.endswith(("=", "]")):
             return False
         if one.opname in ("LOAD_ATTR", "LOAD_METHOD") and one.argval not in _ATTRIBUTES:
@@ -167,7 +167,7 @@ def _global_names(code: types.CodeType) -> list[str]:
 
 
 def bound_names(function: types.FunctionType) -> list[tuple[dict[str, Any], str, Any]]:
-    """Return the global names that a function reads: where they are, their names and values."""
+    """Return the globals that a function reads: the dict, the name and the value of each."""
     scopes = function.__globals__, vars(builtins)
     found = []
     for name in _global_names(function.__code__):
@@ -181,9 +181,9 @@ def same_function(a: Any, b: Any, *, equal_arrays: bool = False) -> bool:
 
     Args:
         a: A function.
-        b: Another.
-        equal_arrays: Whether arrays may be two with equal numbers. If users can reach the arrays,
-            they must be one, since its numbers may change.
+        b: Another function.
+        equal_arrays: Accept two arrays with equal numbers as the same constant. Pass False if users
+            can reach the arrays, since their numbers may change.
     """
     if a is b:
         return True

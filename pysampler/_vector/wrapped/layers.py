@@ -1,9 +1,9 @@
-"""gymnasium's wrappers on whole batches: a layer does for many envs what a wrapper does for one.
+"""Layers: each replaces one of gymnasium's wrappers, for all envs of a batch at once.
 
 Normalizing 64 observations one by one takes 60 times as long as the same arithmetic on their rows,
 and gives the same bits, since each operation is elementwise. A layer holds the state of its wrapper
-for all envs, a row each. The wrappers themselves stay with the real envs: ``store`` writes the
-state of one env to its wrapper, so that any other call finds the env as if it had been stepped
+for all envs, a row each. The wrappers themselves stay around the real envs: ``store`` writes the
+state of one env to its wrapper, so that any other call sees the env as if it had been stepped
 alone, and ``load`` reads it back.
 
 ============================ ===================================================================
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 
-# Ended episodes that are kept before the queues of wrappers get them, which takes time.
+# Ended episodes to collect before they are added to the queues of wrappers, which takes time.
 _MAX_ENDED = 1000
 
 
@@ -63,17 +63,17 @@ class NotBatchedError(Exception):
 
 @dataclass
 class Rows:
-    """Results of some envs on their way through the layers, from the innermost on.
+    """Results of some envs, which the layers change one after the other, from the innermost on.
 
     Attributes:
         ids: The indices of these envs in the block, ascending.
-        at: Selects them from an array of all envs of the block.
-        observations: A row for each; None if no layer changes observations.
-        rewards: Of a step, float64.
-        terminated: Of a step.
-        truncated: Of a step.
-        doubles: Which rewards are NumPy's float64, not numbers of Python.
-        infos: The infos that layers add, each with the index of its env.
+        at: The index of these envs in arrays of all envs of the block.
+        observations: A row for each env; None if no layer changes observations.
+        rewards: The rewards of a step, float64.
+        terminated: Whether the step terminated each episode.
+        truncated: Whether the step truncated each episode.
+        doubles: Which rewards were NumPy's float64 instead of Python numbers.
+        infos: The infos that layers have added, each with the index of its env.
     """
 
     ids: Array
@@ -87,17 +87,17 @@ class Rows:
 
 
 class Layer:
-    """One wrapper of each env of a block.
+    """Base class of layers: replaces one wrapper of each env of a block.
 
     Args:
         wrappers: The wrapper of each env.
 
     Attributes:
         state: The attributes of the wrapper that hold its state. If a call changes another one,
-            the layer no longer does what the wrapper does.
+            the layer no longer equals the wrapper.
         arrays: The state of all envs, a row each, by name.
         acts: Whether the layer changes actions.
-        observes: Whether it changes observations.
+        observes: Whether the layer changes observations.
         costs: The microseconds of a step of the layer, for any number of envs.
         saves: The microseconds of a step of one wrapper.
     """
@@ -120,7 +120,7 @@ class Layer:
         return True
 
     def act(self, actions: Array) -> Array:
-        """Return the actions of all envs as the next layer inwards gets them."""
+        """Return the actions of all envs, changed for the next layer inwards."""
         return actions
 
     def begin(self, rows: Rows) -> None:
@@ -130,21 +130,21 @@ class Layer:
         """Change the results of a step."""
 
     def arrays_set(self, ids: Sequence[int]) -> None:
-        """Note that the rows of some envs in ``arrays`` were set."""
+        """React to a change of the rows of some envs in ``arrays``."""
 
     def stale(self) -> bool:
-        """Return whether something has changed, outside of the wrappers, that the layer reads."""
+        """Return whether values that the layer reads outside of the wrappers have changed."""
         return False
 
     def load(self, i: int) -> None:
-        """Take over the state of the wrapper of env ``i``.
+        """Load the state of env ``i`` from its wrapper.
 
         Raises:
             NotBatchedError: The layer cannot continue from this state.
         """
 
     def store(self, i: int) -> None:
-        """Give the wrapper of env ``i`` its state."""
+        """Store the state of env ``i`` in its wrapper."""
 
 
 class EpisodeStatistics(Layer):
@@ -228,7 +228,7 @@ class EpisodeStatistics(Layer):
 class _Moments:
     """The ``RunningMeanStd`` of each env, updated with one sample at a time.
 
-    The first update gives a mean the type of the samples, and rounds differently from later ones
+    The first update gives the mean the dtype of the samples, and rounds differently from later ones
     (float32 zeros and a float64 observation). Until then the ``RunningMeanStd`` of an env is kept
     as an object in ``untyped``.
     """
@@ -252,7 +252,7 @@ class _Moments:
         }
 
     def take(self, i: int, one: Any) -> None:
-        """Take over a ``RunningMeanStd``."""
+        """Load the state of env ``i`` from its ``RunningMeanStd``."""
         self.mean[i], self.var[i], self.count[i] = one.mean, one.var, one.count
         types = {np.asarray(part).dtype for part in (one.mean, one.var)}
         self._typed[i] = types == {self._dtype}
@@ -293,12 +293,12 @@ class _Moments:
             one.count = float(self.count[i])
 
     def update(self, samples: Array, at: Any) -> None:
-        """Update envs of which none is untyped."""
+        """Update the moments of envs, none of which is untyped."""
         mean, var, count = self.mean[at], self.var[at], self.count[at]
         wide = (-1, *[1] * (samples.ndim - 1))
         total = count + 1
         few, many = (one.astype(self._dtype).reshape(wide) for one in (count, total))
-        spread = samples - samples  # nan where a sample is not finite, as the variance of it
+        spread = samples - samples  # nan for samples that are not finite, like their variance
         delta = samples - mean
         squares = var * few + spread * spread + np.square(delta) * few / many
         self.mean[at] = mean + delta / many
@@ -346,7 +346,7 @@ class NormalizedObservations(Layer):
                 moments.update(raw[updates], rows.ids[updates])
             rows.observations = self._normalized(raw, moments.mean[rows.at], moments.var[rows.at])
             return
-        # One by one, at most until each env has begun an episode.
+        # One by one; this ends once each env has begun an episode.
         rows.observations = np.empty(raw.shape, np.float32)
         for row, i in enumerate(rows.ids.tolist()):
             if self._updates[i]:
@@ -420,15 +420,15 @@ class NormalizedRewards(Layer):
 
 
 class _Changed(Layer):
-    """A wrapper that changes something with its function ``func``, which has no state."""
+    """Base class of layers for wrappers that apply a stateless function ``func``."""
 
-    # The wrappers whose functions gymnasium has written: these users cannot change.
+    # The wrappers whose functions are gymnasium's own, so that users cannot change them.
     _known: tuple[type, ...] = ()
 
     def __init__(self, wrappers: Sequence[Any]) -> None:
         super().__init__(wrappers)
         self._function = self._of_rows(wrappers[0])
-        # The names and variables that users' functions read, which a user may change.
+        # The globals and variables that users' functions read, and which users may change.
         self._names: list[tuple[dict[str, Any], str, Any]] = []
         self._cells: list[tuple[Any, Any]] = []
         if type(wrappers[0]) not in self._known:
@@ -447,7 +447,7 @@ class _Changed(Layer):
 
     @classmethod
     def _of_rows(cls, wrapper: Any) -> Callable[[Array], Array]:
-        """Return the function that does for rows what ``func`` does for one."""
+        """Return a function that applies ``func`` to many rows at once."""
         function: Callable[[Array], Array] = wrapper.func
         return function
 
@@ -463,7 +463,7 @@ class _Changed(Layer):
 
 
 class ChangedActions(_Changed):
-    """``TransformAction`` and the wrappers made of it."""
+    """``TransformAction`` and its subclasses."""
 
     acts = True
     _known = wrappers.ClipAction, wrappers.RescaleAction
@@ -506,7 +506,7 @@ class ChangedActions(_Changed):
 
 
 def _space_names(env: Any) -> Any:
-    """Return the attributes that determine an env's action space; None if methods do."""
+    """Return the attributes that determine an env's action space; None if a method does."""
     names = []
     while isinstance(env, gymnasium.Wrapper):
         if type(env).action_space is not gymnasium.Wrapper.action_space:
@@ -519,10 +519,10 @@ def _space_names(env: Any) -> Any:
 
 
 class ChangedObservations(_Changed):
-    """``TransformObservation`` and the wrappers made of it."""
+    """``TransformObservation`` and its subclasses."""
 
     observes = True
-    # Wrappers whose function depends on the spaces alone.
+    # Wrappers whose function depends only on the spaces.
     _of_spaces = (
         *(wrappers.FlattenObservation, wrappers.ReshapeObservation, wrappers.DtypeObservation),
     )
@@ -633,7 +633,7 @@ class ChangedRewards(_Changed):
             return
         named = [value for _, _, value in bound_names(wrapper.func)]
         for value in (*named, *bound_values(wrapper.func)):
-            # With a reward that is a number of Python, their product would be of their type.
+            # With a reward that is a Python number, the product would have their dtype.
             kind = value.dtype if isinstance(value, (np.generic, np.ndarray)) else np.dtype(float)
             if kind.kind == "f" and kind != np.float64:
                 raise NotBatchedError(f"its function reads numbers of {kind}")

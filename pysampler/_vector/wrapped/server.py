@@ -1,10 +1,10 @@
 """BatchServer: an env server that steps alike envs together, with the same results.
 
 It makes every env, like its base class. Consecutive envs of a group become a batch, which steps in
-one block, if a native block stands for them or layers exist for their wrappers. Each env stays
-beside it as the real env, which answers all other calls: its state is loaded into it, and taken
+one block, if a native block can replace them or layers exist for their wrappers. Each env also
+remains as a real env, which answers all other calls: its state is loaded before the call, and taken
 back after the call. If a call changed anything else, such as an attribute or the model, the batch
-ends, and its envs are stepped one by one from then on.
+ends, and its envs step one by one from then on.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchServer"]
 
-# The most kinds of envs in a worker, since each takes a trial.
+# The maximum number of kinds of envs in a worker, since each takes a trial.
 _MAX_KINDS = 4
-# The microseconds of a step of a batch in Python, besides those of its layers and envs.
+# The microseconds of a step of a batch in Python, without those of its layers and envs.
 _COSTS = 40.0
 
 
 @dataclass(eq=False)
 class _Kind:
-    """The things that the envs of a batch have in common."""
+    """The properties that all envs of a batch share."""
 
-    outer: list[Any]  # the wrappers of the first env that layers stand for, the outermost first
-    inner: gym.Env[Any, Any]  # the env within them
-    known: KnownEnv | None  # what a block of it is made of; None: it steps in Python
+    outer: list[Any]  # wrappers of the first env that layers replace, outermost first
+    inner: gym.Env[Any, Any]  # the env inside of them
+    known: KnownEnv | None  # makes native blocks; None: steps in Python
     stack: Stack
 
     def fits(self, outer: Sequence[Any], inner: gym.Env[Any, Any]) -> bool:
@@ -88,16 +88,16 @@ class BatchServer(EnvServer):
         self._inline = inline
         self._most = max(sizes, default=0)  # envs of a group
         self._kinds: list[_Kind] = []
-        # Why trials failed, by the classes of wrappers and envs, so that alike ones are not tried.
+        # Why trials failed, by the classes of wrappers and envs, so that they are not repeated.
         self._refused: dict[tuple[type, ...], str] = {}
         self._batches: list[Batch] = []
-        # By env, the statistics of its wrappers when these were found to be its alone.
+        # By env, the statistics of its wrappers when they were last found not to be shared.
         self._unshared: dict[int, list[tuple[str, Any]]] = {}
         self._found: list[_Kind | None] = []  # the kind of each env that steps in a batch
         super().__init__(env_fns, first, sizes)
 
     def add(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
-        """Make the next env and find its kind, unless the one before it tells all about it."""
+        """Make the next env and find its kind; skip both if it equals the env before it."""
         i = len(self.envs)
         makes_alike = getattr(env_fn, "makes_alike", False)
         if makes_alike and i > 0 and env_fn is self.env_fns[-1]:
@@ -116,13 +116,13 @@ class BatchServer(EnvServer):
         self.stacks[i] = found.stack if isinstance(found, _Kind) else found
 
     def made(self, i: int) -> gym.Env[Any, Any]:
-        """Return the real env ``i``, which is made now if nothing has needed it before."""
+        """Return the real env ``i``; make it if this is its first use."""
         if self.envs[i] is None:
             self.envs[i] = self.env_fns[i]()
         return self.envs[i]
 
     def space_of(self, i: int, name: str) -> gym.Space[Any]:
-        while self.envs[i] is None:  # it is as the env before it
+        while self.envs[i] is None:  # it equals the env before it
             i -= 1
         return super().space_of(i, name)
 
@@ -131,11 +131,11 @@ class BatchServer(EnvServer):
     def _kind_of(
         self, env: gym.Env[Any, Any], make: Callable[[], gym.Env[Any, Any]] | None
     ) -> _Kind | Stack:
-        """Return the kind of an env, or how it is stepped otherwise.
+        """Return the kind of an env, or the stack of an env that steps by itself.
 
         Args:
             env: The env.
-            make: Makes another such env; None if the function that made it may do anything.
+            make: Makes another such env; None if the function that made it is unknown code.
         """
         if reward_space_of(env) is not None:
             return _in_python(env, "its rewards are arrays")
@@ -171,8 +171,8 @@ class BatchServer(EnvServer):
         why: str | None,
         make: Callable[[], gym.Env[Any, Any]] | None,
     ) -> KnownEnv:
-        """Return the env within some wrappers as a native one, or raise why it is none."""
-        expect_known(env.unwrapped)  # before anything else, since most envs are not
+        """Return the env within some wrappers as a ``KnownEnv``, or raise NotNativeError."""
+        expect_known(env.unwrapped)  # first, since most envs are not known
         if self._inline and make is None and not has_task(env.unwrapped):
             raise NotNativeError("the program may hold on to envs in its own process")
         if why is not None:
@@ -213,7 +213,7 @@ class BatchServer(EnvServer):
             return super().block_of(key, rows)
         try:
             batch = self._batch(key, rows)
-        except NotBatchedError as error:  # a wrapper was given a state that layers cannot have
+        except NotBatchedError as error:  # a wrapper has a state that layers cannot have
             for i in rows:
                 self.made(i)
             self._note_python(rows, key, str(error))
@@ -226,7 +226,7 @@ class BatchServer(EnvServer):
         """Return which statistics some envs share with others; None if they share none."""
         new = {i: list(_statistics_of(self.envs[i])) for i in rows}
         new = {i: some for i, some in new.items() if some != self._unshared.get(i)}
-        if not new:  # counting takes time, and most calls replace none
+        if not new:  # counting takes time, and most calls replace no statistics
             return None
         owners = collections.Counter(id(one) for env in self.envs for _, one in _statistics_of(env))
         for i, some in new.items():
@@ -256,7 +256,7 @@ class BatchServer(EnvServer):
     # -- calls of single envs --------------------------------------------------------------------
 
     def _batch_of(self, i: int) -> tuple[Batch, int] | None:
-        """Return the batch of an env and its place there; None if it is stepped alone."""
+        """Return the batch of an env and its place there; None if it steps by itself."""
         for batch in self._batches:
             if i in batch.rows:
                 return batch, batch.rows.index(i)
@@ -294,11 +294,11 @@ class BatchServer(EnvServer):
         return block
 
     def _note_python(self, rows: range, kind: _Kind, why: str) -> None:
-        """Note why envs of a kind are stepped in Python."""
+        """Record why envs of a kind step in Python, for ``describe``."""
         for i in rows:
             if kind.known is not None:
                 self.stacks[i] = _in_python(self.envs[i], why)
-            else:  # only their wrappers were not
+            else:  # only their wrappers were in Python
                 first, *others = [StackPart(type(one).__name__, "in Python") for one in kind.outer]
                 within = kind.stack[len(kind.outer) :]
                 self.stacks[i] = (StackPart(first.name, first.how, why), *others, *within)
@@ -330,7 +330,6 @@ class BatchServer(EnvServer):
         return states
 
     def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
-        """Set the states of some of a block's envs."""
         for i, state in zip(envs, states, strict=True):
             found = self._batch_of(i)
             if found is None or not isinstance(found[0], NativeBatch):
@@ -347,7 +346,7 @@ class BatchServer(EnvServer):
 
 
 def _statistics_of(env: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the running statistics of an env's wrappers, with the names of their attributes."""
+    """Yield the running statistics of an env's wrappers, with their attribute names."""
     for layer in layers_of(env) if env is not None else ():
         for name in ("obs_rms", "return_rms"):
             if name in vars(layer):
@@ -355,7 +354,7 @@ def _statistics_of(env: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _known_as(env: gym.Env[Any, Any]) -> KnownEnv:
-    """Return a known env as what a native block of it is made of, not yet tried."""
+    """Return the ``KnownEnv`` for an env of a known class, without a trial."""
     if has_task(env.unwrapped):
         from pysampler._vector.mujoco.trial import KnownTask  # noqa: PLC0415 - mujoco is an extra
 
@@ -366,7 +365,7 @@ def _known_as(env: gym.Env[Any, Any]) -> KnownEnv:
 
 
 def _in_python(env: gym.Env[Any, Any], why: str) -> Stack:
-    """Return the stack of an env in Python; the reason stands at the wrapper that it names."""
+    """Return the stack of an env in Python, with the reason at the wrapper that it names."""
     parts = parts_of(env, "in Python")
     at = next((i for i, one in enumerate(parts) if f"the wrapper {one.name} " in why), -1)
     parts[at] = StackPart(parts[at].name, "in Python", why, parts[at].has_task)
@@ -374,7 +373,7 @@ def _in_python(env: gym.Env[Any, Any], why: str) -> Stack:
 
 
 def _expect_limits_inside(env: gym.Env[Any, Any]) -> None:
-    """Raise NotNativeError if a TimeLimit or the like stands outside of a wrapper with a layer."""
+    """Raise NotNativeError if a TimeLimit or the like is outside of a wrapper with a layer."""
     if type(env) in BLOCK_WRAPPERS:
         for one in layers_of(env):
             if type(one) in LAYERS:

@@ -1,4 +1,4 @@
-"""Recognises the wrappers of envs that can run on batches, and tries them beside the real ones."""
+"""Recognises wrappers that can run on batches, and compares their layers with them in a trial."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["alike", "expect_equal", "layers_for", "outermost", "peel"]
 
-# The envs and steps of a trial, and the step that ends their episodes.
+# The number of envs and steps of a trial, and the step that ends their episodes.
 _ENVS, _STEPS, _END = 3, 9, 5
 
 
@@ -31,8 +31,8 @@ def peel(env: gym.Env[Any, Any]) -> tuple[list[Any], gym.Env[Any, Any], str | No
     """Split an env at the outermost wrapper that cannot run on batches.
 
     Returns:
-        The wrappers outside of it, the outermost first; the env within them; and why that env's
-        own wrapper is not among them, or None if it has no wrapper that a layer exists for.
+        The wrappers outside of it, the outermost first; the env within them; and the reason why its
+        outermost wrapper is not among them, or None if there is no layer for such a wrapper.
     """
     outer: list[Any] = []
     while (kind := LAYERS.get(type(env))) is not None:
@@ -48,13 +48,13 @@ def peel(env: gym.Env[Any, Any]) -> tuple[list[Any], gym.Env[Any, Any], str | No
 
 
 def _hidden_method(env: Any) -> str | None:
-    """Return the name of a method of the class that an attribute of the object replaces."""
+    """Return the name of a method that an attribute of the object hides; None if there is none."""
     kind = type(env)
     return next((name for name in vars(env) if callable(getattr(kind, name, None))), None)
 
 
 def outermost(env: Any, count: int) -> list[Any]:
-    """Return some wrappers of an env, from the outermost on."""
+    """Return the ``count`` outermost wrappers of an env."""
     return list(itertools.islice(layers_of(env), count))
 
 
@@ -80,7 +80,7 @@ def layers_for(stacks: Sequence[Sequence[Any]]) -> list[Layer]:
 
 @dataclass
 class _Scripted(gym.Env[Any, Any]):
-    """Stands for the env within some wrappers: returns numbers drawn beforehand."""
+    """Replaces the env within some wrappers: returns numbers drawn beforehand."""
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
@@ -106,10 +106,10 @@ class _Scripted(gym.Env[Any, Any]):
 
 
 def expect_equal(outer: Sequence[Any], inner: gym.Env[Any, Any]) -> None:
-    """Step layers beside copies of the wrappers, around an env of drawn numbers.
+    """Compare layers with copies of the wrappers, around an env that returns drawn numbers.
 
     Raises:
-        NotBatchedError: They differ.
+        NotBatchedError: The results differ.
     """
     try:
         with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
@@ -136,7 +136,7 @@ def _compare(outer: Sequence[Any], inner: gym.Env[Any, Any]) -> None:
     trial.begin(np.arange(_ENVS))
     for step in range(_STEPS):
         if step == _END:
-            trial.begin(np.arange(_ENVS - 1))  # one goes on
+            trial.begin(np.arange(_ENVS - 1))  # one of them continues
         trial.step(rng)
 
 

@@ -1,4 +1,4 @@
-"""Watched: notices when a call has changed an attribute that a batch has a copy of, or ignores."""
+"""Watched: detects that a call changed an attribute which a batch has copied or ignores."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MISSING = object()
 
 
 class Watched:
-    """The attributes of some objects at first.
+    """A snapshot of the attributes of some objects, to detect changes.
 
     Args:
         owners: The objects.
-        managed: The names of attributes that hold state, which may change in any of them.
+        managed: The names of attributes that hold state and may change.
     """
 
     def __init__(self, owners: Sequence[Any], managed: Collection[str]) -> None:

@@ -33,9 +33,10 @@ class _Velocity(Tasks):
 
 
 class HalfCheetahDir(Tasks, HalfCheetahEnv):
-    """HalfCheetah that runs forwards or backwards: ``{"direction": 1.0 or -1.0}``.
+    """HalfCheetah that is rewarded for running forwards or backwards.
 
-    Takes the arguments of gymnasium's ``HalfCheetahEnv``.
+    Its tasks are ``{"direction": 1.0 or -1.0}``. It takes the arguments of gymnasium's
+    ``HalfCheetahEnv``.
     """
 
     direction = 1.0
@@ -53,18 +54,20 @@ class HalfCheetahDir(Tasks, HalfCheetahEnv):
 
 
 class HalfCheetahVel(_Velocity, HalfCheetahEnv):
-    """HalfCheetah that runs at a velocity: ``{"velocity": 0 to 2}``.
+    """HalfCheetah that is rewarded for running at a velocity.
 
-    Takes the arguments of gymnasium's ``HalfCheetahEnv``.
+    Its tasks are ``{"velocity": 0 to 2}``. It takes the arguments of gymnasium's
+    ``HalfCheetahEnv``.
     """
 
     max_velocity = 2.0
 
 
 class AntDir(Tasks, AntEnv):
-    """Ant that walks in a direction of the plane: ``{"direction": angle}``, 0 being forwards.
+    """Ant that is rewarded for walking in a direction of the plane.
 
-    Takes the arguments of gymnasium's ``AntEnv``.
+    Its tasks are ``{"direction": angle}``, in radians; 0 is forwards. It takes the arguments of
+    gymnasium's ``AntEnv``.
     """
 
     direction = 0.0
@@ -79,7 +82,7 @@ class AntDir(Tasks, AntEnv):
         self.direction = float(self._set(task, "direction"))
 
     def do_simulation(self, ctrl: Any, n_frames: int) -> None:
-        """Simulate, and keep the velocity along both axes, which ``_get_rew`` does not receive."""
+        """Simulate a step, and keep the velocity along both axes for ``_get_rew``."""
         before = self.data.body(self._main_body).xpos[:2].copy()
         super().do_simulation(ctrl, n_frames)
         self._velocity = (self.data.body(self._main_body).xpos[:2] - before) / self.dt
@@ -90,9 +93,9 @@ class AntDir(Tasks, AntEnv):
 
 
 class AntVel(_Velocity, AntEnv):
-    """Ant that walks at a velocity: ``{"velocity": 0 to 3}``.
+    """Ant that is rewarded for walking at a velocity.
 
-    Takes the arguments of gymnasium's ``AntEnv``.
+    Its tasks are ``{"velocity": 0 to 3}``. It takes the arguments of gymnasium's ``AntEnv``.
     """
 
     max_velocity = 3.0

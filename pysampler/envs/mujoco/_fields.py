@@ -66,7 +66,7 @@ def fields_of(data: mujoco.MjData, names: Sequence[str]) -> dict[str, Array]:
 
 
 def load(model: mujoco.MjModel, data: mujoco.MjData, row: Any, fields: Mapping[str, Any]) -> None:
-    """Set the state of ``mjData``, and the fields that lag behind it, as after a step."""
+    """Set the state of ``mjData`` and the given fields, as they were after a step."""
     mujoco.mj_setState(model, data, row, STATE)
     mujoco.mj_forward(model, data)  # computes all other fields, which rendering needs
     mujoco.mj_setState(model, data, row, STATE)

@@ -49,24 +49,24 @@ class GymnasiumTask(Task):
         return {name: getattr(env, name if name == "frame_skip" else f"_{name}") for name in names}
 
     def write_to(self, env: Any, i: int) -> None:
-        """Set the attributes in which gymnasium's env keeps its episode; most have none."""
+        """Copy the state of simulation ``i``'s episode to attributes of gymnasium's env."""
 
     def read_from(self, env: Any, i: int) -> None:
-        """Read them from gymnasium's env."""
+        """Copy the state of the episode from gymnasium's env to simulation ``i``."""
 
     def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
-        """Begin near the initial state, with uniform noise within ``reset_noise_scale``."""
+        """Begin near the initial state, with uniform noise up to ``reset_noise_scale``."""
         nq = self.model.nq
         drawn = self.uniform(rngs, nq + self.model.nv)  # equal to one draw after the other
         return self.init_qpos + drawn[:, :nq], self.init_qvel + drawn[:, nq:]
 
     def uniform(self, rngs: Sequence[np.random.Generator], size: int) -> Array:
-        """Draw numbers within ``reset_noise_scale``."""
+        """Draw uniform noise up to ``reset_noise_scale``, a row for each generator."""
         scale = self.reset_noise_scale
         return draw(rngs, lambda rng: rng.uniform(low=-scale, high=scale, size=size))
 
     def normal(self, rngs: Sequence[np.random.Generator], size: int) -> Array:
-        """Draw from a normal distribution, ``reset_noise_scale`` wide."""
+        """Draw normal noise with standard deviation ``reset_noise_scale``, a row for each."""
         return self.reset_noise_scale * draw(rngs, lambda rng: rng.standard_normal(size))
 
 

@@ -89,11 +89,11 @@ class Ant(NoisyTask):
         return forward + survive - (control + contact), infos
 
     def progress(self, d: Simulations, velocity: Array) -> Array:  # noqa: ARG002 - subclasses use it
-        """Return the rewarded part of a velocity: that along x."""
+        """Return the rewarded part of a velocity: the one along x."""
         return velocity[:, 0]
 
     def is_healthy(self, d: Simulations) -> Array:
-        """Return which are neither too low nor too high, and have a finite state."""
+        """Return which simulations are neither too low nor too high, and have a finite state."""
         low, high = self.healthy_z_range
         state = np.concatenate((d.qpos, d.qvel), axis=1)
         z = state[:, 2]

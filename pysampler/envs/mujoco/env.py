@@ -34,7 +34,7 @@ _GENERATOR = "_np_random", "_np_random_seed"
 
 
 class TaskEnv(gym.Env[Any, Any]):
-    """One simulation of a task, as an env of gymnasium.
+    """One simulation of a task, as an ordinary gymnasium env.
 
     >>> from pysampler.envs.mujoco import HalfCheetah
     >>> import gymnasium as gym
@@ -45,13 +45,13 @@ class TaskEnv(gym.Env[Any, Any]):
     (17,)
 
     Args:
-        task: The task.
-        render_mode: "rgb_array", or None to render nothing.
+        task: The task: an instance, not the class.
+        render_mode: "rgb_array" for images by ``render()``; None renders nothing.
 
     Attributes:
-        model: The model.
-        data: The simulation.
-        takes_tasks: Marks, for samplers, that ``reset`` takes ``options={"task": task}``.
+        model: The ``MjModel``.
+        data: The ``MjData`` of the simulation.
+        takes_tasks: Tells samplers that ``reset`` takes ``options={"task": task}``.
     """
 
     takes_tasks = True
@@ -79,8 +79,8 @@ class TaskEnv(gym.Env[Any, Any]):
         """Begin an episode.
 
         Args:
-            seed: The seed of the random generator; None to continue with it.
-            options: ``{"task": ...}`` sets the task of the simulation.
+            seed: The seed of the random generator; None keeps its state.
+            options: ``{"task": task}`` sets a task first.
 
         Returns:
             The first observation and its info.
@@ -104,7 +104,14 @@ class TaskEnv(gym.Env[Any, Any]):
         return observations[0].copy(), _row(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the simulation."""
+        """Step the simulation by ``frame_skip`` steps of MuJoCo.
+
+        Args:
+            action: The action.
+
+        Returns:
+            Observation, reward, terminated, truncated (always False), info.
+        """
         action = np.asarray(action)
         if action.shape != self.action_space.shape:
             raise ValueError(
@@ -144,7 +151,7 @@ class TaskEnv(gym.Env[Any, Any]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from a result of ``get_state``."""
+        """Set the env to a state that ``get_state`` returned."""
         load(self.model, self.data, state["physics"], state["fields"])
         self._fields["time"][0] = self.data.time
         for name, array in self.task.memory.items():
@@ -152,15 +159,15 @@ class TaskEnv(gym.Env[Any, Any]):
         vars(self).update(copy.deepcopy(state["generator"]))
 
     def sample_tasks(self, count: int) -> list[Any]:
-        """Draw tasks with the random generator of the env."""
+        """Return ``count`` tasks, drawn with the random generator of the env."""
         return self.task.sample_tasks(count, self.np_random)
 
     def reset_task(self, task: Any) -> None:
-        """Set the task of the simulation from the next reset on."""
+        """Set the task, which is used from the next reset on."""
         self.task.set_tasks(np.zeros(1, np.int32), [task])
 
     def render(self) -> npt.NDArray[np.uint8] | None:
-        """Return an image, if the render mode is "rgb_array"."""
+        """Return an image; None without ``render_mode="rgb_array"``."""
         if self.render_mode is None:
             return None
         if self._renderer is None:
@@ -181,12 +188,12 @@ def make_env(
     max_episode_steps: int | None = None,
     **kwargs: Any,
 ) -> gym.Env[Any, Any]:
-    """Return an env of one simulation of a task.
+    """Make an ordinary env of one simulation of a task, with a time limit.
 
     Args:
-        task: Makes the task: its class.
-        render_mode: See ``TaskEnv``.
-        max_episode_steps: Truncate episodes after this many steps; by default that of the task.
+        task: The class of the task.
+        render_mode: "rgb_array" for images by ``render()``; None renders nothing.
+        max_episode_steps: Truncate episodes after this many steps; None: the limit of the task.
         **kwargs: Arguments of the task.
     """
     made = task(**kwargs)

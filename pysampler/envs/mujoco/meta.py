@@ -88,13 +88,13 @@ class _Velocities(_OneNumber):
     initial = 1.0
 
     def progress(self, d: Simulations, velocity: Array) -> Array:
-        """Return minus the absolute difference between a velocity and that of the task."""
+        """Return minus the absolute difference between a velocity and the task's."""
         along: Array = super().progress(d, velocity)  # type: ignore[misc]
         return -np.abs(along - self.wanted[d.ids])
 
 
 class HalfCheetahDir(_Directions, HalfCheetah):
-    """Run forwards or backwards: ``{"direction": 1.0 or -1.0}``."""
+    """Run forwards or backwards. Tasks: ``{"direction": 1.0 or -1.0}``."""
 
     def progress(self, d: Simulations, velocity: Array) -> Array:
         """Return the velocity in the direction of the task."""
@@ -102,11 +102,11 @@ class HalfCheetahDir(_Directions, HalfCheetah):
 
 
 class HalfCheetahVel(_Velocities, HalfCheetah):
-    """Run at a velocity: ``{"velocity": 0 to 2}``."""
+    """Run at a velocity. Tasks: ``{"velocity": 0 to 2}``."""
 
 
 class AntDir(_Directions, Ant):
-    """Walk in a direction of the plane: ``{"direction": angle}``, 0 being forwards."""
+    """Walk in a direction of the plane. Tasks: ``{"direction": angle}``; 0 is forwards."""
 
     initial = 0.0
 
@@ -117,4 +117,4 @@ class AntDir(_Directions, Ant):
 
 
 class AntVel(_Velocities, Ant):
-    """Walk at a velocity: ``{"velocity": 0 to 3}``."""
+    """Walk at a velocity. Tasks: ``{"velocity": 0 to 3}``."""

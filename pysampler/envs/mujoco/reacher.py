@@ -78,7 +78,7 @@ class Reacher(GymnasiumTask):
 
 
 def draw_target(rng: np.random.Generator) -> Array:
-    """Draw a point of a disk."""
+    """Draw a target, a point of a disk within reach."""
     while True:
         target = rng.uniform(low=-0.2, high=0.2, size=2)
         if np.linalg.norm(target) < 0.2:

@@ -23,7 +23,7 @@ __all__ = ["Simulations", "Task", "draw"]
 
 
 class Simulations:
-    """A task's view of some simulations: fields of ``mjData`` as arrays ``[n, ...]``.
+    """The argument ``d`` of a task's methods: fields of ``mjData`` as arrays ``[n, ...]``.
 
     Fields have their names in ``mjData``: ``d.time``, ``d.qpos``, ``d.qvel``, ``d.act``,
     ``d.ctrl``, ``d.mocap_pos``, ``d.mocap_quat``, and those in ``Task.fields``. They are read-only,
@@ -31,10 +31,11 @@ class Simulations:
 
     Args:
         fields: The arrays of all simulations.
-        ids: The indices of the simulations in view; None for all.
+        ids: The indices of the simulations to show; None: all.
 
     Attributes:
-        ids: Selects them from an array of all simulations: ``self.goals[d.ids]``.
+        ids: The index of these simulations in arrays of all simulations, as in
+            ``self.goals[d.ids]``.
     """
 
     ids: Any
@@ -62,11 +63,12 @@ class Simulations:
 
 
 class Task:
-    """A MuJoCo env: its model, observations, rewards and terminations.
+    """Base class for MuJoCo envs whose simulations a worker steps together.
 
-    A subclass defines ``observe``, ``reward`` and ``reset``, and overrides others as needed. All
-    methods handle many simulations at once: arrays have a row for each. ``pysampler.make_vec``
-    makes a vector env of a task, and ``TaskEnv`` a single ordinary env.
+    In a subclass, define ``observe``, ``reward`` and ``reset``, and override other methods as
+    needed. All methods handle many simulations at once: arrays have a row for each. Pass the class
+    to :func:`pysampler.make_vec` for a vector env, or to :func:`make_env` for a single ordinary
+    env.
 
     >>> class Balance(Task):
     ...     def __init__(self):
@@ -95,16 +97,17 @@ class Task:
     >>> envs.close()
 
     Args:
-        model: The model of all simulations.
-        frame_skip: The number of MuJoCo's steps in a step of the env.
+        model: The ``MjModel`` of all simulations.
+        frame_skip: The number of MuJoCo steps per step of the env.
 
     Attributes:
-        fields: Further fields of ``mjData`` that the methods read: ``("xpos",)``.
-        forces: Whether ``cfrc_ext``, ``cfrc_int`` and ``cacc`` are computed after each step.
-        max_episode_steps: Truncate episodes after this many steps; None for no limit.
-        dt: The simulated seconds of a step.
-        init_qpos: The positions of the model, which resets may start from.
-        init_qvel: The velocities of the model.
+        fields: Names of further fields of ``mjData`` that the methods read: ``("xpos",)``.
+        forces: Set True to compute ``cfrc_ext``, ``cfrc_int`` and ``cacc`` after each step, if the
+            methods read them.
+        max_episode_steps: Truncate episodes after this many steps; None: no limit.
+        dt: The simulated seconds per step of the env.
+        init_qpos: The initial positions of the model, for ``reset`` to start from.
+        init_qvel: The initial velocities of the model.
         action_space: The range of the actuators, float32.
         count: The number of simulations.
     """
@@ -145,72 +148,84 @@ class Task:
         return task
 
     def allocate(self) -> None:
-        """Set attributes, the memory, to arrays with a row for each of ``count`` simulations."""
+        """Make arrays with a row for each of ``count`` simulations, if the task has own state.
+
+        Override it and set attributes: ``self.goals = np.zeros((self.count, 2))``. States of
+        simulations then include these arrays.
+        """
 
     @property
     def memory(self) -> dict[str, Array]:
-        """The arrays that ``allocate`` has set, by name; states of simulations include them."""
+        """The arrays that ``allocate`` made, by name."""
         return {name: getattr(self, name) for name in self._remembered}
 
     @property
     def observation_space(self) -> spaces.Box:
-        """The space of a row of ``observe``."""
+        """The space of one observation: unbounded, with the shape and dtype of ``observe``."""
         data = mujoco.MjData(self.model)
         mujoco.mj_forward(self.model, data)
         row = self.for_simulations(1).observe(Simulations(fields_of(data, self.fields)))[0]
         return spaces.Box(-np.inf, np.inf, row.shape, row.dtype)
 
     def observe(self, d: Simulations) -> Array:
-        """Return an observation of each simulation; called after ``reward`` and ``terminated``."""
+        """Return an observation of each simulation. Called after ``reward`` and ``terminated``."""
         raise NotImplementedError(self._missing("observe(d)"))
 
     def before(self, d: Simulations) -> Any:  # noqa: ARG002 - nothing by default
-        """Return the values before a step that ``reward`` needs, as copies."""
+        """Return copies of the values before a step that ``reward`` needs, such as positions."""
         return None
 
     def reward(
         self, d: Simulations, before: Any, action: Array
     ) -> Array | tuple[Array, dict[str, Array]]:
-        """Return the rewards of a step, or rewards and a dict of infos, each an array.
+        """Return the rewards of a step, or rewards and a dict of infos.
 
         Args:
             d: The simulations after the step.
-            before: The result of ``before``.
-            action: The actions, in the dtype of the caller.
+            before: The result of the method ``before``.
+            action: The actions, in the dtype that the caller passed.
+
+        Returns:
+            Arrays with a row for each simulation.
         """
         raise NotImplementedError(self._missing("reward(d, before, action)"))
 
     def control(self, action: Array) -> Array:
-        """Return the controls for actions, a row each; by default the actions themselves."""
+        """Return the controls of the actuators for actions; by default the actions themselves."""
         return action
 
     def terminated(self, d: Simulations) -> Array | bool:  # noqa: ARG002 - never by default
-        """Return which simulations have terminated; called after ``reward``."""
+        """Return whether each simulation has terminated, by default none. ``reward`` ran before."""
         return False
 
     def reset(
         self, rngs: Sequence[np.random.Generator], ids: Array
     ) -> tuple[Array, Array] | dict[str, Array]:
-        """Return the initial positions and velocities of episodes.
-
-        Or a dict of some of ``qpos``, ``qvel``, ``act``, ``ctrl``, ``mocap_pos`` and
-        ``mocap_quat``. Missing fields begin as in the model.
+        """Return the initial states of episodes.
 
         Args:
             rngs: The random generator of each simulation to reset.
             ids: The indices of these simulations.
+
+        Returns:
+            Positions and velocities, with a row for each of these simulations. Or a dict of some of
+            ``qpos``, ``qvel``, ``act``, ``ctrl``, ``mocap_pos`` and ``mocap_quat``; the others
+            begin as in the model.
         """
         raise NotImplementedError(self._missing("reset(rngs, ids)"))
 
     def reset_info(self, d: Simulations) -> dict[str, Array]:  # noqa: ARG002 - none by default
-        """Return the infos of a reset, each an array."""
+        """Return a dict of the infos of a reset, each an array with a row for each simulation."""
         return {}
 
     def set_tasks(self, ids: Array, tasks: Sequence[Any]) -> None:
-        """Set the tasks of simulations from their next reset on: ``options={"task": ...}``."""
+        """Set the tasks of the simulations ``ids``, from ``options={"task": task}`` of a reset.
+
+        Override it if the env has tasks. It is called before ``reset``.
+        """
 
     def sample_tasks(self, count: int, rng: np.random.Generator) -> list[Any]:
-        """Return tasks drawn with ``rng``, for ``MultiTaskSampler.sample_tasks``."""
+        """Return ``count`` tasks drawn with ``rng``. Override it for ``MultiTaskSampler``."""
         raise NotImplementedError(self._missing("sample_tasks(count, rng)"))
 
     def _missing(self, method: str) -> str:
@@ -219,16 +234,19 @@ class Task:
     # For calls of single envs: one ordinary env answers them, with the state of a simulation.
 
     def write_to(self, env: Any, i: int) -> None:
-        """Copy the memory of simulation ``i`` to an env."""
+        """Copy the memory of simulation ``i`` to a single env."""
         for name, every in self.memory.items():
             env.task.memory[name][0] = every[i]
 
     def read_from(self, env: Any, i: int) -> None:
-        """Copy the memory of an env to simulation ``i``."""
+        """Copy the memory of a single env to simulation ``i``."""
         for name, every in self.memory.items():
             every[i] = env.task.memory[name][0]
 
 
 def draw(rngs: Sequence[np.random.Generator], of: Any) -> Array:
-    """Call a function with each generator, and return its results as the rows of an array."""
+    """Call ``of(rng)`` for each generator, and return the results as rows of an array.
+
+    Use it in ``Task.reset``: ``draw(rngs, lambda rng: rng.uniform(-0.1, 0.1, 3))``.
+    """
     return np.array([of(rng) for rng in rngs])
