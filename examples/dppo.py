@@ -146,7 +146,7 @@ def train(options: argparse.Namespace, run: Run) -> None:
         pysampler.Actors(
             *(options.env, net),
             num_envs=options.envs,
-            vector_kwargs={"num_workers": options.workers},
+            num_workers=options.workers,
             steps=s.length,
             seed=options.seed,
         ) as writers,

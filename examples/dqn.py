@@ -304,7 +304,7 @@ class Actors:
             options.env,
             learner.policy(),
             num_envs=self.count,
-            vector_kwargs={"num_workers": options.actors},
+            num_workers=options.actors,
             high=2 * s.most * s.updates,
             settings={"epsilon": s.epsilon(learner.steps, self.count)},
             seed=options.seed,

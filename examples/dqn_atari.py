@@ -299,7 +299,7 @@ class Actors:
             make_env,
             EpsilonGreedy(copy.deepcopy(learner.net).cpu()),
             num_envs=self.count,
-            vector_kwargs={"num_workers": options.actors},
+            num_workers=options.actors,
             high=2 * s.most * s.updates,
             settings={"epsilon": s.epsilon(learner.steps, self.count)},
             seed=options.seed,

@@ -271,7 +271,7 @@ def train(options: argparse.Namespace, run: Run) -> None:
         options.env,
         Policy(actions.low, actions.high),
         num_envs=s.tasks * s.envs_per_task,
-        vector_kwargs={"num_workers": options.workers},
+        num_workers=options.workers,
         seed=options.seed,
     ) as sampler:
 

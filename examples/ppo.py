@@ -388,8 +388,9 @@ def train(options: argparse.Namespace, run: Run) -> None:
     if options.ray is not None:
         envs, source = on_hosts(options, net, s), with_ray
     elif options.vec == "pysampler":
-        kwargs = {"num_workers": options.workers, "autoreset_mode": mode}
-        envs = pysampler.make_vec(options.env, s.envs, vector_kwargs=kwargs)
+        envs = pysampler.make_vec(
+            options.env, s.envs, num_workers=options.workers, autoreset_mode=mode
+        )
     else:
         envs = gym.make_vec(options.env, s.envs, "async", vector_kwargs={"autoreset_mode": mode})
     spent = dict.fromkeys(("policy", "envs", "waiting", "learner"), 0.0)

@@ -194,7 +194,8 @@ def train(
     with pysampler.Rollouts(
         *(options.env, net, s.horizon),
         num_envs=len(learners.own),
-        vector_kwargs={"num_workers": options.workers, "autoreset_mode": mode},
+        num_workers=options.workers,
+        autoreset_mode=mode,
         seed=[options.seed + env for env in learners.own],
     ) as rollouts:
         run.start(net, lambda: plain(net, spaces))

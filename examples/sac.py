@@ -352,7 +352,7 @@ def actors_of(learner: SAC, space: gym.spaces.Box, options: argparse.Namespace) 
         options.env,
         Explorer(learner.actor, space, s.log_stds),
         num_envs=options.envs,
-        vector_kwargs={"num_workers": options.workers},
+        num_workers=options.workers,
         high=2 * s.round,
         low=s.round,
         settings={"random": float(learner.steps < s.start), **learner.exploring},

@@ -10,7 +10,6 @@ import argparse
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from torch import nn
 from torch.distributions import Categorical
@@ -24,8 +23,8 @@ options = parser.parse_args()
 T, N, gamma, lam, clip = 128, options.envs, 0.99, 0.95, 0.2
 
 torch.manual_seed(1)
-mode = {"autoreset_mode": AutoresetMode.SAME_STEP}
-envs = RecordEpisodeStatistics(pysampler.make_vec("CartPole-v1", N, vector_kwargs=mode))
+envs = pysampler.make_vec("CartPole-v1", N, autoreset_mode="SameStep")
+envs = RecordEpisodeStatistics(envs)
 actor = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
 critic = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1), nn.Flatten(0))
 optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-3)

@@ -19,8 +19,8 @@ import pysampler
 
 
 def make(context):
-    kwargs = {"num_workers": context.get("num_workers")}
-    return pysampler.make_vec("CartPole-v1", context["num_envs"], vector_kwargs=kwargs)
+    workers = context.get("num_workers")
+    return pysampler.make_vec("CartPole-v1", context["num_envs"], num_workers=workers)
 
 
 parser = argparse.ArgumentParser(description=__doc__)

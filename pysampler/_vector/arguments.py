@@ -20,7 +20,7 @@ from pysampler._workers.recovery import Faults
 from pysampler.sync import now, usable_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -379,20 +379,41 @@ def reset_mask(given: Any, envs: int) -> npt.NDArray[np.bool_]:
     return given
 
 
-def refuse_custom(space: gym.Space[Any]) -> None:
-    """Raise ValueError if gymnasium cannot put spaces of this type into shared memory."""
+def refuse_custom(space: gym.Space[Any], spec: Spec) -> None:
+    """Raise ValueError if a space has a type that gymnasium does not put in shared memory.
+
+    Args:
+        space: The observation space.
+        spec: Its spec, for the error: which parts samplers would have to leave out.
+    """
     unknown = create_shared_memory.dispatch(object)
-    if isinstance(space, gym.spaces.Dict):
-        for child in space.spaces.values():
-            refuse_custom(child)
-    elif isinstance(space, gym.spaces.Tuple):
-        for child in space.spaces:
-            refuse_custom(child)
-    elif create_shared_memory.dispatch(type(space)) is unknown:
+    for path, part in _parts(space):
+        if create_shared_memory.dispatch(type(part)) is not unknown:
+            continue
+        name = ".".join(path)
+        what = f"part {name!r} of the observations" if name else "observations"
+        instead = ""
+        if spec.observations:  # a sampler needs some part with a fixed shape
+            instead = f", or let a sampler make the envs, with leave_out={spec.unshaped_parts}"
         raise ValueError(
-            f"cannot put {space} in shared memory: gymnasium does not know its type; pass "
-            "shared_memory=False to send its observations as pickled objects"
-        ) from CustomSpaceError(str(space))
+            f"cannot put {what} in shared memory: gymnasium does not know the type of {part}; "
+            f"pass shared_memory=False to pickle it{instead}"
+        ) from CustomSpaceError(str(part))
+
+
+def _parts(
+    space: gym.Space[Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], gym.Space[Any]]]:
+    """Yield each part of a space that is not a Dict or a Tuple, with its keys and indices."""
+    if isinstance(space, gym.spaces.Dict):
+        children: Iterable[tuple[Any, gym.Space[Any]]] = space.spaces.items()
+    elif isinstance(space, gym.spaces.Tuple):
+        children = enumerate(space.spaces)
+    else:
+        yield path, space
+        return
+    for key, child in children:
+        yield from _parts(child, (*path, str(key)))
 
 
 def refuse_nan(spec: Spec, envs: int, actions: Any) -> None:

@@ -309,8 +309,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.observation_space = spaces.observations
         self.single_action_space = spaces.single_action
         self.action_space = spaces.actions
-        if self.shared_memory:
-            arguments.refuse_custom(self.single_observation_space)
         rewards = reward_shape(one.reward_space)
         for description in descriptions[1:]:
             if reward_shape(description.reward_space) != rewards:
@@ -319,7 +317,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     f"others {description.reward_space}"
                 )
         self.reward_space = one.reward_space
-        return spec_of(self.single_observation_space, self.single_action_space, rewards)
+        spec = spec_of(self.single_observation_space, self.single_action_space, rewards)
+        if self.shared_memory:
+            arguments.refuse_custom(self.single_observation_space, spec)
+        return spec
 
     def _expect_native(self, native: Any, descriptions: Sequence[EnvDescription]) -> None:
         """Record whether all envs are native; raise or log a warning if they could be but are not.

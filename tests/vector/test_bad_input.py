@@ -545,12 +545,19 @@ def test_custom_space_requires_shared_memory_false():
         __hash__ = None
 
     fn = functools.partial(SpaceEnv, Custom(), Custom())
-    with pytest.raises(ValueError, match="shared_memory=False"):
+    with pytest.raises(ValueError, match="cannot put observations in .* shared_memory=False to pi"):
         pysampler.VectorEnv([fn] * 2)
     envs = pysampler.VectorEnv([fn] * 2, shared_memory=False)
     assert envs.reset()[0] == ("x", "x")
     assert envs.step(("a", "b"))[0] == ("x", "x")
     envs.close()
+    parts = spaces.Dict({"image": spaces.Discrete(2), "texts": spaces.Tuple([Custom()])})
+    suggested = (
+        r"cannot put part 'texts\.0' of the observations in shared memory: .*; pass "
+        r"shared_memory=False to pickle it, or let a sampler .* leave_out=\['texts\.0'\]$"
+    )
+    with pytest.raises(ValueError, match=suggested):
+        pysampler.VectorEnv([functools.partial(SpaceEnv, parts)] * 2)
 
 
 @pytest.mark.parametrize("workers", WORKERS)

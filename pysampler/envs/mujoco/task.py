@@ -90,7 +90,7 @@ class Task:
     ...     def reset(self, rngs, ids):
     ...         return draw(rngs, lambda rng: rng.uniform(-0.1, 0.1, 1)), np.zeros((len(ids), 1))
     >>> import pysampler
-    >>> envs = pysampler.make_vec(Balance, num_envs=3, vector_kwargs={"num_workers": 1})
+    >>> envs = pysampler.make_vec(Balance, num_envs=3, num_workers=1)
     >>> observations, infos = envs.reset(seed=1)
     >>> observations.shape
     (3, 2)
