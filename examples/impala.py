@@ -158,7 +158,7 @@ def train(options: argparse.Namespace, run: Run) -> None:
     with make_actors(
         *(options.env, net),
         num_envs=options.envs,
-        vector_kwargs={} if options.workers is None else {"num_workers": options.workers},
+        num_workers=options.workers,
         steps=s.length,
         high=s.ring,
         max_lag=options.max_lag,

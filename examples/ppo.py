@@ -366,7 +366,7 @@ def on_hosts(options: argparse.Namespace, net: ActorCritic, s: Settings) -> Any:
         *(options.env, net, s.horizon),
         hosts=options.ray,
         num_envs=s.envs,
-        vector_kwargs={} if options.workers is None else {"num_workers": options.workers},
+        num_workers=options.workers,
         # With 1, hosts wait while the network learns, and act with what it has become.
         in_flight=2 if options.overlap else 1,
         on_host_loss="restart",

@@ -36,12 +36,14 @@ from pysampler.sync import SharedRing, now, sleep_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Unpack
 
     import numpy.typing as npt
 
     from pysampler._policies.calling import PolicyOutputs
     from pysampler._policies.normalize import Normalizer
     from pysampler._policies.sampler import PreparedFrames
+    from pysampler._vector.options import VectorOptions
 
 __all__ = ["Watcher"]
 
@@ -86,6 +88,7 @@ class Watcher(FreeRunningSampler):
             :class:`pysampler.Normalizer` has when you ``publish``; by default the actors'
             normalizer, if any. Returns are sums of the env's own rewards.
         seed: Seed of the first reset; None: a random one.
+        options: Options of :class:`pysampler.VectorEnv`, such as ``step_timeout``.
 
     Attributes:
         envs: The vector env, with one env.
@@ -131,6 +134,7 @@ class Watcher(FreeRunningSampler):
         fps: int | None = None,
         normalize: Normalizer | None = None,
         seed: int | None = None,
+        **options: Unpack[VectorOptions],
     ) -> None:
         repeat = true_or_false("watch", "repeat", repeat)
         for name, value in (("video_every", video_every), ("fps", fps)):
@@ -157,10 +161,10 @@ class Watcher(FreeRunningSampler):
             leave_out = leave_out or actors.leave_out
         # native=False: an ordinary env renders the same pictures as in gymnasium.
         own = {"num_workers": 1, "on_worker_loss": "restart", "native": False}
-        options = {**own, **vector_options("watch", vector_kwargs)}
+        of_env = {**own, **vector_options("watch", vector_kwargs, options, Watcher)}
         kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         with vector_env_of(
-            env, 1, options, "watch", policy_in_workers=policy, env_kwargs=kwargs
+            env, 1, of_env, "watch", policy_in_workers=policy, env_kwargs=kwargs
         ) as made:
             if made.envs.num_envs != 1:
                 raise self._refusal("num_envs", made.envs.num_envs, "1")

@@ -175,7 +175,7 @@ def source_of(text: str) -> EnvSource:
 
 
 def _make_vec(arguments: str) -> Call:
-    return Call(f"pysampler.make_vec({arguments}", "vector_kwargs")
+    return Call(f"pysampler.make_vec({arguments}")
 
 
 def _imported_file(path: str) -> Any:

@@ -13,14 +13,11 @@ if TYPE_CHECKING:
 
     from pysampler._vector import arguments
 
-__all__ = ["VectorOptions"]
+__all__ = ["HostedOptions", "VectorOptions"]
 
 
-class VectorOptions(TypedDict, total=False):
-    """The options of ``VectorEnv``, which ``make_vec`` and the samplers take too.
-
-    Only type checkers use this. ``VectorEnv`` declares the options; a test compares the two.
-    """
+class HostedOptions(TypedDict, total=False):
+    """The options of ``VectorEnv`` that samplers on a cluster take for the envs of each host."""
 
     shared_memory: bool
     copy: bool
@@ -39,8 +36,6 @@ class VectorOptions(TypedDict, total=False):
     preload: Sequence[str] | None
     check_actions: bool
     on_worker_loss: arguments.OnLoss
-    max_restarts: int
-    restart_window: float
     step_timeout: float | None
     on_hang: arguments.OnHang
     record_to: str | os.PathLike[str] | None
@@ -48,3 +43,13 @@ class VectorOptions(TypedDict, total=False):
     worker_init: Callable[[], Any] | None
     trace: str | os.PathLike[str] | None
     native: Literal["auto"] | bool
+
+
+class VectorOptions(HostedOptions, total=False):
+    """The options of ``VectorEnv``, which ``make_vec`` and the samplers take too.
+
+    Only type checkers use this. ``VectorEnv`` declares the options; a test compares the two.
+    """
+
+    max_restarts: int
+    restart_window: float

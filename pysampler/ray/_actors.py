@@ -13,6 +13,7 @@ from pysampler._actors.records import Records
 from pysampler._numbers import is_real, whole_number
 from pysampler._policies.weights import chosen_weights, has_weights, weights_of, without_weights
 from pysampler._vector import arguments
+from pysampler._vector.make import vector_options
 from pysampler._workers.seeds import seed_globals
 from pysampler.ray._host import HostedSampler
 from pysampler.ray._options import FleetOptions
@@ -23,10 +24,12 @@ from pysampler.sync import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Unpack
 
     import numpy.typing as npt
 
     from pysampler._actors.records import RecordLayout
+    from pysampler._vector.options import HostedOptions
     from pysampler.ray._host import Description, HostSetup
     from pysampler.ray._hosts import Call, Host
     from pysampler.ray._options import OnHostLoss, Spread
@@ -141,6 +144,9 @@ class Actors(RemoteSampler):
         warm_up: Each env begins with a random number of random steps, up to this many.
         seed: The seed; None: a random one. Together, the envs of all hosts get the seeds of one
             vector env.
+        options: Options of each host's :class:`pysampler.VectorEnv`, such as ``num_workers``.
+            ``max_restarts`` and ``restart_window`` are those of hosts: give a worker's in
+            ``vector_kwargs``.
 
     Attributes:
         policy: The policy.
@@ -188,8 +194,10 @@ class Actors(RemoteSampler):
         refresh_share: float = 0.01,
         warm_up: int = 0,
         seed: int | None = None,
+        **options: Unpack[HostedOptions],
     ) -> None:
-        options = FleetOptions(
+        vector_kwargs = vector_options(self._doing, vector_kwargs, options, Actors)
+        fleet = FleetOptions(
             *(self._doing, hosts, max_hosts, cpus_per_host, spread, in_flight, max_lag),
             *(on_host_loss, max_restarts, restart_window, host_timeout, start_timeout),
             actor_options,
@@ -203,7 +211,7 @@ class Actors(RemoteSampler):
         self.settings = HostSettings(
             settings,
             count,
-            1 if options.hosts == "auto" else options.hosts,
+            1 if fleet.hosts == "auto" else fleet.hosts,
             weakly(self._tell),
         )
         kwargs = {
@@ -217,7 +225,7 @@ class Actors(RemoteSampler):
         self._rows: npt.NDArray[Any] | None = None
         self._filled = 0
         super().__init__(
-            *(options, HostedActors, envs, policy, num_envs, vector_kwargs, kwargs, seed),
+            *(fleet, HostedActors, envs, policy, num_envs, vector_kwargs, kwargs, seed),
             settings=self.settings,
         )
         if has_weights(policy) and (weights := weights_of(policy)):

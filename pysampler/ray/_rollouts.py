@@ -14,6 +14,7 @@ from pysampler._rollouts.options import RolloutOptions
 from pysampler._rollouts.rollouts import MOST_HELD
 from pysampler._rollouts.rollouts import Rollouts as LocalRollouts
 from pysampler._vector import arguments
+from pysampler._vector.make import vector_options
 from pysampler._workers.seeds import seed_globals
 from pysampler.errors import BusyError
 from pysampler.ray._host import HostedSampler
@@ -26,9 +27,11 @@ from pysampler.sync import now
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from typing import Unpack
 
     from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.options import PolicyIn
+    from pysampler._vector.options import HostedOptions
     from pysampler.ray._host import HostSetup
     from pysampler.ray._host_rollouts import Packed
     from pysampler.ray._hosts import Call, Host
@@ -147,6 +150,9 @@ class Rollouts(RemoteSampler):
         warm_up: Before the first rollout, each env makes up to this many random steps.
         seed: The seed; None: a random one. Together, the envs of all hosts get the seeds of one
             vector env: those of host i start at ``seed + i * num_envs``.
+        options: Options of each host's :class:`pysampler.VectorEnv`, such as ``num_workers``.
+            ``max_restarts`` and ``restart_window`` are those of hosts: give a worker's in
+            ``vector_kwargs``.
 
     Attributes:
         policy: The policy.
@@ -199,38 +205,40 @@ class Rollouts(RemoteSampler):
         device: Any = None,
         warm_up: int = 0,
         seed: int | None = None,
+        **options: Unpack[HostedOptions],
     ) -> None:
+        vector_kwargs = vector_options(self._doing, vector_kwargs, options, Rollouts)
         fleet_options = FleetOptions(
             *(self._doing, hosts, max_hosts, cpus_per_host, spread, in_flight, max_lag),
             *(on_host_loss, max_restarts, restart_window, host_timeout, start_timeout),
             actor_options,
         )
-        options = RolloutOptions(
+        each = RolloutOptions(
             *(horizon, policy_in, overlap, keep_last, min_envs, timeout, timeout_from),
             *(allow_partial, reset_each, info_keys, threads, warm_up, device),
         )
         kwargs = {
-            **{name: value for name, value in vars(options).items() if name != "keep_last"},
+            **{name: value for name, value in vars(each).items() if name != "keep_last"},
             "normalize": normalize,
             "leave_out": leave_out,
         }
         if normalize is not None:
             expect_normalizer(normalize, self._doing)
             normalize.expect_unused(self._doing)
-            if options.overlap:
+            if each.overlap:
                 raise ValueError(
                     "cannot sample rollouts: normalize with overlap=True, expected overlap=False: "
                     "a rollout would begin before the statistics of other hosts are known"
                 )
         self.normalizer = normalize
         self._statistics: DriverStatistics | None = None
-        self.horizon = options.horizon
+        self.horizon = each.horizon
         super().__init__(
             *(fleet_options, HostedRollouts, envs, policy, num_envs, vector_kwargs, kwargs, seed)
         )
         # Rollouts on their way to the caller, and the calls whose answers were copied to them.
         self._returning: tuple[HostRollouts, list[tuple[Host, Call]]] | None = None
-        self._most_held = max(options.keep_last + 1, MOST_HELD)
+        self._most_held = max(each.keep_last + 1, MOST_HELD)
         self._buffers: list[LearnerBuffer] = []
         self._publish()
         self._begin()

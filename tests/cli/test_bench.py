@@ -260,7 +260,7 @@ SETTING = Setting(
     "Some-v0",
     8,
     4,
-    Call('pysampler.make_vec("Some-v0", num_envs={}', "vector_kwargs"),
+    Call('pysampler.make_vec("Some-v0", num_envs={}'),
     step_seconds=1e-5,
 )
 
@@ -280,7 +280,7 @@ def test_the_advice_is_the_fastest_beyond_the_spread(monkeypatch):
     monkeypatch.setattr(bench, "usable_cpus", lambda: 4)
     made = 'envs = pysampler.make_vec("Some-v0", num_envs=8'
     plain_lines = ["import pysampler", f"{made})"]
-    auto_lines = ["import pysampler", f'{made}, vector_kwargs={{"num_workers": "auto"}})']
+    auto_lines = ["import pysampler", f'{made}, num_workers="auto")']
     advice, lines = advised(0.9, 0.91, 0.2, 0.1)
     assert advice.startswith("The default is close to the ideal")
     assert lines == plain_lines

@@ -386,7 +386,7 @@ SETTING = Setting(
     env="CartPole-v1",
     envs=4,
     workers=2,
-    call=Call('pysampler.make_vec("CartPole-v1", num_envs={}', "vector_kwargs"),
+    call=Call('pysampler.make_vec("CartPole-v1", num_envs={}'),
     step_seconds=1e-5,
 )
 CHOICES = choices_for(SETTING, policy=True)
