@@ -147,7 +147,7 @@ class Call {
     py::str step_name_ = interned("step");
 };
 
-struct Step {
+struct StepCall {
     static PyObject* call(Call& call, PyObject* const* args, Py_ssize_t count, PyObject* names) {
         if (count != 1 || names != nullptr) return nullptr;
         return call.step(args[0]).release().ptr();
@@ -202,7 +202,7 @@ void register_call(py::module_& m) {
         .def("step", &Call::step, py::arg("actions"),
              "Step all envs and return the results; if Python must do the rest, return whether the "
              "actions were sent.");
-    Hot<Call, Step>::install(call, "step");
+    Hot<Call, StepCall>::install(call, "step");
 }
 
 }  // namespace pysampler::bindings

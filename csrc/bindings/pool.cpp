@@ -124,7 +124,7 @@ class PyWorker : public Handle {
     std::int64_t job_began_ = 0;
 };
 
-struct Step {
+struct StepPool {
     static PyObject* call(PyPool& pool, PyObject* const* args, Py_ssize_t count, PyObject* names) {
         std::uint32_t frame = 0;
         if (count != 1 || names != nullptr || !small(args[0], frame)) return nullptr;
@@ -283,7 +283,7 @@ void register_pool(py::module_& m) {
         .def_static("size_of", &size_of, py::arg("groups"), py::arg("own") = 0,
                     "Return how many bytes it takes in a segment.")
         .def("__repr__", &PyPool::state);
-    Hot<PyPool, Step>::install(pool, "step");
+    Hot<PyPool, StepPool>::install(pool, "step");
     Hot<PyPool, WholeRound>::install(pool, "round");
     Hot<PyPool, Timed<&PyPool::wait>>::install(pool, "wait");
     Hot<PyPool, Plain<&PyPool::run_inline>>::install(pool, "run_inline");

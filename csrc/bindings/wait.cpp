@@ -52,7 +52,7 @@ WaitPolicy fixed(const py::object& spin_ns, const py::object& yield_ns) {
         static_cast<std::int64_t>(whole(yield_ns, "make wait policy", "yield_ns", 0)));
 }
 
-std::string repr(const WaitPolicy& policy) {
+std::string policy_repr(const WaitPolicy& policy) {
     return "<pysampler.sync.WaitPolicy " + std::string(policy.adaptive() ? "adaptive" : "fixed") +
            ", usual wait " + std::to_string(policy.usual_ns()) + " ns, guard " +
            std::to_string(policy.guard_ns()) + " ns, " + std::to_string(policy.stats().waits) +
@@ -104,7 +104,7 @@ void register_wait(py::module_& m) {
         .def_property_readonly("guard_ns", &WaitPolicy::guard_ns,
                                "How long before a deadline it wakes up, in ns.")
         .def_property_readonly("stats", &WaitPolicy::stats, "The cost of its waits.")
-        .def("__repr__", &repr);
+        .def("__repr__", &policy_repr);
     Class<TimedReturn>(m, "TimedReturn")
         .def(py::init<>())
         .def("wait_until", &TimedReturn::wait_until, py::arg("deadline"),
