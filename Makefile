@@ -22,7 +22,7 @@ NATIVE_OFF := -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_TESTS=ON -DPYSAMPLE
 FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-all test-python test-native build-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
+.PHONY: help demo gallery examples test test-all test-python test-native build-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
   bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels sbom \
   contract recipes clean
 
@@ -138,6 +138,10 @@ bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
 
 examples: $(VENV)/package.stamp $(VENV)/bench.stamp  ## every example to its end, with several seeds (hours); results in benchmarks/results
 	$(BIN)/python benchmarks/examples.py --out benchmarks/results
+	$(BIN)/python benchmarks/gallery.py --curves
+
+gallery: $(VENV)/package.stamp $(VENV)/gallery.stamp  ## the pictures of docs/gallery.md
+	$(BIN)/python benchmarks/gallery.py
 
 bench-actors: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/dqn.py --out benchmarks/results
