@@ -22,7 +22,7 @@ NATIVE_OFF := -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_TESTS=ON -DPYSAMPLE
 FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo gallery examples test test-all test-python test-native build-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
+.PHONY: help demo notebooks gallery examples test test-all test-python test-native build-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
   bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels sbom \
   contract recipes clean
 
@@ -45,6 +45,9 @@ $(VENV)/package.stamp: $(BIN)/python $(SOURCES)
 
 demo: $(VENV)/package.stamp $(VENV)/demo.stamp  ## HalfCheetah, sampled by gymnasium and by pysampler side by side
 	$(BIN)/python benchmarks/demo.py
+
+notebooks: $(VENV)/package.stamp $(VENV)/notebooks.stamp  ## the notebooks of docs/notebooks, in JupyterLab
+	$(BIN)/python -m jupyterlab docs/notebooks
 
 test: build-native $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp  ## the quick tests, before each commit
 	$(CTEST) -LE slow

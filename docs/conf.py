@@ -14,15 +14,17 @@ version = release = re.search(
 ).group(1)
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # Markdown too
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # shows the outputs in the files; tests/test_notebooks.py executes them
+nb_merge_streams = True
 # Only references from docstrings: types of other projects have no pages here.
 suppress_warnings = ["ref.python"]
 
