@@ -57,6 +57,7 @@ PIECE = 100  # steps of each env that are kept in memory; then all workers wait 
 SPREAD = [1, 20, 400, 4000]
 LIMIT = 3600.0  # seconds for a sample
 LEAST_LENGTH = 10  # steps of each env in a sample
+LEARNING = 300.0  # seconds that "auto" has for its first trial, before it is measured
 GPU_CALL = 3e-4  # seconds, assumed for any batch
 TOLERANCE = 0.15
 DISTURBED = 0.05  # of the CPUs' time, that other processes take
@@ -120,6 +121,12 @@ def sampler(
         batches: list[int] = []
         with pysampler.MultiTaskSampler(envs, policy, timeout=timeout, seed=0, **waits) as one:
             tasks = one.sample_tasks(int(workers))
+            learned = time.perf_counter()
+            while timeout == AUTO and time.perf_counter() - learned < LEARNING:
+                if (choice := envs.stats().batches) is not None and choice.trials:
+                    break
+                one.sample(PIECE, tasks=tasks)
+            learned = time.perf_counter() - learned
             while left > 0:
                 calls.clear()
                 begun, busy = time.perf_counter(), busy_seconds()
@@ -145,6 +152,7 @@ def sampler(
             "policy": acting / elapsed,
             "others": other / wall / cpus,
             "chosen": chosen,
+            "learned": learned,
         }
 
     return measure
@@ -412,6 +420,7 @@ def study(per_worker: int, options: argparse.Namespace) -> Iterator[dict[str, An
                 "others": max(r["others"] for r in results),
                 "sizes": [sum(bars) for bars in zip(*(r["sizes"] for r in results), strict=True)],
                 "chosen": results[-1]["chosen"],
+                "learned": statistics.median(r["learned"] for r in results),
                 "ratios": [r["rate"] / a for r, a in zip(results, of_all, strict=True)],
             }
 
@@ -663,12 +672,13 @@ def findings(results: dict[str, Any]) -> str:
 
 
 def auto_text(auto: dict[str, Any], best: dict[str, Any]) -> str:
-    """Return how "auto" did beside the best fixed time-out, in turn, with its trials."""
+    """Return how "auto" did beside the best fixed time-out, in turn, after its first trial."""
     ratios = [a / b for a, b in zip(auto["rates"], best["rates"], strict=True)]
     least, timeout, trials = auto["chosen"]
     chose = f"{least} envs" + ("" if timeout is None else f" or {timeout * 1e3:.2g} ms")
-    when = f"after {trials} trials" if trials else "in its first trial"
-    return f'"auto" makes {spread(ratios)} of the best, and at the end waits for {chose}, {when}.'
+    took = f"{auto['learned']:.0f} s"
+    when = f"after a first trial of {took}" if trials else f"in a first trial of over {took}"
+    return f'"auto" makes {spread(ratios)} of the best {when}, and at the end waits for {chose}.'
 
 
 def _why(results: dict[str, Any]) -> list[str]:
