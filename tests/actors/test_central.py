@@ -190,6 +190,7 @@ def test_stop_actors_in_the_policy_stops_all():
         assert actors.stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [None, 3])
 def test_killed_workers_are_replaced_and_asked_for(steps):
     with envs_of(num_workers=2, on_worker_loss="restart") as envs:
