@@ -53,7 +53,8 @@ class Division:
         num_workers: The number of worker processes.
         main_envs: The number of envs that this process steps.
         step_seconds: Measured seconds per step of one env; None if nothing was "auto".
-        round_seconds: Predicted seconds per step of all envs; None if nothing was "auto".
+        round_seconds: Predicted seconds per step of all envs; None if nothing was "auto", or if
+            only workers step these envs together.
     """
 
     num_workers: int
@@ -67,8 +68,10 @@ class Division:
         where = f"{workers}, {self.main_envs} env{'s' * (self.main_envs != 1)} in this process"
         if self.num_workers == 0:
             where = "no workers, all envs in this process"
-        if self.step_seconds is None or self.round_seconds is None:
+        if self.step_seconds is None:
             return f"{where}, without a trial"
+        if self.round_seconds is None:
+            return f"{where}: only workers step these envs together"
         return (
             f"{where}: a step of one env takes {with_unit(self.step_seconds)}, so a step of all "
             f"should take {with_unit(self.round_seconds)}, less than with other numbers"
@@ -91,6 +94,9 @@ def divide(
     main_envs: Count,
     env_fns: list[Callable[[], gym.Env[Any, Any]]],
     most: int | None,
+    *,
+    groups: int = 1,
+    native: bool = False,
 ) -> Division:
     """Return how to divide envs, or raise ValueError.
 
@@ -99,6 +105,8 @@ def divide(
         main_envs: See ``VectorEnv``.
         env_fns: The functions that make the envs.
         most: The largest number of processes that step envs.
+        groups: The number of groups of each worker.
+        native: Whether workers step known envs together.
     """
     for name, given in (("num_workers", num_workers), ("main_envs", main_envs)):
         if isinstance(given, str) and given != "auto":
@@ -113,13 +121,16 @@ def divide(
                 f"cannot make vector env: main_envs {main_envs!r} with num_workers='auto', which "
                 "chooses both"
             )
-        return fastest(envs, cpus, step_seconds(env_fns[0]))
+        workers = arguments.workers(None, envs, most)
+        needed = envs // (workers * groups) if native else 0
+        seconds, needs_workers = _try_env(env_fns[0], needed)
+        return Division(workers, 0, seconds) if needs_workers else fastest(envs, cpus, seconds)
     if main_envs == "auto":
         workers = max(1, cpus - 1) if num_workers is None else num_workers
         workers = arguments.workers(workers, max(1, envs - 1), most)
         if workers == 0 or envs == 1:
             return Division(0, envs)
-        seconds = step_seconds(env_fns[0])
+        seconds = _try_env(env_fns[0])[0]
         own = min(range(1, envs - workers + 1), key=lambda n: _round(envs, workers, n, seconds))
         return Division(workers, own, seconds, _round(envs, workers, own, seconds))
     own = whole_number("make vector env", "main_envs", main_envs, 0)
@@ -178,16 +189,43 @@ def _round(envs: int, workers: int, own: int, seconds: float) -> float:
     return _SEND + max(own * seconds, theirs) + _READ
 
 
-def step_seconds(env_fn: Callable[[], gym.Env[Any, Any]]) -> float:
-    """Make an env, step it for some milliseconds, and return the time of a step."""
+def _try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[float, bool]:
+    """Make an env, and step it for some milliseconds.
+
+    Args:
+        env_fn: The function that makes it.
+        count: How many such envs a group has; 0 if workers step them one by one.
+
+    Returns:
+        The time of a step, and whether ``count`` of them step together only in workers.
+    """
     with _global_generators_kept():
         with _blaming("being made"):
             env = env_fn()
             if isinstance(env, BatchEnv):
                 raise ValueError(f"a {type(env).__name__} is many envs; pass numbers instead")
             expect_env(env, 0)
+        needs_workers = count > 0 and _needs_workers(env, count)
         with _blaming("being stepped"):
-            return _step_seconds(env)
+            return _step_seconds(env), needs_workers
+
+
+def _needs_workers(env: gym.Env[Any, Any], count: int) -> bool:
+    """Return whether a worker steps ``count`` such envs together, and this process could not.
+
+    It could not if the program might hold on to their wrappers, or, of classic control, to them.
+    """
+    from pysampler._vector.native import known  # noqa: PLC0415 - most do without
+    from pysampler._vector.wrapped.stack import peel  # noqa: PLC0415 - likewise
+
+    wrappers, inner, _ = peel(env)
+    base = inner.unwrapped
+    try:
+        known.limit_of(inner)
+        known.expect_known(base)
+    except known.NotNativeError:
+        return False
+    return bool(wrappers) if known.has_task(base) else count >= known.least_of(base)
 
 
 def _step_seconds(env: gym.Env[Any, Any]) -> float:

@@ -226,7 +226,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         alike = all(function is functions[0] for function in functions)
         if num_workers == "auto" and alike and getattr(functions[0], "makes_tasks", False):
             num_workers = None  # "auto" goes by the time of a step in Python
-        self.division = divide(num_workers, main_envs, functions, self.max_concurrency)
+        self.division = divide(
+            *(num_workers, main_envs, functions, self.max_concurrency),
+            groups=options.groups,
+            native=why_python is None,
+        )
         self.num_workers = self.division.num_workers
         process = arguments.context(context)
         modules = arguments.preload(preload)

@@ -23,6 +23,7 @@ import pysampler
 from pysampler._vector import division
 from pysampler._vector.division import divide, fastest
 from pysampler.errors import BusyError, ClosedError, EnvError, EnvTimeoutError, WorkerLostError
+from pysampler.sync import usable_cpus
 
 
 def scripted(count=5, **kwargs):
@@ -236,6 +237,33 @@ def test_fastest_division_depends_on_step_time_and_cpus():
 
 
 @pytest.mark.usefixtures("_two_cpus")
+def statistics_of(env_id):
+    return gym.wrappers.RecordEpisodeStatistics(gym.make(env_id))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "count", "together"),
+    [
+        (functools.partial(gym.make, "CartPole-v1"), 32 * usable_cpus(), True),
+        (functools.partial(gym.make, "CartPole-v1"), 2, False),
+        (functools.partial(statistics_of, "HalfCheetah-v5"), 4, True),
+    ],
+)
+def test_auto_keeps_envs_in_workers_if_only_workers_step_them_together(make, count, together):
+    if usable_cpus() < 2:
+        pytest.skip("one CPU: no choice to make")
+    with contextlib.closing(pysampler.VectorEnv([make] * count, num_workers="auto")) as envs:
+        only_workers = "only workers step these envs together" in str(envs.division)
+        assert only_workers == together
+        if together:
+            assert (envs.num_workers, envs.division.main_envs) == (min(count, usable_cpus()), 0)
+            assert envs.stats().native
+    one_by_one = pysampler.VectorEnv([make] * count, num_workers="auto", native=False)
+    with contextlib.closing(one_by_one) as envs:
+        assert "only workers" not in str(envs.division)
+
+
 def test_auto_trial_is_reported_and_leaves_global_generators_alone():
     class Draws(Scripted):
         def __init__(self):
