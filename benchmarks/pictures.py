@@ -370,9 +370,12 @@ def readme_part() -> str:
             rows.append(f"| {case.split(',')[0]} | {cpus} | {' | '.join(cells)} |")
     return (
         "\n".join(rows)
-        + "\n\nIn parentheses, how many times as fast pysampler is. EnvPool's envs are rewritten "
-        + "in C++; all\nothers run gymnasium's Python ones, one after the other. "
-        + f"All numbers: {', '.join(links)}.\n"
+        + "\n\nIn parentheses: pysampler's speed divided by that column's. 2 and 16 CPUs are two "
+        + "machines, so compare\nwithin a row. EnvPool's environments are rewritten in C++. All "
+        + "others step gymnasium's Python ones one by\none, and pysampler ran with "
+        + "`native=False`: by default it [steps MuJoCo](docs/guides/mujoco.md) and [classic\n"
+        + "control](docs/guides/batches.md#classic-control) together, which is faster. "
+        + f"Spreads and machines:\n{', '.join(links)}.\n"
     )
 
 

@@ -87,9 +87,9 @@ class Rollouts(Sampler):
             acts, taken when you received the last rollout, so its data is one update old
             (``rollout.lag`` is 1).
         keep_last: How many rollouts you keep at a time. A rollout is never overwritten while you
-            hold it, or an array or a tensor of it: the next one goes to other memory. By default
-            there is room for 8. Raise this to keep more (there is room for ``keep_last + 1``), or
-            keep ``rollout.copy()``.
+            hold it, or an array or a tensor of it: the next one goes to other memory. There
+            is room for 8, or for ``keep_last + 1`` if that is more, torch can use a GPU, or the
+            address space is limited. Raise this to keep more, or keep ``rollout.copy()``.
         min_envs: Act as soon as this many envs are ready, instead of all, so that slow envs do not
             delay the others. "auto" measures which number gives the fastest rollouts;
             ``envs.stats().batches`` shows the choice. For a policy in "main".
