@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.metadata
 import importlib.util
 import multiprocessing
 import statistics
@@ -158,11 +157,10 @@ def measure(case: str, count: int, workers: int, options: argparse.Namespace) ->
 
 
 def tables(results: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     parts = [
         heading("Many envs in one call", results["machine"]),
         (
-            f"{versions}. {results['workers']} workers, and as many threads of EnvPool and of the "
+            f"{results['workers']} workers, and as many threads of EnvPool and of the "
             "vector env alone. Random actions. The last column is how many times as fast "
             "`VectorEnv` of one vector env (or BatchEnv) for each worker is: medians [quartiles] "
             "of repetitions in turn.\n"
@@ -193,7 +191,6 @@ def main() -> None:
     results: dict[str, Any] = {
         "machine": machine(),
         "workers": options.workers,
-        "versions": {"gymnasium": importlib.metadata.version("gymnasium")},
         "cases": [],
     }
     with stolen_share(results["machine"]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import importlib.metadata
 import json
 import os
 import platform
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 LIMIT = 60.0  # seconds within which a contender must answer
+LIBRARIES = ["numpy", "gymnasium", "mujoco", "torch", "envpool", "stable_baselines3", "tianshou"]
+LIBRARIES += ["torchrl", "ray"]
 
 
 class Contender(Answerer):
@@ -89,7 +92,22 @@ def machine() -> dict[str, Any]:
         "virtual": "hypervisor" in Path("/proc/cpuinfo").read_text(),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "commit": _commit(),
+        "versions": dict(_versions()),
     }
+
+
+def _commit() -> str:
+    """Return the commit that is measured, with a plus if files have changed since."""
+    command = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty=+"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    """Yield the names and versions of libraries that results may depend on."""
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield name, importlib.metadata.version(name)
 
 
 def _stolen() -> int:
@@ -124,10 +142,12 @@ def _pid(_: Any) -> int:
 
 def heading(title: str, m: dict[str, Any]) -> str:
     """Return the title of a report: what was measured, when and where."""
+    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
     return (
         f"# {title}, measured {m['date']}\n\n{m['processor']}, {m['cpus']} CPUs"
         f"{', virtual' if m['virtual'] else ''}, Linux {m['kernel']}, Python {m['python']}. "
-        f"{m['stolen']:.1%} of its CPU time went to other machines meanwhile.\n"
+        f"{m['stolen']:.1%} of its CPU time went to other machines meanwhile. pysampler "
+        f"{m['commit']}; {versions}.\n"
     )
 
 

@@ -11,9 +11,7 @@ process of its own, one at a time, in turn.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import importlib.metadata
 import json
 import os
 import statistics
@@ -33,8 +31,9 @@ from wrapped import ASYNC, OURS, PYTHON, make_env, pool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-THEIRS, POOL = "SubprocVecEnv, PPO of SB3", "EnvPool"
-WAYS = [OURS, PYTHON, POOL, ASYNC, THEIRS]
+POOL, SYNC = "EnvPool", "SyncVectorEnv"
+SB3 = {"pysampler, PPO of SB3": True, "SubprocVecEnv, PPO of SB3": False}  # whether on our VecEnv
+WAYS = [OURS, PYTHON, POOL, SYNC, ASYNC, *SB3]
 LIMIT = 3600.0  # seconds within which a run must end
 
 
@@ -73,8 +72,9 @@ def vector_env(way: str, s: Settings) -> Any:
     import pysampler
 
     make = functools.partial(make_env if s.env == CLEANRL else plain, s.env)
-    if way == ASYNC:
-        return gym.vector.AsyncVectorEnv([make] * s.envs)
+    if way in (SYNC, ASYNC):
+        kind = gym.vector.SyncVectorEnv if way == SYNC else gym.vector.AsyncVectorEnv
+        return kind([make] * s.envs)
     if way == POOL:
         return pool(s.env, s.envs, len(os.sched_getaffinity(0)), normalized=s.env == CLEANRL)
     return pysampler.VectorEnv([make] * s.envs, native="auto" if way == OURS else False)
@@ -166,12 +166,14 @@ def ppo(envs: Any, s: Settings, seed: int, report: Callable[[int, float], None])
                 optimizer.step()
 
 
-def theirs(s: Settings, seed: int, report: Callable[[int, float], None]) -> None:
+def sb3(s: Settings, seed: int, report: Callable[[int, float], None], *, ours: bool) -> None:
     """Train with PPO of Stable-Baselines3."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+    from stable_baselines3.common.vec_env import SubprocVecEnv, VecMonitor, VecNormalize
+
+    import pysampler.adapters.sb3
 
     class Reports(BaseCallback):
         def _on_step(self) -> bool:
@@ -180,7 +182,12 @@ def theirs(s: Settings, seed: int, report: Callable[[int, float], None]) -> None
                     report(self.num_timesteps, info["episode"]["r"])
             return True
 
-    envs: Any = make_vec_env(s.env, s.envs, seed, vec_env_cls=SubprocVecEnv)
+    envs: Any
+    if ours:
+        make = functools.partial(gym.make, s.env)
+        envs = VecMonitor(pysampler.adapters.sb3.VecEnv([make] * s.envs))
+    else:
+        envs = make_vec_env(s.env, s.envs, seed, vec_env_cls=SubprocVecEnv)
     if s.env == CLEANRL:
         envs = VecNormalize(envs, gamma=GAMMA)
     model = PPO(
@@ -231,8 +238,8 @@ def training(way: str, seed: int, s: Settings) -> dict[str, Any]:
         if not curve or now > curve[-1][0] + 1:
             curve.append((now, steps, statistics.fmean(recent)))
 
-    if way == THEIRS:
-        theirs(s, seed, report)
+    if way in SB3:
+        sb3(s, seed, report, ours=SB3[way])
     else:
         envs = vector_env(way, s)
         ppo(envs, s, seed, report)
@@ -262,13 +269,11 @@ def run_of(way: str, seed: int, s: Settings) -> dict[str, Any] | None:
 
 
 def tables(results: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     parts = [
         heading("Whole trainings", results["machine"]),
         (
-            f"PPO with the hyperparameters of CleanRL, one thread of torch. {versions}. Each "
-            "run has the machine alone; medians [least, most] of the seeds "
-            f"{results['seeds']}, in turn. "
+            "PPO with the hyperparameters of CleanRL, one thread of torch. Each run has the "
+            f"machine alone; medians [least, most] of the seeds {results['seeds']}, in turn. "
             "Seconds are from making the envs to closing them, CPU seconds those of the machine, "
             "the return is the mean of the last 100 episodes. EnvPool's envs share one mean of "
             "observations, as those of VecNormalize do; the others have one each.\n"
@@ -312,11 +317,7 @@ def main() -> None:
     rows = [known[env] for env in options.envs]
     if options.quick:
         rows = [replace(s, steps=2 * s.horizon * 8, envs=8) for s in rows]
-    packages = ("torch", "gymnasium", "mujoco", "envpool", "stable_baselines3")
-    results: dict[str, Any] = {"machine": machine(), "seeds": options.seeds, "versions": {}}
-    for name in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            results["versions"][name] = importlib.metadata.version(name)
+    results: dict[str, Any] = {"machine": machine(), "seeds": options.seeds}
     cases = [{"settings": asdict(s), "runs": {way: [] for way in options.ways}} for s in rows]
     results["cases"] = cases
     with stolen_share(results["machine"]):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.metadata
 import statistics
 import sys
 from typing import TYPE_CHECKING, Any
@@ -106,7 +105,6 @@ def measure(env_id: str, count: int, workers: int, options: argparse.Namespace) 
 
 
 def tables(results: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     others = [BARE, POOL, PYTHON, SYNC, ASYNC]
     rows = []
     for case in results["cases"]:
@@ -121,7 +119,7 @@ def tables(results: dict[str, Any]) -> str:
         [
             heading("Envs in CleanRL's wrappers", results["machine"]),
             (
-                f"{versions}. {results['workers']} workers, and as many threads of EnvPool. Random "
+                f"{results['workers']} workers, and as many threads of EnvPool. Random "
                 "actions. Each column after the second is how many times as fast `VectorEnv` is "
                 "with an unchanged script: medians [quartiles] of repetitions in turn.\n"
             ),
@@ -141,7 +139,6 @@ def main() -> None:
     results: dict[str, Any] = {
         "machine": machine(),
         "workers": options.workers,
-        "versions": {name: importlib.metadata.version(name) for name in ("mujoco", "gymnasium")},
         "cases": [],
     }
     with stolen_share(results["machine"]):
