@@ -118,7 +118,7 @@ def test_a_slow_env_or_a_slow_program_is_named():
     times = [1e-4, 1e-4, 1e-4, 5e-3]
     envs = pysampler.VectorEnv([functools.partial(Gated, None, t) for t in times], num_workers=2)
     with stepping(envs):
-        assert dumped(HERE, "--seconds", "0.5")["verdict"].startswith("one env slow: 3, ")
+        assert dumped(HERE, "--seconds", "0.5")["verdict"].startswith("one env slow: 3 takes ")
     envs.close()
     envs = pysampler.VectorEnv([Gated] * 4, num_workers=2)
     with stepping(SlowProgram(envs)):
