@@ -8,9 +8,10 @@ python sb3.py --steps 100000
 
 import argparse
 
+import gymnasium as gym
 from stable_baselines3 import PPO
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecMonitor
 
 from pysampler.adapters.sb3 import VecEnv
 
@@ -19,8 +20,8 @@ parser.add_argument("--steps", type=int, default=4096)
 parser.add_argument("--envs", type=int, default=8)
 options = parser.parse_args()
 
-envs = make_vec_env("CartPole-v1", n_envs=options.envs, seed=1, vec_env_cls=VecEnv)
-model = PPO("MlpPolicy", envs, n_steps=128, batch_size=256, device="cpu")
+envs = VecMonitor(VecEnv([lambda: gym.make("CartPole-v1")] * options.envs))
+model = PPO("MlpPolicy", envs, n_steps=128, batch_size=256, seed=1, device="cpu")
 model.learn(options.steps)
 mean, spread = evaluate_policy(model, envs, n_eval_episodes=8)
 envs.close()

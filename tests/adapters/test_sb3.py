@@ -10,10 +10,17 @@ from gymnasium.vector import SyncVectorEnv
 from made_up import describe, same
 
 pytest.importorskip("stable_baselines3")
-from stable_baselines3 import PPO
+from stable_baselines3 import PPO, SAC
+from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
 
 from pysampler.adapters import _env_calls
 from pysampler.adapters.sb3 import VecEnv
@@ -63,6 +70,87 @@ def test_ppo_learns():
     model.learn(20480, reset_num_timesteps=False)
     late = np.mean([info["r"] for info in model.ep_info_buffer])
     assert late > 2 * early
+    envs.close()
+
+
+class Camera(gym.Env):
+    """Observes an image and a state; pays for the first action."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (36, 36, 3), np.uint8), state=spaces.Box(-1, 1, (3,), np.float32)
+    )
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def observe(self):
+        return {
+            "image": self.np_random.integers(0, 255, (36, 36, 3), np.uint8),
+            "state": self.np_random.uniform(-1, 1, 3).astype(np.float32),
+        }
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observe(), float(action[0]), False, self.steps == 8, {}
+
+
+def monitored(count):
+    return VecMonitor(VecEnv([Camera] * count, num_workers=1))
+
+
+def test_sb3s_wrappers_callbacks_and_files_work_on_dicts_with_images(tmp_path):
+    envs = VecNormalize(monitored(4), norm_obs_keys=["state"])
+    test_envs = VecTransposeImage(
+        VecNormalize(monitored(2), training=False, norm_obs_keys=["state"])
+    )
+    model = PPO("MultiInputPolicy", envs, n_steps=8, batch_size=16, n_epochs=1, device="cpu")
+    evaluating = EvalCallback(
+        test_envs, n_eval_episodes=2, eval_freq=8, log_path=str(tmp_path), verbose=0
+    )
+    saving = CheckpointCallback(8, str(tmp_path), save_vecnormalize=True)
+    model.learn(64, callback=[evaluating, saving])
+    files = [path.name for path in tmp_path.iterdir()]
+    assert len(np.load(tmp_path / "evaluations.npz")["timesteps"]) == 2
+    assert {"rl_model_64_steps.zip", "rl_model_vecnormalize_64_steps.pkl"} <= {*files}
+    assert model.get_env().unwrapped.stats().steps.count.sum() > 0
+
+    model.save(tmp_path / "model")
+    envs.save(tmp_path / "normalization.pkl")
+    restored = VecNormalize.load(tmp_path / "normalization.pkl", monitored(4))
+    same(restored.obs_rms["state"].mean, envs.obs_rms["state"].mean)
+    again = PPO.load(tmp_path / "model", env=restored, device="cpu")
+    again.learn(32)
+    assert again.num_timesteps == 32
+    for each in (envs, test_envs, restored):
+        each.close()
+
+
+def test_sac_saves_and_loads_its_replay_buffer(tmp_path):
+    envs = VecMonitor(VecEnv([lambda: gym.make("Pendulum-v1")] * 4, num_workers=1))
+    model = SAC("MlpPolicy", envs, buffer_size=500, learning_starts=20, device="cpu")
+    model.learn(60)
+    model.save_replay_buffer(tmp_path / "replay")
+    fresh = SAC("MlpPolicy", envs, buffer_size=500, device="cpu")
+    fresh.load_replay_buffer(tmp_path / "replay.pkl")
+    assert fresh.replay_buffer.size() == model.replay_buffer.size() == 15
+    same(fresh.replay_buffer.actions[:15], model.replay_buffer.actions[:15])
+    envs.close()
+
+
+def test_infos_none_keeps_what_sb3_bootstraps_from():
+    envs = VecMonitor(
+        VecEnv([lambda: gym.make("Pendulum-v1", max_episode_steps=3)] * 2, infos="none")
+    )
+    envs.reset()
+    for _ in range(3):
+        infos = envs.step(np.zeros((2, 1), np.float32))[3]
+    for info in infos:
+        assert info["terminal_observation"].shape == (3,)
+        assert info["TimeLimit.truncated"]
+        assert info["episode"]["l"] == 3
     envs.close()
 
 
