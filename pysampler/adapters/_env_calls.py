@@ -204,8 +204,13 @@ def call_method(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> An
     return env.get_wrapper_attr(name)(*args, **kwargs)
 
 
-def is_wrapped(env: Any, wrapper_class: type[Any]) -> bool:
-    while not isinstance(env, wrapper_class):
+def is_wrapped(env: Any, module: str, qualname: str) -> bool:
+    """Return whether an env has a wrapper of a class, or of a subclass.
+
+    The class comes by name, since unpickling it would import its module: for SB3's ``Monitor``,
+    SB3 and torch.
+    """
+    while not any((c.__module__, c.__qualname__) == (module, qualname) for c in type(env).__mro__):
         if env is env.unwrapped:
             return False
         env = env.env

@@ -1,6 +1,8 @@
 """Stable-Baselines3 and sb3-contrib train on pysampler's VecEnv as on their own."""
 
 import functools
+import subprocess
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -138,6 +140,22 @@ def test_sac_saves_and_loads_its_replay_buffer(tmp_path):
     assert fresh.replay_buffer.size() == model.replay_buffer.size() == 15
     same(fresh.replay_buffer.actions[:15], model.replay_buffer.actions[:15])
     envs.close()
+
+
+WITHOUT_SB3_IN_WORKERS = """
+import sys
+import gymnasium as gym
+from stable_baselines3.common.vec_env import VecMonitor
+from pysampler.adapters.sb3 import VecEnv
+
+envs = VecMonitor(VecEnv([lambda: gym.make("CartPole-v1")] * 2))
+assert not any(envs.unwrapped.envs.apply(lambda env: "stable_baselines3" in sys.modules))
+envs.close()
+"""
+
+
+def test_vec_monitor_does_not_import_sb3_in_workers():
+    subprocess.run([sys.executable, "-c", WITHOUT_SB3_IN_WORKERS], check=True, timeout=60)
 
 
 def test_infos_none_keeps_what_sb3_bootstraps_from():
