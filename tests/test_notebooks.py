@@ -2,6 +2,7 @@
 
 import copy
 import re
+import signal
 from pathlib import Path
 
 import nbformat
@@ -11,6 +12,15 @@ from nbclient.exceptions import CellExecutionError
 
 PATHS = sorted(notebooks.FOLDER.glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+
+
+@pytest.fixture(autouse=True)
+def handlers_return():
+    """nbclient replaces handlers of signals while it runs, and then sets the defaults."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def code_cells(path):
