@@ -92,7 +92,7 @@ lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/native.stamp  ## formatte
 	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files '*.h' '*.cpp')
 	$(BIN)/python tests/stubs.py --check
 	$(BIN)/python tests/size.py
-	$(CMAKE) -S . -B build/lint -DPYSAMPLER_BUILD_TESTS=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	$(CMAKE) -S . -B build/lint -DPYSAMPLER_BUILD_TESTS=ON -DPYSAMPLER_UNITY=OFF -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) >/dev/null
 	printf '%s\n' csrc/*.cpp csrc/bindings/*.cpp tests/native/test_layout.cpp | \
 	  xargs -P$$(nproc) -n1 $(BIN)/clang-tidy --quiet -p build/lint

@@ -183,7 +183,7 @@ class LateInfos(Wrapper):
         return *results, {"life": kind(life), "in": {"half": life / 2}} if life >= since else {}
 
 
-@pytest.mark.filterwarnings("ignore:pysampler: no env has given info 'never'")
+@pytest.mark.filterwarnings("ignore:.*no env has given info 'never'")
 def test_infos_may_start_late_or_be_missing_on_some_hosts(three):
     keys = ("life", "in", "never")
     own = [local(LateInfos, idle, host=host, info_keys=keys) for host in range(3)]
