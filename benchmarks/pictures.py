@@ -375,7 +375,8 @@ def readme_part() -> str:
         + "others step gymnasium's Python ones one by\none, and pysampler ran with "
         + "`native=False`: by default it [steps MuJoCo](docs/guides/mujoco.md) and [classic\n"
         + "control](docs/guides/batches.md#classic-control) together, which is faster. "
-        + f"Spreads and machines:\n{', '.join(links)}.\n"
+        + f"Spreads and machines:\n{', '.join(links)} (an earlier version, "
+        + "five repetitions).\n"
     )
 
 

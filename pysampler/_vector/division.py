@@ -123,14 +123,14 @@ def divide(
             )
         workers = arguments.workers(None, envs, most)
         needed = envs // (workers * groups) if native else 0
-        seconds, needs_workers = _try_env(env_fns[0], needed)
+        seconds, needs_workers = try_env(env_fns[0], needed)
         return Division(workers, 0, seconds) if needs_workers else fastest(envs, cpus, seconds)
     if main_envs == "auto":
         workers = max(1, cpus - 1) if num_workers is None else num_workers
         workers = arguments.workers(workers, max(1, envs - 1), most)
         if workers == 0 or envs == 1:
             return Division(0, envs)
-        seconds = _try_env(env_fns[0])[0]
+        seconds = try_env(env_fns[0])[0]
         own = min(range(1, envs - workers + 1), key=lambda n: _round(envs, workers, n, seconds))
         return Division(workers, own, seconds, _round(envs, workers, own, seconds))
     own = whole_number("make vector env", "main_envs", main_envs, 0)
@@ -189,7 +189,7 @@ def _round(envs: int, workers: int, own: int, seconds: float) -> float:
     return _SEND + max(own * seconds, theirs) + _READ
 
 
-def _try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[float, bool]:
+def try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[float, bool]:
     """Make an env, and step it for some milliseconds.
 
     Args:
