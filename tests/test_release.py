@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -189,3 +190,20 @@ def test_dependabot_opens_one_pull_request_a_month_for_each_ecosystem():
         assert update["schedule"] == {"interval": "monthly"}
         (group,) = update["groups"].values()
         assert group == {"patterns": ["*"]}
+
+
+@pytest.mark.slow
+def test_a_build_without_a_compiler_names_the_packages(tmp_path):
+    """Once a compiler is there, the same build folder works."""
+    cmake, ninja = (Path(sys.executable).parent / name for name in ("cmake", "ninja"))
+    if not (cmake.exists() and ninja.exists()):
+        pytest.skip("cmake or ninja is not installed beside this Python")
+    command = [str(cmake), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-S", str(ROOT)]
+    command += ["-B", str(tmp_path / "build"), "-DPYSAMPLER_BUILD_MODULE=OFF"]
+    environment = {name: text for name, text in os.environ.items() if name != "CXX"}
+    empty = {**environment, "PATH": str(tmp_path)}
+    failed = subprocess.run(command, env=empty, capture_output=True, text=True, timeout=60)
+    assert failed.returncode != 0
+    assert "apt install g++" in " ".join(failed.stderr.split())
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

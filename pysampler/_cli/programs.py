@@ -115,15 +115,15 @@ def programs() -> list[Program]:
 def _numbered(pools: Iterable[Pool]) -> list[Pool]:
     """Return pools in the order in which they were created; number those of the same name."""
 
-    def inode(pool: Pool) -> int:  # segments get ascending ones
+    def created(pool: Pool) -> int:
         try:
-            return pool.descriptor.stat().st_ino
+            return pool.descriptor.stat().st_ctime_ns
         except OSError:  # its worker has ended
             return 0
 
     in_order = list(pools)
     if len(in_order) > 1:
-        in_order.sort(key=inode)
+        in_order.sort(key=created)
     counts = Counter(pool.name for pool in in_order)
     numbers: Counter[str] = Counter()
     for pool in in_order:

@@ -334,7 +334,8 @@ def as_arrays(outputs: Any) -> Any:
 
 def _shared(value: Any) -> Any:
     if is_tensor(value):
-        with contextlib.suppress(RuntimeError, TypeError):  # not on the CPU; bfloat16
+        # Not on the CPU; bfloat16; of a library other than torch.
+        with contextlib.suppress(RuntimeError, TypeError, AttributeError):
             return value.detach().contiguous().numpy()
     return value
 

@@ -78,9 +78,10 @@ class FramePolicy:
         # Most policies need only rows of arrays, which C++ reads and writes.
         tree = frames.spec.action_tree
         self._simple = tree[0] == "leaf" and not (self._state or self._previous)
-        self._rows = _core.PolicyRows(
-            *(caller.spec.observation_tree, self.observations, self.actions[0], self.extras)
-        )
+        if self._simple:
+            self._rows = _core.PolicyRows(
+                *(caller.spec.observation_tree, self.observations, self.actions[0], self.extras)
+            )
         self._found: tuple[Any, Any, Callable[[Any], Any] | None] = (None, None, None)
 
     def act(self, spans: list[Span]) -> None:

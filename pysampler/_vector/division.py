@@ -43,6 +43,9 @@ INLINE_STEP_COST_S, _SEND, _READ = 5e-6, 2e-6, 3e-6
 # A division without workers, or that leaves this process free, is preferred if it is slower by less
 # than this share.
 _CLOSE = 0.05
+# Workers that step their envs together take less than the model says, at most by about this factor
+# for the envs and wrappers that are fast in Python.
+_BATCH_GAIN = 1.25
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Division:
         main_envs: The number of envs that this process steps.
         step_seconds: Measured seconds per step of one env; None if nothing was "auto".
         round_seconds: Predicted seconds per step of all envs; None if nothing was "auto", or if
-            only workers step these envs together.
+            workers may step the envs together.
     """
 
     num_workers: int
@@ -71,7 +74,7 @@ class Division:
         if self.step_seconds is None:
             return f"{where}, without a trial"
         if self.round_seconds is None:
-            return f"{where}: only workers step these envs together"
+            return f"{where}: workers may step envs of this kind together"
         return (
             f"{where}: a step of one env takes {with_unit(self.step_seconds)}, so a step of all "
             f"should take {with_unit(self.round_seconds)}, less than with other numbers"
@@ -123,8 +126,12 @@ def divide(
             )
         workers = arguments.workers(None, envs, most)
         needed = envs // (workers * groups) if native else 0
-        seconds, needs_workers = try_env(env_fns[0], needed)
-        return Division(workers, 0, seconds) if needs_workers else fastest(envs, cpus, seconds)
+        seconds, may_batch = try_env(env_fns[0], needed)
+        chosen = fastest(envs, cpus, seconds)
+        assert chosen.round_seconds is not None
+        if may_batch and _round(envs, workers, 0, seconds) <= chosen.round_seconds * _BATCH_GAIN:
+            return Division(workers, 0, seconds)
+        return chosen
     if main_envs == "auto":
         workers = max(1, cpus - 1) if num_workers is None else num_workers
         workers = arguments.workers(workers, max(1, envs - 1), most)
@@ -197,7 +204,8 @@ def try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[fl
         count: How many such envs a group has; 0 if workers step them one by one.
 
     Returns:
-        The time of a step, and whether ``count`` of them step together only in workers.
+        The time of a step, and whether workers may step ``count`` of them together, as this process
+        could not.
     """
     with _global_generators_kept():
         with _blaming("being made"):
@@ -205,13 +213,13 @@ def try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[fl
             if isinstance(env, BatchEnv):
                 raise ValueError(f"a {type(env).__name__} is many envs; pass numbers instead")
             expect_env(env, 0)
-        needs_workers = count > 0 and _needs_workers(env, count)
         with _blaming("being stepped"):
-            return _step_seconds(env), needs_workers
+            seconds = _step_seconds(env)
+        return seconds, count > 1 and _may_batch(env, count)
 
 
-def _needs_workers(env: gym.Env[Any, Any], count: int) -> bool:
-    """Return whether a worker steps ``count`` such envs together, and this process could not.
+def _may_batch(env: gym.Env[Any, Any], count: int) -> bool:
+    """Return whether a worker may step ``count`` such envs together, and this process could not.
 
     It could not if the program might hold on to their wrappers, or, of classic control, to them.
     """

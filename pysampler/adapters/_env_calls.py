@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MASK",
     "AnyObject",
+    "ClassName",
     "MaskInfo",
     "TuplesAsDicts",
     "WithSpaces",
@@ -204,13 +206,36 @@ def call_method(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> An
     return env.get_wrapper_attr(name)(*args, **kwargs)
 
 
-def is_wrapped(env: Any, module: str, qualname: str) -> bool:
-    """Return whether an env has a wrapper of a class, or of a subclass.
+class ClassName(NamedTuple):
+    """The name of a class that can be imported.
 
-    The class comes by name, since unpickling it would import its module: for SB3's ``Monitor``,
-    SB3 and torch.
+    To unpickle the class itself would import its module: for SB3's ``Monitor``, SB3 and torch.
     """
-    while not any((c.__module__, c.__qualname__) == (module, qualname) for c in type(env).__mro__):
+
+    module: str
+    qualname: str
+
+    @classmethod
+    def of(cls, kind: Any) -> Any:
+        """Return the name of a class; or what was given, if that is no class with such a name."""
+        if not isinstance(kind, type):
+            return kind
+        found: Any = sys.modules.get(kind.__module__)
+        for part in kind.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return cls(kind.__module__, kind.__qualname__) if found is kind else kind
+
+
+def is_wrapped(env: Any, wrapper_class: Any) -> bool:
+    """Return whether an env has a wrapper of a class, or of a subclass."""
+
+    def is_one(wrapper: Any) -> bool:
+        if isinstance(wrapper_class, ClassName):
+            kinds = type(wrapper).__mro__
+            return any((one.__module__, one.__qualname__) == wrapper_class for one in kinds)
+        return isinstance(wrapper, wrapper_class)
+
+    while not is_one(env):
         if env is env.unwrapped:
             return False
         env = env.env

@@ -233,8 +233,8 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         Returns:
             A bool for each env.
         """
-        name = wrapper_class.__module__, wrapper_class.__qualname__
-        return self._apply(indices, _env_calls.is_wrapped, *name)
+        kind = _env_calls.ClassName.of(wrapper_class)
+        return self._apply(indices, _env_calls.is_wrapped, kind)
 
     def _apply(self, indices: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on envs, in their workers."""

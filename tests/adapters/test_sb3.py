@@ -456,6 +456,22 @@ def test_close_works_twice_and_with_a_pending_step():
     envs.close()
 
 
+def local_wrapper():
+    class Local(gym.Wrapper):
+        pass
+
+    return Local
+
+
+def test_env_is_wrapped_tells_local_classes_of_one_name_apart():
+    one, other = local_wrapper(), local_wrapper()
+    envs = VecEnv([lambda: one(gym.make("CartPole-v1"))], num_workers=1)
+    assert envs.env_is_wrapped(one) == [True]
+    assert envs.env_is_wrapped(other) == [False]
+    assert envs.env_is_wrapped((other, one)) == [True]
+    envs.close()
+
+
 def test_env_is_wrapped_is_per_env_and_render_tiles():
     envs = VecEnv(
         [

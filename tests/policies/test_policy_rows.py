@@ -163,3 +163,20 @@ def test_policies_get_dict_and_tuple_observations(where):
             assert np.array_equal(rollout.actions[..., 0], rollout.observations["a"][:-1, :, 2])
             assert np.array_equal(rollout.actions[..., 1], rollout.observations["b"][0][:-1])
             assert rollout.actions.any()
+
+
+@pytest.mark.parametrize(("space", "nothing"), [(spaces.Dict({}), {}), (spaces.Tuple(()), ())])
+def test_policies_of_empty_action_spaces_act(space, nothing):
+    class Actionless(Scripted):
+        def __init__(self):
+            super().__init__()
+            self.action_space = space
+
+        def step(self, action):
+            return super().step(np.zeros(2, np.float32))
+
+    def policy(observations):
+        return nothing, {"seen": observations.sum(1)}
+
+    with pysampler.Rollouts([Actionless] * 2, policy, 3, num_workers=1) as rollouts:
+        assert next(rollouts).extras["seen"].shape == (3, 2)
