@@ -561,6 +561,7 @@ def tables(results: dict[str, Any]) -> str:
             f"processes took up to {max(r['others'] for r in results['study']):.0%} of the CPUs "
             "during a sample.\n"
         ),
+        in_short(results),
         table(header, rows),
         costs_table(results),
     ]
@@ -601,6 +602,31 @@ def tables(results: dict[str, Any]) -> str:
     )
     parts.append(findings(results))
     return "\n".join(parts)
+
+
+def in_short(results: dict[str, Any]) -> str:
+    """Return the answer for somebody who wants to choose a time-out."""
+    gains: dict[bool, list[float]] = {True: [], False: []}  # whether the policy takes half the time
+    autos = []
+    for per_worker in results["per_worker"]:
+        for network in results["networks"]:
+            *rows, auto = rows_of(results, per_worker, network)
+            *_, of_all = rows
+            best = max(rows, key=lambda r: r["rate"])
+            gains[of_all["policy"] > 0.5].append(statistics.median(best["ratios"]))
+            pairs = zip(auto["rates"], best["rates"], strict=True)
+            autos.append(statistics.median(a / b for a, b in pairs))
+    cheap, dear = (
+        f"{min(some):.2f} to {max(some):.2f}" if some else "-" for some in map(gains.get, (0, 1))
+    )
+    return (
+        "**Which time-out should you use?** If the policy takes less time than the envs, wait for "
+        f"all workers: the best time-out made {cheap} times the steps. If the policy takes more, "
+        "use one of 0.1 to 1 ms, since workers then step while the policy acts for others: the "
+        f"best made {dear} times the steps. If you do not know, or it changes, pass "
+        f'`min_envs="auto", timeout="auto"`: after its first trial it made {min(autos):.2f} to '
+        f"{max(autos):.2f} of the best.\n"
+    )
 
 
 def costs_table(results: dict[str, Any]) -> str:
