@@ -376,7 +376,30 @@ def readme_part() -> str:
         + "`native=False`: by default it [steps MuJoCo](docs/guides/mujoco.md) and [classic\n"
         + "control](docs/guides/batches.md#classic-control) together, which is faster. "
         + f"Spreads and machines:\n{', '.join(links)} (an earlier version, "
-        + "five repetitions).\n"
+        + "five repetitions).\n\n"
+        + trainings_part()
+    )
+
+
+def trainings_part() -> str:
+    """Return how long whole trainings take."""
+    path, results = newest("trainings")
+    names = {
+        "pysampler": "pysampler",
+        "SyncVectorEnv": "SyncVectorEnv",
+        "AsyncVectorEnv": "AsyncVectorEnv",
+        "pysampler, PPO of SB3": "SB3 on pysampler",
+        "SubprocVecEnv, PPO of SB3": "SB3 on SubprocVecEnv",
+    }
+    rows = [f"| seconds of a PPO, 2 CPUs | {' | '.join(names.values())} |", "|---" * 6 + "|"]
+    for case in results["cases"]:
+        s = case["settings"]
+        took = [statistics.median(run["seconds"] for run in case["runs"][name]) for name in names]
+        each = " | ".join(f"{seconds:.0f}" for seconds in took)
+        rows.append(f"| {s['steps']:,} steps of {s['envs']} {s['env']} | {each} |")
+    return (
+        "Whole trainings gain less, since the learner does not get faster "
+        f"([all numbers](benchmarks/results/{path.stem}.md)):\n\n" + "\n".join(rows) + "\n"
     )
 
 
