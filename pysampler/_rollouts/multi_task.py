@@ -280,10 +280,12 @@ class MultiTaskSampler(Uncopyable, Closing):
             or rollouts.opened
             or not rollouts.has_envs
         ):
+            tuner = None if rollouts is None else rollouts.tuner
             self._end_rollouts()
             self._rollouts = rollouts = TaskRollouts(
                 *(self.envs, self.policy, max_length), seed=self._next_seed(), **self._options
             )
+            rollouts.earlier_tuner = tuner
         rollouts.task_of, rollouts.params = self._task_of, params
         return rollouts
 

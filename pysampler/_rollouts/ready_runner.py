@@ -33,7 +33,7 @@ class ReadyRunner(MainRunner):
     the runner is ``finished``.
     """
 
-    def __init__(self, setup: RunnerSetup) -> None:
+    def __init__(self, setup: RunnerSetup, tuner: BatchTuner | None = None) -> None:
         super().__init__(setup)
         self._all_groups = range(len(self._groups))
         self._rows = [slice(group.start, group.stop) for group in self._groups]
@@ -43,7 +43,7 @@ class ReadyRunner(MainRunner):
         self._steps = np.zeros(len(self._groups), np.int64)
         self._carried: set[int] = set()  # groups that still make a step of the last rollout
         self._has_reset = True  # whether the envs were reset when the frames were laid out
-        self._tuner = self._make_tuner()
+        self.tuner = self._core.tuner = self._make_tuner() if tuner is None else tuner
         self._counted = 0  # the progress last reported to the tuner
 
     def _make_tuner(self) -> BatchTuner | None:
@@ -56,9 +56,7 @@ class ReadyRunner(MainRunner):
         least = None
         if not isinstance(options.min_envs, str):
             least = min(options.min_envs or envs, envs)
-        tuner = tuner_of(self._groups, least, envs, timeouts=isinstance(options.timeout, str))
-        self._core.tuner = tuner
-        return tuner
+        return tuner_of(self._groups, least, envs, timeouts=isinstance(options.timeout, str))
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -85,8 +83,8 @@ class ReadyRunner(MainRunner):
     def open(self) -> list[int]:
         """Begin the rollout; return the groups that wait for actions."""
         self._steps[:] = self._counted = 0
-        if self._tuner is not None:
-            self._tuner.resumed()
+        if self.tuner is not None:
+            self.tuner.resumed()
         if self._options.reset_each and not self._has_reset:
             self._reset_all()
             return []
@@ -157,14 +155,14 @@ class ReadyRunner(MainRunner):
                 self.policy.after_step(at, rows)
         if groups:
             self._core.batch_sizes[int(self._sizes[groups].sum())] += 1
-        if self._tuner is not None:
+        if self.tuner is not None:
             progress = self._progress
-            self._tuner.received(progress - self._counted)
+            self.tuner.received(progress - self._counted)
             self._counted = progress
         return groups
 
     def _batch_wait(self, began: int, timeout: int | None, waiting: int) -> BatchWait:
-        options, envs, tuner = self._options, self.frames.envs, self._tuner
+        options, envs, tuner = self._options, self.frames.envs, self.tuner
         least = options.min_envs if isinstance(options.min_envs, int) else envs
         limit = options.timeout_ns if timeout is None else timeout
         deadline = after_first = None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pysampler._policies.calling import Arrays, Outputs, PolicyOutputs, Rows
     from pysampler._rollouts.rollout import Rollout
     from pysampler._rollouts.runner import RunnerSetup
+    from pysampler._vector.tuner import BatchTuner
 
 __all__ = ["TaskRollouts"]
 
@@ -58,6 +59,7 @@ class TaskRollouts(Rollouts):
     task_of: npt.NDArray[np.int64]
     params: Any = None
     opened = False
+    earlier_tuner: BatchTuner | None = None  # of rollouts of another length, of the same sampler
     _runner: ReadyRunner | None  # with reset_each the policy acts for each env once it is ready
     _waiting: npt.NDArray[np.bool_]  # whether each env waits for actions
 
@@ -70,7 +72,12 @@ class TaskRollouts(Rollouts):
         return _TaskCaller(policy, self._spec, self)
 
     def _make_runner(self, setup: RunnerSetup) -> ReadyRunner:
-        return ReadyRunner(setup)
+        return ReadyRunner(setup, self.earlier_tuner)
+
+    @property
+    def tuner(self) -> BatchTuner | None:
+        """The tuner of the options that are "auto"; None if there is none yet."""
+        return self.earlier_tuner if self._runner is None else self._runner.tuner
 
     def open(self) -> None:
         """Begin the next rollout."""

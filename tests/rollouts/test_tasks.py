@@ -92,6 +92,15 @@ def test_envs_and_policy_get_their_tasks_and_parameters(num_workers, options):
             ]
 
 
+def test_auto_remembers_its_trials_in_samples_of_another_length():
+    with sampler(min_envs="auto") as one:
+        one.sample(5)
+        while not one.envs.stats().batches.trials:
+            one.sample(5)
+        one.sample(4)
+        assert one.envs.stats().batches.trials > 0
+
+
 def test_tasks_are_drawn_once_and_kept():
     with sampler(seed=4) as one:
         first = one.sample(2).copy()
