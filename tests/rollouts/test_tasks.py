@@ -92,6 +92,7 @@ def test_envs_and_policy_get_their_tasks_and_parameters(num_workers, options):
             ]
 
 
+@pytest.mark.slow
 def test_auto_remembers_its_trials_in_samples_of_another_length():
     with sampler(min_envs="auto") as one:
         one.sample(5)
