@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
-import multiprocessing
 import statistics
 import sys
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from running import (
     answer,
+    apart,
     heading,
     machine,
     options_of,
@@ -108,7 +108,7 @@ def contender(name: str, case: str, count: int, workers: int) -> Any:
 
 def stepping(name: str, case: str, count: int, workers: int) -> Callable[[dict], dict]:
     if name == APART:
-        return apart(case, count, workers)
+        return apart(alone, workers, case, count // workers)
     envs = contender(name, case, count, workers)
     envs.reset() if name == POOL else envs.reset(seed=0)
     actions = actions_of(case, count)
@@ -122,30 +122,11 @@ def actions_of(case: str, count: int) -> Any:
     return np.random.default_rng(0).integers(0, number, (64, count))
 
 
-def apart(case: str, count: int, workers: int) -> Callable[[dict], dict]:
-    """Return a function that lets one process for each worker step its own envs."""
-    context = multiprocessing.get_context("fork")
-    pipes = []
-    for _ in range(workers):
-        ours, theirs = context.Pipe()
-        context.Process(target=_alone, args=(case, count // workers, theirs), daemon=True).start()
-        pipes.append(ours)
-
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        for pipe in pipes:
-            pipe.send(cell)
-        return {"rate": sum(pipe.recv()["rate"] for pipe in pipes)}
-
-    measure({"seconds": 0.2})
-    return measure
-
-
-def _alone(case: str, count: int, pipe: Any) -> None:
+def alone(case: str, count: int) -> Callable[[dict], dict]:
+    """Return a function that steps envs of this process."""
     envs = batch(case, count)
     envs.reset(seed=0)
-    measure = rate_of_steps(envs, actions_of(case, count))
-    while True:
-        pipe.send(measure(pipe.recv()))
+    return rate_of_steps(envs, actions_of(case, count))
 
 
 def measure(case: str, count: int, workers: int, options: argparse.Namespace) -> dict[str, Any]:

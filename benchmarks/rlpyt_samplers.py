@@ -29,6 +29,7 @@ import gymnasium as gym
 import numpy as np
 from running import (
     answer,
+    apart,
     heading,
     machine,
     options_of,
@@ -201,32 +202,16 @@ def policy(env_id: str) -> Any:
     return Policy()
 
 
-def apart(env_id: str, count: int, workers: int) -> Callable[[dict], dict]:
-    """Let each of some processes act for its share of the envs and step them; none talks."""
-    fork = multiprocessing.get_context("fork")
-    pipes = []
-    for _ in range(workers):
-        ours, theirs = fork.Pipe()
-        fork.Process(target=_alone, args=(env_id, count // workers, theirs), daemon=True).start()
-        pipes.append(ours)
-
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        for pipe in pipes:
-            pipe.send(cell["seconds"])
-        return {"rate": sum(pipe.recv() for pipe in pipes)}
-
-    measure({"seconds": 0.1})  # warm
-    return measure
-
-
-def _alone(env_id: str, count: int, pipe: Any) -> None:
+def alone(env_id: str, count: int) -> Callable[[dict], dict]:
+    """Return a function that acts for envs of this process and steps them, without a sampler."""
     import torch
 
     act, envs = policy(env_id), [gym.make(env_id) for _ in range(count)]
     seen = [env.reset(seed=i)[0] for i, env in enumerate(envs)]
-    while True:
-        seconds, steps, begun = pipe.recv(), 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < seconds:
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        steps, begun = 0, time.perf_counter()
+        while (took := time.perf_counter() - begun) < cell["seconds"]:
             with torch.no_grad():
                 actions = act(torch.from_numpy(np.stack(seen)))[0].numpy()
             for i, env in enumerate(envs):
@@ -234,7 +219,9 @@ def _alone(env_id: str, count: int, pipe: Any) -> None:
                 if terminated or truncated:
                     seen[i] = env.reset()[0]
             steps += count
-        pipe.send(steps / took)
+        return {"rate": steps / took}
+
+    return measure
 
 
 def ours(env_id: str, count: int, workers: int, sampler: str, native: Any) -> Iterator[Any]:
@@ -293,7 +280,8 @@ def theirs(path: str, env_id: str, count: int, workers: int, sampler: str) -> It
 
 def sampling(name: str, path: str, *arguments: Any) -> Callable[[dict], dict]:
     if name == APART:
-        return apart(*arguments[:3])
+        env_id, count, workers, _ = arguments
+        return apart(alone, workers, env_id, count // workers)
     if name == RLPYT:
         samples = theirs(path, *arguments)
     else:

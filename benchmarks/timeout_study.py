@@ -605,7 +605,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def in_short(results: dict[str, Any]) -> str:
-    """Return the answer for somebody who wants to choose a time-out."""
+    """Return advice on which time-out to choose."""
     gains: dict[bool, list[float]] = {True: [], False: []}  # whether the policy takes half the time
     autos = []
     for per_worker in results["per_worker"]:

@@ -364,7 +364,7 @@ class Actors(FreeRunningSampler):
     def _ring_shape(self) -> tuple[int, int, int, int]:
         """The numbers of slots and of producers, and the watermarks ``high`` and ``low``."""
         high = self._high
-        if not self._has_workers:  # nobody takes records meanwhile, so a whole chunk must fit
+        if not self._has_workers:  # the caller takes no records meanwhile: a chunk must fit
             high += _CHUNK * self.envs.num_envs
         return 1 << (high - 1).bit_length(), self.envs.num_workers + 1, high, self._low
 

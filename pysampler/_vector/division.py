@@ -43,8 +43,8 @@ INLINE_STEP_COST_S, _SEND, _READ = 5e-6, 2e-6, 3e-6
 # A division without workers, or that leaves this process free, is preferred if it is slower by less
 # than this share.
 _CLOSE = 0.05
-# Workers that step their envs together take less than the model says, at most by about this factor
-# for the envs and wrappers that are fast in Python.
+# The model knows steps in Python. Workers that may step their envs together are preferred if the
+# model has them slower than the fastest division by at most this factor.
 _BATCH_GAIN = 1.25
 
 
@@ -125,8 +125,8 @@ def divide(
                 "chooses both"
             )
         workers = arguments.workers(None, envs, most)
-        needed = envs // (workers * groups) if native else 0
-        seconds, may_batch = try_env(env_fns[0], needed)
+        per_group = envs // (workers * groups) if native else 0
+        seconds, may_batch = try_env(env_fns[0], per_group)
         chosen = fastest(envs, cpus, seconds)
         assert chosen.round_seconds is not None
         if may_batch and _round(envs, workers, 0, seconds) <= chosen.round_seconds * _BATCH_GAIN:
