@@ -592,6 +592,7 @@ def test_recv_orders_main_and_worker_envs_by_readiness(tmp_path):
     envs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kwargs", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}])
 def test_policy_that_steps_its_own_envs_is_refused(kwargs):
     """Also right after a warm-up, which ends with an ordinary step."""
