@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import multiprocessing
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,30 @@ def pysampler(case: Case, seconds: float, **kwargs: Any) -> Any:
     return measure_or_explain
 
 
+def pysampler_with(case: Case, seconds: float, fewer: int = 0, **kwargs: Any) -> Any:
+    """Prepare pysampler with fewer workers than processes in the ideal."""
+    return pysampler(case, seconds, num_workers=max(case.workers - fewer, 1), **kwargs)
+
+
+def pysampler_pinned(case: Case, seconds: float, fewer: int = 0) -> Any:
+    """Prepare pysampler with each worker, and the parent, on a CPU of its own."""
+    from pysampler import VectorEnv
+
+    workers = max(case.workers - fewer, 1)
+    envs, measure = gymnasium_like(VectorEnv, case, seconds, num_workers=workers, native=False)
+    cpus = sorted(os.sched_getaffinity(0), reverse=True)
+    for index, assignment in enumerate(envs._pool.assignments):
+        pid = envs.apply(_pid, envs=[assignment.envs[0]])[0]
+        os.sched_setaffinity(pid, {cpus[index % len(cpus)]})
+    if workers < len(cpus):
+        os.sched_setaffinity(0, set(cpus[workers:]))
+    return measure
+
+
+def _pid(_: Any) -> int:
+    return os.getpid()
+
+
 def pysampler_here_too(case: Case, seconds: float) -> Any:
     """Prepare pysampler with a worker less, whose envs live in the parent."""
     return pysampler(case, seconds, num_workers=case.workers - 1, main_envs="auto")
@@ -218,6 +243,11 @@ CONTENDERS: dict[str, Callable[[Case, float], Callable[..., dict[str, Any]]]] = 
     'pysampler, infos="none"': functools.partial(pysampler, infos="none"),
     'pysampler, wait="yield"': functools.partial(pysampler, wait="yield"),
     'pysampler, wait="park"': functools.partial(pysampler, wait="park"),
+    "a worker less": functools.partial(pysampler_with, fewer=1),
+    "a worker less, pinned": functools.partial(pysampler_pinned, fewer=1),
+    "pysampler, pinned": pysampler_pinned,
+    "pysampler, native": functools.partial(pysampler_with, native=True),
+    "a worker less, native": functools.partial(pysampler_with, fewer=1, native=True),
     "gymnasium SyncVectorEnv": sync,
     "gymnasium AsyncVectorEnv": asynchronous,
     "SB3 SubprocVecEnv": sb3,
@@ -230,6 +260,8 @@ def main() -> None:
     name, case, seconds = sys.argv[1], CASES[sys.argv[2]], float(sys.argv[3])
     if len(sys.argv) > 4:
         case = dataclasses.replace(case, workers=int(sys.argv[4]))
+    if len(sys.argv) > 5:
+        case = dataclasses.replace(case, envs=int(sys.argv[5]))
 
     def make() -> Callable[[dict[str, Any]], dict[str, Any]]:
         measure = CONTENDERS[name](case, seconds)

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <vector>
 
@@ -34,6 +35,16 @@ inline std::int64_t quantile(std::vector<std::int64_t>& values, double q) {
         values.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(values.size() - 1));
     std::nth_element(values.begin(), at, values.end());
     return *at;
+}
+
+// The numbers of a list such as "1,2,4".
+inline std::vector<std::int64_t> numbers(const char* list) {
+    std::vector<std::int64_t> values;
+    for (const char* at = list; at != nullptr; at = std::strchr(at, ',')) {
+        if (*at == ',') ++at;
+        values.push_back(std::atoll(at));
+    }
+    return values;
 }
 
 // A T in shared memory, which a forked child sees too.

@@ -4,7 +4,6 @@
 // doorbell, the parent waits for all, thinks, and goes round again. One JSON line per cell and
 // strategy: rounds/s (median of the repetitions) and the CPU the waiters burnt per round.
 #include <cstdio>
-#include <cstring>
 #include <string>
 
 #include "common.h"
@@ -106,22 +105,13 @@ Result run(const Strategy& strategy, std::int64_t work, std::uint32_t workers, s
     return {rounds, end - start, parent_cpu / rounds + worker_cpu, worker_cpu};
 }
 
-std::vector<std::int64_t> numbers(const char* list) {
-    std::vector<std::int64_t> values;
-    for (const char* at = list; at != nullptr; at = std::strchr(at, ',')) {
-        if (*at == ',') ++at;
-        values.push_back(std::atoll(at));
-    }
-    return values;
-}
-
 }  // namespace
 
 // waiting [WORK_US,... [WORKERS,... [THINK_US,... [REPETITIONS [MS_EACH]]]]]
 int main(int argc, char** argv) {
-    const auto works = numbers(argc > 1 ? argv[1] : "20,150,1000,10000");
-    const auto counts = numbers(argc > 2 ? argv[2] : "1,2,4,8");
-    const auto thinks = numbers(argc > 3 ? argv[3] : "5,200,5000");
+    const auto works = bench::numbers(argc > 1 ? argv[1] : "20,150,1000,10000");
+    const auto counts = bench::numbers(argc > 2 ? argv[2] : "1,2,4,8");
+    const auto thinks = bench::numbers(argc > 3 ? argv[3] : "5,200,5000");
     const int repetitions = argc > 4 ? std::atoi(argv[4]) : 3;
     const std::int64_t each = (argc > 5 ? std::atoll(argv[5]) : 150) * kMillisecond;
     for (const std::int64_t work : works) {

@@ -1,0 +1,233 @@
+"""How to divide many CPUs between workers and the parent, for 4, 8 and all CPUs of a machine.
+
+Each case runs in lanes of so many CPUs, several lanes side by side if they are small. Within a lane
+contenders take turns with the ideal, as in vector.py.
+
+    python benchmarks/many_cpus.py --out benchmarks/results
+    python benchmarks/many_cpus.py --cpus 2 --slices 2 --envs 8      # a short look, on two CPUs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from envs import CASES
+from running import Contender, heading, machine, quartiles, say, stolen_share, table, write
+from vector import take_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+DIVISIONS = [
+    *("pysampler", "a worker less", 'pysampler, main_envs="auto"', "a worker less, pinned"),
+    *("pysampler, pinned", 'pysampler, wait="park"'),
+]
+NATIVE = ["pysampler, native", "a worker less, native", "EnvPool (its own C++ envs)"]
+PEERS = ["gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"]
+ENVS = [8, 64, 1024]
+KINDS = {
+    "CartPole-v1": "CartPole-v1, 64",
+    "HalfCheetah-v5": "HalfCheetah-v5, 64",
+    "20 us of work": "20 us of work, 64",
+    "exponential, mean 100 us": "exponential, mean 100 us, 16",
+}
+
+
+def contenders_of(kind: str, envs: int, *, peers: bool) -> list[str]:
+    names = list(DIVISIONS)
+    if envs > 64:  # the longer a round, the less is to be gained
+        names = names[:3]
+    if not peers:
+        return names
+    if CASES[KINDS[kind]].env.endswith("-v5"):
+        names += NATIVE
+    elif CASES[KINDS[kind]].env.endswith("-v1"):
+        names += NATIVE[-1:]
+    if envs <= 64:
+        names += PEERS
+    return names
+
+
+def lanes(size: int) -> list[list[int]]:
+    """Split the CPUs that this process may use into sets of ``size``, siblings together."""
+    usable = sorted(os.sched_getaffinity(0), key=lambda cpu: (_first_sibling(cpu), cpu))
+    return [usable[at : at + size] for at in range(0, len(usable) - size + 1, size)]
+
+
+def _first_sibling(cpu: int) -> int:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return int(path.read_text().replace("-", ",").split(",")[0]) if path.exists() else cpu
+
+
+def measure_case(
+    kind: str, envs: int, names: list[str], slices: int, seconds: float
+) -> dict[str, Any]:
+    """Measure contenders on the CPUs that this process may use."""
+    workers = min(len(os.sched_getaffinity(0)), envs)
+    workers = max(w for w in range(1, workers + 1) if envs % w == 0)
+
+    def started(name: str) -> Contender:
+        return Contender(HERE / "contenders.py", name, KINDS[kind], seconds, workers, envs)
+
+    found: dict[str, Any] = {
+        "rates": {},
+        "fractions": {},
+        "of_barrier": {},
+        "ideal": [],
+        "barrier": [],
+    }
+    with ThreadPoolExecutor() as pool:
+        running = dict(zip(names, pool.map(started, names), strict=True))
+    ideal = started("ideal")
+    try:
+        trouble = {name: one.trouble for name, one in running.items() if one.trouble}
+        take_turns(ideal, {n: one for n, one in running.items() if not one.trouble}, slices, found)
+        if not running["pysampler"].trouble:
+            found["where"] = running["pysampler"].measure(where=100)
+    finally:
+        for contender in [ideal, *running.values()]:
+            contender.end()
+    return {**found, "workers": workers, "trouble": trouble}
+
+
+def measure_lanes(
+    cases: list[tuple[str, int]], size: int, options: Any, *, peers: bool
+) -> Iterator[dict[str, Any]]:
+    """Measure cases in lanes of ``size`` CPUs, each in a process that may use only those."""
+    free: SimpleQueue[list[int]] = SimpleQueue()
+    sets = lanes(size)
+    for cpus in sets:
+        free.put(cpus)
+
+    def one(case: tuple[str, int]) -> Any:
+        cpus = free.get()
+        try:
+            arguments = [*case, ";".join(contenders_of(*case, peers=peers))]
+            done = subprocess.run(
+                [
+                    *(sys.executable, __file__, "--one", *map(str, arguments)),
+                    *("--slices", str(options.slices), "--seconds", str(options.seconds)),
+                ],
+                capture_output=True,
+                text=True,
+                check=False,
+                preexec_fn=lambda: os.sched_setaffinity(0, cpus),
+            )
+            if done.returncode:
+                say(f"{case}: {done.stderr[-2000:]}")
+                return None
+            say(f"{size} CPUs: {case[0]}, {case[1]}")
+            return json.loads(done.stdout.splitlines()[-1])
+        finally:
+            free.put(cpus)
+
+    with ThreadPoolExecutor(len(sets)) as pool:
+        for (kind, envs), row in zip(cases, pool.map(one, cases), strict=True):
+            if row is not None:
+                yield {"env": kind, "envs": envs, "cpus": size, **row}
+
+
+def tables(results: dict[str, Any]) -> str:
+    rows = results["rows"]
+    names = list(dict.fromkeys(name for row in rows for name in row["fractions"]))
+    parts = [
+        heading("Many CPUs", results["machine"]),
+        (
+            "As many workers as CPUs (or as divide the envs evenly), or one fewer. Smaller numbers "
+            "of CPUs are lanes of the same machine, measured side by side. Median [quartiles] of "
+            f"slices of {results['slice_seconds']:g} s, in turn with the ideal and compared with "
+            "the slices before and after.\n"
+        ),
+    ]
+    for key, title in [
+        ("of_barrier", "Fractions of the ideal barrier"),
+        ("fractions", "Fractions of the ideal"),
+    ]:
+        parts.append(f"## {title}\n")
+        parts.append(
+            table(
+                ["CPUs", "env, envs", "ideal steps/s", "workers", *names],
+                [
+                    [
+                        str(row["cpus"]),
+                        f"{row['env']}, {row['envs']}",
+                        f"{statistics.median(row['ideal']):,.0f}",
+                        str(row["workers"]),
+                        *(quartiles(row[key].get(name, [])) for name in names),
+                    ]
+                    for row in rows
+                ],
+            )
+        )
+    keys = ["send", "wake", "step", "slowest", "notice", "read"]
+    parts.append("## Where a round of `pysampler` goes, us\n")
+    parts.append(
+        table(
+            ["CPUs", "env, envs", *keys, "alone"],
+            [
+                [
+                    str(row["cpus"]),
+                    f"{row['env']}, {row['envs']}",
+                    *(f"{row['where'][key]:.1f}" for key in keys),
+                    f"{row['envs'] / statistics.median(row['ideal']) * 1e6:.1f}",
+                ]
+                for row in rows
+                if "where" in row
+            ],
+        )
+    )
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cpus", type=int, nargs="*", help="by default all, 8 and 4")
+    parser.add_argument("--envs", type=int, nargs="*", default=ENVS)
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--slices", type=int, default=8, help="of each contender")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a slice")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    options = parser.parse_args()
+    if options.one:
+        kind, envs, names = options.one
+        print(
+            json.dumps(
+                measure_case(kind, int(envs), names.split(";"), options.slices, options.seconds)
+            )
+        )
+        return
+    everything = len(os.sched_getaffinity(0))
+    sizes = options.cpus or sorted({everything, *(n for n in (4, 8) if n < everything)})[::-1]
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "slice_seconds": options.seconds,
+        "rows": [],
+    }
+    cases = [(kind, envs) for kind in options.kinds for envs in options.envs]
+    cases = [case for case in cases if case != ("exponential, mean 100 us", 1024)]
+    with stolen_share(results["machine"]):
+        for size in sizes:
+            for row in measure_lanes(cases, size, options, peers=size == everything):
+                results["rows"].append(row)
+                if options.out:  # a run that is stopped leaves what it has measured
+                    text = tables({**results, "machine": {"stolen": 0.0, **results["machine"]}})
+                    write(options.out, "many-cpus", results, text)
+    text = tables(results)
+    print(text)
+    if options.out:
+        write(options.out, "many-cpus", results, text)
+
+
+if __name__ == "__main__":
+    main()
