@@ -19,17 +19,26 @@
 namespace pysampler {
 
 struct Command {
-    enum Kind : std::uint32_t {
-        kStep = 0,     // the actions are in the frame
-        kRequest = 1,  // a message in the inbox says what to do
-        kNote = 2,     // likewise, but there is no answer and no completion
+    enum Kind : std::uint16_t {
+        kStep = 0,       // the actions are in the frame
+        kRequest = 1,    // a message in the inbox says what to do
+        kNote = 2,       // likewise, but there is no answer and no completion
+        kChunk = 3,      // several steps: those of step k are in `frame` + k
+        kChunkLast = 4,  // likewise; of each env, only the last results are read
     };
 
-    std::uint32_t kind;
+    std::uint16_t kind;
+    std::uint16_t steps;  // of a chunk; 1 for other commands
     std::uint32_t group;
     std::uint32_t frame;
     std::uint32_t number;  // counts the group's commands; the message that answers one repeats it
 };
+
+// Whether a block does what the command says, rather than Python.
+constexpr bool is_for_block(const Command& command) {
+    return command.kind == Command::kStep || command.kind == Command::kChunk ||
+           command.kind == Command::kChunkLast;
+}
 
 // Written by the worker before it posts, read by the parent before it takes.
 struct alignas(kLine) Completion {

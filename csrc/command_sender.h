@@ -76,7 +76,7 @@ class BasicCommandSender {
     // Sends the command or keeps it; never waits. Throws CorruptRing.
     void send(const Command& command, const std::optional<std::string>& message) {
         for (std::string& note : notes_) {
-            unsent_.push_back({{Command::kNote, command.group, 0, 0}, true, std::move(note)});
+            unsent_.push_back({{Command::kNote, 1, command.group, 0, 0}, true, std::move(note)});
         }
         notes_.clear();
         if (!message && unsent_.empty() && publish(command)) return;

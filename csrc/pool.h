@@ -54,9 +54,10 @@ class BasicPool {
     // A command to a group, and its message if it has one.
     struct Request {
         std::uint32_t group;
-        std::uint32_t kind;
+        std::uint16_t kind;
         std::uint32_t frame;
         std::optional<std::string> message{};
+        std::uint16_t steps = 1;
     };
 
     // `counts`: how many groups each worker has. `weights`: one for each group, at least 1. Groups
@@ -105,7 +106,8 @@ class BasicPool {
         group.owed = false;
         group.frame = request.frame;
         ++group.number;
-        const Command command{request.kind, request.group, request.frame, group.number};
+        const Command command{request.kind, request.steps, request.group, request.frame,
+                              group.number};
         if (group.worker == workers()) {
             due_.push_back(command);
         } else {
@@ -125,7 +127,7 @@ class BasicPool {
     const Command* due() const { return due_.empty() ? nullptr : &due_.front(); }
 
     // Adds a note to the parent itself, in order with its commands.
-    void note_inline() { due_.push_back({Command::kNote, 0, 0, 0}); }
+    void note_inline() { due_.push_back({Command::kNote, 1, 0, 0, 0}); }
 
     // The parent has done due(). `message`: the answer is more than the results in the frame.
     void complete_inline(bool message, std::int64_t now) {

@@ -1063,7 +1063,7 @@ class Pool:
         """
     def send(self, requests: collections.abc.Iterable, settled: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> bool:
         """
-        Send commands (group, kind, frame, message or None), all or none of them; return False if commands remain to be flushed. Settled groups are no longer new.
+        Send commands (group, kind, frame, message or None, steps), all or none of them; return False if commands remain to be flushed. Settled groups are no longer new.
         """
     def set_inline_blocks(self, blocks: list) -> None:
         """
@@ -1076,6 +1076,10 @@ class Pool:
     def step(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Send a step to every group; return False if commands remain to be flushed.
+        """
+    def step_chunk(self, group_frames: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], steps: typing.SupportsInt | typing.SupportsIndex, last: bool) -> bool:
+        """
+        Send a chunk of steps to some groups, given as (group, first frame) pairs; `last`: only each env's last results are read. Return False if commands remain to be flushed.
         """
     def step_some(self, group_frames: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> bool:
         """
@@ -1180,6 +1184,8 @@ class Worker:
         Set whether the next step has overflow, whatever its block returns.
         """
 class Command:
+    CHUNK: typing.ClassVar[int] = 3
+    CHUNK_LAST: typing.ClassVar[int] = 4
     NOTE: typing.ClassVar[int] = 2
     REQUEST: typing.ClassVar[int] = 1
     STEP: typing.ClassVar[int] = 0
@@ -1364,6 +1370,10 @@ class EnvBlock(Block):
         """
         Step every env with the actions in the frame or these; return whether there is overflow.
         """
+    def step_chunk(self, frame: typing.SupportsInt | typing.SupportsIndex, steps: typing.SupportsInt | typing.SupportsIndex, last: bool) -> bool:
+        """
+        Let every env make several steps, from the frame on, until its episode ends; with `last`, write only its last results, and all rewards.
+        """
     def step_once(self, frame: typing.SupportsInt | typing.SupportsIndex, number: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         The same; with the number of an interrupted call, resume that one.
@@ -1374,7 +1384,7 @@ class EnvBlock(Block):
         """
     def take_overflow(self) -> list:
         """
-        Return and forget the results that did not fit: (kind, env, object) tuples.
+        Return and forget the results that did not fit: (kind, env, object) tuples, with the step after a chunk.
         """
     def use(self, frames: typing.Any, infos: Infos, autoreset: str, keep: str) -> None:
         """
@@ -1432,6 +1442,10 @@ class FrameAccess:
     def read(self, frame: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         """
         Return observations, rewards, terminated, truncated, infos, and the keys of infos whose values do not share a dtype.
+        """
+    def read_chunks(self, chunks: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> tuple:
+        """
+        Read the last results of each env after chunks of some groups, given as (group, first frame, steps): observations, terminated, truncated, infos, mixed keys as in read(), the frames of these results, and how many actions each env took.
         """
     def read_some(self, group_frames: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> tuple:
         """

@@ -159,13 +159,83 @@ void EnvBlock::set_last(std::size_t i, const py::object& obs) {
 }
 
 bool EnvBlock::step_once(std::uint32_t frame, std::uint32_t number) {
+    resume_or_begin(number);
+    return step_with(frame, std::nullopt);
+}
+
+bool EnvBlock::step_chunk_once(std::uint32_t frame, std::uint32_t steps, bool last,
+                               std::uint32_t number) {
+    resume_or_begin(number);
+    return step_chunk(frame, steps, last);
+}
+
+void EnvBlock::resume_or_begin(std::uint32_t number) {
     if (number == number_) {
         start_ = reached_;
+        start_step_ = in_chunk_ ? step_ : 0;
     } else {
         number_ = number;
         reached_ = 0;
     }
-    return step_with(frame, std::nullopt);
+}
+
+// One env after the other makes all of its steps, so that its memory stays in the cache.
+bool EnvBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) {
+    if (start_ == 0 && start_step_ == 0) {
+        for (std::uint32_t k = 0; k < steps; ++k) begin(frame + k);
+        in_chunk_ = true;
+    }
+    use_action_types(frame);
+    std::int64_t now = now_ns();
+    for (std::size_t i = std::exchange(start_, 0); i < count_ && !stopped_; ++i) {
+        bool over = false;
+        for (step_ = std::exchange(start_step_, 0); step_ < steps && !stopped_; ++step_) {
+            const std::uint32_t at = frame + step_;
+            if (over) {
+                clear_results(at, i);
+                has_final_.mutable_at(at, first_ + i) = kSkipped;
+                continue;
+            }
+            over = true;  // also if the env raises
+            now = timed(at, i, now,
+                        [&] { over = step_in_chunk(at, i, last && step_ + 1 < steps); });
+        }
+        if (!told_unseen_.empty() && told_unseen_[i]) guarded(i, [&] { tell_unseen(i, false); });
+    }
+    reached_ = count_;
+    step_ = 0;
+    meter_->idle(now);
+    return !overflow_.empty();
+}
+
+// Returns whether the env stops: its episode has ended, or begun.
+bool EnvBlock::step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen) {
+    tell_unseen(i, unseen && !ended_[i]);
+    if (ended_[i]) {
+        reset_one(frame, i, nullptr, nullptr);
+        has_final_.mutable_at(frame, first_ + i) = kBegun;
+        return true;
+    }
+    const py::object action = action_.load(frame, first_ + i, action_leaves_);
+    return step_one(frame, i, action.ptr(), unseen);
+}
+
+// Calls the env's method skip_frames(unseen), if it has one, unless it was told so already.
+void EnvBlock::tell_unseen(std::size_t i, bool unseen) {
+    if (skip_frames_.empty()) {
+        for (const py::object& env : envs_) {
+            py::object found = py::getattr(env, "skip_frames", py::none());
+            if (found.is_none() && py::hasattr(env, "has_wrapper_attr") &&
+                env.attr("has_wrapper_attr")("skip_frames").cast<bool>()) {
+                found = env.attr("get_wrapper_attr")("skip_frames");
+            }
+            skip_frames_.push_back(std::move(found));
+        }
+        told_unseen_.assign(count_, false);
+    }
+    if (skip_frames_[i].is_none() || told_unseen_[i] == unseen) return;
+    skip_frames_[i](unseen);
+    told_unseen_[i] = unseen;
 }
 
 py::list EnvBlock::take_overflow() { return std::exchange(overflow_, py::list()); }
@@ -174,6 +244,7 @@ void EnvBlock::begin(std::uint32_t frame) {
     if (frame >= static_cast<std::size_t>(rewards_.shape(0)))
         throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
     if (start_ != 0) return;  // resumes an interrupted call
+    in_chunk_ = false;
     overflow_ = py::list();
     if (keep_ != KeepInfos::kNone) infos_->clear(frame, first_, count_);
     std::memset(has_final_.mutable_data(frame, first_), 0, count_);
@@ -185,18 +256,25 @@ template <class Work>
 void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
     std::int64_t now = now_ns();
     for (std::size_t i = std::exchange(start_, 0); i < count_ && !stopped_; ++i) {
-        meter_->at(static_cast<std::int64_t>(first_ + i), now);
-        meter_->expect_step(first_ + i);
-        began_ = now;
-        call_ = Call::kNothing;
-        guarded(i, [&] { work(i); });
-        now = now_ns();
-        if (call_ == Call::kStep) meter_->stepped(first_ + i, began_, now);
-        if (call_ == Call::kReset) meter_->was_reset(first_ + i, began_, now);
-        write_options_version(frame, i);
+        now = timed(frame, i, now, [&] { work(i); });
     }
     reached_ = count_;
     meter_->idle(now);
+}
+
+// Calls work(), a step or reset of env i that begins at `now`; returns when it ended.
+template <class Work>
+std::int64_t EnvBlock::timed(std::uint32_t frame, std::size_t i, std::int64_t now, Work&& work) {
+    meter_->at(static_cast<std::int64_t>(first_ + i), now);
+    meter_->expect_step(first_ + i);
+    began_ = now;
+    call_ = Call::kNothing;
+    guarded(i, work);
+    now = now_ns();
+    if (call_ == Call::kStep) meter_->stepped(first_ + i, began_, now);
+    if (call_ == Call::kReset) meter_->was_reset(first_ + i, began_, now);
+    write_options_version(frame, i);
+    return now;
 }
 
 // Whether an exception comes from the user, such as Ctrl-C, rather than from an env.
@@ -226,7 +304,7 @@ void EnvBlock::guarded(std::size_t i, Work&& work) {
     }
 }
 
-void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
+bool EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action, bool unseen) {
     call_ = Call::kStep;
     PyObject* call[] = {envs_[i].ptr(), action};
     py::object results = checked(PyObject_VectorcallMethod(step_name_.ptr(), call, 2, nullptr));
@@ -242,7 +320,9 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
     terminated_.mutable_at(frame, env) = was_terminated;
     truncated_.mutable_at(frame, env) = was_truncated;
     const bool ended = was_terminated || was_truncated;
+    if (unseen && !ended) return false;
     if (ended && autoreset_ == Autoreset::kSameStep) {
+        if (unseen) tell_unseen(i, false);
         report(i, store_final(frame, i, obs, info), obs, reward);
         const std::int64_t now = now_ns();
         meter_->stepped(env, began_, now);
@@ -251,13 +331,14 @@ void EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action) {
         const auto [first_obs, reset_info] = take_apart<2>(results, "reset");
         if (keep_ == KeepInfos::kAll) store_info(frame, i, reset_info);
         store_obs(frame, i, first_obs);
-        return;
+        return true;
     }
     ended_[i] = ended && autoreset_ == Autoreset::kNextStep;
     if (keep_ == KeepInfos::kAll || (keep_ == KeepInfos::kFinal && ended)) {
         store_info(frame, i, info);
     }
     store_obs(frame, i, obs, reward);
+    return ended;
 }
 
 // Passes keywords only if some are given, since some envs accept none.
@@ -410,7 +491,11 @@ void EnvBlock::store_info(std::uint32_t frame, std::size_t i, PyObject* info) {
 }
 
 void EnvBlock::leave(OverflowKind kind, std::size_t i, const py::object& object) {
-    overflow_.append(py::make_tuple(static_cast<int>(kind), first_ + i, object));
+    if (in_chunk_) {
+        overflow_.append(py::make_tuple(static_cast<int>(kind), first_ + i, object, step_));
+    } else {
+        overflow_.append(py::make_tuple(static_cast<int>(kind), first_ + i, object));
+    }
 }
 
 void register_env_block(py::module_& m) {
@@ -427,6 +512,10 @@ void register_env_block(py::module_& m) {
         .def("step", &EnvBlock::step_with, py::arg("frame"), py::arg("actions") = py::none(),
              "Step every env with the actions in the frame or these; return whether there is "
              "overflow.")
+        .def("step_chunk", &EnvBlock::step_chunk, py::arg("frame"), py::arg("steps"),
+             py::arg("last"),
+             "Let every env make several steps, from the frame on, until its episode ends; with "
+             "`last`, write only its last results, and all rewards.")
         .def("step_once", &EnvBlock::step_once, py::arg("frame"), py::arg("number"),
              "The same; with the number of an interrupted call, resume that one.")
         .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),
@@ -464,7 +553,8 @@ void register_env_block(py::module_& m) {
         .def("peek_overflow", &EnvBlock::peek_overflow,
              "Return the overflow, like take_overflow(), without forgetting it.")
         .def("take_overflow", &EnvBlock::take_overflow,
-             "Return and forget the results that did not fit: (kind, env, object) tuples.");
+             "Return and forget the results that did not fit: (kind, env, object) tuples, with "
+             "the step after a chunk.");
     block.attr("INFO") = static_cast<int>(EnvBlock::kInfo);
     block.attr("FINAL_OBS") = static_cast<int>(EnvBlock::kFinalObs);
     block.attr("UNSHAPED_OBS") = static_cast<int>(EnvBlock::kUnshapedObs);

@@ -40,6 +40,7 @@ class EnvBlock : public Block {
     // The same with these actions, if given, instead of those in the frame. In the user's process,
     // if a signal handler's exception ended a call, calling again with the same list resumes it.
     bool step_with(std::uint32_t frame, const std::optional<py::list>& actions);
+    bool step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) override;
     // Resets each env with its (seed, options), or leaves it unchanged if that is None. Returns
     // whether some results do not fit into the frame, like step().
     bool reset(std::uint32_t frame, const py::list& calls);
@@ -86,13 +87,20 @@ class EnvBlock : public Block {
     py::list take_overflow();
 
     bool step_once(std::uint32_t frame, std::uint32_t number) override;
+    bool step_chunk_once(std::uint32_t frame, std::uint32_t steps, bool last,
+                         std::uint32_t number) override;
     // For a signal handler: ends the interrupted call as soon as its current env returns.
     void stop() { stopped_ = true; }
     const py::list& peek_overflow() const { return overflow_; }
 
  private:
     void use_action_types(std::uint32_t frame);
-    void step_one(std::uint32_t frame, std::size_t i, PyObject* action);
+    // Returns whether the episode has ended. `unseen`: nobody reads the results but the reward,
+    // unless it has.
+    bool step_one(std::uint32_t frame, std::size_t i, PyObject* action, bool unseen = false);
+    bool step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen);
+    void tell_unseen(std::size_t i, bool unseen);
+    void resume_or_begin(std::uint32_t number);
     void reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options);
     py::object call_reset(std::size_t i, PyObject* seed, PyObject* options);
     void write_options_version(std::uint32_t frame, std::size_t i);
@@ -109,6 +117,8 @@ class EnvBlock : public Block {
     void leave(OverflowKind kind, std::size_t i, const py::object& object);
     template <class Work>
     void for_each(std::uint32_t frame, Work&& work);
+    template <class Work>
+    std::int64_t timed(std::uint32_t frame, std::size_t i, std::int64_t now, Work&& work);
     bool is_users(const py::error_already_set& error) const;
     template <class Work>
     void guarded(std::size_t i, Work&& work);
@@ -158,6 +168,13 @@ class EnvBlock : public Block {
     py::list overflow_;
     std::size_t start_ = 0;    // the env at which the next call begins
     std::size_t reached_ = 0;  // how many envs the current call has finished
+    // In a chunk: the step at which the next call begins with env `start_`, and the current one.
+    std::uint32_t start_step_ = 0, step_ = 0;
+    bool in_chunk_ = false;
+    // For each env, its method skip_frames(unseen), if it has one, and what it was told last. Empty
+    // before the first chunk.
+    std::vector<py::object> skip_frames_;
+    std::vector<bool> told_unseen_;
     bool stopped_ = false;
     py::array_t<bool> double_rewards_;
     bool unlike_observations_ = false, unlike_rewards_ = false;  // report them

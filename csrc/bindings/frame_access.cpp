@@ -6,12 +6,18 @@
 #include "support.h"
 
 namespace pysampler::bindings {
+namespace {
+
+bool is_final(std::uint8_t has) { return has != 0 && has <= kFinalByMail; }
+
+}  // namespace
 
 FrameAccess::FrameAccess(const py::object& frames, const std::shared_ptr<Infos>& infos, bool copy,
                          Groups groups, std::uint32_t spare)
     : infos_(infos),
       copy_(copy),
       count_(frames.attr("count").cast<std::uint32_t>()),
+      ring_(frames.attr("ring").cast<std::uint32_t>()),
       obs_leaves_(leaves_of(frames.attr("observations"))),
       final_leaves_(leaves_of(frames.attr("final_observations"))),
       obs_(frames.attr("spec").attr("observation_tree"), obs_leaves_),
@@ -44,8 +50,8 @@ FrameAccess::FrameAccess(const py::object& frames, const std::shared_ptr<Infos>&
     }
     const auto large = [this](const Leaf& leaf) { return envs_ * leaf.row_bytes() >= kMinLent; };
     if (!copy_ || std::none_of(obs_leaves_.begin(), obs_leaves_.end(), large)) return;
-    lent_.resize(count_);
-    for (std::uint32_t frame = 0; frame < count_; ++frame) {
+    lent_.resize(ring_);
+    for (std::uint32_t frame = 0; frame < ring_; ++frame) {
         for (const Leaf& leaf : obs_leaves_) {
             lent_[frame].emplace_back();
             if (large(leaf)) lent_[frame].back().emplace(leaf.view_all(frame));
@@ -59,30 +65,30 @@ void FrameAccess::check_frame(std::uint32_t frame) const {
 }
 
 bool FrameAccess::held(std::uint32_t frame) const {
-    return !lent_.empty() &&
+    return frame < lent_.size() &&
            std::any_of(lent_[frame].begin(), lent_[frame].end(),
                        [](const std::optional<Lent>& rows) { return rows && rows->held(); });
 }
 
 bool FrameAccess::may_lend(std::uint32_t frame) const {
     std::uint32_t free = 0;
-    for (std::uint32_t other = 0; other < count_; ++other) {
+    for (std::uint32_t other = 0; other < ring_; ++other) {
         if (other != frame && !held(other)) ++free;
     }
     return free >= spare_;
 }
 
 std::uint32_t FrameAccess::after(std::uint32_t frame) const {
-    for (std::uint32_t i = 1; i < count_; ++i) {
-        const std::uint32_t other = (frame + i) % count_;
+    for (std::uint32_t i = 1; i < ring_; ++i) {
+        const std::uint32_t other = (frame + i) % ring_;
         if (!held(other)) return other;
     }
-    return count_ == 1 || held(frame) ? (frame + 1) % count_ : frame;
+    return ring_ == 1 || held(frame) ? (frame + 1) % ring_ : frame;
 }
 
 std::uint32_t FrameAccess::next() const {
     std::uint32_t frame = frame_;
-    for (std::uint32_t i = 0; i < count_; ++i) {
+    for (std::uint32_t i = 0; i < ring_; ++i) {
         frame = after(frame);
         if (std::ranges::find(seen_, frame) == seen_.end()) break;
     }
@@ -226,6 +232,43 @@ py::tuple FrameAccess::read_some(const GroupFrames& group_frames) const {
     return results(observations, batch);
 }
 
+py::tuple FrameAccess::read_chunks(const Chunks& chunks) const {
+    std::size_t total = 0;
+    for (const auto& [group, frame, steps] : chunks) {
+        if (steps == 0) throw py::value_error("cannot read a chunk of no steps");
+        check_frame(frame + steps - 1);
+        total += groups_.at(group).second;
+    }
+    py::array_t<std::int64_t> ends(static_cast<py::ssize_t>(total));
+    py::array_t<std::int64_t> taken(static_cast<py::ssize_t>(total));
+    std::int64_t* end = ends.mutable_data();
+    std::int64_t* took = taken.mutable_data();
+    Selection batch;
+    for (const auto& [group, frame, steps] : chunks) {
+        const auto [first, count] = groups_[group];
+        std::uint32_t run_frame = frame;
+        std::size_t run_first = first;
+        for (std::size_t env = first; env < first + count; ++env, ++end, ++took) {
+            std::uint32_t last = frame + steps - 1;
+            while (last > frame && has_final_.at(last, env) == kSkipped) --last;
+            *end = last;
+            *took = has_final_.at(frame, env) == kBegun ? 0 : last - frame + 1;
+            if (env > run_first && last != run_frame) {
+                batch.add({run_frame, run_first, env - run_first});
+                run_first = env;
+            }
+            run_frame = last;
+        }
+        batch.add({run_frame, run_first, first + count - run_first});
+    }
+    py::object observations = py::none();
+    if (!has_unshaped_) {
+        observations = obs_.build([&](std::size_t i) { return obs_leaves_[i].load_all(batch); });
+    }
+    const py::tuple read = results(observations, batch);
+    return py::make_tuple(read[0], read[2], read[3], read[4], read[5], ends, taken);
+}
+
 py::tuple FrameAccess::results(const py::object& observations, const Selection& batch) const {
     auto [infos, mixed] = infos_->collect(batch);
     add_final(batch, infos);
@@ -235,7 +278,7 @@ py::tuple FrameAccess::results(const py::object& observations, const Selection& 
 
 py::object FrameAccess::observations(std::uint32_t frame) const {
     if (has_unshaped_) return py::none();
-    const bool lend = !lent_.empty() && may_lend(frame);
+    const bool lend = frame < lent_.size() && may_lend(frame);
     return obs_.build([&](std::size_t i) {
         if (!copy_) return py::object(obs_leaves_[i].view_all(frame));
         if (lend && lent_[frame][i]) return lent_[frame][i]->view();
@@ -246,7 +289,7 @@ py::object FrameAccess::observations(std::uint32_t frame) const {
 void FrameAccess::add_final(const Selection& batch, py::dict& infos) const {
     if (std::none_of(batch.begin(), batch.end(), [this](const Rows& rows) {
             const std::uint8_t* has = has_final_.data(rows.frame, rows.first);
-            return std::any_of(has, has + rows.count, [](std::uint8_t one) { return one != 0; });
+            return std::any_of(has, has + rows.count, is_final);
         })) {
         return;
     }
@@ -258,7 +301,7 @@ void FrameAccess::add_final(const Selection& batch, py::dict& infos) const {
     for (const auto& [frame, first, count] : batch) {
         for (std::size_t env = first; env < first + count; ++env, ++at) {
             const std::uint8_t has = has_final_.at(frame, env);
-            mask.mutable_at(at) = has != 0;
+            mask.mutable_at(at) = is_final(has);
             py::object row = has == 1 ? obs_.load(frame, env, final_leaves_) : py::none();
             Py_XSETREF(to[at], row.release().ptr());
         }
@@ -323,6 +366,10 @@ void register_frame_access(py::module_& m) {
         .def("write_some", &FrameAccess::write_some, py::arg("group_frames"), py::arg("actions"),
              "Write actions of a common kind, one row for each env last passed to groups_of(), "
              "whose groups these are; return False for any other kind.")
+        .def("read_chunks", &FrameAccess::read_chunks, py::arg("chunks"),
+             "Read the last results of each env after chunks of some groups, given as (group, "
+             "first frame, steps): observations, terminated, truncated, infos, mixed keys as in "
+             "read(), the frames of these results, and how many actions each env took.")
         .def("read_some", &FrameAccess::read_some, py::arg("group_frames"),
              "Like read(), for these groups and their frames, in this order.");
     Hot<FrameAccess, Write>::install(access, "write");

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "infos.h"
@@ -45,6 +46,14 @@ class FrameAccess {
     bool write_some(const GroupFrames& group_frames, const py::handle& actions);
     // Like read().
     py::tuple read_some(const GroupFrames& group_frames) const;
+
+    // -- chunks of steps --
+
+    // Groups, the first frame of each one's chunk, and the number of steps.
+    using Chunks = std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>>;
+    // Like read(), from the frame of each env's last step. Then these frames, and how many actions
+    // each env took.
+    py::tuple read_chunks(const Chunks& chunks) const;
 
     // -- which frames are used --
 
@@ -90,6 +99,7 @@ class FrameAccess {
     std::shared_ptr<Infos> infos_;
     bool copy_;
     std::uint32_t count_;
+    std::uint32_t ring_;  // how many frames take turns; the others are for chunks
     std::vector<std::vector<std::optional<Lent>>> lent_;  // [frame][leaf]; none of small leaves
     std::vector<Leaf> obs_leaves_;
     std::vector<Leaf> final_leaves_;

@@ -66,6 +66,9 @@ class Selection {
     std::size_t envs_ = 0;
 };
 
+// Values of has_final that C++ knows, as in pysampler/_frames/frames.py.
+inline constexpr std::uint8_t kFinalByMail = 2, kBegun = 4, kSkipped = 5;
+
 class Leaf {
  public:
     // `array` is [frames, envs, *shape]; its owner outlives the leaf. With `python` its dtype is

@@ -65,13 +65,17 @@ class PyWorker : public Handle {
             if (command->group < first_ || command->group - first_ >= all.size()) {
                 raise("LayoutError", "cannot serve: a command to a group of another worker");
             }
-            if (command->kind != Command::kStep) {
+            if (!is_for_block(*command)) {
                 job_began_ = arrived();
                 return py::make_tuple(command->kind, command->group, command->frame,
                                       command->number);
             }
             const std::int64_t began = arrived();
-            bool left = all[command->group - first_]->step(command->frame);
+            Block& block = *all[command->group - first_];
+            bool left = command->kind == Command::kStep
+                            ? block.step(command->frame)
+                            : block.step_chunk(command->frame, command->steps,
+                                               command->kind == Command::kChunkLast);
             left |= std::exchange(has_overflow_, false);
             // Before the completion, so that the parent that it wakes finds the message and does
             // not wait for it on a CPU that this worker needs to send it.
@@ -143,11 +147,13 @@ struct WholeRound {
 std::vector<Pool::Request> requests_of(const py::iterable& requests) {
     std::vector<Pool::Request> all;
     for (const py::handle one : requests) {
-        const auto [group, kind, frame, message] =
-            one.cast<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, py::object>>();
+        const auto [group, kind, frame, message, steps] =
+            one.cast<std::tuple<std::uint32_t, std::uint16_t, std::uint32_t, py::object,
+                                std::uint16_t>>();
         all.push_back({group, kind, frame,
                        message.is_none() ? std::nullopt
-                                         : std::optional<std::string>(message.cast<py::bytes>())});
+                                         : std::optional<std::string>(message.cast<py::bytes>()),
+                       steps});
     }
     return all;
 }
@@ -170,14 +176,19 @@ void register_pool(py::module_& m) {
         .def("step_some", &PyPool::step_some, py::arg("group_frames"),
              "Send a step to some groups, given as (group, frame) pairs; return False if commands "
              "remain to be flushed.")
+        .def("step_chunk", &PyPool::step_chunk, py::arg("group_frames"), py::arg("steps"),
+             py::arg("last"),
+             "Send a chunk of steps to some groups, given as (group, first frame) pairs; `last`: "
+             "only each env's last results are read. Return False if commands remain to be "
+             "flushed.")
         .def(
             "send",
             [](PyPool& self, const py::iterable& requests, const Groups& settled) {
                 return self.send(requests_of(requests), settled);
             },
             py::arg("requests"), py::arg("settled") = Groups{},
-            "Send commands (group, kind, frame, message or None), all or none of them; return "
-            "False if commands remain to be flushed. Settled groups are no longer new.")
+            "Send commands (group, kind, frame, message or None, steps), all or none of them; "
+            "return False if commands remain to be flushed. Settled groups are no longer new.")
         .def(
             "note",
             [](PyPool& self, const std::vector<std::pair<std::uint32_t, py::bytes>>& messages) {
@@ -306,6 +317,8 @@ void register_pool(py::module_& m) {
     command.attr("STEP") = static_cast<std::uint32_t>(Command::kStep);
     command.attr("REQUEST") = static_cast<std::uint32_t>(Command::kRequest);
     command.attr("NOTE") = static_cast<std::uint32_t>(Command::kNote);
+    command.attr("CHUNK") = static_cast<std::uint32_t>(Command::kChunk);
+    command.attr("CHUNK_LAST") = static_cast<std::uint32_t>(Command::kChunkLast);
 }
 
 }  // namespace pysampler::bindings

@@ -84,6 +84,21 @@ class PyPool : public Handle {
         return pool_.unsent() == 0;
     }
 
+    // Sends a chunk of steps to some groups, each with its first frame. False as above.
+    bool step_chunk(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& group_frames,
+                    std::uint16_t steps, bool last) {
+        const Pin pin(*this, "send to");
+        const Traced sending(track_, TraceKind::kSend,
+                             static_cast<std::uint32_t>(group_frames.size()));
+        for (const auto& [group, frame] : group_frames) expect_idle(known(group));
+        const std::uint16_t kind = last ? Command::kChunkLast : Command::kChunk;
+        for (const auto& [group, frame] : group_frames) {
+            mark(TraceKind::kSent, group);
+            pool_.send({group, kind, frame, std::nullopt, steps});
+        }
+        return pool_.unsent() == 0;
+    }
+
     // Sends a command to each of some groups, and settles groups. False as above.
     bool send(const std::vector<Pool::Request>& requests, const Groups& settled) {
         const Pin pin(*this, "send to");
@@ -117,13 +132,18 @@ class PyPool : public Handle {
     bool run_inline() {
         while (const Command* due = pool_.due()) {
             const Turn turn(*this, waiting_, "wait on");
-            if (due->kind != Command::kStep) return false;
+            if (!is_for_block(*due)) return false;
             const Command command = *due;
             const std::uint32_t at = command.group - (pool_.groups() - own_);
             if (at >= inline_blocks_.size()) throw py::value_error("cannot use pool: no blocks");
             const py::object block = inline_blocks_[at];
             const std::uint64_t before = given_up_;
-            const bool left = block.cast<Block&>().step_once(command.frame, command.number);
+            auto& envs = block.cast<Block&>();
+            const bool left = command.kind == Command::kStep
+                                  ? envs.step_once(command.frame, command.number)
+                                  : envs.step_chunk_once(command.frame, command.steps,
+                                                         command.kind == Command::kChunkLast,
+                                                         command.number);
             if (given_up_ != before || closed()) {
                 raise("ClosedError", "cannot wait on pool: it was closed meanwhile");
             }

@@ -14,6 +14,14 @@ class PythonBlock : public Block {
         PYBIND11_OVERRIDE_IMPL(bool, PythonBlock, "step_once", frame, number);
         return Block::step_once(frame, number);
     }
+    bool step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) override {
+        PYBIND11_OVERRIDE_PURE(bool, PythonBlock, step_chunk, frame, steps, last);
+    }
+    bool step_chunk_once(std::uint32_t frame, std::uint32_t steps, bool last,
+                         std::uint32_t number) override {
+        PYBIND11_OVERRIDE_IMPL(bool, PythonBlock, "step_chunk_once", frame, steps, last, number);
+        return Block::step_chunk_once(frame, steps, last, number);
+    }
 };
 
 }  // namespace

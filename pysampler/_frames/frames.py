@@ -18,6 +18,7 @@ price: memory for every frame, and fixed shapes only; everything else goes by ma
                                or LOST: the env was lost in this step (rollouts only), or BEGUN:
                                a vector env that had ended the episode reset the env in this step,
                                so that frames with finals have the next first observation only here
+                               (or a chunk did); or SKIPPED: the env's chunk had ended before
 ``options_versions``           the version of the options that an episode was reset with; 0: none
 ``extras``                     a policy's outputs besides actions: an array for each field
 ``infos``                      bytes for columns of infos (infos.py), after all other fields: they
@@ -47,14 +48,15 @@ __all__ = [
     "FINAL",
     "FINAL_BY_MAIL",
     "LOST",
+    "SKIPPED",
     "Frames",
     "Plan",
     "addresses_are_limited",
     "info_bytes",
 ]
 
-# In has_final; also in csrc/bindings/env_block.cpp.
-FINAL, FINAL_BY_MAIL, LOST, BEGUN = 1, 2, 3, 4
+# In has_final; also in csrc/bindings/leaf.h.
+FINAL, FINAL_BY_MAIL, LOST, BEGUN, SKIPPED = 1, 2, 3, 4, 5
 
 # Actions keep the dtype that the caller gave if an element has at most this many bytes.
 _MAX_ACTION_ITEMSIZE = 8
@@ -87,6 +89,7 @@ class Plan:
     final: bool  # whether envs are reset in the step that ends their episode
     extras: tuple[Field, ...] = ()
     infos: int = 0  # bytes reserved for columns of infos, of all frames together
+    chunk: int = 0  # how many frames, the last ones, are for chunks of steps
 
     @property
     def fields(self) -> list[tuple[str, tuple[int, ...], npt.DTypeLike]]:
@@ -129,6 +132,7 @@ class Frames:
         self.spec = plan.spec
         self.envs = plan.envs
         self.count = plan.count
+        self.ring = plan.count - plan.chunk  # how many frames take turns
         arrays: dict[str, list[npt.NDArray[Any]]] = {
             "observations": [],
             "final_observations": [],

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GivenActions", "GroupBlock", "Overflow", "PythonBlock", "RepeatableBlock"]
 
-# Results that do not fit into the frame, as (kind, env, object).
-Overflow = list[tuple[int, int, Any]]
+# Results that do not fit into the frame, as (kind, env, object); those of a chunk with the step.
+Overflow = list[Any]
 # dtypes by their NumPy type number.
 _CODES = np.typecodes["AllInteger"] + "?efdgFD"
 _DTYPES: dict[int, np.dtype[Any]] = {np.dtype(code).num: np.dtype(code) for code in _CODES}
@@ -72,6 +72,16 @@ class PythonBlock(_core.PythonBlock):
         """
         raise NotImplementedError
 
+    def step_chunk(self, frame: int, steps: int, last: bool) -> bool:  # noqa: FBT001 - C++ calls it
+        """Let every env make several steps, from the frame on, until its episode ends.
+
+        Args:
+            frame: The frame of the first step.
+            steps: The number of steps.
+            last: Whether only the last results of each env are read, and all rewards.
+        """
+        raise NotImplementedError(f"a {type(self).__name__} steps all of its envs or none")
+
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Write infos to these columns too."""
         raise NotImplementedError
@@ -104,6 +114,15 @@ class RepeatableBlock(PythonBlock):
 
     def step_once(self, frame: int, number: int) -> bool:
         """Make step ``number``; the same number again repeats a step that an exception ended."""
+        self._return_or_note(number)
+        return self.step(frame)
+
+    def step_chunk_once(self, frame: int, steps: int, last: bool, number: int) -> bool:  # noqa: FBT001
+        """Make chunk ``number``; the same number again repeats one that an exception ended."""
+        self._return_or_note(number)
+        return self.step_chunk(frame, steps, last)
+
+    def _return_or_note(self, number: int) -> None:
         self._overflow = []
         if self.here:
             if number == self._number:
@@ -111,7 +130,6 @@ class RepeatableBlock(PythonBlock):
             else:
                 self._before = self.snapshot()
                 self._number = number
-        return self.step(frame)
 
     def stop(self) -> None:
         """Do nothing: the envs step together."""
@@ -158,9 +176,10 @@ class GroupBlock(PythonBlock):
             if isinstance(block, PythonBlock):
                 block.add_columns(columns)
 
-    def _share_types(self, frame: int) -> None:
+    def _share_types(self, frames: int | slice) -> None:
         """Copy the types of the actions from the row of the first env to that of each block."""
-        self._action_types[frame, self._firsts[1:]] = self._action_types[frame, self._firsts[0]]
+        for first in self._firsts[1:]:
+            self._action_types[frames, first] = self._action_types[frames, self._firsts[0]]
 
     def step(self, frame: int, actions: list[Any] | None = None) -> bool:
         over = False
@@ -179,6 +198,20 @@ class GroupBlock(PythonBlock):
         self._share_types(frame)
         for block in self.blocks:
             over |= block.step_once(frame, number)
+        return over
+
+    def step_chunk(self, frame: int, steps: int, last: bool) -> bool:  # noqa: FBT001
+        over = False
+        self._share_types(slice(frame, frame + steps))
+        for block in self.blocks:
+            over |= block.step_chunk(frame, steps, last)
+        return over
+
+    def step_chunk_once(self, frame: int, steps: int, last: bool, number: int) -> bool:  # noqa: FBT001
+        over = False
+        self._share_types(slice(frame, frame + steps))
+        for block in self.blocks:
+            over |= block.step_chunk_once(frame, steps, last, number)
         return over
 
     def reset(self, frame: int, calls: list[Any]) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.infos import Column
     from pysampler._frames.spec import Field, Spec
+    from pysampler._vector.chunks import Chunks
     from pysampler._vector.lease import Lease
     from pysampler._vector.tuner import BatchTuner
     from pysampler._workers.jobs import Answer, Job
@@ -65,6 +66,7 @@ class FrameLayout:
     spare_bytes: int = 0  # further bytes in the segment
     reserved: int = 0  # further frames: reserved, allocated by Frames.take()
     resets_late: bool = False  # whether nested vector envs may reset in the next step, see BEGUN
+    chunk: int = 0  # further frames, for chunks of up to this many steps
 
 
 class VectorCore:
@@ -90,6 +92,7 @@ class VectorCore:
         num_envs: The number of envs.
         results: Writes actions to the current frames and reads results from them.
         lease: The sampler that uses the envs, or None.
+        chunks: The chunks of steps that the pending call sent; None if it sent none.
         call: The pending call, and results that have not reached the caller yet.
         step_entry: The guard's context for a step.
         tuner: The tuner that chose the newest partial batch; None if there was none.
@@ -119,6 +122,7 @@ class VectorCore:
         self.step_entry = self.guard.entry("call step")
         self.call = _core.Call(pool.native, self.step_entry, self.all_groups)
         self.lease: Lease | None = None
+        self.chunks: Chunks | None = None
         self.tuner: BatchTuner | None = None
         self.batch_sizes: Counter[int] = Counter()
         self.options_version = 0
@@ -137,9 +141,11 @@ class VectorCore:
         final = layout.autoreset == AutoresetMode.SAME_STEP
         self._expect_mode(layout)
         columns: list[Column] = []
-        count = layout.frames + layout.reserved
+        count = layout.frames + layout.reserved + layout.chunk
         room = 0 if layout.infos == "none" else info_bytes(self.num_envs, count)
-        plan = Plan(self.spec, self.num_envs, count, final, tuple(layout.extras), room)
+        plan = Plan(
+            *(self.spec, self.num_envs, count, final, tuple(layout.extras), room, layout.chunk)
+        )
         mode = "DISABLED" if self._resets_itself else layout.autoreset.name
         self.call.use_frames(None)  # if an exception comes in between, the next call starts over
         if layout.reserved > 0:
@@ -165,6 +171,22 @@ class VectorCore:
         self.results = results
         self.call.use_frames(results.access)
         return frames, segment
+
+    @property
+    def why_no_chunks(self) -> str | None:
+        """Why the envs cannot make chunks of steps; None if they can."""
+        if self._resets_itself:
+            return "envs run by `worker` reset themselves"
+        if self._nested:
+            return f"{self._nested[0][0]} steps all of its envs or none"
+        return None
+
+    def lay_out_chunks(self, steps: int) -> None:
+        """Lay out frames with room for a chunk of this many steps; nothing may be pending."""
+        before = self.results
+        self._usual = replace(self._usual, chunk=steps)
+        self.lay_out(self._usual)
+        self.results.take_last(before)
 
     def _expect_mode(self, layout: FrameLayout) -> None:
         """Raise ValueError if a vector env among the envs cannot follow an autoreset mode.

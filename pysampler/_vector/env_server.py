@@ -71,11 +71,16 @@ class EnvDescription:
 def plain(overflow: Overflow) -> Overflow:
     """Return a block's overflow, with its exceptions converted to failures."""
     return [
-        (kind, env, Failure(env, "", report(value)))
-        if kind == _core.EnvBlock.ERROR
-        else (kind, env, value)
-        for kind, env, value in overflow
+        (one[0], one[1], Failure(one[1], _doing(*one[3:]), report(one[2])))
+        if one[0] == _core.EnvBlock.ERROR
+        else one
+        for one in overflow
     ]
+
+
+def _doing(step: int | None = None) -> str:
+    """Return what raised in a step of a chunk; nothing for other commands."""
+    return "" if step is None else f"in step {step + 1} of a chunk"
 
 
 def _identity(space: gym.Space[Any]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler._frames.frames import FINAL_BY_MAIL
+from pysampler._frames.frames import FINAL_BY_MAIL, SKIPPED
 from pysampler._frames.infos import Infos
 from pysampler._frames.spec import build, checked_actions
 from pysampler._workers.jobs import Failure
@@ -64,6 +64,7 @@ class Results:
         self._groups = groups
         self._error_of = error_of
         self._copy = copy
+        self._restarts = restarts
         self._final = final  # whether envs are reset in the step that ends their episode
         self._unshaped: list[list[Any]] = [
             [None] * frames.envs for _ in range(self._spec.unshaped_observations)
@@ -125,8 +126,7 @@ class Results:
 
     def read(self, answers: Sequence[Answer]) -> Stepped:
         """Return the results of all envs from their common frame."""
-        if answers and (failures := self.failed(answers)):
-            raise self._error(failures)
+        self.expect_none_failed(answers)
         frame = self.frame
         rest, final = self._unpack(answers, lambda _: frame) if answers else ([], {})
         observations, rewards, terminated, truncated, infos, mixed = self.access.read(frame)
@@ -140,6 +140,11 @@ class Results:
         if observations is None:
             observations = self.observations()
         return observations, rewards, terminated, truncated, infos
+
+    def expect_none_failed(self, answers: Sequence[Answer]) -> None:
+        """Raise the error of the first env that failed."""
+        if answers and (failures := self.failed(answers)):
+            raise self._error(failures)
 
     def read_some(self, groups: Sequence[int], answers: Sequence[Answer]) -> Stepped:
         """Return the results of some groups, each from the frame that ``access.start`` chose.
@@ -172,6 +177,123 @@ class Results:
         infos["env_id"] = envs
         infos["_env_id"] = np.ones(len(envs), np.bool_)
         return observations, rewards, terminated, truncated, infos
+
+    def read_chunks(
+        self,
+        chunks: Sequence[tuple[int, int, int]],
+        answers: Sequence[Answer],
+        most: int,
+        *,
+        every: bool,
+    ) -> Stepped:
+        """Return the results of chunks of steps of some groups, each env's from its last step.
+
+        The caller must have checked that none ``failed``. The info ``steps`` says how many actions
+        each env took.
+
+        Args:
+            chunks: The groups, each with its first frame and its number of steps; 0: a reset.
+            answers: The answers of the groups.
+            most: The number of columns of rewards.
+            every: Whether to return the observations of all steps.
+        """
+        begins = {group: frame for group, frame, _ in chunks}
+        rest, final = [], {}
+        none = [group for group, _, steps in chunks if steps == 0]
+        if answers:
+            none += self._skip_lost(chunks, answers)
+            steps_of = {group: steps for group, _, steps in chunks}
+            last = [self._of_last_step(one, begins[one[0]], steps_of[one[0]]) for one in answers]
+            rest, final = self._unpack(last, begins.__getitem__)
+        observations, terminated, truncated, infos, mixed, at, taken = self.access.read_chunks(
+            [(group, frame, steps or 1) for group, frame, steps in chunks]
+        )
+        envs = np.concatenate([self._ids[group] for group, *_ in chunks])
+        if rest or mixed or final:
+            rows = list(zip(at.tolist(), envs.tolist(), strict=True))
+            infos = self._merged(infos, mixed, rows, rest, final)
+        if every:
+            first = np.concatenate([np.full(len(self._ids[g]), f) for g, f, _ in chunks])
+            arrays = [
+                _repeating(self._of_all_steps(leaf, chunks, most), at - first)
+                for leaf in self.frames.observations
+            ]
+            observations = build(self._spec.observation_tree, arrays.__getitem__, _nothing)
+        elif observations is None:
+            observations = self._built(
+                lambda leaf: self.frames.observations[leaf][at, envs],
+                lambda leaf: deepcopy(tuple(self._unshaped[leaf][env] for env in envs)),
+            )
+        if self.show_versions:
+            self._add_versions(infos, self.frames.options_versions[at, envs])
+        for group in none:
+            taken[np.isin(envs, self._ids[group])] = 0
+        infos["steps"] = taken
+        infos["_steps"] = np.ones(len(envs), np.bool_)
+        self.plain = False
+        if self._restarts:
+            self._note_seen([group for group, *_ in chunks], at, envs)
+        rewards = self._of_all_steps(self.frames.rewards, chunks, most)
+        return observations, rewards, terminated, truncated, infos
+
+    def _skip_lost(
+        self, chunks: Sequence[tuple[int, int, int]], answers: Sequence[Answer]
+    ) -> list[int]:
+        """Clear the chunks of groups that were lost in them but for the first step; return these.
+
+        The restore has written the first.
+        """
+        lost = [group for group, _, replaced in answers if replaced == "step"]
+        for group, frame, steps in chunks:
+            if group in lost:
+                self.frames.has_final[frame + 1 : frame + steps, self._ids[group]] = SKIPPED
+                self.frames.rewards[frame : frame + steps, self._ids[group]] = 0
+        return lost
+
+    def _note_seen(
+        self, groups: Sequence[int], at: npt.NDArray[np.int64], envs: npt.NDArray[np.int64]
+    ) -> None:
+        """Copy the last observations to a frame of steps, for the case that a worker is lost."""
+        frames = [np.full(len(self._ids[g]), frame) for g, frame in self.access.start(groups)]
+        for leaf in self.frames.observations:
+            leaf[np.concatenate(frames), envs] = leaf[at, envs]
+        self.access.mark_seen(groups)
+
+    def take_last(self, before: Results) -> None:
+        """Take the last observations that the caller has seen from results in other frames."""
+        for group, envs in enumerate(self._ids):
+            seen = before.access.seen(group)
+            for to, leaf in zip(self.frames.observations, before.frames.observations, strict=True):
+                to[0, envs] = leaf[seen, envs]
+        self._unshaped = before._unshaped
+
+    def _of_last_step(self, answer: Answer, frame: int, steps: int) -> Answer:
+        """Return the answer with the overflow of each env's last step."""
+        skipped = self.frames.has_final == SKIPPED
+        overflow = [
+            one[:3]
+            for one in answer.result
+            if len(one) == 3 or one[3] + 1 == steps or skipped[frame + one[3] + 1, one[1]]
+        ]
+        return answer._replace(result=overflow)
+
+    def _of_all_steps(
+        self, array: npt.NDArray[Any], chunks: Sequence[tuple[int, int, int]], most: int
+    ) -> npt.NDArray[Any]:
+        """Return the rows of chunks in an array of frames as ``[envs, steps, ...]``, as a copy."""
+        _, frame, steps = chunks[0]
+        if len(chunks) == len(self._groups) and all(one[1:] == (frame, most) for one in chunks):
+            of_all: npt.NDArray[Any] = array[frame : frame + most].swapaxes(0, 1).copy()
+            return of_all
+        count = sum(len(self._ids[group]) for group, *_ in chunks)
+        rows = np.zeros((count, most, *array.shape[2:]), array.dtype)
+        begin = 0
+        for group, frame, steps in chunks:
+            envs = self._ids[group]
+            of_group = array[frame : frame + max(1, steps), envs].swapaxes(0, 1)
+            rows[begin : begin + len(envs), : of_group.shape[1]] = of_group
+            begin += len(envs)
+        return rows
 
     def nothing(self) -> Stepped:
         """Return empty results, for no env. Calls may share the empty arrays."""
@@ -275,7 +397,7 @@ class Results:
             if isinstance(result, Failure):
                 failures.append((group, result))
             else:
-                failures += [(group, value) for kind, _, value in result if kind == _BLOCK.ERROR]
+                failures += [(group, value) for kind, _, value, *_ in result if kind == _BLOCK.ERROR]
         return failures
 
     def _unpack(
@@ -339,6 +461,17 @@ class Results:
                 report = one[1].report
                 error.add_note(f"env {one[1].env} also raised {report.kind}: {report.text}")
         return error
+
+
+def _repeating(rows: npt.NDArray[Any], last: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Let each env's rows after its last one repeat that one."""
+    for env in np.flatnonzero(last + 1 < rows.shape[1]):
+        rows[env, last[env] + 1 :] = rows[env, last[env]]
+    return rows
+
+
+def _nothing(_: int) -> None:
+    """Stand for parts of observations without a fixed shape, of which there are none."""
 
 
 class _Batcher(GymVectorEnv[Any, Any, Any]):

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from gymnasium.core import RenderFrame
 
     from pysampler._frames.spec import Spec
+    from pysampler._vector.chunks import ChunkObservations
     from pysampler._vector.results import Stepped
     from pysampler._workers.counters import Stats
     from pysampler._workers.jobs import Answer
@@ -404,6 +405,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         core = self._core
         with core.enter("reset_wait"):
             self._expect_pending("reset", "reset_wait")
+            core.chunks = None
             observations, _, _, _, infos = self._finish("reset_wait", timeout)
         core.call.returned = True
         self.observations = observations
@@ -492,6 +494,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self._check_actions:
             arguments.refuse_nan(core.spec, self.num_envs, actions)
         frame = core.next_frame()
+        core.chunks = None
         core.call.begin("step")
         # FrameAccess.write takes the space's dtype and Python numbers, Results.write any dtype.
         if core.results.access.write(frame, actions) or core.results.write(actions):
@@ -513,10 +516,56 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         jobs = {g: StepWith([by_env[env] for env in self._core.groups[g]]) for g, _ in group_frames}
         self._core.pool.request(group_frames, jobs)
 
+    def step_chunk(
+        self, actions: Any, *, observations: ChunkObservations = "last"
+    ) -> Stepped:
+        """Let each env make several steps in a row, with one command, and wait for the results.
+
+        The results are those of calls of ``step``, bit for bit. An env whose episode ends stops
+        there, since the rest of its actions were chosen for that episode: their rewards are 0. With
+        SAME_STEP it is reset in that step. With NEXT_STEP its next chunk only resets it, and takes
+        none of the actions. With DISABLED you reset it.
+
+        Args:
+            actions: Arrays as in ``step``, with a dimension for the steps: ``[num_envs, steps]``,
+                and then that of an action.
+            observations: "last" returns the observations after each env's last step. "all" returns
+                those after each step, ``[num_envs, steps, ...]``; after the end of an episode, the
+                last one is repeated.
+
+        Returns:
+            Observations, rewards (``[num_envs, steps]``), terminated, truncated, infos of each
+            env's last step. ``info["steps"]`` says how many actions each env took.
+
+        >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
+        >>> _ = envs.reset(seed=1)
+        >>> _, rewards, terminated, _, infos = envs.step_chunk(np.ones((2, 12), int))
+        >>> terminated, infos["steps"], rewards.sum(axis=1)
+        (array([ True,  True]), array([10,  9]), array([10.,  9.]))
+        >>> envs.close()
+        """
+        from pysampler._vector import chunks  # noqa: PLC0415 - most programs need none
+
+        core = self._core
+        with core.enter("step_chunk"):
+            core.expect_idle("step_chunk")
+            every = chunks.chosen_observations(observations)
+            arrays = chunks.checked_chunk(core.spec, self.num_envs, actions)
+            if self._check_actions:
+                arguments.refuse_nan(core.spec, self.num_envs, actions)
+            chunks.make_room(core, "step_chunk", arrays[0].shape[1], every=every)
+            everyone = slice(None)
+            chunks.Chunks.send(core, "step", arrays, core.all_groups, everyone, every=every)
+            results = self._finish("step_wait", None)
+        core.call.returned = True
+        self.observations = results[0]
+        return results
+
     def _finish(self, what: str, timeout: float | None) -> Stepped:
         """Wait for all groups and read their results from the frame."""
         core = self._core
-        core.wait_and_keep(what, timeout, core.results.read)
+        read = core.results.read if core.chunks is None else core.chunks.read
+        core.wait_and_keep(what, timeout, read)
         results: Stepped = core.hand_over()
         return results
 

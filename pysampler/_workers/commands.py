@@ -18,6 +18,9 @@ __all__ = ["Commands"]
 
 _STEP: int = _core.Command.STEP
 _REQUEST: int = _core.Command.REQUEST
+_CHUNK: int = _core.Command.CHUNK
+_CHUNK_LAST: int = _core.Command.CHUNK_LAST
+_ONE_STEP = _STEP, 1
 
 
 class Commands:
@@ -78,13 +81,34 @@ class Commands:
                 self._jobs.pop(group, None)
         return self._native.step_some(group_frames)
 
-    def send(self, jobs: Mapping[int, Job | None], frames: Mapping[int, int]) -> bool:
-        """Send jobs to groups, each with its frame; None is a step. Either all go or none."""
+    def step_chunk(
+        self, group_frames: Sequence[tuple[int, int]], steps: int, *, last: bool
+    ) -> bool:
+        """Let some groups make several steps, each from its frame on; see ``Pool.step_chunk``."""
+        if self._native.any_new():
+            frames = dict(group_frames)
+            return self.send(dict.fromkeys(frames), frames, (_CHUNK_LAST if last else _CHUNK, steps))
+        for group, _ in group_frames if self._jobs else ():
+            self._jobs.pop(group, None)
+        return self._native.step_chunk(group_frames, steps, last)
+
+    def send(
+        self,
+        jobs: Mapping[int, Job | None],
+        frames: Mapping[int, int],
+        step: tuple[int, int] = _ONE_STEP,
+    ) -> bool:
+        """Send jobs to groups, each with its frame. Either all go or none.
+
+        None in place of a job is ``step``: the kind of the command, and the number of steps.
+        """
         settled: list[int] = []
         if self._native.any_new():
             jobs = {group: self._for_new(group, job, settled) for group, job in jobs.items()}
         # Pickle all before the first is sent: if one fails, no group is left waiting.
-        commands = [self._command(group, job, frames[group]) for group, job in jobs.items()]
+        commands = [
+            self._command(group, job, frames[group], step) for group, job in jobs.items()
+        ]
         for group, job in jobs.items():  # has no meaning for groups that are not in flight
             if job is None:
                 self._jobs.pop(group, None)
@@ -134,12 +158,13 @@ class Commands:
         self._standing.clear()
 
     def _command(
-        self, group: int, job: Job | None, frame: int
-    ) -> tuple[int, int, int, bytes | None]:
+        self, group: int, job: Job | None, frame: int, step: tuple[int, int] = _ONE_STEP
+    ) -> tuple[int, int, int, bytes | None, int]:
         if job is None:
-            return group, _STEP, frame, None
+            kind, steps = step
+            return group, kind, frame, None, steps
         message = None if self._is_inline(group) else dumps_by_value(job)
-        return group, _REQUEST, frame, message
+        return group, _REQUEST, frame, message, 1
 
     def _is_inline(self, group: int) -> bool:
         return group >= len(self._worker_of)

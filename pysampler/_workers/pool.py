@@ -323,6 +323,22 @@ class Pool:
         if not self._commands.step_some(group_frames):
             self._flush()
 
+    def step_chunk(
+        self, group_frames: Sequence[tuple[int, int]], steps: int, *, last: bool
+    ) -> None:
+        """Let the envs of some groups make several steps in a row, until their episodes end.
+
+        Args:
+            group_frames: The groups, and the frame of the first step of each; the next is in the
+                frame that follows, and so on.
+            steps: The number of steps.
+            last: Whether only the last results of each env are read, and all rewards.
+        """
+        if self._recovery.replacing:
+            self._recovery.finish()
+        if not self._commands.step_chunk(group_frames, steps, last=last):
+            self._flush()
+
     def request(self, group_frames: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
         """Send jobs to groups, each with its frame. Either all are sent or none.
 

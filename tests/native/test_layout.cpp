@@ -88,10 +88,12 @@ static_assert(offsetof(Board::Stamp, value) == 0);
 
 static_assert(sizeof(Command) == 16);
 static_assert(offsetof(Command, kind) == 0);
+static_assert(offsetof(Command, steps) == 2);
 static_assert(offsetof(Command, group) == 4);
 static_assert(offsetof(Command, frame) == 8);
 static_assert(offsetof(Command, number) == 12);
-static_assert(Command::kStep == 0 && Command::kRequest == 1 && Command::kNote == 2);
+static_assert(Command::kStep == 0 && Command::kRequest == 1 && Command::kNote == 2 &&
+              Command::kChunk == 3 && Command::kChunkLast == 4);
 static_assert(sizeof(Completion) == 128);
 static_assert(alignof(Completion) == 128);
 static_assert(offsetof(Completion, message) == 0);
