@@ -1,0 +1,460 @@
+"""Chunks: several steps of each env with one command, the same as calls of step."""
+
+import contextlib
+import functools
+import os
+import signal
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
+from interrupts import Interrupted, at_each_point, handler
+from interrupts_in_tests import closing_while_pending, counters
+from made_up import SpaceEnv, same
+
+import pysampler
+from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
+
+MODES = list(AutoresetMode)
+NEXT_STEP, SAME_STEP, DISABLED = MODES
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+
+
+class OneByOne:
+    """Makes chunks as calls of ``step`` of a SyncVectorEnv for each env."""
+
+    def __init__(self, env_fns, mode):
+        self.envs = [SyncVectorEnv([env_fn], autoreset_mode=mode) for env_fn in env_fns]
+        self.mode = mode
+        self.over = [False] * len(env_fns)
+
+    def reset(self, seed=None, mask=None):
+        for i, env in enumerate(self.envs):
+            if mask is None or mask[i]:
+                env.reset(seed=None if seed is None else seed + i)
+                self.over[i] = False
+
+    def step_chunk(self, actions_of, steps):
+        """Return for each env: its observations, rewards, ends, the last infos and its actions."""
+        results = []
+        for i, env in enumerate(self.envs):
+            begins = self.mode is NEXT_STEP and self.over[i]
+            observations, rewards = [], np.zeros(steps)
+            taken = 0
+            for k in range(steps):
+                seen, reward, terminated, truncated, infos = env.step(actions_of(i, k))
+                observations.append(seen)
+                rewards[k] = reward[0]
+                taken += not begins
+                self.over[i] = bool(terminated[0] or truncated[0])
+                if self.over[i] or begins:
+                    break
+            results.append((observations, rewards, terminated[0], truncated[0], infos, taken))
+        return results
+
+    def close(self):
+        for env in self.envs:
+            env.close()
+
+
+def of_env(infos, i):
+    """Return an env's infos out of those of a batch, but those whose type depends on the batch."""
+    found = {}
+    for key, value in infos.items():
+        if key in ("steps", "either") or (key[:1] == "_" and key[1:] in infos):
+            continue
+        if not infos[f"_{key}"][i]:
+            continue
+        found[key] = of_env(value, i) if isinstance(value, dict) else value[i]
+    return found
+
+
+def compare(make, mode, workers, observations, *, seed, chunks=10, most=6, **options):
+    """Compare chunks of random lengths; return how many episodes ended before their chunk did."""
+    rng = np.random.default_rng(seed)
+    ours = pysampler.VectorEnv(make, autoreset_mode=mode, num_workers=workers, **options)
+    theirs = OneByOne(make, mode)
+    space = ours.single_action_space
+    space.seed(seed)
+    cut = 0
+    try:
+        ours.reset(seed=3)
+        theirs.reset(seed=3)
+        for _ in range(chunks):
+            steps = int(rng.integers(1, most))
+            drawn = [[space.sample() for _ in range(steps)] for _ in make]
+            stacked = stack(space, drawn)
+            got = ours.step_chunk(stacked, observations=observations)
+            expected = theirs.step_chunk(lambda i, k, d=drawn: batch_of_one(space, d[i][k]), steps)
+            for i, (seen, rewards, terminated, truncated, infos, taken) in enumerate(expected):
+                every = seen + [seen[-1]] * (steps - len(seen))
+                for k, one in enumerate(every if observations == "all" else seen[-1:]):
+                    same(row(got[0], i, k if observations == "all" else None), row(one, 0, None))
+                assert got[1][i].tobytes() == rewards.tobytes()
+                assert (got[2][i], got[3][i]) == (terminated, truncated)
+                assert got[4]["steps"][i] == taken
+                np.testing.assert_equal(of_env(got[4], i), of_env(infos, 0))
+                cut += taken < steps
+            over = got[2] | got[3]
+            if mode is DISABLED and over.any():
+                ours.reset(options={"reset_mask": over})
+                theirs.reset(mask=over)
+    finally:
+        ours.close()
+        theirs.close()
+    return cut
+
+
+def row(tree, i, k):
+    if isinstance(tree, dict):
+        return {key: row(value, i, k) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(row(value, i, k) for value in tree)
+    return tree[i] if k is None else tree[i, k]
+
+
+def stack(space, drawn):
+    """Return actions [envs][steps] as arrays [envs, steps, ...]."""
+    if isinstance(space, spaces.Dict):
+        return {
+            key: stack(one, [[action[key] for action in steps] for steps in drawn])
+            for key, one in space.items()
+        }
+    return np.array(drawn, space.dtype)
+
+
+def batch_of_one(space, action):
+    if isinstance(space, spaces.Discrete):
+        return np.array([action], space.dtype)
+    return concatenate(space, [action], create_empty_array(space, 1))
+
+
+@pytest.mark.parametrize("observations", ["last", "all"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_chunk_returns_what_single_steps_return(mode, workers, observations):
+    make = [functools.partial(SpaceEnv, BOX, BOX, infos="numbers")] * 3
+    assert compare(make, mode, workers, observations, seed=4) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("observations", ["last", "all"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("main_envs", [0, 2])
+@pytest.mark.parametrize("infos", ["numbers", "all"])
+@pytest.mark.parametrize("mode", MODES)
+def test_chunk_returns_what_single_steps_return_with_any_division(
+    mode, infos, main_envs, groups, observations
+):
+    space = spaces.Dict({"a": BOX, "b": spaces.Discrete(3)})
+    make = [functools.partial(SpaceEnv, space, space, infos=infos)] * 5
+    workers, options = (1 if main_envs else 2), {"main_envs": main_envs, "groups": groups}
+    for seed in range(3):
+        compare(make, mode, workers, observations, seed=seed, chunks=15, **options)
+
+
+class Scripted(gym.Env):
+    """Observes (steps of the episode, episodes). An action chooses what its step does."""
+
+    observation_space = spaces.Box(0, 2.0**40, (2,), np.float64)
+    action_space = spaces.Discrete(8)
+    OK, END, RAISE, KILL, HANG = range(5)
+
+    def __init__(self):
+        self.steps = self.episodes = 0
+
+    def _observe(self):
+        return np.array([self.steps, self.episodes], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.episodes = 0, self.episodes + 1
+        return self._observe(), {}
+
+    def step(self, action):
+        if action == self.RAISE:
+            raise ValueError("told to raise")
+        if action == self.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == self.HANG:
+            threading.Event().wait()
+        self.steps += 1
+        return self._observe(), 1.0, action == self.END, False, {"n": self.steps}
+
+
+def scripted(count=4, mode=NEXT_STEP, **options):
+    envs = pysampler.VectorEnv(
+        [Scripted] * count, autoreset_mode=mode, **{"num_workers": 2, **options}
+    )
+    envs.reset(seed=1)
+    return contextlib.closing(envs)
+
+
+def chunk(envs, steps=4, **actions):
+    """Return a chunk of action 0, except those given as env_2=[0, 3]."""
+    chosen = np.zeros((envs.num_envs, steps), np.int64)
+    for name, given in actions.items():
+        chosen[int(name[4:]), : len(given)] = given
+    return chosen
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_next_step_mode_spends_a_chunk_on_the_reset(workers):
+    with scripted(num_workers=workers) as envs:
+        seen, rewards, terminated, _, infos = envs.step_chunk(chunk(envs, env_1=[0, 1]))
+        assert terminated.tolist() == [False, True, False, False]
+        assert seen[1].tolist() == [2, 1]
+        assert rewards[1].tolist() == [1, 1, 0, 0]
+        seen, rewards, terminated, _, infos = envs.step_chunk(chunk(envs))
+        assert infos["steps"].tolist() == [4, 0, 4, 4]
+        assert seen[1].tolist() == [0, 2]
+        assert rewards[1].tolist() == [0, 0, 0, 0]
+        assert not terminated.any()
+        assert envs.step_chunk(chunk(envs))[4]["steps"].tolist() == [4] * 4
+
+
+def test_same_step_mode_resets_in_the_step_that_ends():
+    with scripted(mode=SAME_STEP) as envs:
+        seen, _, terminated, _, infos = envs.step_chunk(chunk(envs, env_1=[0, 1]))
+        assert terminated[1]
+        assert infos["steps"].tolist() == [4, 2, 4, 4]
+        assert seen[1].tolist() == [0, 2]
+        assert infos["final_obs"][1].tolist() == [2, 1]
+        assert infos["final_info"]["n"][1] == 2
+
+
+def test_observations_after_the_end_repeat_the_last():
+    with scripted(mode=DISABLED) as envs:
+        seen, *_ = envs.step_chunk(chunk(envs, env_1=[0, 1]), observations="all")
+        assert seen.shape == (4, 4, 2)
+        assert seen[0, :, 0].tolist() == [1, 2, 3, 4]
+        assert seen[1, :, 0].tolist() == [1, 2, 2, 2]
+
+
+def test_chunk_is_one_command_for_each_group():
+    with scripted() as envs:
+        native = envs._pool.native
+        envs.step_chunk(chunk(envs))
+        before = [native.number_of(group) for group in range(2)]
+        envs.step_chunk(chunk(envs))
+        assert [native.number_of(group) for group in range(2)] == [n + 1 for n in before]
+
+
+def test_steps_and_chunks_may_alternate():
+    with scripted() as envs:
+        for round_ in range(1, 5):
+            seen, *_ = envs.step_chunk(chunk(envs, 2 + round_ % 2))
+            first = seen[0, 0]
+            assert envs.step(np.zeros(4, np.int64))[0][:, 0].tolist() == [first + 1] * 4
+            assert envs.step(np.zeros(4, np.int64))[0][:, 0].tolist() == [first + 2] * 4
+
+
+def test_results_of_a_chunk_are_not_overwritten():
+    with scripted() as envs:
+        first = envs.step_chunk(chunk(envs), observations="all")
+        copies = [array.copy() for array in first[:4]]
+        envs.step_chunk(chunk(envs, env_0=[1]), observations="all")
+        for array, copy in zip(first[:4], copies, strict=True):
+            np.testing.assert_array_equal(array, copy)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("given", [np.float32, np.float64, np.float16])
+def test_actions_of_a_chunk_keep_their_dtype(given, workers):
+    fns = [functools.partial(SpaceEnv, BOX, BOX, infos="all", ends=0)] * 2
+    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=workers)) as envs:
+        envs.reset()
+        infos = envs.step_chunk(np.ones((2, 3, 3), given))[4]
+        assert all(np.dtype(given).name in text for text in infos["action"])
+
+
+def test_actions_may_be_nested_lists():
+    with scripted() as envs:
+        assert envs.step_chunk([[0, 0, 1]] * 4)[2].all()
+
+
+BAD = {
+    "one step": (np.zeros(4, np.int64), ValueError, r"shape \(4,\), expected \(4, steps\)"),
+    "other envs": (np.zeros((3, 2), np.int64), ValueError, r"shape \(3, 2\), expected \(4, 2\)"),
+    "no steps": (np.zeros((4, 0), np.int64), ValueError, "0 steps, expected 1 to 65535"),
+    "floats": (np.zeros((4, 2)), TypeError, "dtype float64, expected int64"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_chunks_of_actions_are_refused(name):
+    actions, error, text = BAD[name]
+    with scripted() as envs:
+        with pytest.raises(error, match=f"cannot send actions: {text}"):
+            envs.step_chunk(actions)
+        with pytest.raises(ValueError, match='observations 1, expected "last" or "all"'):
+            envs.step_chunk(chunk(envs), observations=1)
+        assert envs.step_chunk(chunk(envs))[4]["steps"].tolist() == [4] * 4
+
+
+def test_envs_that_step_together_only_make_no_chunks():
+    nested = functools.partial(SyncVectorEnv, [Scripted] * 2)
+    with contextlib.closing(pysampler.VectorEnv([nested], num_workers=1)) as envs:
+        envs.reset()
+        with pytest.raises(ValueError, match="SyncVectorEnv.* steps all of its envs or none"):
+            envs.step_chunk(chunk(envs))
+
+
+def test_nan_in_any_step_of_a_chunk_is_refused():
+    fns = [functools.partial(SpaceEnv, BOX, BOX)] * 2
+    with contextlib.closing(
+        pysampler.VectorEnv(fns, num_workers=0, check_actions=True)
+    ) as envs:
+        envs.reset()
+        actions = np.zeros((2, 3, 3), np.float32)
+        actions[1, 2, 0] = np.nan
+        with pytest.raises(ValueError, match="nan for env 1"):
+            envs.step_chunk(actions)
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("observations", ["last", "all"])
+def test_env_that_raises_is_named_with_its_step(observations, workers):
+    with scripted(num_workers=workers) as envs:
+        with pytest.raises(EnvError, match="env 2.* raised ValueError in step 3 of a chunk") as got:
+            envs.step_chunk(chunk(envs, env_2=[0, 0, 2]), observations=observations)
+        assert got.value.env == 2
+        seen, _, _, _, infos = envs.step_chunk(chunk(envs))
+        assert infos["steps"].tolist() == [4] * 4
+        assert seen[:, 0].tolist() == [8, 8, 6, 8]  # the others made all of their steps
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("observations", ["last", "all"])
+def test_worker_lost_in_a_chunk_ends_the_episodes_of_its_envs(observations, mode):
+    with scripted(mode=mode, on_worker_loss="restart") as envs:
+        before = envs.step_chunk(chunk(envs))[0]
+        seen, rewards, terminated, truncated, infos = envs.step_chunk(
+            chunk(envs, env_2=[0, 0, 3]), observations=observations
+        )
+        assert truncated.tolist() == [False, False, True, True]
+        assert not terminated.any()
+        assert infos["worker_lost"].tolist() == [False, False, True, True]
+        assert infos["steps"].tolist() == [4, 4, 0, 0]
+        assert rewards.tolist() == [[1] * 4] * 2 + [[0] * 4] * 2
+        last = seen[:, -1] if observations == "all" else seen
+        if mode is SAME_STEP:
+            assert last[2:].tolist() == [[0, 1]] * 2
+            assert [one.tolist() for one in infos["final_obs"][2:]] == before[2:].tolist()
+        else:
+            assert last[2:].tolist() == before[2:].tolist()
+        if mode is DISABLED:
+            envs.reset(options={"reset_mask": truncated})
+        steps = envs.step_chunk(chunk(envs))[4]["steps"]
+        assert steps.tolist() == ([4, 4, 0, 0] if mode is NEXT_STEP else [4] * 4)
+        assert envs.step_chunk(chunk(envs))[4]["steps"].tolist() == [4] * 4
+
+
+def test_first_chunk_knows_the_last_observations_of_a_lost_worker():
+    with scripted(on_worker_loss="restart") as envs:
+        before = envs.step(np.zeros(4, np.int64))[0]
+        seen = envs.step_chunk(chunk(envs, env_0=[3]))[0]
+        assert seen[:2].tolist() == before[:2].tolist()
+
+
+def test_step_after_a_chunk_knows_the_last_observations_of_a_lost_worker():
+    with scripted(on_worker_loss="restart") as envs:
+        before = envs.step_chunk(chunk(envs))[0]
+        seen = envs.step(chunk(envs, 1, env_0=[3])[:, 0])[0]
+        assert seen[:2].tolist() == before[:2].tolist()
+
+
+def test_worker_lost_in_a_chunk_is_an_error():
+    with scripted() as envs, pytest.raises(WorkerLostError, match=r"signal 9 .*stepping envs 2-3"):
+        envs.step_chunk(chunk(envs, env_2=[0, 3]))
+
+
+@pytest.mark.slow
+@closing_while_pending
+def test_step_timeout_names_the_env_that_hangs_in_a_chunk():
+    with scripted(step_timeout=0.3) as envs:
+        with pytest.raises(EnvTimeoutError, match="env 2 .*has not answered") as got:
+            envs.step_chunk(chunk(envs, env_2=[0, 4]))
+        assert got.value.env == 2
+        envs.close(terminate=True)
+
+
+class Sleeper(Scripted):
+    def step(self, action):
+        threading.Event().wait(0.1)
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_step_timeout_counts_each_step_of_a_chunk():
+    with contextlib.closing(
+        pysampler.VectorEnv([Sleeper] * 2, num_workers=1, step_timeout=0.5)
+    ) as envs:
+        envs.reset()
+        assert envs.step_chunk(chunk(envs, 8))[4]["steps"].tolist() == [8, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("main_envs", [0, 2, 4])
+@pytest.mark.parametrize("observations", ["last", "all"])
+def test_next_wait_returns_an_interrupted_chunk(observations, main_envs):
+    options = {"num_workers": 0} if main_envs == 4 else {"main_envs": main_envs}
+    with contextlib.closing(counters(**options)) as envs:
+        envs.reset()
+        actions = np.zeros((4, 3), np.int64)
+        envs.step_chunk(actions)
+        steps = 3
+
+        def check(results, where):
+            nonlocal steps
+            if results is None and envs.pending:
+                results = envs.step_wait()
+            if results is not None:
+                steps += 3
+                seen, rewards, _, _, infos = results
+                last = seen[:, -1] if observations == "all" else seen
+                assert last[:, 1].tolist() == [steps] * 4, where
+                assert rewards.tolist() == [[steps - 2, steps - 1, steps]] * 4, where
+                assert infos["text"].tolist() == [f"{n} {steps}" for n in range(4)], where
+            assert envs.get_attr("steps") == (steps,) * 4, where
+
+        program = functools.partial(envs.step_chunk, actions, observations=observations)
+        assert at_each_point(program, check) > 20
+
+
+class InterruptedOnce(Scripted):
+    """Sends a signal in the third step of env 1, before it counts."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number, self.sent = number, False
+
+    def step(self, action):
+        if (self.number, self.steps, self.sent) == (1, 2, False):
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().step(action)
+
+
+def test_interrupted_chunk_in_this_process_resumes_at_its_step():
+    fns = [functools.partial(InterruptedOnce, number) for number in range(3)]
+    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=0)) as envs:
+        envs.reset()
+        with handler(raises), pytest.raises(Interrupted):
+            envs.step_chunk(chunk(envs))
+        seen, rewards, *_, infos = envs.step_wait()
+        assert seen[:, 0].tolist() == [4] * 3
+        assert rewards.tolist() == [[1] * 4] * 3
+        assert infos["steps"].tolist() == [4] * 3
+
+
+def raises(*_):
+    raise Interrupted
