@@ -18,7 +18,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._frames.frames import FINAL
-from pysampler._vector.blocks import GivenActions, RepeatableBlock
+from pysampler._vector.blocks import ChunkBlock, GivenActions
 from pysampler._vector.columns import InfoColumns, row_of
 from pysampler._vector.env_calls import reward_shape, reward_space_of
 from pysampler.envs._errors import RowError
@@ -49,7 +49,7 @@ _SEED = 32
 _NEVER = 1 << 62
 
 
-class BatchBlock(RepeatableBlock):
+class BatchBlock(ChunkBlock):
     """Envs that step together, in place of the ``count`` envs from ``first`` on.
 
     Args:
@@ -192,6 +192,8 @@ class BatchBlock(RepeatableBlock):
             if actions is None:
                 actions = self._actions.of(frame)
             given = actions if self._all_begun and isinstance(actions, np.ndarray) else None
+            if self.stopped is not None:
+                given = None
             if given is not None and not self.any_ended:
                 self._rows.begin(frame)
                 self._step_together(frame, given)
@@ -210,6 +212,9 @@ class BatchBlock(RepeatableBlock):
             self._meter.idle()
             self._leave(_ERROR, error.row if isinstance(error, RowError) else 0, error)
         return self._done(frame)
+
+    def step_in_chunk(self, frame: int) -> bool:
+        return BatchBlock.step(self, frame)  # a subclass may leave the batch, which it did before
 
     def _step_and_reset(self, frame: int, actions: Array) -> None:
         """Step all envs and discard the steps of those that had ended, which are reset instead."""
@@ -259,15 +264,17 @@ class BatchBlock(RepeatableBlock):
     def _step_some(self, frame: int, actions: Sequence[Any] | Array) -> None:
         """Step the envs that have begun an episode, and reset those whose episodes have ended."""
         given = actions if isinstance(actions, np.ndarray) else self._stacked(actions)
-        resets = np.flatnonzero(self.ended)
+        makes_none = self.stopped if self.stopped is not None else np.zeros(self.count, bool)
+        resets = np.flatnonzero(self.ended & ~makes_none)
         if len(resets):
             self._reset(frame, resets.astype(np.int32))
         began = now()
         going = self.begun.copy()
         going[resets] = False
+        going &= ~makes_none
         steps: Array = np.flatnonzero(going).astype(np.int32)
         if not self._all_begun:
-            for i in np.flatnonzero(~self.begun):
+            for i in np.flatnonzero(~(self.begun | makes_none)):
                 text = "Cannot call env.step() before calling env.reset()"
                 self._leave(_ERROR, int(i), gym.error.ResetNeeded(text))
         if given is not None:

@@ -95,6 +95,20 @@ class _Twins(OwnBlock):
             return stepped
         return super().step(frame, _as_numbers(actions))
 
+    def step_chunk(self, frame: int, steps: int, last: bool) -> bool:  # noqa: FBT001
+        if any(self._has_left(frame + k, None) for k in range(steps)):
+            stepped: bool = self._successor.step_chunk(frame, steps, last)
+            return stepped
+        return super().step_chunk(frame, steps, last)
+
+    def step_chunk_once(self, frame: int, steps: int, last: bool, number: int) -> bool:  # noqa: FBT001
+        if self._successor is None and self.here and number == self._number:
+            self.return_to(self._before)
+        if any(self._has_left(frame + k, None) for k in range(steps)):
+            stepped: bool = self._successor.step_chunk_once(frame, steps, last, number)
+            return stepped
+        return super().step_chunk_once(frame, steps, last, number)
+
     def step_once(self, frame: int, number: int) -> bool:
         if self._successor is None and self.here and number == self._number:
             self.return_to(self._before)  # an interrupted step may have begun new episodes

@@ -18,7 +18,7 @@ from pysampler import _core
 from pysampler._frames.frames import FINAL, FINAL_BY_MAIL
 from pysampler._frames.spec import spec_of
 from pysampler._vector.batch_block import BatchBlock
-from pysampler._vector.blocks import GivenActions, Overflow, RepeatableBlock
+from pysampler._vector.blocks import ChunkBlock, GivenActions, Overflow
 from pysampler._vector.wrapped.layers import Rows
 from pysampler._workers.jobs import is_users
 
@@ -152,7 +152,7 @@ class PythonEnvs:
         return getattr(self.block, name)
 
 
-class LayeredBlock(RepeatableBlock):
+class LayeredBlock(ChunkBlock):
     """A block with layers that replace the wrappers of its envs.
 
     Args:
@@ -199,8 +199,8 @@ class LayeredBlock(RepeatableBlock):
         self._inner_rewards = inner.rewards[0, envs]
         if self._acting:
             self._actions = GivenActions(frames, self.first, self.count)
+        self._has_final = frames.has_final[:, envs]
         if self.observes:
-            self._has_final = frames.has_final[:, envs]
             self._observations = frames.observations[0][:, envs]
             self._inner_observations = inner.observations[0][0, envs]
             if self._same_step:
@@ -229,6 +229,38 @@ class LayeredBlock(RepeatableBlock):
         with self._blaming():
             self._step(frame, actions, None if fresh is None else fresh.copy())
         return bool(self._overflow)
+
+    @property
+    def ended(self) -> Array:  # type: ignore[override]
+        """For each env, whether the next step resets it."""
+        ended: Array = self.inner.ended
+        return ended
+
+    @property
+    def failed(self) -> bool:  # type: ignore[override]
+        """Whether the last step or reset raised before it had written all results."""
+        return bool(self.inner.failed)
+
+    def step_chunk(self, frame: int, steps: int, last: bool) -> bool:  # noqa: FBT001
+        """Let every env make several steps, from the frame on, until its episode ends."""
+        if self._successor is None:
+            whys = (self._why_leave(frame + k, None) for k in range(steps))
+            why = next((one for one in whys if one is not None), None)
+            if why is None and not isinstance(self.inner, BatchBlock):
+                why = "it was sent a chunk of steps"
+            if why is not None:
+                self._successor = self._leave(why)
+        if self._successor is not None:
+            stepped: bool = self._successor.step_chunk(frame, steps, last)
+            return stepped
+        return super().step_chunk(frame, steps, last)
+
+    def step_in_chunk(self, frame: int) -> bool:
+        self.inner.stopped = self.stopped
+        try:
+            return self.step(frame)
+        finally:
+            self.inner.stopped = None
 
     def _why_leave(self, frame: int, actions: Sequence[Any] | None) -> str | None:
         """Return why the layers cannot run in this step; None if they can."""
@@ -260,12 +292,15 @@ class LayeredBlock(RepeatableBlock):
                 given = layer.act(given)
         self.inner.step(frame, given)
         failed, unlike = self._take_inner_overflow()
-        if fresh is None and not failed and not unlike:
+        if fresh is None and not failed and not unlike and self.stopped is None:
             self._stepped(frame, self._everyone, slice(None))
             return
         if fresh is None:
             fresh = np.zeros(self.count, bool)
         stepped = ~fresh
+        if self.stopped is not None:
+            fresh = fresh & ~self.stopped
+            stepped = ~(fresh | self.stopped)
         for chosen in (fresh, stepped):
             chosen[failed] = False
             chosen[list(unlike)] = False
