@@ -14,10 +14,10 @@ class Block {
     // Returns whether some results do not fit into the frame.
     virtual bool step(std::uint32_t frame) = 0;
 
-    // Lets every env of the block make `steps` steps in a row: step k reads its action from the frame
-    // `frame` + k, and writes its results there. An env whose episode ends, or begins, stops there;
-    // its rows in the frames that follow are marked. With `last`, nobody reads any results of an
-    // env but those of its last step, and all rewards. Returns as above.
+    // Lets every env of the block make `steps` steps in a row: step k reads its action from the
+    // frame `frame` + k, and writes its results there. An env whose episode ends, or begins, stops
+    // there; its rows in the frames that follow are marked. With `last`, nobody reads any results
+    // of an env but those of its last step, and all rewards. Returns as above.
     virtual bool step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) = 0;
 
     // Both in the user's process, where a signal handler may raise an exception half-way.

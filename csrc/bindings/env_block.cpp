@@ -197,8 +197,8 @@ bool EnvBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) {
                 continue;
             }
             over = true;  // also if the env raises
-            now = timed(at, i, now,
-                        [&] { over = step_in_chunk(at, i, last && step_ + 1 < steps); });
+            now =
+                timed(at, i, now, [&] { over = step_in_chunk(at, i, last && step_ + 1 < steps); });
         }
         if (!told_unseen_.empty() && told_unseen_[i]) guarded(i, [&] { tell_unseen(i, false); });
     }

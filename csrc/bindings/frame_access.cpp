@@ -66,8 +66,9 @@ void FrameAccess::check_frame(std::uint32_t frame) const {
 
 bool FrameAccess::held(std::uint32_t frame) const {
     return frame < lent_.size() &&
-           std::any_of(lent_[frame].begin(), lent_[frame].end(),
-                       [](const std::optional<Lent>& rows) { return rows && rows->held(); });
+           std::any_of(
+               lent_[frame].begin(), lent_[frame].end(),
+               [](const std::optional<Lent>& rows) { return rows && rows->held(); });
 }
 
 bool FrameAccess::may_lend(std::uint32_t frame) const {

@@ -139,11 +139,11 @@ class PyPool : public Handle {
             const py::object block = inline_blocks_[at];
             const std::uint64_t before = given_up_;
             auto& envs = block.cast<Block&>();
-            const bool left = command.kind == Command::kStep
-                                  ? envs.step_once(command.frame, command.number)
-                                  : envs.step_chunk_once(command.frame, command.steps,
-                                                         command.kind == Command::kChunkLast,
-                                                         command.number);
+            const bool left =
+                command.kind == Command::kStep
+                    ? envs.step_once(command.frame, command.number)
+                    : envs.step_chunk_once(command.frame, command.steps,
+                                           command.kind == Command::kChunkLast, command.number);
             if (given_up_ != before || closed()) {
                 raise("ClosedError", "cannot wait on pool: it was closed meanwhile");
             }

@@ -10,15 +10,15 @@ with any autoreset mode, no action is taken in an episode that it was not chosen
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from pysampler._frames.spec import leaves
+from pysampler._vector import arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pysampler._vector.results import Stepped
     from pysampler._workers.jobs import Answer
 
-__all__ = ["ChunkObservations", "Chunks", "MAX_STEPS", "checked_chunk"]
+__all__ = ["MAX_STEPS", "ChunkObservations", "Chunks", "checked_chunk"]
 
 ChunkObservations = Literal["last", "all"]
 
@@ -74,97 +74,133 @@ def checked_chunk(
     return arrays
 
 
-@dataclass
 class Chunks:
     """The chunks that groups of envs were sent.
 
     Args:
         core: The envs.
-        steps: The number of steps of the newest chunk.
         every: Whether to return the observations of all steps.
+
+    Attributes:
+        steps: The number of steps of the longest chunk that was sent.
         sent: By group, the number of steps of its chunk.
     """
 
-    core: VectorCore
-    steps: int
-    every: bool
-    sent: dict[int, int] = field(default_factory=dict)
+    def __init__(self, core: VectorCore, *, every: bool) -> None:
+        self.steps = 0
+        self.sent: dict[int, int] = {}
+        self._core = core
+        self._every = every
 
     @classmethod
-    def send(
-        cls,
-        core: VectorCore,
-        name: str,
-        actions: Sequence[npt.NDArray[Any]],
-        groups: Sequence[int],
-        envs: Any,
-        *,
-        every: bool,
-        before: Chunks | None = None,
+    def of(
+        cls, core: VectorCore, what: str, observations: Any, before: Chunks | None = None
     ) -> Chunks:
-        """Write the actions of a chunk to its frames, and send it to groups.
+        """Return chunks for a call, of which some may be under way already; raise if it is wrong.
 
         Args:
             core: The envs.
-            name: The name of the call, for errors.
-            actions: Their leaves, ``[envs, steps, ...]``.
+            what: The name of the call, for errors.
+            observations: Its argument.
+            before: The chunks under way.
+        """
+        if not isinstance(observations, str) or observations not in get_args(ChunkObservations):
+            raise ValueError(
+                f'cannot call {what}: observations {observations!r}, expected "last" or "all"'
+            )
+        every = observations == "all"
+        if (why := core.why_no_chunks) is not None:
+            raise ValueError(f"cannot call {what}: {why}")
+        if every and core.spec.unshaped_observations:
+            raise ValueError(
+                f'cannot call {what}: observations "all", but some have no fixed shape, expected '
+                '"last"'
+            )
+        if before is None or before._idle():
+            return cls(core, every=every)
+        if before._every != every:
+            raise ValueError(
+                f"cannot call {what}: observations {observations!r}, unlike those of the chunks "
+                "under way"
+            )
+        return before
+
+    def send(
+        self,
+        name: str,
+        actions: Any,
+        groups: Sequence[int],
+        envs: npt.NDArray[np.int64],
+        *,
+        check: bool,
+    ) -> None:
+        """Write the actions of a chunk to its frames, and send it to groups.
+
+        Args:
+            name: The name of the pending call.
+            actions: The actions.
             groups: The groups.
             envs: Their envs, in the order of the rows.
-            every: Whether to return the observations of all steps.
-            before: The chunks sent before to other groups, which may be under way.
+            check: Whether to raise if an action is NaN.
         """
-        steps = actions[0].shape[1]
+        core = self._core
+        arrays = checked_chunk(core.spec, len(envs), actions)
+        if check:
+            arguments.refuse_nan(core.spec, len(envs), actions)
+        steps: int = arrays[0].shape[1]
+        if core.results.frames.plan.chunk < steps:
+            core.expect_idle("send_chunk" if name == "send" else "step_chunk")
+            core.lay_out_chunks(steps)
         core.announce_columns()
         frames = core.results.frames
         first = frames.ring
         rows = slice(first, first + steps)
-        for leaf, array in enumerate(actions):
-            frames.action_types[rows, envs, leaf] = array.dtype.num
-            frames.actions_as(leaf, array.dtype)[rows, envs] = array.swapaxes(0, 1)
-        chunks = before or cls(core, steps, every)
-        chunks.steps, chunks.every = steps, every
-        chunks.sent.update(dict.fromkeys(groups, steps))
+        of_all = slice(None) if envs is core.everyone else envs  # copied faster
+        for leaf, array in enumerate(arrays):
+            frames.action_types[rows, of_all, leaf] = array.dtype.num
+            frames.actions_as(leaf, array.dtype)[rows, of_all] = array.swapaxes(0, 1)
         core.call.begin(name)
-        core.chunks = chunks
-        core.pool.step_chunk([(group, first) for group in groups], steps, last=not every)
-        return chunks
+        self.steps = max(self.steps, steps)
+        self.sent.update((group, steps) for group in groups)
+        core.chunks = self
+        core.pool.step_chunk([(group, first) for group in groups], steps, last=not self._every)
+
+    def forget(self, groups: Sequence[int], *, resets: bool = False) -> None:
+        """Note that groups are sent steps or resets.
+
+        Once they are sent steps while no chunk is under way, results have no columns for steps.
+        """
+        for group in groups:
+            self.sent.pop(group, None)
+        if not resets and self._idle():
+            self._core.chunks = None
+
+    def _idle(self) -> bool:
+        """Return whether no chunk is under way, or on its way to the caller."""
+        core = self._core
+        kept = () if core.call.kept is None else core.call.kept[0]
+        return not any(group in kept or core.pool.is_pending(group) for group in self.sent)
 
     def read(self, answers: Sequence[Answer]) -> Stepped:
         """Return the results of all envs."""
-        results = self.core.results
-        results.expect_none_failed(answers)
-        return self.read_some(self.core.all_groups, answers)
+        core = self._core
+        core.results.expect_none_failed(answers)
+        chunks = [(group, core.results.frames.ring, self.steps) for group in core.all_groups]
+        return core.results.read_chunks(chunks, answers, self.steps, every=self._every)
 
-    def read_some(self, groups: Iterable[int], answers: Sequence[Answer]) -> Stepped:
+    def read_some(self, groups: Sequence[int], answers: Sequence[Answer]) -> Stepped:
         """Return the results of some groups, of which some may have made other commands."""
-        results = self.core.results
-        first = results.frames.ring
+        core, results = self._core, self._core.results
         chunks = [
-            (group, first, self.sent[group])
+            (group, results.frames.ring, self.sent[group])
             if group in self.sent
-            else (group, results.access.frame_of(group), 0)
+            else (group, results.access.frame_of(group), int(not core.pool.was_job(group)))
             for group in groups
         ]
-        return results.read_chunks(chunks, answers, self.steps, every=self.every)
+        stepped = results.read_chunks(chunks, answers, self.steps, every=self._every)
+        results.add_env_ids(stepped[4], groups)
+        return stepped
 
-
-def chosen_observations(observations: Any) -> bool:
-    """Return whether to return the observations of all steps; raise ValueError for other words."""
-    if not isinstance(observations, str) or observations not in get_args(ChunkObservations):
-        raise ValueError(
-            f'cannot send actions: observations {observations!r}, expected "last" or "all"'
-        )
-    return observations == "all"
-
-
-def make_room(core: VectorCore, what: str, steps: int, *, every: bool) -> None:
-    """Lay out the frames anew unless they have room for a chunk of some steps."""
-    if (why := core.why_no_chunks) is not None:
-        raise ValueError(f"cannot call {what}: {why}")
-    if every and core.spec.unshaped_observations:
-        raise ValueError(
-            f'cannot call {what}: observations="all", but some have no fixed shape, expected "last"'
-        )
-    if core.results.frames.plan.chunk < steps:
-        core.expect_idle(what)
-        core.lay_out_chunks(steps)
+    def nothing(self) -> Stepped:
+        """Return empty results, for no env."""
+        return self._core.results.no_chunks(self.steps, every=self._every)

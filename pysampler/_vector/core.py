@@ -132,6 +132,7 @@ class VectorCore:
         self._copy = copy
         self._restarts = restarts
         self._resets_itself = resets_itself
+        self._carried: Results | None = None  # has the last observations, for the next layout
         self.lay_out(usual)
 
     # -- frames ----------------------------------------------------------------------------------
@@ -168,7 +169,9 @@ class VectorCore:
             workers=len(self.pool.assignments) > 0,
         )
         results.show_versions = self.options_version > 0
-        self.results = results
+        if self._carried is not None:
+            results.take_last(self._carried)
+        self.results, self._carried = results, None
         self.call.use_frames(results.access)
         return frames, segment
 
@@ -183,10 +186,9 @@ class VectorCore:
 
     def lay_out_chunks(self, steps: int) -> None:
         """Lay out frames with room for a chunk of this many steps; nothing may be pending."""
-        before = self.results
+        self._carried = self.results
         self._usual = replace(self._usual, chunk=steps)
         self.lay_out(self._usual)
-        self.results.take_last(before)
 
     def _expect_mode(self, layout: FrameLayout) -> None:
         """Raise ValueError if a vector env among the envs cannot follow an autoreset mode.

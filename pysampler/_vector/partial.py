@@ -176,7 +176,8 @@ class Batches:
             core.call.keep(failed, None, core.pool.error_of(*first(failures)))
         elif groups:
             try:
-                core.call.keep(groups, core.results.read_some(groups, answers), None)
+                read = core.results.read_some if core.chunks is None else core.chunks.read_some
+                core.call.keep(groups, read(groups, answers), None)
             except EnvError as error:
                 core.call.keep(groups, None, error)
 

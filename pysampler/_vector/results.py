@@ -174,9 +174,13 @@ class Results:
             versions = self.frames.options_versions
             of_groups = [versions[frame, self._ids[group]] for group, frame in group_frames]
             self._add_versions(infos, np.concatenate(of_groups))
-        infos["env_id"] = envs
-        infos["_env_id"] = np.ones(len(envs), np.bool_)
+        self.add_env_ids(infos, groups)
         return observations, rewards, terminated, truncated, infos
+
+    def add_env_ids(self, infos: dict[str, Any], groups: Sequence[int]) -> None:
+        """Add the info ``env_id``, which names the env of each row."""
+        infos["env_id"] = np.concatenate([self._ids[group] for group in groups])
+        infos["_env_id"] = np.ones(len(infos["env_id"]), np.bool_)
 
     def read_chunks(
         self,
@@ -198,7 +202,8 @@ class Results:
             every: Whether to return the observations of all steps.
         """
         begins = {group: frame for group, frame, _ in chunks}
-        rest, final = [], {}
+        rest: list[tuple[int, dict[str, Any]]] = []
+        final: dict[int, Any] = {}
         none = [group for group, _, steps in chunks if steps == 0]
         if answers:
             none += self._skip_lost(chunks, answers)
@@ -282,7 +287,7 @@ class Results:
     ) -> npt.NDArray[Any]:
         """Return the rows of chunks in an array of frames as ``[envs, steps, ...]``, as a copy."""
         _, frame, steps = chunks[0]
-        if len(chunks) == len(self._groups) and all(one[1:] == (frame, most) for one in chunks):
+        if chunks == [(group, frame, most) for group in range(len(self._groups))]:
             of_all: npt.NDArray[Any] = array[frame : frame + most].swapaxes(0, 1).copy()
             return of_all
         count = sum(len(self._ids[group]) for group, *_ in chunks)
@@ -298,6 +303,21 @@ class Results:
     def nothing(self) -> Stepped:
         """Return empty results, for no env. Calls may share the empty arrays."""
         return *self._nothing, {"env_id": self._no_ids, "_env_id": self._nothing[2]}
+
+    def no_chunks(self, steps: int, *, every: bool) -> Stepped:
+        """Return empty results of chunks."""
+        observations, rewards, terminated, truncated, infos = self.nothing()
+        if every:
+            arrays = self.frames.observations
+            shapes = [(0, steps, *leaf.shape[2:]) for leaf in arrays]
+            observations = build(
+                self._spec.observation_tree,
+                lambda leaf: np.zeros(shapes[leaf], arrays[leaf].dtype),
+                _nothing,
+            )
+        rewards = np.zeros((0, steps, *rewards.shape[1:]))
+        infos = {**infos, "steps": self._no_ids, "_steps": terminated}
+        return observations, rewards, terminated, truncated, infos
 
     def observations(self) -> Any:
         """Return the observations of all envs in the current frame."""
@@ -397,7 +417,9 @@ class Results:
             if isinstance(result, Failure):
                 failures.append((group, result))
             else:
-                failures += [(group, value) for kind, _, value, *_ in result if kind == _BLOCK.ERROR]
+                failures += [
+                    (group, value) for kind, _, value, *_ in result if kind == _BLOCK.ERROR
+                ]
         return failures
 
     def _unpack(

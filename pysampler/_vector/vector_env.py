@@ -516,9 +516,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         jobs = {g: StepWith([by_env[env] for env in self._core.groups[g]]) for g, _ in group_frames}
         self._core.pool.request(group_frames, jobs)
 
-    def step_chunk(
-        self, actions: Any, *, observations: ChunkObservations = "last"
-    ) -> Stepped:
+    def step_chunk(self, actions: Any, *, observations: ChunkObservations = "last") -> Stepped:
         """Let each env make several steps in a row, with one command, and wait for the results.
 
         The results are those of calls of ``step``, bit for bit. An env whose episode ends stops
@@ -544,18 +542,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         (array([ True,  True]), array([10,  9]), array([10.,  9.]))
         >>> envs.close()
         """
-        from pysampler._vector import chunks  # noqa: PLC0415 - most programs need none
+        from pysampler._vector.chunks import Chunks  # noqa: PLC0415 - most programs need none
 
         core = self._core
         with core.enter("step_chunk"):
             core.expect_idle("step_chunk")
-            every = chunks.chosen_observations(observations)
-            arrays = chunks.checked_chunk(core.spec, self.num_envs, actions)
-            if self._check_actions:
-                arguments.refuse_nan(core.spec, self.num_envs, actions)
-            chunks.make_room(core, "step_chunk", arrays[0].shape[1], every=every)
-            everyone = slice(None)
-            chunks.Chunks.send(core, "step", arrays, core.all_groups, everyone, every=every)
+            chunks = Chunks.of(core, "step_chunk", observations)
+            groups, envs = core.all_groups, core.everyone
+            chunks.send("step", actions, groups, envs, check=self._check_actions)
             results = self._finish("step_wait", None)
         core.call.returned = True
         self.observations = results[0]
@@ -594,6 +588,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             groups = self._batches.idle_groups("send", envs)
             if self._check_actions:
                 arguments.refuse_nan(core.spec, len(envs), actions)
+            if core.chunks is not None:
+                core.chunks.forget(groups)
             core.announce_columns()
             results = core.results
             group_frames = results.access.start(groups)
@@ -602,6 +598,33 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 core.pool.step_some(group_frames)
             else:
                 self._send_objects(actions, envs, group_frames)
+
+    def send_chunk(
+        self,
+        actions: Any,
+        env_ids: Any = None,
+        *,
+        observations: ChunkObservations = "last",
+    ) -> None:
+        """Start a chunk of steps of some or all envs; ``recv`` returns results as ``step_chunk``.
+
+        From then on ``recv`` returns rewards of ``[envs, steps]`` until all chunks have come back
+        and you call ``send``. A reset takes no action: ``info["steps"]`` is 0.
+
+        Args:
+            actions: Arrays with a row for each of ``env_ids``; see ``step_chunk``. A first chunk,
+                or one that is longer than all before, needs a moment when no env is pending.
+            env_ids: The indices of the envs; see ``send``.
+            observations: See ``step_chunk``.
+        """
+        from pysampler._vector.chunks import Chunks  # noqa: PLC0415 - most programs need none
+
+        core = self._core
+        with core.enter("send_chunk"):
+            envs = self._indices(env_ids)
+            groups = self._batches.idle_groups("send_chunk", envs)
+            chunks = Chunks.of(core, "send_chunk", observations, before=core.chunks)
+            chunks.send("send", actions, groups, envs, check=self._check_actions)
 
     def async_reset(
         self,
@@ -631,6 +654,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 self._replacements.begin_seeds(seed)
             each = arguments.reset_options(options, len(envs))
             row_of = {env: row for row, env in enumerate(envs)}
+            if core.chunks is not None:
+                core.chunks.forget(groups, resets=True)
             core.announce_columns()
             jobs = {}
             for group in groups:
@@ -702,7 +727,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             raise core.closed_error()
         if deadline is not None and not batches.replayed:
             self._timed_return.hold_until(deadline)
-        return core.results.nothing()
+        return core.results.nothing() if core.chunks is None else core.chunks.nothing()
 
     @property
     def pending(self) -> int:

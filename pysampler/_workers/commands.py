@@ -87,7 +87,9 @@ class Commands:
         """Let some groups make several steps, each from its frame on; see ``Pool.step_chunk``."""
         if self._native.any_new():
             frames = dict(group_frames)
-            return self.send(dict.fromkeys(frames), frames, (_CHUNK_LAST if last else _CHUNK, steps))
+            return self.send(
+                dict.fromkeys(frames), frames, (_CHUNK_LAST if last else _CHUNK, steps)
+            )
         for group, _ in group_frames if self._jobs else ():
             self._jobs.pop(group, None)
         return self._native.step_chunk(group_frames, steps, last)
@@ -106,9 +108,7 @@ class Commands:
         if self._native.any_new():
             jobs = {group: self._for_new(group, job, settled) for group, job in jobs.items()}
         # Pickle all before the first is sent: if one fails, no group is left waiting.
-        commands = [
-            self._command(group, job, frames[group], step) for group, job in jobs.items()
-        ]
+        commands = [self._command(group, job, frames[group], step) for group, job in jobs.items()]
         for group, job in jobs.items():  # has no meaning for groups that are not in flight
             if job is None:
                 self._jobs.pop(group, None)

@@ -261,6 +261,10 @@ class Pool:
         """Return whether the group has an uncollected command."""
         return self._native.in_flight(group)
 
+    def was_job(self, group: int) -> bool:
+        """Return whether the group's last command was a job, rather than steps."""
+        return self._commands.job_of(group) is not None
+
     def busy_seconds(self) -> float:
         """Return the total time that all envs have been at work, in seconds."""
         return self._links.counters.busy_seconds()

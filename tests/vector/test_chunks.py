@@ -306,9 +306,7 @@ def test_envs_that_step_together_only_make_no_chunks():
 
 def test_nan_in_any_step_of_a_chunk_is_refused():
     fns = [functools.partial(SpaceEnv, BOX, BOX)] * 2
-    with contextlib.closing(
-        pysampler.VectorEnv(fns, num_workers=0, check_actions=True)
-    ) as envs:
+    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=0, check_actions=True)) as envs:
         envs.reset()
         actions = np.zeros((2, 3, 3), np.float32)
         actions[1, 2, 0] = np.nan
@@ -458,3 +456,145 @@ def test_interrupted_chunk_in_this_process_resumes_at_its_step():
 
 def raises(*_):
     raise Interrupted
+
+
+# -- some envs at a time --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_recv_returns_chunks_of_some_envs(workers):
+    with scripted(num_workers=workers, groups=2) as envs:
+        actions = chunk(envs, env_0=[0, 1])
+        chosen = [1, 0] if workers == 0 else [3, 0]  # whole groups
+        envs.send_chunk(actions[chosen], chosen)
+        seen, rewards, *_, infos = envs.recv(2)
+        assert sorted(infos["env_id"].tolist()) == sorted(chosen)
+        assert rewards.shape == (2, 4)
+        assert infos["steps"].tolist() == [4 if env else 2 for env in infos["env_id"]]
+        assert seen[:, 0].tolist() == infos["steps"].tolist()
+
+
+def test_recv_returns_chunks_of_all_as_step_chunk_does():
+    with scripted(groups=2) as ours, scripted(groups=2) as theirs:
+        for observations in ("last", "all", "last"):
+            actions = chunk(ours, env_1=[0, 1], env_3=[1])
+            expected = theirs.step_chunk(actions, observations=observations)
+            ours.send_chunk(actions, observations=observations)
+            got = ours.recv()
+            order = np.argsort(got[4].pop("env_id"))
+            got[4].pop("_env_id")
+            same([one[order] for one in got[:4]], list(expected[:4]))
+            same({key: one[order] for key, one in got[4].items()}, expected[4])
+
+
+def test_chunks_of_groups_may_have_other_lengths():
+    with scripted() as envs:
+        envs.send_chunk(chunk(envs, 3)[:2], [0, 1])
+        envs.recv(2)
+        envs.send_chunk(chunk(envs, 2)[:2], [0, 1])
+        envs.send_chunk(chunk(envs, 3)[:2], [2, 3])
+        seen, rewards, *_, infos = envs.recv()
+        steps = dict(zip(infos["env_id"].tolist(), infos["steps"].tolist(), strict=True))
+        assert steps == {0: 2, 1: 2, 2: 3, 3: 3}
+        assert rewards.sum(axis=1).tolist() == infos["steps"].tolist()
+        assert seen[:, 0].tolist() == [5 if env < 2 else 3 for env in infos["env_id"]]
+
+
+def test_reset_among_chunks_takes_no_action():
+    with scripted(mode=DISABLED) as envs:
+        envs.send_chunk(chunk(envs, 3))
+        envs.recv()
+        envs.async_reset(env_ids=[0, 1])
+        envs.send_chunk(chunk(envs, 3)[:2], [2, 3])
+        _, rewards, *_, infos = envs.recv()
+        steps = dict(zip(infos["env_id"].tolist(), infos["steps"].tolist(), strict=True))
+        assert steps == {0: 0, 1: 0, 2: 3, 3: 3}
+        assert rewards.shape == (4, 3)
+        assert rewards.sum(axis=1).tolist() == infos["steps"].tolist()
+
+
+def test_send_after_chunks_returns_steps_again():
+    with scripted() as envs:
+        envs.send_chunk(chunk(envs))
+        assert envs.recv()[1].shape == (4, 4)
+        envs.send(np.zeros(4, np.int64))
+        assert envs.recv()[1].shape == (4,)
+
+
+@closing_while_pending
+def test_recv_of_no_chunk_in_time_has_no_rows():
+    with scripted() as envs:
+        envs.send_chunk(chunk(envs, env_1=[4])[:2], [0, 1], observations="all")
+        seen, rewards, *_, infos = envs.recv(timeout=0)
+        assert (seen.shape, rewards.shape) == ((0, 4, 2), (0, 4))
+        assert infos["steps"].shape == infos["env_id"].shape == (0,)
+        envs.close(terminate=True)
+
+
+def test_longer_chunk_while_others_are_under_way_is_refused():
+    with scripted() as envs:
+        envs.send_chunk(chunk(envs, 3)[:2], [0, 1])
+        with pytest.raises(gym.error.AlreadyPendingCallError, match="Calling `send_chunk`"):
+            envs.send_chunk(chunk(envs, 5)[2:], [2, 3])
+        envs.recv()
+        envs.send_chunk(chunk(envs, 5)[2:], [2, 3])
+        assert envs.recv(2)[4]["steps"].tolist() == [5, 5]
+
+
+def test_error_of_one_group_keeps_the_chunks_of_others():
+    with scripted() as envs:
+        envs.send_chunk(chunk(envs, env_0=[0, 2]))
+        errors, received = 0, []
+        while envs.pending:
+            try:
+                received += envs.recv(1)[4]["env_id"].tolist()
+            except EnvError as error:
+                assert "in step 2 of a chunk" in str(error)
+                errors += 1
+        assert (errors, sorted(received)) == (1, [2, 3])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("main_envs", [0, 2])
+def test_interrupted_recv_loses_no_chunk(main_envs):
+    with contextlib.closing(counters(6, groups=3, main_envs=main_envs)) as envs:
+        envs.reset()
+        envs.step_chunk(np.zeros((6, 3), np.int64))
+        got = np.full(6, 3)
+        envs.send_chunk(np.zeros((6, 3), np.int64))
+
+        def check(results, where):
+            if results is None:
+                assert envs.pending == 6, where
+                results = envs.recv(2)
+            seen, rewards, *_, infos = results
+            ids = infos["env_id"]
+            got[ids] += 3
+            assert seen.tolist() == [[env, got[env]] for env in ids], where
+            assert rewards[:, -1].tolist() == got[ids].tolist(), where
+            envs.send_chunk(np.zeros((len(ids), 3), np.int64), ids)
+            assert envs.pending == 6, where
+
+        assert at_each_point(lambda: envs.recv(2), check) > 20
+        while envs.pending:
+            envs.recv()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_interrupted_send_chunk_is_sent_whole_or_not_at_all():
+    with contextlib.closing(counters(4, groups=2)) as envs:
+        envs.reset()
+        envs.step_chunk(np.zeros((4, 2), np.int64))  # lays out the frames
+        steps = np.full(4, 2)
+
+        def check(result, where):
+            assert envs.pending in (0, 4), where
+            if envs.pending:
+                steps[:] += 2
+                seen = envs.recv()[0]
+                assert sorted(map(tuple, seen)) == [(n, steps[n]) for n in range(4)], where
+
+        assert at_each_point(lambda: envs.send_chunk(np.zeros((4, 2), np.int64)), check) > 10
+        assert envs.get_attr("steps") == tuple(steps)
