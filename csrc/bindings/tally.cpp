@@ -23,8 +23,8 @@ T* elements(const py::array& array, const std::vector<py::ssize_t>& shape, const
 
 class Tally {
  public:
-    // `lost` is the value of has_final for steps in which an env was lost, `begun` that for steps
-    // that only reset an env.
+    // `lost` is the value of has_final for steps in which an env was lost; from `begun` on they
+    // are for steps that only reset an env, and for those that were not made.
     // `returns` has the numbers of each env side by side.
     Tally(std::vector<double> returns, std::vector<std::int64_t> lengths, std::uint8_t lost,
           std::uint8_t begun)
@@ -76,7 +76,7 @@ class Tally {
                 const auto i = static_cast<std::size_t>(env);
                 const bool was_made = t < until[env];
                 is_lost[at] = was_made && final[at] == lost_;
-                const bool is_begun = was_made && final[at] == begun_;
+                const bool is_begun = was_made && final[at] >= begun_;
                 is_valid[at] = was_made && !is_lost[at] && !is_begun;
                 start[at] = is_begun || (was_made && (over[at] != 0 || cut[at] != 0));
                 if (!was_made || is_begun) continue;

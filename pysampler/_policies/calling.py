@@ -69,10 +69,12 @@ class PolicyCaller:
         settings: Keyword arguments of the policy: arrays with a row for each env.
         known: Names of further keyword arguments that a subclass passes.
         device: The device to act on; None: the device of a module's parameters, if it is one.
+        chunk: The number of steps that the policy acts for at once; None: one, without a dimension.
 
     Attributes:
         policy: The policy.
         spec: The spaces of the envs.
+        chunk: The argument of that name.
     """
 
     _positional: tuple[str, ...] = ("observations",)  # the policy's positional arguments
@@ -84,11 +86,18 @@ class PolicyCaller:
         settings: Mapping[str, npt.NDArray[Any]] | None = None,
         known: Sequence[str] = (),
         device: Any = None,
+        chunk: int | None = None,
     ) -> None:
         self._settings = dict(settings or {})
         self._signature = signature_of(policy, self._positional, (*self._settings, *known))
+        if chunk is not None and self._signature.previous:
+            raise ValueError(
+                f"cannot act: the policy takes {min(self._signature.previous)}, which chunks of steps "
+                "do not have, expected chunk=None"
+            )
         self.policy = policy
         self.spec = spec
+        self.chunk = chunk
         self._is_module = is_module(policy)
         self._given_device = device
         self._generators: list[np.random.Generator] = []
@@ -161,7 +170,7 @@ class PolicyCaller:
         initial = getattr(self.policy, "initial_state", None)
         if initial is None:
             return None
-        return mapped(lambda part: _rows("initial_state", part, count), initial(count))
+        return mapped(lambda part: _rows("initial_state", part, (count,)), initial(count))
 
     @property
     def uses_previous(self) -> bool:
@@ -266,14 +275,17 @@ class PolicyCaller:
                 "parameter named 'state' or the attribute recurrent = True"
             )
         parts = zip(leaves(self.spec.action_tree, actions), self.spec.actions, strict=True)
-        checked = [_checked_actions(value, place, field, count) for (place, value), field in parts]
-        arrays = {
-            name: _rows(name, value, count) for name, value in extras.items() if name != STATE
-        }
+        rows = (count,) if self.chunk is None else (count, self.chunk)
+        checked = [_checked_actions(value, place, field, rows) for (place, value), field in parts]
+        arrays = {name: _rows(name, value, rows) for name, value in extras.items() if name != STATE}
         state = None
         if STATE in extras:
-            state = mapped(lambda part: _rows(STATE, part, count), extras[STATE])
+            state = mapped(lambda part: _rows(STATE, part, (count,)), extras[STATE])
         return checked, arrays, state
+
+    def _of_step(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the rows of one step of an output."""
+        return array if self.chunk is None else array[:, 0]
 
     def describe(
         self, actions: Arrays, extras: Mapping[str, npt.NDArray[Any]], state: Any
@@ -298,7 +310,7 @@ class PolicyCaller:
             )
         return PolicyOutputs(
             tuple(array.dtype for array in actions),
-            tuple((name, _field(array)) for name, array in extras.items()),
+            tuple((name, _field(self._of_step(array))) for name, array in extras.items()),
             described,
             previous,
         )
@@ -344,25 +356,29 @@ def _field(array: npt.NDArray[Any]) -> Field:
     return Field(array.shape[1:], array.dtype)
 
 
-def _rows(name: str, value: Any, count: int) -> npt.NDArray[Any]:
-    """Return one output as an array with a row for each env, or raise ValueError."""
+def _rows(name: str, value: Any, rows: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Return one output as an array with a row for each env (and step), or raise ValueError."""
     array = _as_array(value)
-    if array.shape[:1] != (count,):
+    if array.shape[: len(rows)] != rows:
+        each = f"of {rows[0]} envs" + "".join(f" and {steps} steps" for steps in rows[1:])
         raise ValueError(
             f"cannot act: the policy's {name!r} has shape {array.shape}, expected a row for each "
-            f"of {count} envs"
+            f"{each}"
         )
     return array
 
 
-def _checked_actions(value: Any, place: str, field: Field, count: int) -> npt.NDArray[Any]:
+def _checked_actions(
+    value: Any, place: str, field: Field, rows: tuple[int, ...]
+) -> npt.NDArray[Any]:
     """Return a leaf of the actions as an array; raise unless it fits its space."""
     array = _as_array(value)
     at = f" at {place}" if place else ""
-    if array.shape != (count, *field.shape):
+    count = rows[0]
+    if array.shape != (*rows, *field.shape):
         raise ValueError(
             f"cannot act: the policy returned actions of shape {array.shape}{at}, "
-            f"expected {(count, *field.shape)}"
+            f"expected {(*rows, *field.shape)}"
         )
     if array.dtype != field.dtype and not (
         array.dtype.itemsize <= max(8, field.dtype.itemsize)

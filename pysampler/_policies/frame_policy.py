@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._frames.frames import BEGUN, LOST
+from pysampler._frames.frames import BEGUN, LOST, SKIPPED
 from pysampler._policies.calling import as_arrays
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import leaves_in, structure_of, tree_from
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pysampler._policies.normalize import Normalization
     from pysampler._vector.transforms import Transforms
 
-__all__ = ["FramePolicy", "Span", "end_lost_episodes"]
+__all__ = ["FramePolicy", "Span", "end_lost_episodes", "skip_lost_steps"]
 
 Span = tuple[int, int, int]  # a frame, the first env, and how many envs
 
@@ -77,7 +77,8 @@ class FramePolicy:
             self.carried += self.observations
         # Most policies need only rows of arrays, which C++ reads and writes.
         tree = frames.spec.action_tree
-        self._simple = tree[0] == "leaf" and not (self._state or self._previous)
+        of_rows = tree[0] == "leaf" and caller.chunk is None
+        self._simple = of_rows and not (self._state or self._previous)
         if self._simple:
             self._rows = _core.PolicyRows(
                 *(caller.spec.observation_tree, self.observations, self.actions[0], self.extras)
@@ -127,12 +128,19 @@ class FramePolicy:
                 f"cannot act: the policy returned extras {sorted(extras)}, expected those of its "
                 f"first call, {sorted(self.extras)}"
             )
+        steps = self.caller.chunk
         for name, array in extras.items():
-            _expect_same(name, array, self.extras[name])
-            self.extras[name][at, envs] = array
+            _expect_same(name, array if steps is None else array[:, 0], self.extras[name])
+            if steps is None:
+                self.extras[name][at, envs] = array
+            else:
+                self.extras[name][at : at + steps, envs] = array.swapaxes(0, 1)
         for to, array in zip(self.actions, actions, strict=True):
-            _expect_same("actions", array, to)
-            to[at + 1, envs] = array
+            _expect_same("actions", array if steps is None else array[:, 0], to)
+            if steps is None:
+                to[at + 1, envs] = array
+            else:
+                to[at + 1 : at + 1 + steps, envs] = array.swapaxes(0, 1)
         for to, array in zip(self._previous[:-1], actions if self._previous else (), strict=True):
             to[at + 1, envs] = array
         if self._state:
@@ -141,7 +149,7 @@ class FramePolicy:
                 new = self._state_leaves(state)
             for to, array in zip(self._state, new, strict=True):
                 _expect_same(STATE, array, to)
-                to[at + 1, envs] = array
+                to[at + (steps or 1), envs] = array
 
     @property
     def needs_after_step(self) -> bool:
@@ -163,6 +171,24 @@ class FramePolicy:
             ended |= frames.has_final[at, envs] == BEGUN
             if ended.any():
                 self.begin_episodes(at, np.arange(frames.envs)[envs][ended])
+
+    def after_chunk(self, at: int, envs: Rows) -> None:
+        """Process the results of a chunk, from frame ``at`` on, whose steps were written there.
+
+        An env that stopped has its last observation in the rest of the chunk, too.
+        """
+        frames, steps = self._frames, self.caller.chunk
+        assert steps is not None
+        rows = np.arange(frames.envs)[envs]
+        skipped = frames.has_final[at : at + steps, envs] == SKIPPED
+        for k in np.flatnonzero(skipped.any(axis=1)):
+            for leaf in (*frames.observations, frames.options_versions):
+                leaf[at + k, rows[skipped[k]]] = leaf[at + k - 1, rows[skipped[k]]]
+        if self._state:
+            chunk = slice(at, at + steps)
+            ended = frames.terminated[chunk, envs] | frames.truncated[chunk, envs]
+            if (any_ended := ended.any(axis=0)).any():
+                self.begin_episodes(at + steps - 1, rows[any_ended])
 
     def after_reset(self, at: At, envs: Rows) -> None:
         """Process the observations of a reset: normalise them, and begin new episodes."""
@@ -237,6 +263,13 @@ def _expect_same(name: str, array: npt.NDArray[Any], to: npt.NDArray[Any]) -> No
             f"cannot act: the policy's outputs have changed: {name} of {array.dtype} "
             f"{array.shape[1:]} a row, before {to.dtype} {to.shape[2:]}"
         )
+
+
+def skip_lost_steps(frames: Frames, at: int, end: int, envs: npt.NDArray[np.int64] | slice) -> None:
+    """Mark the rest of a chunk, from frame ``at`` to ``end``, in which envs were lost before."""
+    frames.has_final[at:end, envs] = SKIPPED
+    frames.rewards[at:end, envs] = 0
+    frames.terminated[at:end, envs] = frames.truncated[at:end, envs] = False
 
 
 def end_lost_episodes(frames: Frames, at: int, envs: npt.NDArray[np.int64] | slice) -> None:

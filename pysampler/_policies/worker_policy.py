@@ -15,7 +15,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._policies.calling import PolicyCaller
-from pysampler._policies.frame_policy import FramePolicy, end_lost_episodes
+from pysampler._policies.frame_policy import FramePolicy, end_lost_episodes, skip_lost_steps
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.shared_statistics import WorkerStatistics
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pysampler._policies.calling import PolicyOutputs
     from pysampler._policies.normalize import Moments, Normalization
     from pysampler._policies.shared_statistics import StatisticsPlace
+    from pysampler._vector.blocks import Overflow
     from pysampler._vector.env_server import EnvServer
     from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
@@ -66,6 +67,7 @@ class PolicySetup:
     # By name, the offset in the segment of the values for all envs, and their dtype.
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)
     first_env: int = 0  # index of the worker
+    chunk: int | None = None  # how many steps the policy acts for at once; None: one
 
 
 @dataclass
@@ -81,15 +83,20 @@ class RolloutReport:
     policy_ns: int = 0
     seen: dict[str, Moments] | None = None  # moments of the normalization
 
-    def add_overflow(self, frame: int, overflow: list[tuple[int, int, Any]]) -> bool:
+    def add_overflow(self, frame: int, overflow: Overflow) -> bool:
         """Add infos and failures of a step; return whether an env raised."""
         wanted = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
         self.overflow += [
-            (frame, kind, env, copied_infos(left) if kind == _core.EnvBlock.INFO else left)
-            for kind, env, left in overflow
+            (
+                frame + sum(step),
+                kind,
+                env,
+                copied_infos(left) if kind == _core.EnvBlock.INFO else left,
+            )
+            for kind, env, left, *step in overflow
             if kind in wanted
         ]
-        return any(kind == _core.EnvBlock.ERROR for kind, _, _ in overflow)
+        return any(kind == _core.EnvBlock.ERROR for kind, *_ in overflow)
 
 
 def _keys_and_types(infos: dict[Any, Any], path: tuple[Any, ...] = ()) -> Iterator[Any]:
@@ -137,7 +144,7 @@ class WorkerPolicy:
             name: segment.array((frames.envs,), dtype, at)[1]
             for name, (at, dtype) in setup.settings.items()
         }
-        caller = PolicyCaller(policy, frames.spec.shaped, settings)
+        caller = PolicyCaller(policy, frames.spec.shaped, settings, chunk=setup.chunk)
         entropy = setup.entropy
         if replacement_seeds:  # the same numbers might kill it at the same point again
             own = entropy if isinstance(entropy, list) else [entropy]
@@ -226,6 +233,7 @@ class WorkerPolicy:
         end = frame + steps
         failed = False
         first, count = envs.start, envs.stop - envs.start
+        chunk = policy.caller.chunk
 
         def act(at: int) -> None:
             policy.act([(at, first, count)])
@@ -236,8 +244,13 @@ class WorkerPolicy:
             failed = report.add_overflow(at + 1, take_overflow())
             end_lost_episodes(self._frames, at, envs)
             report.restored = True
-            at += 1
-            policy.after_step(at, envs)
+            if chunk is None:
+                at += 1
+                policy.after_step(at, envs)
+            else:
+                skip_lost_steps(self._frames, at + 2, at + 1 + chunk, envs)
+                policy.after_chunk(at + 1, envs)
+                at += chunk
             progress.steps[group] = at - frame
 
         def add_overflow(at: int) -> bool:
@@ -251,7 +264,9 @@ class WorkerPolicy:
             policy.after_step(at, envs)
             return True
 
-        if not failed:
+        if not failed and chunk is not None:
+            self._take_chunks(block, take_overflow, report, (at, end, chunk), envs, group)
+        elif not failed:
             report.policy_ns += _core.take_turns(
                 act,
                 block,
@@ -263,13 +278,47 @@ class WorkerPolicy:
             report.seen = policy.normalization.seen
         return report
 
-    def _are_new(self, overflow: list[tuple[int, int, Any]]) -> bool:
+    def _take_chunks(
+        self,
+        block: _core.EnvBlock,
+        take_overflow: Callable[[], list[Any]],
+        report: RolloutReport,
+        frames: tuple[int, int, int],
+        envs: slice,
+        group: int,
+    ) -> None:
+        """Let the policy act and the block make chunks, in turns.
+
+        Args:
+            block: The block.
+            take_overflow: Takes the overflow of a chunk.
+            report: The report to add it to.
+            frames: The first and the last frame, and the number of steps of a chunk.
+            envs: The envs.
+            group: Their group.
+        """
+        policy, progress = self._policy, self._progress
+        at, end, steps = frames
+        while at < end and not progress.stopped:
+            span = at, envs.start, envs.stop - envs.start
+            report.policy_ns += self._timed(policy.act, [span])
+            overflow = take_overflow() if block.step_chunk(at + 1, steps, last=False) else []
+            if report.add_overflow(at + 1, overflow):
+                return
+            policy.after_chunk(at + 1, envs)
+            at += steps
+            if at < end and self._are_new(overflow):
+                report.unfinished = True
+                return
+            progress.steps[group] += steps
+
+    def _are_new(self, overflow: Overflow) -> bool:
         """Return whether infos have keys or types that were not reported before."""
         reported = self._reported
         if reported is None or len(reported) >= _MAX_REPORTED:
             return False
         before = len(reported)
-        for kind, _, left in overflow:
+        for kind, _, left, *_ in overflow:
             if kind == _core.EnvBlock.INFO:
                 reported.update(_keys_and_types(left))
         return len(reported) > before

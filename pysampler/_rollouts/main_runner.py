@@ -11,7 +11,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._policies.copying import copied, fingerprint
-from pysampler._policies.frame_policy import end_lost_episodes
+from pysampler._policies.frame_policy import end_lost_episodes, skip_lost_steps
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.weights import copy_weights
 from pysampler._policies.worker_policy import copied_infos
@@ -129,8 +129,8 @@ class MainRunner(RolloutRunner):
             if replaced == "step":
                 end_lost_episodes(self.frames, frame - 1, slice(envs.start, envs.stop))
             self.mailed_infos += [
-                (frame, env, copied_infos(info))
-                for kind, env, info in overflow
+                (frame + sum(step), env, copied_infos(info))
+                for kind, env, info, *step in overflow
                 if kind == _core.EnvBlock.INFO
             ]
 
@@ -163,7 +163,9 @@ class TurnRunner(MainRunner):
         for leaf in self.policy.carried if base != self._last_frame else ():
             leaf[base] = leaf[self._last_frame]
         parts = self._parts
-        if len(parts) == 1:
+        if self._options.chunk is not None:
+            self._take_chunks(parts, base, end, self._options.chunk)
+        elif len(parts) == 1:
             for at in range(base, end):
                 self._act(parts[0], at)
                 self._round(parts[0], at + 1)
@@ -180,6 +182,31 @@ class TurnRunner(MainRunner):
                 self._pool.step_some([(group, at + 1) for group in part.groups])
         for part in parts:
             self._receive(part, end)
+
+    def _take_chunks(self, parts: Sequence[_Part], base: int, end: int, steps: int) -> None:
+        for at in range(base, end, steps):
+            for part in parts:
+                if at > base:
+                    self._receive_chunk(part, at - steps + 1, steps)
+                self._act(part, at)
+                group_frames = [(group, at + 1) for group in part.groups]
+                self._pool.step_chunk(group_frames, steps, last=False)
+        for part in parts:
+            self._receive_chunk(part, end - steps + 1, steps)
+
+    def _receive_chunk(self, part: _Part, at: int, steps: int) -> None:
+        """Receive the results of a chunk from frame ``at`` on."""
+        began = now()
+        answers = self._pool.wait_for(part.groups)
+        self._pool.take(part.groups)
+        self.seconds["waiting"] += (now() - began) / 1e9
+        for group, _, replaced in answers:
+            if replaced == "step":
+                envs = self._groups[group]
+                skip_lost_steps(self.frames, at + 1, at + steps, slice(envs.start, envs.stop))
+        if answers:
+            self._handle(answers, dict.fromkeys(part.groups, at))
+        self.policy.after_chunk(at, part.envs)
 
     def _act(self, part: _Part, at: int) -> None:
         self._expect_running()

@@ -31,6 +31,7 @@ class RolloutOptions:
     threads: int | None
     warm_up: int = 0
     device: Any = None
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         doing = "sample rollouts"
@@ -58,6 +59,18 @@ class RolloutOptions:
                 'None: policies in workers act on the CPU. On a device, policy_in="main" acts for '
                 "all envs together, Actors(device=) for workers that do not wait for one another",
             )
+        if self.chunk is not None:
+            self.chunk = whole_number(doing, "chunk", self.chunk, 1)
+            if self.horizon % self.chunk:
+                raise ValueError(
+                    f"cannot sample rollouts: horizon {self.horizon}, expected a multiple of chunk "
+                    f"({self.chunk})"
+                )
+            if self.as_ready:
+                raise ValueError(
+                    "cannot sample rollouts: with chunk the policy acts for all envs together; "
+                    "min_envs, timeout, reset_each and allow_partial are for single steps"
+                )
         if self.reset_each and self.warm_up:
             raise ValueError(
                 "cannot sample rollouts: reset_each begins all episodes together, which warm_up "

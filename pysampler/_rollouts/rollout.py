@@ -237,7 +237,8 @@ class Rollout:
             begin = 0
             for end in [*ends, *([length] if not ends or ends[-1] < length else [])]:
                 stop = end - bool(lost[end - 1, env])
-                if begin < stop and not valid[begin, env]:  # it only reset the env
+                # These only reset the env, or were left out of a chunk.
+                while begin < stop and not valid[begin, env]:
                     begin += 1
                 if stop > begin:
                     yield self._episode(env, slice(begin, stop), end, bool(starts[begin, env]))

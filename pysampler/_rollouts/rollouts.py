@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from pysampler._policies.normalize import Normalization, Normalizer
+    from pysampler._policies.sampler import Leasable
     from pysampler._rollouts.options import PolicyIn
     from pysampler._rollouts.rollout import Rollout
     from pysampler._rollouts.runner import RolloutRunner
@@ -123,6 +124,11 @@ class Rollouts(Sampler):
             this many. Use it if envs share a time limit: otherwise all their episodes end in the
             same steps. Returns and lengths of episodes include these steps; the policy's state
             begins after them.
+        chunk: The number of steps that a policy acts for at once: it returns actions ``[rows,
+            chunk]``, and then the shape of an action, and extras with the same first two
+            dimensions. The envs make these steps in a row, with one command. An env whose episode
+            ends waits for the others: its steps until the policy acts again are not ``valid``.
+            ``state`` is that of the first step of each chunk. ``horizon`` must be a multiple.
         seed: Seed of the first reset, and of the policy's random numbers in workers and in
             ``generators``. None: a random one.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
@@ -204,13 +210,14 @@ class Rollouts(Sampler):
         threads: int | None = 1,
         device: Any = None,
         warm_up: int = 0,
+        chunk: int | None = None,
         seed: int | list[int | None] | None = None,
         **options: Unpack[VectorOptions],
     ) -> None:
         vector_kwargs = vector_options(self._purpose, vector_kwargs, options, Rollouts)
         self._options = chosen = RolloutOptions(
             *(horizon, policy_in, overlap, keep_last, min_envs, timeout, timeout_from),
-            *(allow_partial, reset_each, info_keys, threads, warm_up, device),
+            *(allow_partial, reset_each, info_keys, threads, warm_up, device, chunk),
         )
         self.horizon = chosen.horizon
         self._policy = policy
@@ -253,10 +260,23 @@ class Rollouts(Sampler):
                 leasable.expect_no_wrappers(self._purpose, "they would see the parts in leave_out")
             if leasable.transforms is not None:
                 self._spec = leasable.transforms.spec
+            if chosen.chunk is not None:
+                self._expect_chunks(leasable)
             self._caller = self._make_caller(policy)
             self._lease_envs(leasable.envs, owned=leasable.owned)
             if normalize is not None:
                 normalize.claim(self)
+
+    def _expect_chunks(self, leasable: Leasable) -> None:
+        """Raise ValueError if the envs cannot make several steps in a row."""
+        leasable.expect_no_wrappers(self._purpose, "they would not see each step of a chunk")
+        if self.normalizer is not None:
+            raise ValueError(
+                "cannot sample rollouts: normalize follows single steps, expected chunk=None; wrap "
+                "each env instead"
+            )
+        if (why := core_of(leasable.envs).why_no_chunks) is not None:
+            raise ValueError(f"cannot sample rollouts: {why}, expected chunk=None")
 
     @property
     def normalization(self) -> Normalization | None:
@@ -264,7 +284,8 @@ class Rollouts(Sampler):
         return self._normalization
 
     def _make_caller(self, policy: Any) -> PolicyCaller:
-        return PolicyCaller(policy, self._spec, device=self._options.device)
+        options = self._options
+        return PolicyCaller(policy, self._spec, device=options.device, chunk=options.chunk)
 
     def __iter__(self) -> Iterator[Rollout]:
         return self

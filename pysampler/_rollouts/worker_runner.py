@@ -53,6 +53,7 @@ class WorkerRunner(RolloutRunner):
             entropy=self._entropy,
             policies_before=self._policies_sent,
             own_process=self._num_workers > 0,
+            chunk=self._options.chunk,
         )
         send_policy(self._pool, TakePolicy, setup)
         self._policies_sent += 1
@@ -124,7 +125,8 @@ class WorkerRunner(RolloutRunner):
                 return answers
             self._core.results.learn(infos)
             self._core.announce_columns()
-            self._progress.steps[list(unfinished)] += 1  # the step that was reported
+            # The step, or chunk of steps, that was reported.
+            self._progress.steps[list(unfinished)] += self._options.chunk or 1
             self._pool.request([(group, self._base) for group in unfinished], unfinished)
 
     def stop(self) -> None:
