@@ -1477,9 +1477,9 @@ class Call:
         ...
     def __reduce__(self) -> tuple:
         ...
-    def arm_fast_path(self) -> None:
+    def arm_fast_path(self, chunk: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         """
-        Let step() do the next step, unless another call comes first.
+        Let step() do the next step, or step_chunk() the next chunk of this many steps, unless another call comes first.
         """
     def begin(self, name: typing.Any) -> None:
         """
@@ -1496,6 +1496,10 @@ class Call:
     def step(self, actions: typing.Any) -> typing.Any:
         """
         Step all envs and return the results; if Python must do the rest, return whether the actions were sent.
+        """
+    def step_chunk(self, actions: typing.Any) -> typing.Any:
+        """
+        The same for a chunk of steps, of which only the last observations are returned.
         """
     def use_frames(self, frames: typing.Any) -> None:
         """

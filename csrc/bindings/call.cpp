@@ -61,17 +61,46 @@ class Call {
     // -- a step in one call ---------------------------------------------------------------------
 
     // Python has checked everything that could be unusual: unless another call enters the guard
-    // first, the next step may take the fast path.
-    void arm_fast_path() { entries_when_armed_ = entry_.entries(); }
+    // first, the next step may take the fast path; or the next chunk of this many steps, if any.
+    void arm_fast_path(std::uint16_t chunk) {
+        entries_when_armed_ = entry_.entries();
+        armed_chunk_ = chunk;
+    }
 
     // Returns the results of a step of all envs. If anything unusual happens, returns whether the
     // commands were sent, and Python does the rest.
     py::object step(const py::handle& actions) {
-        if (frames_ == nullptr || entry_.entries() != entries_when_armed_) return py::bool_(false);
+        if (!is_armed() || armed_chunk_ != 0) return py::bool_(false);
+        return entered([&] { return step_inside(actions); });
+    }
+
+    // The same for a chunk of steps, for each env's last observation.
+    py::object step_chunk(const py::handle& actions) {
+        if (!is_armed() || armed_chunk_ == 0) return py::bool_(false);
+        return entered([&] { return chunk_inside(actions); });
+    }
+
+    // -- garbage --------------------------------------------------------------------------------
+
+    // A kept error may refer to the vector env through its traceback.
+    int traverse(visitproc visit, void* arg) const {
+        Py_VISIT(kept_.ptr());
+        return 0;
+    }
+    void clear() { kept_ = py::none(); }
+
+ private:
+    bool is_armed() const {
+        return frames_ != nullptr && entry_.entries() == entries_when_armed_;
+    }
+
+    // Calls `work` in the guard.
+    template <class Work>
+    py::object entered(Work&& work) {
         entry_.enter();
         py::object results;
         try {
-            results = step_inside(actions);
+            results = work();
         } catch (py::error_already_set& error) {
             entry_.exit(error.type());
             throw;
@@ -88,16 +117,6 @@ class Call {
         return results;
     }
 
-    // -- garbage --------------------------------------------------------------------------------
-
-    // A kept error may refer to the vector env through its traceback.
-    int traverse(visitproc visit, void* arg) const {
-        Py_VISIT(kept_.ptr());
-        return 0;
-    }
-    void clear() { kept_ = py::none(); }
-
- private:
     // Writes the actions, wakes the workers, waits for all groups, and reads. Returns the five
     // results, or a bool. False: nothing was sent. True: all commands were accepted, and Python
     // waits (which flushes unsent commands first) and reads. It may do so even if this function has
@@ -110,26 +129,45 @@ class Call {
         name_ = step_name_;
         if (!pool_.step(frame)) return sent();  // a ring was full
         if (!pool_.wait_all_back()) return sent();
-        const py::tuple read = read_results(frame);
-        // Observations without a fixed shape come by mail, through the worker's outbox; and the
-        // values of some keys of infos may have no common dtype.
-        const py::handle observations = read[0], mixed_keys = read[5];
-        if (observations.is_none() || PyObject_IsTrue(mixed_keys.ptr()) != 0) return sent();
+        const auto read = traced([&] { return frames_->read(frame); });
+        if (needs_python(read)) return sent();
         frames_->mark_all_seen();  // by the caller: the next step writes another frame
+        return handed_over(read, 0);
+    }
+
+    py::object chunk_inside(const py::handle& actions) {
+        const std::uint16_t steps = armed_chunk_;
+        if (!kept_.is_none() || !frames_->write_chunk(steps, actions)) return not_sent();
+        name_ = step_name_;
+        if (!pool_.step_chunk_of_all(frames_->chunk_frame(), steps)) return sent();
+        if (!pool_.wait_all_back()) return sent();
+        const auto read = traced([&] { return frames_->read_chunk(steps); });
+        return needs_python(read) ? sent() : handed_over(read, steps);
+    }
+
+    // Observations without a fixed shape come by mail, through the worker's outbox; and the values
+    // of some keys of infos may have no common dtype.
+    static bool needs_python(const py::tuple& read) {
+        const py::handle observations = read[0], mixed_keys = read[5];
+        return observations.is_none() || PyObject_IsTrue(mixed_keys.ptr()) != 0;
+    }
+
+    py::object handed_over(const py::tuple& read, std::uint16_t chunk) {
         const auto stepped = py::reinterpret_steal<py::object>(PyTuple_GetSlice(read.ptr(), 0, 5));
         if (!stepped) throw py::error_already_set();
         keep(groups_, stepped, py::none());
         pool_.take_all();
-        arm_fast_path();
+        arm_fast_path(chunk);
         return stepped;
     }
 
     static py::object not_sent() { return py::bool_(false); }
     static py::object sent() { return py::bool_(true); }
 
-    py::tuple read_results(std::uint32_t frame) const {
+    template <class Read>
+    py::tuple traced(Read&& read) const {
         const Traced reading(pool_.track(), TraceKind::kRead, 0);
-        return frames_->read(frame);
+        return read();
     }
 
     bool is_send() const {
@@ -144,6 +182,7 @@ class Call {
     py::object groups_;
     py::object name_ = py::none(), kept_ = py::none();
     std::uint64_t entries_when_armed_ = 0;  // of the guard, counted by arm_fast_path()
+    std::uint16_t armed_chunk_ = 0;         // the steps of the chunk that is armed; 0: a step
     py::str step_name_ = interned("step");
 };
 
@@ -151,6 +190,13 @@ struct StepCall {
     static PyObject* call(Call& call, PyObject* const* args, Py_ssize_t count, PyObject* names) {
         if (count != 1 || names != nullptr) return nullptr;
         return call.step(args[0]).release().ptr();
+    }
+};
+
+struct ChunkCall {
+    static PyObject* call(Call& call, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+        if (count != 1 || names != nullptr) return nullptr;
+        return call.step_chunk(args[0]).release().ptr();
     }
 };
 
@@ -197,12 +243,16 @@ void register_call(py::module_& m) {
         .def("use_frames", &Call::use_frames, py::arg("frames"),
              "Use these frames from now on; None: there are none until they are laid out anew.")
         .def_property_readonly("laid_out", &Call::laid_out, "Whether there are frames to use.")
-        .def("arm_fast_path", &Call::arm_fast_path,
-             "Let step() do the next step, unless another call comes first.")
+        .def("arm_fast_path", &Call::arm_fast_path, py::arg("chunk") = 0,
+             "Let step() do the next step, or step_chunk() the next chunk of this many steps, "
+             "unless another call comes first.")
         .def("step", &Call::step, py::arg("actions"),
              "Step all envs and return the results; if Python must do the rest, return whether the "
-             "actions were sent.");
+             "actions were sent.")
+        .def("step_chunk", &Call::step_chunk, py::arg("actions"),
+             "The same for a chunk of steps, of which only the last observations are returned.");
     Hot<Call, StepCall>::install(call, "step");
+    Hot<Call, ChunkCall>::install(call, "step_chunk");
 }
 
 }  // namespace pysampler::bindings

@@ -1,6 +1,8 @@
 #include "frame_access.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 
 #include "hot.h"
 #include "support.h"
@@ -268,6 +270,59 @@ py::tuple FrameAccess::read_chunks(const Chunks& chunks) const {
     }
     const py::tuple read = results(observations, batch);
     return py::make_tuple(read[0], read[2], read[3], read[4], read[5], ends, taken);
+}
+
+bool FrameAccess::write_chunk(std::uint32_t steps, const py::handle& actions) {
+    if (!single_action_ || steps > count_ - ring_) return false;
+    const Leaf& leaf = action_leaves_[0];
+    if (!leaf.matches_chunk(actions.ptr(), envs_, steps)) return false;
+    for (std::uint32_t k = 0; k < steps; ++k) {
+        for (std::size_t env = 0; env < envs_; ++env) {
+            leaf.store_row(ring_ + k, env, actions.ptr(), env * steps + k);
+        }
+        for (std::uint32_t group = 0; group < groups_.size(); ++group) {
+            mark(ring_ + k, group, leaf.type_num());
+        }
+    }
+    return true;
+}
+
+py::tuple FrameAccess::read_chunk(std::uint32_t steps) {
+    Chunks chunks;
+    for (std::uint32_t group = 0; group < groups_.size(); ++group) {
+        chunks.emplace_back(group, ring_, steps);
+    }
+    const py::tuple read = read_chunks(chunks);
+    Selection rows;
+    for (std::size_t env = 0; env < envs_; ++env) {
+        for (std::uint32_t k = 0; k < steps; ++k) rows.add({ring_ + k, env, 1});
+    }
+    auto rewards = results_[0].load_all(rows).cast<py::array>();
+    std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(envs_),
+                                   static_cast<py::ssize_t>(steps)};
+    shape.insert(shape.end(), rewards.shape() + 1, rewards.shape() + rewards.ndim());
+    auto infos = read[3].cast<py::dict>();
+    infos["steps"] = read[6];
+    py::array_t<bool> mask(static_cast<py::ssize_t>(envs_));
+    std::fill_n(mask.mutable_data(), envs_, true);
+    infos["_steps"] = mask;
+    if (spare_ > 1) note_seen(read[5].cast<py::array_t<std::int64_t>>().data());
+    return py::make_tuple(read[0], rewards.reshape(shape), read[1], read[2], infos, read[4]);
+}
+
+// If a worker is lost in the next step, its last observations must be in a frame of steps.
+void FrameAccess::note_seen(const std::int64_t* ends) {
+    std::vector<std::uint32_t> all(groups_.size());
+    std::iota(all.begin(), all.end(), 0U);
+    start(all);
+    for (std::size_t env = 0; env < envs_; ++env) {
+        const std::uint32_t to = frame_of_[group_of_[env]];
+        for (const Leaf& leaf : obs_leaves_) {
+            std::memcpy(leaf.row(to, env), leaf.row(static_cast<std::uint32_t>(ends[env]), env),
+                        leaf.row_bytes());
+        }
+    }
+    mark_seen(all);
 }
 
 py::tuple FrameAccess::results(const py::object& observations, const Selection& batch) const {

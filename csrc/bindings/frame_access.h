@@ -55,6 +55,13 @@ class FrameAccess {
     // each env took.
     py::tuple read_chunks(const Chunks& chunks) const;
 
+    // The first of the frames for chunks, which all groups use.
+    std::uint32_t chunk_frame() const { return ring_; }
+    // For a chunk of all envs, whose actions are one array of the space's dtype: like write() and
+    // read(). After read_chunk() the caller sees the results.
+    bool write_chunk(std::uint32_t steps, const py::handle& actions);
+    py::tuple read_chunk(std::uint32_t steps);
+
     // -- which frames are used --
 
     // The frame that all envs use, and the one to use next: no observation refers to it, and it is
@@ -88,6 +95,8 @@ class FrameAccess {
     void mark(std::uint32_t frame, std::uint32_t group, std::int32_t type) {
         action_types_.mutable_at(frame, groups_[group].first, 0) = type;
     }
+
+    void note_seen(const std::int64_t* ends);
 
     bool held(std::uint32_t frame) const;
     bool may_lend(std::uint32_t frame) const;

@@ -110,6 +110,15 @@ bool Leaf::matches_all(PyObject* value, std::size_t envs) const {
            std::equal(shape_.begin(), shape_.end(), proxy->dimensions + 1);
 }
 
+bool Leaf::matches_chunk(PyObject* value, std::size_t envs, std::size_t steps) const {
+    if (!is_mine(value)) return false;
+    const auto* proxy = array_of(value);
+    return static_cast<std::size_t>(proxy->nd) == shape_.size() + 2 &&
+           static_cast<std::size_t>(proxy->dimensions[0]) == envs &&
+           static_cast<std::size_t>(proxy->dimensions[1]) == steps &&
+           std::equal(shape_.begin(), shape_.end(), proxy->dimensions + 2);
+}
+
 bool Leaf::store_same(std::uint32_t frame, std::size_t env, PyObject* value) const {
     std::byte* to = row(frame, env);
     if (shape_.empty()) {

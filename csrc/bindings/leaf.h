@@ -99,6 +99,8 @@ class Leaf {
     std::size_t row_bytes() const { return row_bytes_; }
     // Whether `value` is an array of all rows of a frame, of this dtype and shape, for store_all().
     bool matches_all(PyObject* value, std::size_t envs) const;
+    // The same with `steps` rows for each env, for store_row().
+    bool matches_chunk(PyObject* value, std::size_t envs, std::size_t steps) const;
     void store_all(std::uint32_t frame, PyObject* value, std::size_t envs) const {
         std::memcpy(row(frame, 0), array_of(value)->data, envs * row_bytes_);
     }

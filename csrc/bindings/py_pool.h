@@ -58,17 +58,11 @@ class PyPool : public Handle {
 
     // Sends a step to every group and wakes sleeping workers. False if commands remain to be
     // flushed.
-    bool step(std::uint32_t frame) {
-        const Pin pin(*this, "send to");
-        const Traced sending(track_, TraceKind::kSend, pool_.groups());
-        for (std::uint32_t group = 0; group < pool_.groups(); ++group) expect_idle(group);
-        sound([&] {
-            for (std::uint32_t group = 0; group < pool_.groups(); ++group) {
-                mark(TraceKind::kSent, group);
-                pool_.send({group, Command::kStep, frame});
-            }
-        });
-        return pool_.unsent() == 0;
+    bool step(std::uint32_t frame) { return send_all(Command::kStep, frame, 1); }
+
+    // The same for a chunk of steps from this frame on, of which only the last results are read.
+    bool step_chunk_of_all(std::uint32_t frame, std::uint16_t steps) {
+        return send_all(Command::kChunkLast, frame, steps);
     }
 
     // Sends a step to some groups, each with its frame. False as above.
@@ -335,6 +329,19 @@ class PyPool : public Handle {
     }
 
  private:
+    bool send_all(std::uint16_t kind, std::uint32_t frame, std::uint16_t steps) {
+        const Pin pin(*this, "send to");
+        const Traced sending(track_, TraceKind::kSend, pool_.groups());
+        for (std::uint32_t group = 0; group < pool_.groups(); ++group) expect_idle(group);
+        sound([&] {
+            for (std::uint32_t group = 0; group < pool_.groups(); ++group) {
+                mark(TraceKind::kSent, group);
+                pool_.send({group, kind, frame, std::nullopt, steps});
+            }
+        });
+        return pool_.unsent() == 0;
+    }
+
     // Counts how long this process waits, for programs that monitor it.
     class Waiting {
      public:

@@ -209,10 +209,14 @@ class VectorCore:
                     f"{own.name}, expected {mode.name}{either}"
                 )
 
-    def arm_fast_path(self) -> None:
-        """Let the next step be one call of C++, if this step was usual and no other call comes."""
+    def arm_fast_path(self, chunk: int = 0) -> None:
+        """Let the next step be one call of C++, if this step was usual and no other call comes.
+
+        Args:
+            chunk: The number of steps if this was a chunk, for the next one.
+        """
         if self.lease is None and self.pool.can_fast_step and self.results.plain:
-            self.call.arm_fast_path()
+            self.call.arm_fast_path(chunk)
 
     def announce_columns(self) -> None:
         """Tell the workers about columns of infos that are new to them."""

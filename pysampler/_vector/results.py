@@ -235,7 +235,7 @@ class Results:
             taken[np.isin(envs, self._ids[group])] = 0
         infos["steps"] = taken
         infos["_steps"] = np.ones(len(envs), np.bool_)
-        self.plain = False
+        self.plain = not (answers or mixed or every or self.show_versions or self._unshaped)
         if self._restarts:
             self._note_seen([group for group, *_ in chunks], at, envs)
         rewards = self._of_all_steps(self.frames.rewards, chunks, most)

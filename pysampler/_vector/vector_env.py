@@ -542,17 +542,29 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         (array([ True,  True]), array([10,  9]), array([10.,  9.]))
         >>> envs.close()
         """
+        core = self._core
+        results: Stepped | bool = False
+        if observations == "last":
+            results = core.call.step_chunk(actions)  # as in step
+        if isinstance(results, bool):
+            results = self._step_chunk(actions, observations, sent=results)
+        core.call.returned = True
+        self.observations = results[0]
+        return results
+
+    def _step_chunk(self, actions: Any, observations: ChunkObservations, *, sent: bool) -> Stepped:
         from pysampler._vector.chunks import Chunks  # noqa: PLC0415 - most programs need none
 
         core = self._core
         with core.enter("step_chunk"):
-            core.expect_idle("step_chunk")
-            chunks = Chunks.of(core, "step_chunk", observations)
-            groups, envs = core.all_groups, core.everyone
-            chunks.send("step", actions, groups, envs, check=self._check_actions)
+            if not sent:
+                core.expect_idle("step_chunk")
+                chunks = Chunks.of(core, "step_chunk", observations)
+                groups, envs = core.all_groups, core.everyone
+                chunks.send("step", actions, groups, envs, check=self._check_actions)
             results = self._finish("step_wait", None)
-        core.call.returned = True
-        self.observations = results[0]
+            if not self._check_actions:
+                core.arm_fast_path(results[1].shape[1])
         return results
 
     def _finish(self, what: str, timeout: float | None) -> Stepped:
