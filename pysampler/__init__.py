@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from pysampler._rollouts.rollout import Ended, Episode, Rollout
     from pysampler._rollouts.rollouts import Rollouts
     from pysampler._vector.division import Division
+    from pysampler._vector.isolation.check import Isolation, check_isolation
     from pysampler._vector.make import install, make_vec, uninstall
     from pysampler._vector.vector_env import VectorEnv
     from pysampler._workers.counters import BatchChoice, Stats, Times
@@ -90,6 +91,7 @@ __all__ = [
     "EpisodeStatistics",
     "Evaluation",
     "HostLostError",
+    "Isolation",
     "LayoutError",
     "LostError",
     "MultiTaskSampler",
@@ -112,6 +114,7 @@ __all__ = [
     "Watcher",
     "WorkerLostError",
     "__version__",
+    "check_isolation",
     "errors",
     "evaluate",
     "gae",
@@ -136,6 +139,7 @@ _HOMES = {
     "Episode": "_rollouts.rollout",
     "EpisodeStatistics": "_learning.episode_statistics",
     "Evaluation": "_rollouts.evaluation",
+    "Isolation": "_vector.isolation.check",
     "MultiTaskSampler": "_rollouts.multi_task",
     "Normalizer": "_policies.normalize",
     "Phase": "_actors.phases",
@@ -151,6 +155,7 @@ _HOMES = {
     "Times": "_workers.counters",
     "VectorEnv": "_vector.vector_env",
     "Watcher": "_actors.watcher",
+    "check_isolation": "_vector.isolation.check",
     "evaluate": "_rollouts.evaluation",
     "gae": "_rollouts.gae",
     "install": "_vector.make",

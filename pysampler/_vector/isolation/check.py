@@ -1,0 +1,229 @@
+"""``check_isolation``: whether an env gives the same results beside others as alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pysampler._numbers import whole_number
+from pysampler._vector.isolation.runs import AttachNothing, RunJob, RunResult, RunServer
+from pysampler._vector.registry import registered
+from pysampler._workers.exceptions import error_from
+from pysampler._workers.pool import Pool
+from pysampler._workers.processes import WorkerAssignment
+from pysampler.errors import LostError
+from pysampler.sync import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["Isolation", "check_envs", "check_isolation"]
+
+STEPS = 200
+_ALONE, _AGAIN, _BESIDE = range(3)  # the processes
+_SECONDS = 5.0  # of steps alone, after which a run ends early
+# Envs beside others may take this many seconds, and times as long as alone.
+_PATIENCE, _TIMES = 20.0, 10.0
+_NAMED = 5  # results in a sentence
+_UNEXPLAINED = (
+    "no change of modules, files or global generators explains it: look for state in a library of "
+    "the env, such as a renderer"
+)
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """Whether envs may share a process; print it for the reasons.
+
+    Attributes:
+        name: The name of the env.
+        isolated: True if an env gave the same results beside others as alone, False if not. None if
+            it is not deterministic alone, so that the check cannot tell.
+        reasons: The first difference, then shared state that may explain it.
+        steps: The number of steps that were compared.
+        ignored: Infos that differ between two runs of the env alone, such as times. They were not
+            compared.
+    """
+
+    name: str
+    isolated: bool | None
+    reasons: tuple[str, ...] = ()
+    steps: int = 0
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Whether the envs may share a process, as a sentence without its end."""
+        if self.isolated is None:
+            return (
+                f"{self.name} is not deterministic alone, so the check cannot tell whether its "
+                "envs may share a process"
+            )
+        if not self.isolated:
+            return f"envs of {self.name} must not share a process"
+        return f"envs of {self.name} may share a process"
+
+    def __str__(self) -> str:
+        """Return the verdict and the reasons, in lines."""
+        end = f": {self.steps} steps beside others gave the same results as alone"
+        first = self.verdict + (end if self.isolated else ":")
+        lines = [first, *(f"- {reason}" for reason in self.reasons)]
+        if self.ignored:
+            lines.append(f"not compared, since they differ alone: {_listed(self.ignored)}")
+        return "\n".join(lines)
+
+
+def check_isolation(env_fn: Callable[[], Any], steps: int = STEPS, seed: int = 0) -> Isolation:
+    """Check whether envs may share a process, as they do in the workers of a ``VectorEnv``.
+
+    It steps an env in three new processes: alone, alone again, and beside two others with other
+    seeds and actions, of which one was made before it and is closed midway. Observations, rewards,
+    ends of episodes, infos and pictures must be equal bit for bit. Global random generators begin
+    with the same seed in each process.
+
+    Args:
+        env_fn: A function that makes an env, as for ``VectorEnv``.
+        steps: The number of steps. The check takes fewer if they take longer than 5 seconds.
+        seed: The seed of the env and its actions.
+
+    Returns:
+        The verdict, with reasons.
+
+    Raises:
+        EnvError: The env raised an exception alone.
+        WorkerLostError: The env ended its process alone.
+
+    >>> check = check_isolation(lambda: gym.make("CartPole-v1"))
+    >>> check.isolated
+    True
+    >>> print(check)
+    envs of CartPole-v1 may share a process: 200 steps beside others gave the same results as alone
+    """
+    if not callable(env_fn):
+        raise TypeError(
+            f"cannot check isolation: env_fn {env_fn!r}, expected a function that makes an env"
+        )
+    steps = whole_number("check isolation", "steps", steps, 1)
+    seed = whole_number("check isolation", "seed", seed, 0)
+    return check_envs([env_fn], steps=steps, seed=seed)
+
+
+def check_envs(
+    env_fns: Sequence[Callable[[], Any]],
+    *,
+    steps: int = STEPS,
+    seed: int = 0,
+    worker_init: Callable[[], Any] | None = None,
+    context: str = "spawn",
+) -> Isolation:
+    """Check the env of the first function, beside envs of the next two different ones.
+
+    Args:
+        env_fns: One or more functions.
+        steps: The number of steps.
+        seed: The seed of the env and its actions.
+        worker_init: The function that workers run before they make envs.
+        context: How to start the processes: "spawn", or "fork" for functions that cannot be sent.
+    """
+    first, *others = {id(function): function for function in env_fns}.values()
+    siblings = [*others[:2], *[first] * 2][:2]
+    arguments = [first, *siblings], b"" if context == "fork" else registered(), worker_init
+    pool = Pool(
+        [WorkerAssignment(i, (1,)) for i in range(3)],
+        lambda _: (RunServer, arguments),
+        context=context,
+    )
+    try:
+        pool.lay_out(Segment(1), AttachNothing())
+        alone = _run(pool, _ALONE, RunJob(steps, steps, seed, seconds=_SECONDS))
+        assert alone is not None
+        if alone.failed is not None:
+            doing, raised = alone.failed
+            text = f"cannot check isolation: the env raised {raised.kind} {doing}"
+            raise error_from(raised, text)
+        again = _run(pool, _AGAIN, RunJob(steps, alone.steps, seed, slowly=True))
+        assert again is not None
+        patience = _PATIENCE + _TIMES * max(alone.seconds, again.seconds)
+        job = RunJob(steps, alone.steps, seed, beside=True)
+        try:
+            beside = _run(pool, _BESIDE, job, patience)
+        except LostError as error:
+            text = f"beside others, the process of the envs ended: {error}"
+            return _found(alone, text, isolated=False)
+        if beside is None:
+            text = f"beside others, the envs did not answer within {patience:.0f} seconds"
+            return _found(alone, text, isolated=False)
+    finally:
+        pool.kill()
+    return _verdict(alone, again, beside)
+
+
+def _run(pool: Pool, process: int, job: RunJob, timeout: float | None = None) -> RunResult | None:
+    """Let a process make a run; return its result, or None if it takes too long."""
+    pool.request([(process, 0)], {process: job})
+    answers = pool.wait(timeout)
+    if answers is None:
+        return None
+    pool.take_all()
+    result = answers[0].result
+    if not isinstance(result, RunResult):
+        raise pool.error_of(process, result)
+    return result
+
+
+def _found(
+    alone: RunResult, *reasons: str, isolated: bool | None, ignored: Sequence[str] = ()
+) -> Isolation:
+    return Isolation(alone.name, isolated, reasons, alone.steps, tuple(ignored))
+
+
+def _verdict(alone: RunResult, again: RunResult, beside: RunResult) -> Isolation:
+    if beside.failed is not None:
+        doing, raised = beside.failed
+        text = f"beside others, an env raised {raised.kind} {doing}: {raised.text}"
+        return _found(alone, text, *beside.causes, isolated=False)
+    if again.failed is not None:
+        doing, raised = again.failed
+        text = f"run again alone, it raised {raised.kind} {doing}: {raised.text}"
+        return _found(alone, text, isolated=None)
+    unsteady = list(_differences(alone, again))
+    ignored = sorted({path for _, path, _ in unsteady if path.startswith("infos")})
+    if different := [one for one in unsteady if one[1] not in ignored]:
+        return _found(alone, _described(different, "run again alone"), isolated=None)
+    different = [one for one in _differences(alone, beside) if one[1] not in ignored]
+    if not different:
+        return _found(alone, isolated=True, ignored=ignored)
+    causes = beside.causes or [_UNEXPLAINED]
+    text = _described(different, "beside others")
+    return _found(alone, text, *causes, isolated=False, ignored=ignored)
+
+
+# A call, the path of a result of it that differs, and the two values, if they are short.
+_Difference = tuple[str, str, str]
+
+
+def _differences(one: RunResult, other: RunResult) -> Iterator[_Difference]:
+    """Yield the differences between two runs."""
+    for (call, ours), (other_call, theirs) in zip(one.records, other.records, strict=False):
+        if call != other_call:
+            yield other_call, "ends of episodes", ""
+            return
+        if ours == theirs:
+            continue
+        for path in [*ours, *(path for path in theirs if path not in ours)]:
+            a, b = ours.get(path), theirs.get(path)
+            if a != b:
+                yield call, path, f"{b.text}, not {a.text}" if a and b and a.text and b.text else ""
+
+
+def _described(different: Sequence[_Difference], where: str) -> str:
+    """Return a sentence on the first difference, with the names of all results that differ."""
+    call, path, values = different[0]
+    text = f"{where}, {path} of {call} differ" + (f" ({values})" if values else "")
+    others = list(dict.fromkeys(p for _, p, _ in different if p != path))
+    return f"{text}; later also {_listed(others)}" if others else text
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -1,0 +1,218 @@
+"""SharedState: notes what the envs of a process change that all of them see.
+
+It looks at states between the calls of a run, so a change that a call undoes is not noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._torch import loaded_torch
+from pysampler._vector.env_calls import layers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["SharedState", "namespaces_of"]
+
+_DEPTH = 3  # of containers that are looked into
+_MOST = 1000  # elements of a container that are compared
+_MOST_BYTES = 1 << 20  # of an array that are compared
+_NAMED = 5  # names in a sentence
+# Packages whose attributes are not looked at: they have many, which change for good reasons.
+_LIBRARIES = {*sys.stdlib_module_names, "cloudpickle", "gymnasium", "numpy", "pysampler", "torch"}
+_PLAIN = bool, int, float, complex, str, bytes, type(None), np.generic, itertools.count
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_IGNORED = "/dev/", "/proc/", "/sys/"
+
+
+class SharedState:
+    """What the envs of this process share, and which of it they change.
+
+    Args:
+        env_fn: The function that makes an env, whose global variables are looked at.
+    """
+
+    def __init__(self, env_fn: Callable[[], Any]) -> None:
+        self._namespaces = dict(_of_function(env_fn))
+        self._packages = set(map(_package, self._namespaces)) - _LIBRARIES
+        self._classes: dict[str, type] = {}
+        self._now: str | int | None = None  # the env that is called
+        self._users: dict[str, set[Any]] = {}  # of files and addresses
+        self._changed: dict[str, dict[str, None]] = {}  # names, by what they are
+        self._before = self._all()
+        sys.addaudithook(self._audit)  # for good: the process ends after the run
+
+    @contextlib.contextmanager
+    def of(self, env: int) -> Iterator[None]:
+        """Attribute files that are opened in this context to an env."""
+        self._now = env
+        try:
+            yield
+        finally:
+            self._now = None
+
+    def look(self, env: Any = None) -> None:
+        """Note what has changed since the last look; from now on, look at this env's classes."""
+        after = self._all()
+        for kind, states in after.items():
+            before = self._before[kind]
+            for name, state in states.items():
+                # Attributes of modules that were imported since are new, others are not.
+                if state != before.get(name, state if kind == "attributes" else None):
+                    self._changed.setdefault(kind, {})[name] = None
+            if kind == "environment":
+                gone = before.keys() - states.keys()
+                self._changed.setdefault(kind, {}).update(dict.fromkeys(sorted(gone)))
+        self._before = after
+        if env is not None:
+            self._add_classes_of(env)
+            self._before["attributes"] = self._attributes()
+
+    def causes(self) -> list[str]:
+        """Return what the envs changed, as sentences."""
+        changed = {kind: _listed(list(names)) for kind, names in self._changed.items() if names}
+        sentences = {
+            "generators": "the env uses global random generators: {}",
+            "directory": "the env changes the {}",
+            "environment": "the env changes environment variables: {}",
+            "attributes": "the env changes attributes of modules or classes: {}",
+        }
+        causes = [text.format(changed[kind]) for kind, text in sentences.items() if kind in changed]
+        if shared := [name for name, users in self._users.items() if len(users) > 1]:
+            causes.append(
+                f"envs use files or ports of the same name: {_listed(shared)}. Processes share "
+                "these too, so give each env its own"
+            )
+        return causes
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._now is None or event not in ("open", "socket.bind"):
+            return
+        with contextlib.suppress(Exception):
+            if event == "open":
+                path, _, flags = arguments
+                if not isinstance(path, (str, bytes)) or not flags & _WRITES:
+                    return
+                name = str(Path(os.fsdecode(path)).absolute())
+                if name.startswith(_IGNORED) or "__pycache__" in name:
+                    return
+            else:
+                name = f"address {arguments[1]}"
+            self._users.setdefault(name, set()).add(self._now)
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def _all(self) -> dict[str, dict[str, Any]]:
+        """Return all states by kind and name."""
+        try:
+            directory = str(Path.cwd())
+        except OSError:
+            directory = ""
+        return {
+            "generators": _generators(),
+            "directory": {"working directory": directory},
+            "environment": dict(os.environ),
+            "attributes": self._attributes(),
+        }
+
+    def _attributes(self) -> dict[str, Any]:
+        """Return a state for each attribute of the env's modules and classes."""
+        spaces: dict[str, Mapping[str, Any]] = dict(self._namespaces)
+        for name, module in list(sys.modules.items()):
+            if _package(name) in self._packages and isinstance(module, types.ModuleType):
+                spaces[name] = vars(module)
+        states = {}
+        classes = dict(self._classes)
+        for space, attributes in spaces.items():
+            for name, value in list(attributes.items()):
+                if name.startswith("__"):
+                    continue
+                if isinstance(value, type):
+                    if value.__module__ == space or _package(value.__module__) in self._packages:
+                        classes[f"{space}.{name}"] = value
+                elif not isinstance(value, (types.ModuleType, types.FunctionType)):
+                    states[f"{space}.{name}"] = self._state(value)
+        for path, one in classes.items():
+            for name, value in list(vars(one).items()):
+                if not name.startswith(("__", "_abc_")) and not callable(value):
+                    states[f"{path}.{name}"] = self._state(value)
+        return states
+
+    def _state(self, value: Any, depth: int = 0) -> Any:
+        """Return an object that compares unequal once the value has changed."""
+        if isinstance(value, _PLAIN):
+            return type(value), repr(value)
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return value.dtype, value.shape, value.nbytes <= _MOST_BYTES and hash(value.tobytes())
+        if isinstance(value, np.random.Generator):
+            return repr(value.bit_generator.state)
+        if isinstance(value, np.random.RandomState):
+            return repr(value.get_state())
+        if isinstance(value, random.Random):
+            return value.getstate()
+        if depth < _DEPTH:
+            if isinstance(value, (list, tuple, set, frozenset, dict)):
+                if len(value) > _MOST:
+                    return len(value)
+                parts = value.items() if isinstance(value, dict) else value
+                return type(value), [self._state(part, depth + 1) for part in list(parts)]
+            if _package(type(value).__module__) in self._packages and hasattr(value, "__dict__"):
+                return id(value), self._state(vars(value), depth + 1)
+        return id(value)
+
+    def _add_classes_of(self, env: Any) -> None:
+        for layer in layers_of(env):
+            for one in type(layer).__mro__:
+                if (package := _package(one.__module__)) not in _LIBRARIES:
+                    self._packages.add(package)
+                if one.__module__.partition(".")[0] != "builtins":
+                    self._classes[f"{one.__module__}.{one.__qualname__}"] = one
+        self._namespaces.update(namespaces_of(env))
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _generators() -> dict[str, Any]:
+    numpys: dict[str, Any] = np.random.get_state(legacy=False)["state"]
+    states = {"random": random.getstate(), "np.random": (numpys["key"].tobytes(), numpys["pos"])}
+    if (torch := loaded_torch()) is not None and hasattr(torch, "get_rng_state"):
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+def _of_function(function: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the global variables of a function, with the name of its module."""
+    function = getattr(function, "func", function)  # of a partial
+    found = getattr(function, "__globals__", None)
+    if isinstance(found, dict):
+        name = found.get("__name__") or getattr(function, "__module__", "") or ""
+        if _package(name) not in _LIBRARIES:
+            yield name, found
+
+
+def namespaces_of(env: Any) -> dict[str, dict[str, Any]]:
+    """Return the global variables that the methods of an env and of its wrappers use, by module."""
+    return {
+        name: found
+        for layer in layers_of(env)
+        for one in type(layer).__mro__
+        for method in list(vars(one).values())
+        for name, found in _of_function(method)
+    }

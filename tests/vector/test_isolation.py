@@ -1,0 +1,455 @@
+"""check_isolation: envs that interfere within a process are found, with the reason."""
+
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+import pysampler
+from pysampler._vector.isolation.check import check_envs
+from pysampler.errors import EnvError, WorkerLostError
+
+
+class Plain(gym.Env):
+    """Its observations follow from its seed and actions; subclasses spoil that."""
+
+    observation_space = gym.spaces.Box(-1e9, 1e9, (2,), np.float64)
+    action_space = gym.spaces.Discrete(5)  # of all envs
+    render_mode = None
+    metadata = {"render_modes": ["rgb_array", "human"]}  # noqa: RUF012
+
+    def __init__(self):
+        self.position = 0.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position = self.np_random.random()
+        self.begin()
+        return self.observation(), self.info()
+
+    def step(self, action):
+        self.position += action * self.np_random.random()
+        self.act()
+        return self.observation(), float(self.position), self.position > 40, False, self.info()
+
+    def begin(self):
+        pass
+
+    def act(self):
+        pass
+
+    def info(self):
+        return {}
+
+    def observation(self):
+        return np.array([self.position, 0.0])
+
+
+def check(env_fn, **options):
+    """Check in forks of this process, which start at once."""
+    return check_envs([env_fn], **{"steps": 20, "context": "fork", **options})
+
+
+def test_envs_that_share_nothing_may_share_a_process():
+    found = check(Plain)
+    assert found.isolated is True
+    assert (found.steps, found.reasons, found.ignored) == (20, (), ())
+    assert str(found) == (
+        "envs of Plain may share a process: 20 steps beside others gave the same results as alone"
+    )
+
+
+class Draws(Plain):
+    def observation(self):
+        return np.array([self.position, np.random.random()])
+
+
+class DrawsInReset(Plain):
+    def begin(self):
+        self.position += random.random()
+
+
+class Counts(Plain):
+    count = 0
+
+    def begin(self):
+        Counts.count += 1
+
+    def observation(self):
+        return np.array([self.position, Counts.count])
+
+
+SETTINGS = {"gravity": 9.8}
+numbers = itertools.count()
+generator = np.random.default_rng(1)
+
+
+class ReadsGlobals(Plain):
+    def observation(self):
+        return np.array([SETTINGS["gravity"], 0.0])
+
+    def act(self):
+        SETTINGS["gravity"] += 1
+
+
+class Numbered(Plain):
+    def __init__(self):
+        super().__init__()
+        self.number = next(numbers)
+
+    def observation(self):
+        return np.array([self.position, self.number])
+
+
+class DrawsFromModule(Plain):
+    def observation(self):
+        return np.array([self.position, generator.random()])
+
+
+class ResetByClose(Plain):
+    open = True
+
+    def observation(self):
+        return np.array([self.position, type(self).open])
+
+    def close(self):
+        type(self).open = False
+
+
+class ChangesDirectory(Plain):
+    def __init__(self):
+        super().__init__()
+        self.there = Path.cwd().name == "usr"
+        os.chdir("/usr")
+
+    def observation(self):
+        return np.array([self.position, self.there])
+
+
+class ReadsEnvironment(Plain):
+    def observation(self):
+        return np.array([self.position, float(os.environ.get("LEVEL", 0))])
+
+    def act(self):
+        os.environ["LEVEL"] = str(float(os.environ.get("LEVEL", 0)) + 1)
+
+
+class WritesFile(Plain):
+    path = "scene.txt"
+
+    def begin(self):
+        Path(self.path).write_text(str(self.position))
+
+    def observation(self):
+        return np.array([self.position, float(Path(self.path).read_text())])
+
+
+class Refuses(Plain):
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        Refuses.made += 1
+        if Refuses.made > 1:
+            raise RuntimeError("one emulator per process")
+
+
+class RefusesInReset(Plain):
+    alive = 0
+
+    def __init__(self):
+        super().__init__()
+        RefusesInReset.alive += 1
+
+    def begin(self):
+        if RefusesInReset.alive > 1:
+            raise RuntimeError("another one is open")
+
+
+class Paints(Plain):
+    render_mode = "rgb_array"
+    canvas = np.zeros((64, 64, 3), np.uint8)
+
+    def act(self):
+        self.canvas[:] = int(self.position)
+
+    def render(self):
+        return self.canvas.copy()
+
+
+@pytest.mark.parametrize(
+    ("env", "what", "cause"),
+    [
+        (Draws, "observations of the reset differ", "global random generators: np.random"),
+        (DrawsInReset, "observations of the reset differ", "global random generators: random"),
+        (Counts, "observations of the reset differ", "Counts.count"),
+        (ReadsGlobals, "observations of step 0 differ", "SETTINGS"),
+        (Numbered, "observations of the reset differ", "numbers"),
+        (DrawsFromModule, "observations of the reset differ", "generator"),
+        (ResetByClose, "observations of the second reset differ", "ResetByClose.open"),
+        (ChangesDirectory, "observations of the reset differ", "changes the working directory"),
+        (ReadsEnvironment, "observations of step 0 differ", "environment variables: LEVEL"),
+        (WritesFile, "observations of step 0 differ", "files or ports of the same name: "),
+        (Refuses, "an env raised RuntimeError being made: one emulator", "Refuses.made"),
+        (RefusesInReset, "an env raised RuntimeError being reset: another", "InReset.alive"),
+        (Paints, "frames of render() after step", "Paints.canvas"),
+    ],
+)
+def test_interference_is_found_with_its_cause(env, what, cause, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = check(env)
+    assert found.isolated is False
+    difference, *causes = found.reasons
+    assert difference.startswith(f"beside others, {what}")
+    assert len(causes) == 1
+    assert cause in causes[0]
+    assert str(found).startswith(f"envs of {env.__name__} must not share a process:\n- beside")
+
+
+def test_state_outside_of_python_is_suspected_if_nothing_else_changes():
+    class Hidden(Plain):
+        def __init__(self):
+            super().__init__()
+            self.first = signal.setitimer(signal.ITIMER_REAL, 1000) == (0, 0)
+
+        def info(self):
+            return {"first": self.first}
+
+    found = check(Hidden)
+    assert found.isolated is False
+    assert "look for state in a library" in found.reasons[1]
+
+
+def test_an_env_that_is_not_deterministic_alone_is_not_judged():
+    class Unseeded(Plain):
+        def observation(self):
+            return np.frombuffer(os.urandom(4) + bytes(12))
+
+    found = check(Unseeded)
+    assert found.isolated is None
+    assert "run again alone, observations of the reset differ" in found.reasons[0]
+    assert "is not deterministic alone, so the check cannot tell" in str(found)
+
+
+@pytest.mark.slow
+def test_an_env_that_depends_on_the_time_is_not_judged():
+    """Beside others everything takes longer."""
+
+    class RealTime(Plain):
+        begun = 0.0
+
+        def begin(self):
+            self.begun = time.monotonic()
+
+        def act(self):
+            time.sleep(0.002)
+
+        def observation(self):
+            return np.array([self.position, time.monotonic() - self.begun > 0.06])
+
+    assert check(RealTime).isolated is None
+
+
+def test_infos_that_differ_alone_are_not_compared():
+    class Timed(Plain):
+        def info(self):
+            return {"at": time.perf_counter_ns(), "self": self, "place": [1, os.getpid()]}
+
+    found = check(Timed)
+    assert found.isolated is True
+    assert found.ignored == ("infos['at']", "infos['place'][1]")
+    assert "not compared, since they differ alone: infos['at']" in str(found)
+
+
+def test_infos_that_equal_alone_are_compared():
+    class Told(Plain):
+        made = 0
+
+        def __init__(self):
+            super().__init__()
+            Told.made += 1
+
+        def info(self):
+            return {"at": time.perf_counter_ns(), "deep": {"made": [Told.made]}}
+
+    assert "infos['deep']['made'][0] of the reset differ (3, not 1)" in check(Told).reasons[0]
+
+
+def test_modules_imported_late_and_caches_are_no_interference():
+    class Lazy(Plain):
+        cache: dict = {}  # noqa: RUF012
+
+        def begin(self):
+            import colorsys
+
+            self.cache[len(self.cache)] = colorsys.rgb_to_hsv(1, 1, 1)
+
+    assert check(Lazy).isolated is True
+
+
+def test_an_env_that_raises_alone_is_an_error():
+    class Broken(Plain):
+        def act(self):
+            raise ValueError("no such level")
+
+    text = "cannot check isolation: the env raised ValueError being stepped: no such level"
+    with pytest.raises(EnvError, match=text) as raised:
+        check(Broken)
+    assert isinstance(raised.value, ValueError)
+    assert "in act" in str(raised.value.__cause__.__cause__)
+
+
+def test_a_function_that_makes_no_env_is_an_error():
+    with pytest.raises(
+        EnvError, match="the env raised TypeError being made: .* returned int, expected a gymnasium"
+    ):
+        check(lambda: 3)
+
+
+def test_an_env_that_ends_its_process_beside_others_must_not_share_it():
+    class Crashes(Plain):
+        alive = 0
+
+        def __init__(self):
+            super().__init__()
+            Crashes.alive += 1
+            if Crashes.alive > 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    found = check(Crashes)
+    assert found.isolated is False
+    assert "the process of the envs ended: worker 2" in found.reasons[0]
+    assert "signal 9" in found.reasons[0]
+
+
+def test_an_env_that_ends_its_process_alone_is_an_error():
+    class Crashes(Plain):
+        def act(self):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerLostError, match="signal 9"):
+        check(Crashes)
+
+
+@pytest.mark.slow
+def test_an_env_that_hangs_beside_others_must_not_share_its_process(monkeypatch):
+    monkeypatch.setattr("pysampler._vector.isolation.check._PATIENCE", 0.01)
+
+    class Hangs(Plain):
+        alive = 0
+
+        def __init__(self):
+            super().__init__()
+            Hangs.alive += 1
+            while Hangs.alive > 1:
+                signal.pause()
+
+    found = check(Hangs)
+    assert found.isolated is False
+    assert "did not answer within" in found.reasons[0]
+
+
+def test_siblings_are_made_by_the_other_functions():
+    class First(Plain):
+        def observation(self):
+            return np.array([self.position, Counts.count])
+
+    assert check(First).isolated is True
+    found = check_envs([First, Plain, First, Counts], steps=20, context="fork")
+    assert found.isolated is False
+    assert found.name == "First"
+
+
+def test_the_worker_init_runs_before_the_envs_are_made():
+    def init():
+        SETTINGS["gravity"] = 1.0
+
+    class Reads(Plain):
+        def observation(self):
+            assert SETTINGS["gravity"] == 1
+            return np.array([self.position, 0.0])
+
+    assert check_envs([Reads], steps=5, worker_init=init, context="fork").isolated is True
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_functions_may_make_vector_envs(mode):
+    def make():
+        return SyncVectorEnv([Plain] * 2, autoreset_mode=mode)
+
+    def make_drawing():
+        return SyncVectorEnv([Draws] * 2, autoreset_mode=mode)
+
+    assert check(make, steps=40).isolated is True
+    assert check(make_drawing, steps=40).isolated is False
+
+
+def test_a_batch_env_is_refused():
+    class Batch(pysampler.envs.BatchEnv):
+        single_observation_space = gym.spaces.Box(-1, 1, (2,), np.float64)
+        single_action_space = gym.spaces.Discrete(2)
+
+    with pytest.raises(TypeError, match="it made a Batch, a BatchEnv, expected one env"):
+        check(lambda: Batch(2))
+
+
+def test_slow_envs_are_stepped_less_often(monkeypatch):
+    monkeypatch.setattr("pysampler._vector.isolation.check._SECONDS", 0.0)
+    found = check(Plain)
+    assert (found.isolated, found.steps) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("CartPole-v1",), "env_fn 'CartPole-v1', expected a function that makes an env"),
+        ((Plain, 0), "steps 0, expected"),
+        ((Plain, 10, -1), "seed -1, expected"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=f"cannot check isolation: {message}"):
+        pysampler.check_isolation(*arguments)
+
+
+@pytest.mark.slow
+def test_the_check_runs_in_new_interpreters():
+    """Nothing that this program has done to its modules or generators reaches them."""
+    sys.modules["random"].marked = True
+    before = random.getstate(), np.random.get_state()[1].tolist(), dict(os.environ), Path.cwd()
+
+    class Looks(Plain):
+        def info(self):
+            return {"marked": hasattr(sys.modules["random"], "marked"), "hash": hash("a")}
+
+        def begin(self):
+            assert not hasattr(sys.modules["random"], "marked")
+            np.random.random()
+
+    try:
+        found = pysampler.check_isolation(Looks, steps=20)
+    finally:
+        del sys.modules["random"].marked
+    assert found.isolated is True
+    assert not found.ignored
+    after = random.getstate(), np.random.get_state()[1].tolist(), dict(os.environ), Path.cwd()
+    assert before == after
+
+
+@pytest.mark.slow
+def test_addresses_of_objects_are_no_interference():
+    class Placed(Plain):
+        def info(self):
+            return {"place": id(self), "text": repr(object())}
+
+    found = pysampler.check_isolation(Placed, steps=20)
+    assert found.isolated is True
+    assert found.ignored == ("infos['place']", "infos['text']")
