@@ -284,6 +284,15 @@ def seconds(timeout: float | None, what: str) -> float | None:
     return min(timeout, LONGEST)
 
 
+def isolate(given: Any) -> Literal["check"] | bool:
+    """Return the option ``isolate`` as "check" or a bool, or raise ValueError."""
+    if isinstance(given, str) and given == "check":
+        return "check"
+    if not isinstance(given, (bool, np.bool_)):
+        raise _refuse("isolate", given, "'check', True or False")
+    return bool(given)
+
+
 def native(given: Any) -> Literal["auto"] | bool:
     """Return the option ``native`` as "auto" or a bool, or raise ValueError."""
     if isinstance(given, str) and given == "auto":

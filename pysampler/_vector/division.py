@@ -80,6 +80,10 @@ class Division:
             f"should take {with_unit(self.round_seconds)}, less than with other numbers"
         )
 
+    def shares(self, envs: int) -> bool:
+        """Return whether some of so many envs share a process."""
+        return self.main_envs > 1 or self.num_workers + self.main_envs < envs
+
     def assignments(
         self, envs: int, groups: int
     ) -> tuple[list[WorkerAssignment], WorkerAssignment | None]:
@@ -100,6 +104,7 @@ def divide(
     *,
     groups: int = 1,
     native: bool = False,
+    isolate: bool = False,
 ) -> Division:
     """Return how to divide envs, or raise ValueError.
 
@@ -110,7 +115,10 @@ def divide(
         most: The largest number of processes that step envs.
         groups: The number of groups of each worker.
         native: Whether workers step known envs together.
+        isolate: Whether each function must have a worker, whatever the other options are.
     """
+    if isolate:
+        return Division(len(env_fns), 0)
     for name, given in (("num_workers", num_workers), ("main_envs", main_envs)):
         if isinstance(given, str) and given != "auto":
             raise ValueError(

@@ -31,6 +31,7 @@ from pysampler._vector.env_calls import (
     reward_shape,
     reward_space_of,
 )
+from pysampler._vector.isolation.known import interfering
 from pysampler._vector.native.known import name_of
 from pysampler._vector.registry import register
 from pysampler._vector.stacks import StackPart, parts_of
@@ -66,6 +67,8 @@ class EnvDescription:
     sizes: tuple[int, ...]  # of the groups
     # The names and autoreset modes of nested vector envs.
     nested: list[tuple[str, AutoresetMode]]
+    # What is known of modules whose envs interfere with each other, if there are several.
+    interfering: list[str]
 
 
 def plain(overflow: Overflow) -> Overflow:
@@ -187,7 +190,12 @@ class EnvServer:
                 for rows in dict.fromkeys(self.nested.values())
                 if isinstance(self.envs[rows.start], GymVectorEnv)
             ],
+            self._interfering(),
         )
+
+    def _interfering(self) -> list[str]:
+        made = {id(env): env for env in self.envs if env is not None}
+        return interfering(made.values()) if len(made) > 1 else []
 
     def _reward_space(self) -> gym.spaces.Box | None:
         """Return the space of all envs' rewards, if these are arrays."""

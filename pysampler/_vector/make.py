@@ -238,6 +238,9 @@ def _make_nested(
     options = dict(vector_kwargs)
     own = whole_number("make vector env", "main_envs", options.pop("main_envs", 0), 0)
     groups = whole_number("make vector env", "groups", options.get("groups", 1), 1)
+    isolated = arguments.isolate(options.get("isolate", False)) is True
+    if isolated:
+        own = 0
     if own >= count:
         raise ValueError(
             f"cannot make vector env: main_envs {own}, expected fewer than the {count} envs; "
@@ -247,7 +250,7 @@ def _make_nested(
     if workers is None or workers == "auto":
         workers = max(1, usable_cpus() - bool(own))
     workers = whole_number("make vector env", "num_workers", workers, 0)
-    parts = max(1, workers) * groups
+    parts = count if isolated else max(1, workers) * groups
     sizes = arguments.parts(count - own, min(parts, count - own))
     functions = [functools.partial(make, num_envs=size) for size in [*sizes, *([own] * bool(own))]]
     options |= {"num_workers": min(workers, len(sizes)), "main_envs": int(own > 0)}

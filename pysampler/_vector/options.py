@@ -43,6 +43,7 @@ class HostedOptions(TypedDict, total=False):
     worker_init: Callable[[], Any] | None
     trace: str | os.PathLike[str] | None
     native: Literal["auto"] | bool
+    isolate: Literal["check"] | bool
 
 
 class VectorOptions(HostedOptions, total=False):

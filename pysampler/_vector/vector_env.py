@@ -26,7 +26,7 @@ from pysampler._frames.spec import Spaces, spec_of
 from pysampler._numbers import true_or_false
 from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout, VectorCore
-from pysampler._vector.division import divide
+from pysampler._vector.division import Division, divide
 from pysampler._vector.env_calls import call, reward_shape
 from pysampler._vector.env_server import EnvDescription, EnvServer
 from pysampler._vector.jobs import (
@@ -152,6 +152,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             "auto" does so where short trials find no difference; ``describe()`` shows where, and
             gives the reason elsewhere. True raises ValueError if an env cannot be stepped this way.
             False steps envs one by one.
+        isolate: Whether envs must not share a process. True gives each function a worker, whatever
+            ``num_workers``, ``main_envs`` and ``max_concurrency`` are. "check" runs
+            :func:`pysampler.check_isolation` first if envs would share a process, beside envs of
+            two other functions if they differ, and does so too, with a log warning, unless the
+            check finds that they may. It checks the envs that functions make, also if workers then
+            step them together.
 
     Attributes:
         division: How the envs are divided between workers and this process, and why: a
@@ -197,6 +203,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         worker_init: Callable[[], Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         native: Literal["auto"] | bool = "auto",
+        isolate: Literal["check"] | bool = False,
     ) -> None:
         self.env_fns = arguments.env_fns(env_fns)
         self.shared_memory = shared_memory
@@ -231,9 +238,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             *(num_workers, main_envs, functions, self.max_concurrency),
             groups=options.groups,
             native=why_python is None,
+            isolate=arguments.isolate(isolate) is True,
         )
-        self.num_workers = self.division.num_workers
         process = arguments.context(context)
+        if isolate == "check" and self.division.shares(len(functions)):
+            from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare
+
+            if not may_share(functions, worker_init, process):
+                self.division = Division(len(functions), 0)
+        self.num_workers = self.division.num_workers
         modules = arguments.preload(preload)
         assignments, own = self.division.assignments(len(functions), groups)
         specs = registered() if self.num_workers > 0 and process != "fork" else b""
@@ -271,6 +284,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self.num_envs = self._pool.group_envs[-1].stop  # a function may return a vector env
             nested = [one for description in self._pool.descriptions for one in description.nested]
             spec = self._describe(self._pool.descriptions)
+            for found in sorted({one for d in self._pool.descriptions for one in d.interfering}):
+                log_once(f"{found}; pass isolate=True")
             self._expect_native(native, self._pool.descriptions)
             self._pool.descriptions.clear()  # envs' spaces may be large
             self._core = core = VectorCore(

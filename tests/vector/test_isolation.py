@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from gymnasium.vector import SyncVectorEnv
 
 import pysampler
 from pysampler._vector.isolation.check import check_envs
+from pysampler.envs.classic import CartPole
 from pysampler.errors import EnvError, WorkerLostError
 
 
@@ -453,3 +455,181 @@ def test_addresses_of_objects_are_no_interference():
     found = pysampler.check_isolation(Placed, steps=20)
     assert found.isolated is True
     assert found.ignored == ("infos['place']", "infos['text']")
+
+
+# -- VectorEnv(isolate=) ---------------------------------------------------------------------------
+
+
+def pids(envs):
+    return list(envs.apply(lambda env: os.getpid()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 0},
+        {"num_workers": 2, "groups": 2},
+        {"num_workers": "auto"},
+        {"num_workers": 1, "main_envs": 2},
+        {"main_envs": "auto"},
+        {"max_concurrency": 1},
+        pytest.param({"context": None}, marks=pytest.mark.slow),
+    ],
+)
+def test_isolate_gives_each_env_a_process_whatever_else_is_said(options):
+    with pysampler.VectorEnv([Plain] * 3, isolate=True, **{"context": "fork", **options}) as envs:
+        assert envs.division.num_workers == 3
+        assert len({os.getpid(), *pids(envs)}) == 4
+        reference = SyncVectorEnv([Plain] * 3)
+        assert np.array_equal(envs.reset(seed=1)[0], reference.reset(seed=1)[0])
+        for _ in range(5):
+            actions = np.array([1, 2, 3])
+            ours, theirs = envs.step(actions), reference.step(actions)
+            assert np.array_equal(ours[0], theirs[0])
+            assert np.array_equal(ours[1], theirs[1])
+
+
+def test_isolate_gives_native_envs_a_process_each():
+    with pysampler.make_vec("CartPole-v1", 3, isolate=True, num_workers=1) as envs:
+        assert len(set(pids(envs))) == 3
+
+
+def test_isolate_gives_envs_of_a_batch_a_process_each():
+    with pysampler.make_vec(CartPole, 3, isolate=True, groups=2, main_envs=1) as envs:
+        assert envs.num_envs == 3
+        assert envs.division.num_workers == 3
+
+
+def test_isolate_makes_envs_that_interfere_give_the_results_of_one_alone():
+    with pysampler.VectorEnv([Counts] * 3, num_workers=1) as envs:
+        assert envs.reset(seed=[1, 1, 1])[0][:, 1].tolist() == [1, 2, 3]
+    with pysampler.VectorEnv([Counts] * 3, num_workers=1, isolate=True) as envs:
+        assert envs.reset(seed=[1, 1, 1])[0][:, 1].tolist() == [1, 1, 1]
+
+
+def test_isolate_check_lets_envs_share_if_they_may(caplog):
+    with pysampler.VectorEnv([Plain] * 4, num_workers=2, isolate="check", context="fork") as envs:
+        assert envs.num_workers == 2
+    assert not caplog.records
+
+
+def test_isolate_check_gives_each_env_a_process_and_warns_with_the_reason(caplog):
+    with pysampler.VectorEnv([Draws] * 3, num_workers=2, isolate="check", context="fork") as envs:
+        assert envs.num_workers == 3
+    [record] = caplog.records
+    text = record.getMessage()
+    assert text.startswith("pysampler: envs of Draws must not share a process (beside others, obs")
+    assert "the env uses global random generators: np.random)" in text
+    assert text.endswith("isolate='check' starts 3 workers, one for each")
+
+
+def test_isolate_check_gives_each_env_a_process_if_it_cannot_tell(caplog):
+    class Unseeded(Plain):
+        def observation(self):
+            return np.array([self.position, int.from_bytes(os.urandom(3))])
+
+    options = {"num_workers": 1, "isolate": "check", "context": "fork"}
+    with pysampler.VectorEnv([Unseeded] * 2, **options) as envs:
+        assert envs.num_workers == 2
+    assert "Unseeded is not deterministic alone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 2}, {"num_workers": 1, "main_envs": 1}], ids=str
+)
+def test_isolate_check_is_left_out_if_no_process_has_two_envs(options, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("it was checked")
+
+    monkeypatch.setattr("pysampler._vector.isolation.check.may_share", refuse)
+    pysampler.VectorEnv([Draws] * 2, isolate="check", **options).close()
+    with pytest.raises(AssertionError, match="it was checked"):
+        pysampler.VectorEnv([Draws] * 3, isolate="check", **options)
+
+
+@pytest.mark.slow
+def test_isolate_check_works_in_samplers_and_make_vec(caplog):
+    def policy(observations):
+        return np.zeros(len(observations), np.int64)
+
+    envs = [Draws] * 3
+    with pysampler.Rollouts(envs, policy, 5, num_workers=1, isolate="check") as rollouts:
+        assert rollouts.envs.num_workers == 3
+    with pysampler.make_vec(Plain, 3, num_workers=1, isolate="check") as vector_env:
+        assert vector_env.num_workers == 1
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("given", ["yes", 1, None])
+def test_isolate_takes_a_bool_or_check(given):
+    text = f"cannot make vector env: isolate {given!r}, expected 'check', True or False"
+    with pytest.raises(ValueError, match=text):
+        pysampler.VectorEnv([Plain], isolate=given)
+
+
+# -- modules known to interfere --------------------------------------------------------------------
+
+
+@pytest.fixture
+def robosuite(monkeypatch):
+    """An installed robosuite of some version, and an env that uses it through another module."""
+    monkeypatch.setattr("pysampler._vector.stacks._logged", set())
+
+    def made(version, name="robosuite"):
+        simulator, between = types.ModuleType(name), types.ModuleType("between")
+
+        class Renderer:
+            pass
+
+        Renderer.__module__ = name
+        simulator.Renderer = between.Renderer = Renderer
+        for module in simulator, between:
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr("importlib.metadata.version", lambda _: version)
+
+        def observation(self):
+            return np.array([self.position, 0.0])
+
+        observation = types.FunctionType(
+            observation.__code__, {"np": np, "between": between, "__name__": "lab"}
+        )
+        return type("Robot", (Plain,), {"observation": observation})
+
+    return made
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1, "context": "fork"}])
+def test_envs_known_to_interfere_are_warned_of_once(options, robosuite, caplog):
+    for _ in range(2):
+        pysampler.VectorEnv([robosuite("1.5.2")] * 2, **options).close()
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "pysampler: envs of robosuite 1.5.2 must not share a process: they render each other's "
+        "scenes; pass isolate=True"
+    )
+
+
+def test_libsumo_is_known_to_interfere_in_every_version(robosuite, caplog):
+    pysampler.VectorEnv([robosuite("99.1", "libsumo")] * 2, num_workers=0).close()
+    assert "libsumo" in caplog.text
+
+
+@pytest.mark.parametrize("version", ["1.5.3", "1.10.0", "2.0"])
+def test_mended_versions_are_not_warned_of(version, robosuite, caplog):
+    pysampler.VectorEnv([robosuite(version)] * 2, num_workers=0).close()
+    assert not caplog.records
+
+
+def test_isolated_envs_are_not_warned_of(robosuite, caplog):
+    env = robosuite("1.5.2")
+    pysampler.VectorEnv([env] * 2, context="fork", isolate=True).close()
+    pysampler.VectorEnv([env], num_workers=0).close()
+    assert not caplog.records
+
+
+def test_envs_that_do_not_use_an_imported_module_are_not_warned_of(robosuite, caplog):
+    robosuite("1.5.2")
+    pysampler.VectorEnv([Plain] * 2, num_workers=0).close()
+    pysampler.make_vec("CartPole-v1", 2, num_workers=0).close()
+    assert not caplog.records

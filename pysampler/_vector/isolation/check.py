@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ from pysampler.sync import Segment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Isolation", "check_envs", "check_isolation"]
+__all__ = ["Isolation", "check_envs", "check_isolation", "may_share"]
+
+_log = logging.getLogger("pysampler")
 
 STEPS = 200
 _ALONE, _AGAIN, _BESIDE = range(3)  # the processes
@@ -156,6 +159,22 @@ def check_envs(
     finally:
         pool.kill()
     return _verdict(alone, again, beside)
+
+
+def may_share(
+    env_fns: Sequence[Callable[[], Any]], worker_init: Callable[[], Any] | None, context: str
+) -> bool:
+    """Check the envs of a vector env; log a warning unless they may share a process."""
+    found = check_envs(
+        env_fns, worker_init=worker_init, context="fork" if context == "fork" else "spawn"
+    )
+    if not found.isolated:
+        reasons = "; ".join(found.reasons)
+        _log.warning(
+            "pysampler: %s (%s): isolate='check' starts %d workers, one for each",
+            *(found.verdict, reasons, len(env_fns)),
+        )
+    return found.isolated is True
 
 
 def _run(pool: Pool, process: int, job: RunJob, timeout: float | None = None) -> RunResult | None:

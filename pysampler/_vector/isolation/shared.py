@@ -22,14 +22,14 @@ from pysampler._vector.env_calls import layers_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["SharedState", "namespaces_of"]
+__all__ = ["LIBRARIES", "SharedState", "namespaces_of", "package_of"]
 
 _DEPTH = 3  # of containers that are looked into
 _MOST = 1000  # elements of a container that are compared
 _MOST_BYTES = 1 << 20  # of an array that are compared
 _NAMED = 5  # names in a sentence
 # Packages whose attributes are not looked at: they have many, which change for good reasons.
-_LIBRARIES = {*sys.stdlib_module_names, "cloudpickle", "gymnasium", "numpy", "pysampler", "torch"}
+LIBRARIES = {*sys.stdlib_module_names, "cloudpickle", "gymnasium", "numpy", "pysampler", "torch"}
 _PLAIN = bool, int, float, complex, str, bytes, type(None), np.generic, itertools.count
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _IGNORED = "/dev/", "/proc/", "/sys/"
@@ -44,7 +44,7 @@ class SharedState:
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
         self._namespaces = dict(_of_function(env_fn))
-        self._packages = set(map(_package, self._namespaces)) - _LIBRARIES
+        self._packages = set(map(package_of, self._namespaces)) - LIBRARIES
         self._classes: dict[str, type] = {}
         self._now: str | int | None = None  # the env that is called
         self._users: dict[str, set[Any]] = {}  # of files and addresses
@@ -129,7 +129,7 @@ class SharedState:
         """Return a state for each attribute of the env's modules and classes."""
         spaces: dict[str, Mapping[str, Any]] = dict(self._namespaces)
         for name, module in list(sys.modules.items()):
-            if _package(name) in self._packages and isinstance(module, types.ModuleType):
+            if package_of(name) in self._packages and isinstance(module, types.ModuleType):
                 spaces[name] = vars(module)
         states = {}
         classes = dict(self._classes)
@@ -138,7 +138,7 @@ class SharedState:
                 if name.startswith("__"):
                     continue
                 if isinstance(value, type):
-                    if value.__module__ == space or _package(value.__module__) in self._packages:
+                    if value.__module__ == space or package_of(value.__module__) in self._packages:
                         classes[f"{space}.{name}"] = value
                 elif not isinstance(value, (types.ModuleType, types.FunctionType)):
                     states[f"{space}.{name}"] = self._state(value)
@@ -166,21 +166,22 @@ class SharedState:
                     return len(value)
                 parts = value.items() if isinstance(value, dict) else value
                 return type(value), [self._state(part, depth + 1) for part in list(parts)]
-            if _package(type(value).__module__) in self._packages and hasattr(value, "__dict__"):
+            if package_of(type(value).__module__) in self._packages and hasattr(value, "__dict__"):
                 return id(value), self._state(vars(value), depth + 1)
         return id(value)
 
     def _add_classes_of(self, env: Any) -> None:
         for layer in layers_of(env):
             for one in type(layer).__mro__:
-                if (package := _package(one.__module__)) not in _LIBRARIES:
+                if (package := package_of(one.__module__)) not in LIBRARIES:
                     self._packages.add(package)
                 if one.__module__.partition(".")[0] != "builtins":
                     self._classes[f"{one.__module__}.{one.__qualname__}"] = one
         self._namespaces.update(namespaces_of(env))
 
 
-def _package(module: str) -> str:
+def package_of(module: str) -> str:
+    """Return the name of the package that a module belongs to."""
     return module.partition(".")[0]
 
 
@@ -203,7 +204,7 @@ def _of_function(function: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     found = getattr(function, "__globals__", None)
     if isinstance(found, dict):
         name = found.get("__name__") or getattr(function, "__module__", "") or ""
-        if _package(name) not in _LIBRARIES:
+        if package_of(name) not in LIBRARIES:
             yield name, found
 
 
