@@ -13,6 +13,7 @@ import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
+from pysampler._cli.isolation import isolation_lines
 from pysampler._cli.measuring import (
     LEAST_TURNS,
     SCRIPT,
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         names = [name for name in _NAMES if name != SCRIPT or source != options.env]
         measured = {name: Measured() for name in names}
         contenders = stack.enter_context(started(names, source, options.limit))
-        setting = looked_at(contenders[IDEAL], options)
+        setting = looked_at(contenders[IDEAL], source, options)
         orders = _orders(setting)
         for name in names:
             display.show(_lines(setting, measured), f"starting {name}")
@@ -97,7 +98,8 @@ def run(options: argparse.Namespace) -> int:
             print(json.dumps(_document(setting, measured, alone, parts)))
         advice, call = advice_of(setting, measured, alone)
         stepped = stepping_shown(measured[ours].about)
-        lines = [*_lines(setting, measured), *_parts_shown(ours, parts), *stepped, ""]
+        lines = [*_lines(setting, measured), *_parts_shown(ours, parts), *stepped]
+        lines += [*isolation_lines(setting.isolation), ""]
         lines += textwrap.wrap(advice, width())
         display.end([*lines, *(["", *call] if call else [])])
     return int(any(one.trouble for one in measured.values()))
@@ -105,8 +107,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _orders(setting: Setting) -> dict[str, dict[str, Any]]:
     """Return the order that makes each contender."""
-    workers = {"num_workers": setting.workers}
-    auto = {"num_workers": "auto", "max_concurrency": setting.workers}
+    workers = {"num_workers": setting.workers, **setting.isolating}
+    auto = {"num_workers": "auto", "max_concurrency": setting.workers, **setting.isolating}
     return {
         IDEAL: {"kind": "ideal", "workers": setting.workers},
         SCRIPT: {"kind": "script"},
@@ -153,6 +155,7 @@ def _document(
         "envs": setting.envs,
         "processes": setting.workers,
         "step_seconds": setting.step_seconds,
+        "isolation": setting.isolation,
         "scaling": scaling(setting, measured[IDEAL], alone),
         "contenders": {name: one.to_dict(measured[IDEAL]) for name, one in measured.items()},
         "round": parts,
@@ -186,7 +189,7 @@ def advice_of(
     if best.trouble or not best.rates:
         return f"pysampler does not run: {best.trouble}", []
     options: dict[str, Any] = {"num_workers": "auto"} if ours == AUTO else {}
-    if setting.workers != usable_cpus():
+    if setting.workers != usable_cpus() and not setting.isolate:
         name = "max_concurrency" if ours == AUTO else "num_workers"
         options[name] = setting.workers
     advice = []
@@ -196,7 +199,8 @@ def advice_of(
         advice.append(f"{ours} is {times:.2f} times as fast as the script.")
     elif script.rates:
         advice.append(f"{ours} is not clearly faster than the script.")
-    theirs = [name for name in (SYNC, ASYNC) if clearly_faster(measured[name], best)]
+    others = (ASYNC,) if setting.isolate else (SYNC, ASYNC)  # the first shares a process
+    theirs = [name for name in others if clearly_faster(measured[name], best)]
     if theirs:
         fastest = max(theirs, key=lambda name: measured[name].fraction.middle)
         times = measured[fastest].fraction.middle / best.fraction.middle
@@ -220,7 +224,7 @@ def advice_of(
         advice.append("The default is close to the ideal: only faster envs or more CPUs can help.")
     else:
         advice.append("Workers wait part of the time: try more envs.")
-    ahead = [name for name in (SYNC, ASYNC) if measured[name].rates]
+    ahead = [name for name in others if measured[name].rates]
     ahead = [name for name in ahead if measured[name].fraction.middle > best.fraction.middle]
     if ahead:
         advice.append(f"{ahead[0]} may be as fast: the difference is within the spread.")

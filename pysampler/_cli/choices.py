@@ -16,6 +16,7 @@ __all__ = ["DEFAULT", "Choice", "choices_for"]
 
 DEFAULT = "default"
 _LEARNING = 1 / 30  # the share of the time that "auto" gets to learn
+_AUTO = {"min_envs": "auto", "timeout": "auto"}  # arguments of recv
 _MANY = 4  # workers per CPU, if envs wait for something other than a CPU
 
 
@@ -44,7 +45,7 @@ class Choice:
 
     def order(self, setting: Setting, policy_seconds: float, seconds: float) -> dict[str, Any]:
         """Return the order for a contender; ``seconds`` is the time for all choices."""
-        options = {**_bounded(setting, self.options), **self.options}
+        options = {**_bounded(setting, self.options), **self.options, **setting.isolating}
         learns = self.recv is not None and "auto" in self.recv.values()
         return {
             "kind": "script" if self.as_in_script else "pysampler",
@@ -61,7 +62,7 @@ class Choice:
         if self.as_in_script:
             return []
         options = dict(self.options)
-        if setting.workers != usable_cpus():
+        if setting.workers != usable_cpus() and not setting.isolate:
             options = {**_bounded(setting, options), **options}
         made = setting.lines_with(options)
         if self.policy_in is not None:
@@ -97,6 +98,29 @@ def choices_for(
         policy: Whether the program calls a policy that takes time.
         native: Whether the default simulates envs together.
     """
+    if setting.isolate:
+        choices = _isolated(setting, policy=policy)
+    else:
+        choices = _shared(setting, policy=policy, native=native)
+    if setting.call.by_steps:
+        choices = {name: choice for name, choice in choices.items() if choice.loop == "step"}
+    return {SCRIPT: Choice(as_in_script=True), **choices} if setting.found else choices
+
+
+def _isolated(setting: Setting, *, policy: bool) -> dict[str, Choice]:
+    """Return the choices for envs with a process each."""
+    choices = {DEFAULT: Choice()}
+    if setting.envs >= 2:
+        choices["recv of half"] = Choice(recv={"min_envs": setting.envs // 2})
+        choices['recv("auto")'] = Choice(recv=_AUTO)
+    if policy:
+        choices["Rollouts"] = Choice(policy_in="main")
+        choices['Rollouts(policy_in="workers")'] = Choice(policy_in="workers")
+    return choices
+
+
+def _shared(setting: Setting, *, policy: bool, native: bool) -> dict[str, Choice]:
+    """Return the choices for envs that may share a process."""
     envs, workers = setting.envs, setting.workers
     choices = {
         DEFAULT: Choice(),
@@ -130,12 +154,9 @@ def choices_for(
             choices[f"{prefix}groups=2, Rollouts"] = Choice(halves, policy_in="main")
     if envs >= 2:
         finer = {**own, **({"groups": min(8, each)} if each >= 2 else {})}
-        auto = {"min_envs": "auto", "timeout": "auto"}
         name = f"groups={min(8, each)}, " if each >= 2 else ""
-        choices[f'{prefix}{name}recv("auto")'] = Choice(finer, auto)
+        choices[f'{prefix}{name}recv("auto")'] = Choice(finer, _AUTO)
     if policy:
         choices[f"{prefix}Rollouts"] = Choice(own, policy_in="main")
         choices[f'{prefix}Rollouts(policy_in="workers")'] = Choice(own, policy_in="workers")
-    if setting.call.by_steps:
-        choices = {name: choice for name, choice in choices.items() if choice.loop == "step"}
-    return {SCRIPT: Choice(as_in_script=True), **choices} if setting.found else choices
+    return choices

@@ -27,6 +27,7 @@ from gymnasium.vector.utils import batch_space
 
 from pysampler import _core
 from pysampler._cli.hangs import report_hangs
+from pysampler._cli.isolation import checked
 from pysampler._cli.programs import AttachError, find
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
@@ -366,6 +367,16 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
     }
 
 
+def _checked(source: EnvSource) -> dict[str, Any]:
+    """Return whether envs may share a process, for ``Setting``."""
+    try:
+        found = checked(source)
+    except Exception as error:
+        verdict = f"the check whether envs may share a process failed: {error_line(error)}"
+        return {"isolated": None, "verdict": verdict, "reasons": []}
+    return {"isolated": found.isolated, "verdict": found.verdict, "reasons": [*found.reasons]}
+
+
 # -- the process -----------------------------------------------------------------------------------
 
 
@@ -414,6 +425,8 @@ def main() -> None:
                 source = source_of(text) if path == text else load(Path(path))
             if request["do"] == "look":
                 answer = _looked_at(source)
+            elif request["do"] == "check":
+                answer = _checked(source)
             elif request["do"] == "make":
                 if contender is not None:
                     with contextlib.suppress(Exception):  # the next contender has other envs

@@ -19,8 +19,10 @@ import gymnasium as gym
 import numpy as np
 
 import pysampler
+from pysampler._cli.isolation import checked
 from pysampler._cli.kernel import cores, numa_nodes, process_limits, text_of
 from pysampler._cli.screen import Finding, count, print_findings
+from pysampler._cli.sources import source_of
 from pysampler._workers.launcher import files_for
 from pysampler.sync import Flag, Segment, memory_left, now, sleep_until, usable_cpus, wait_costs
 
@@ -48,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="check the limits for this number of workers (default: one per CPU)",
     )
+    parser.add_argument(
+        "--env",
+        metavar="ENV",
+        help="check whether envs may share a process: CartPole-v1, module:Id-v0, "
+        "module:function or file.py:function",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -55,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     found: list[Finding] = []
 
     def kept() -> Iterator[Finding]:
-        for finding in examine(options.workers):
+        for finding in examine(options.workers, options.env):
             found.append(finding)
             yield finding
 
@@ -66,11 +74,12 @@ def run(options: argparse.Namespace) -> int:
     return int(any(finding.verdict == "broken" for finding in found))
 
 
-def examine(workers: int | None = None) -> Iterator[Finding]:
+def examine(workers: int | None = None, env: str | None = None) -> Iterator[Finding]:
     """Yield the findings.
 
     Args:
         workers: The number of workers that must fit the limits; None for one per CPU.
+        env: The env to check for interference; None for none.
     """
     workers = workers or usable_cpus()
     checks: list[tuple[str, Callable[[], _Result]]] = [
@@ -89,6 +98,8 @@ def examine(workers: int | None = None) -> Iterator[Finding]:
         ("memory", lambda: _memory(workers)),
         ("a vector env", _vector_env),
     ]
+    if env is not None:
+        checks.append(("isolation", lambda: _isolation(env)))
     for topic, check in checks:
         try:
             yield Finding(topic, *check())
@@ -293,7 +304,15 @@ def _memory(workers: int) -> _Result:
     return _ok(found)
 
 
-# -- a vector env ----------------------------------------------------------------------------------
+# -- envs ----------------------------------------------------------------------------------
+
+
+def _isolation(env: str) -> _Result:
+    found = checked(source_of(env))
+    text = "; ".join([found.verdict, *found.reasons])
+    if found.isolated:
+        return _ok(text)
+    return _look(text, "pass isolate=True, which gives each env a process")
 
 
 class _Nothing(gym.Env[Any, Any]):

@@ -9,9 +9,10 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pysampler._cli.isolation import ISOLATE
 from pysampler._cli.screen import bar, count, positive, width
 from pysampler._cli.sources import Call
-from pysampler._cli.turns import MeasureError, Spread
+from pysampler._cli.turns import Contender, MeasureError, Spread
 from pysampler._workers.counters import with_unit
 from pysampler.sync import usable_cpus
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from pysampler._cli.turns import Contender, Measured
+    from pysampler._cli.turns import Measured
 
 __all__ = [
     "LEAST_TURNS",
@@ -45,6 +46,7 @@ _CLEAR = 1.03  # a speed-up counts from this factor, if the quartiles agree
 _BUSY = 0.4  # a machine is busy if the quartiles are this far apart, as a share of the median
 _USED = 0.2  # a machine is busy if other programs use this share of its CPUs
 _DEFAULT_ENVS = 64
+_CHECK = 60.0  # seconds that the check of the env may take, besides those for any answer
 _NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns; the first is a minimum
 
 
@@ -62,6 +64,7 @@ class Setting:
         kept: Options that the program sets, as source code.
         vector: Whether a vector env class is registered for the id of the envs.
         found: For a script: where it makes how many of which envs, and how.
+        isolation: Whether envs may share a process, the verdict in words, and the reasons.
     """
 
     env: str
@@ -73,6 +76,17 @@ class Setting:
     kept: dict[str, str] = field(default_factory=dict)
     vector: bool = False
     found: str = ""
+    isolation: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def isolate(self) -> bool:
+        """Whether each env must have a process: the check says so, or the program."""
+        return self.isolation.get("isolated") is False or ISOLATE in self.kept
+
+    @property
+    def isolating(self) -> dict[str, Any]:
+        """The option that gives each env a process, if it must have one."""
+        return {ISOLATE: True} if self.isolate else {}
 
     def __str__(self) -> str:
         """Return the setting in words."""
@@ -89,6 +103,8 @@ class Setting:
     def lines_with(self, options: Mapping[str, Any]) -> list[str]:
         """Return the lines of a program that make a vector env with these options."""
         written = {**self.kept, **{name: json.dumps(value) for name, value in options.items()}}
+        if self.isolate:
+            written[ISOLATE] = "True"
         return [self.call.imported, f"envs = {self.call.written(self.envs, written)}"]
 
 
@@ -136,8 +152,17 @@ def add_setting(parser: argparse.ArgumentParser, seconds: int) -> None:
     )
 
 
-def looked_at(contender: Contender, options: argparse.Namespace) -> Setting:
-    """Have a contender make and step one env; return the setting, or raise MeasureError."""
+def looked_at(contender: Contender, source: str, options: argparse.Namespace) -> Setting:
+    """Have a contender make and step one env, and check it; return the setting.
+
+    Args:
+        contender: The contender.
+        source: The source of the envs, as contenders read it.
+        options: The arguments of the command.
+
+    Raises:
+        MeasureError: The env does not run.
+    """
     try:
         found = contender.ask("look")
     except MeasureError as error:
@@ -153,12 +178,15 @@ def looked_at(contender: Contender, options: argparse.Namespace) -> Setting:
         place, kind = found["found"]
         made = counted(found["envs"], "env")
         in_script = f"{place} makes {made} ({found['name']}) with {kind}"
+    with Contender("the check", source, options.limit) as checker:
+        isolation = checker.ask("check", seconds=_CHECK)
     return Setting(
         env=options.env,
         envs=envs,
         workers=min(options.workers or usable_cpus(), envs),
         call=Call(**found["call"]),
         found=in_script,
+        isolation=isolation,
         **{name: found[name] for name in ("step_seconds", "waits", "kept", "vector")},
     )
 

@@ -25,6 +25,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 import pysampler
 from pysampler._cli.contenders import end_with, error_line, with_resets
 from pysampler._cli.hangs import frames_of, own_frames, report_hangs
+from pysampler._cli.isolation import ISOLATE
 from pysampler._cli.sources import EnvSource, SourceError, from_calls, made_by_class, save
 from pysampler._vector import make
 
@@ -212,7 +213,7 @@ def _source(
         if given.get("nested"):
             made = (given[name] for name in ("spec", "env_kwargs", "num_envs", "vector_kwargs"))
             return _source_of_class(frames, env_id, *made)
-    kept = _without(_CHOSEN, options)
+    kept = _kept_of(options)
     source = from_calls(list(functions), kept, sb3=sb3, env_id=env_id, made_by=made_by)
     own = _without(_FILES, options)
     return dataclasses.replace(
@@ -247,7 +248,7 @@ def _source_of_class(
             "it, register an entry_point for one env, too"
         )
     functions = [functools.partial(gym.make, spec, **kwargs)] * count
-    kept = _without(_CHOSEN, options or {})
+    kept = _kept_of(options or {})
     source = from_calls(functions, kept, env_id=env_id, made_by=(spec, None, kwargs))
     own = None if options is None else _without(_FILES, options)
     return dataclasses.replace(
@@ -255,6 +256,11 @@ def _source_of_class(
         found=(_place_of(frames), f"their vector entry point, {name}; other rows step Python envs"),
         as_found=functools.partial(made_by_class, spec, kwargs, own),
     )
+
+
+def _kept_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a script that trials keep; of ``isolate`` only True."""
+    return _without(_CHOSEN | ({ISOLATE} if options.get(ISOLATE) is not True else set()), options)
 
 
 def _without(names: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.choices import DEFAULT, Choice, choices_for
+from pysampler._cli.isolation import isolation_lines
 from pysampler._cli.measuring import (
     LEAST_TURNS,
     SCRIPT,
@@ -70,8 +71,11 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps({**tuning.to_dict(), "advice": advice, "lines": lines}))
         stepped = stepping_shown(tuning.measured[DEFAULT].about)
+        found = isolation_lines(tuning.setting.isolation)
         advised = textwrap.wrap(advice, width())
-        display.end([*tuning.lines(), *stepped, "", *advised, *(["", *lines] if lines else [])])
+        display.end(
+            [*tuning.lines(), *stepped, *found, "", *advised, *(["", *lines] if lines else [])]
+        )
     return 0
 
 
@@ -99,7 +103,7 @@ class _Tuning:
         self._reference = reference
         self._policy_seconds = (options.policy_ms or 0.0) / 1e3
         self._seconds = options.seconds
-        self.setting = looked_at(reference, options)
+        self.setting = looked_at(reference, source, options)
         try:
             made = reference.ask(
                 "make", **self._order(Choice(as_in_script=reference.name == SCRIPT))
@@ -167,6 +171,7 @@ class _Tuning:
             "envs": self.setting.envs,
             "processes": self.setting.workers,
             "step_seconds": self.setting.step_seconds,
+            "isolation": self.setting.isolation,
             "policy_seconds": self._policy_seconds,
             "choices": {
                 name: {
@@ -257,6 +262,10 @@ def advice_of(
     ]
     better.sort(key=lambda name: -finals[name].fraction.middle)
     busy = " ".join(["", *busy_remark(*earlier, finals[reference])])
+    if setting.isolate:
+        busy += " Only choices with a process for each env were tried (isolate=True)."
+        if not better and reference == SCRIPT:
+            busy += " Add that option to the script unless it has it."
     if not better:
         advice = f"Nothing beats {program} by more than the spread of the turns."
         return advice + busy, choices[reference].lines(setting)

@@ -1,5 +1,6 @@
 """``pysampler bench`` compares vector envs on one env, and always ends with its processes."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -90,6 +91,11 @@ def test_all_contenders_are_measured():
         low, high = one["quartiles"]
         assert 0 < low <= one["fraction"] <= high
     assert report["advice"]
+    assert report["isolation"] == {
+        "isolated": True,
+        "verdict": "envs of CartPole-v1 may share a process",
+        "reasons": [],
+    }
 
 
 @pytest.mark.slow
@@ -105,6 +111,7 @@ def test_the_terminal_table_shows_all_contenders(folder):
     assert max(map(len, last[:9])) <= 80
     assert last[9] == ""
     assert last[10] != ""  # the advice
+    assert "envs of CartPole-v1 may share a process" in last
 
 
 @pytest.mark.slow
@@ -265,7 +272,9 @@ SETTING = Setting(
 )
 
 
-def advised(default, auto, sync, asynchronous, ideal=400.0, alone=100.0, about=(3, 2)):
+def advised(
+    default, auto, sync, asynchronous, ideal=400.0, alone=100.0, about=(3, 2), setting=SETTING
+):
     """Return the advice for these fractions of the ideal."""
     fractions = dict(zip(NAMES, [1.0, default, auto, sync, asynchronous], strict=True))
     measured = {
@@ -273,7 +282,19 @@ def advised(default, auto, sync, asynchronous, ideal=400.0, alone=100.0, about=(
         for name, part in fractions.items()
     }
     measured[NAMES[2]].about = dict(zip(("num_workers", "main_envs"), about, strict=True))
-    return bench.advice_of(SETTING, measured, [alone] * 4)
+    return bench.advice_of(setting, measured, [alone] * 4)
+
+
+def test_sharing_a_process_is_not_advised_if_envs_must_not(monkeypatch):
+    monkeypatch.setattr(bench, "usable_cpus", lambda: 4)
+    setting = dataclasses.replace(SETTING, workers=2, isolation={"isolated": False})
+    orders = bench._orders(setting)
+    assert orders["pysampler"]["options"]["isolate"] is True
+    assert orders[NAMES[2]]["options"]["isolate"] is True
+    advice, lines = advised(0.5, 0.4, 0.6, 0.1, setting=setting)
+    assert "SyncVectorEnv" not in advice
+    made = 'envs = pysampler.make_vec("Some-v0", num_envs=8, isolate=True)'
+    assert lines == ["import pysampler", made]
 
 
 def test_the_advice_is_the_fastest_beyond_the_spread(monkeypatch):

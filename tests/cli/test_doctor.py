@@ -13,6 +13,27 @@ from pysampler._cli import doctor
 from pysampler._cli.main import main
 
 DOCTOR = ("-m", "pysampler", "doctor")
+LEVELS = """
+import gymnasium as gym
+import numpy as np
+
+class Counted(gym.Env):
+    observation_space = gym.spaces.Box(0, 1000, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self):
+        Counted.made += 1
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([float(Counted.made)]), {}
+
+    def step(self, action):
+        return np.array([0.0]), 0.0, False, False, {}
+
+def broken():
+    raise ValueError("no such level")
+"""
 TOPICS = [
     *(
         "versions",
@@ -51,6 +72,42 @@ def test_the_hash_seed_of_the_program_and_its_workers_is_reported(seed, found, m
     if seed is not None:
         monkeypatch.setenv("PYTHONHASHSEED", seed)
     assert doctor._hash_seed()[1].startswith(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "verdict", "found", "advice"),
+    [
+        ("CartPole-v1", "ok", "envs of CartPole-v1 may share a process", ""),
+        (
+            "levels:Counted",
+            "look",
+            "envs of Counted must not share a process; beside others, observations of the reset",
+            "pass isolate=True, which gives each env a process",
+        ),
+        (
+            "levels:broken",
+            "broken",
+            "cannot check isolation: the env raised ValueError being made",
+            "",
+        ),
+        ("Nope-v1", "broken", "SourceError: NameNotFound: Environment `Nope` doesn't exist.", ""),
+    ],
+)
+def test_an_env_is_checked_for_interference(
+    env, verdict, found, advice, tmp_path, monkeypatch, capfd
+):
+    (tmp_path / "levels.py").write_text(LEVELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delitem(sys.modules, "levels", raising=False)
+    status = main(["doctor", "--json", "--env", env])
+    assert status == int(verdict == "broken")
+    finding = json.loads(capfd.readouterr().out)[-1]
+    assert finding["topic"] == "isolation"
+    assert finding["verdict"] == verdict
+    assert found in finding["found"]
+    assert finding["advice"] == advice
 
 
 @pytest.mark.slow

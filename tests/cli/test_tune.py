@@ -231,6 +231,16 @@ def test_each_vector_env_constructor_is_recognized(source_in, program, what):
             {"autoreset_mode": "SameStep"},
         ),
         (
+            "pysampler.VectorEnv([make] * 2, isolate=True)",
+            {"isolate": True},
+            {"autoreset_mode": "SameStep"},
+        ),
+        (
+            "pysampler.VectorEnv([make] * 2, isolate='check')",
+            {},
+            {"isolate": "check", "autoreset_mode": "SameStep"},
+        ),
+        (
             "gymnasium.vector.SyncVectorEnv([make] * 2, False)",
             {"copy": False},
             {"autoreset_mode": "SameStep"},
@@ -421,6 +431,36 @@ def test_envs_that_wait_get_more_workers_than_cpus():
     assert not any("auto" in choice.options.values() for choice in native.values())
     alone = Setting("", 8, 1, Call(""), step_seconds=1e-2)
     assert 'main_envs="auto"' not in choices_for(alone)
+
+
+ISOLATED = dataclasses.replace(SETTING, isolation={"isolated": False})
+ISOLATED_CHOICES = choices_for(ISOLATED, policy=True)
+
+
+@pytest.mark.parametrize("name", ISOLATED_CHOICES)
+def test_no_choice_lets_envs_share_a_process_if_they_must_not(name):
+    choice = ISOLATED_CHOICES[name]
+    order = choice.order(ISOLATED, 0.0, 1.0)
+    assert order["options"]["isolate"] is True
+    assert ", isolate=True)" in choice.lines(ISOLATED)[1]
+    finals = {"default": found(1.0), name: found(2.0)}
+    advice, lines = advice_of(ISOLATED, ISOLATED_CHOICES, finals)
+    assert advice.endswith("Only choices with a process for each env were tried (isolate=True).")
+    assert all("isolate=True" in line for line in lines if line.startswith("envs = "))
+
+
+def test_a_script_whose_envs_must_not_share_a_process_is_told_to_isolate_them():
+    setting = dataclasses.replace(ISOLATED, found="train.py:4 makes 4 envs")
+    choices = choices_for(setting)
+    script = next(iter(choices))
+    advice, lines = advice_of(setting, choices, {script: found(1.0), "default": found(0.9)})
+    assert lines == []
+    assert advice.endswith("(isolate=True). Add that option to the script unless it has it.")
+
+
+def test_envs_that_the_check_cannot_judge_may_share_a_process():
+    unsure = dataclasses.replace(SETTING, isolation={"isolated": None})
+    assert choices_for(unsure, policy=True) == CHOICES
 
 
 def test_an_sb3_program_gets_sb3_lines():
