@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from pysampler._vector.division import Division
     from pysampler._vector.isolation.check import Isolation, check_isolation
     from pysampler._vector.make import install, make_vec, uninstall
+    from pysampler._vector.serving import WorkerInfo
     from pysampler._vector.vector_env import VectorEnv
     from pysampler._workers.counters import BatchChoice, Stats, Times
 
@@ -112,6 +113,7 @@ __all__ = [
     "VectorEnv",
     "WaitTimeoutError",
     "Watcher",
+    "WorkerInfo",
     "WorkerLostError",
     "__version__",
     "check_isolation",
@@ -156,6 +158,7 @@ _HOMES = {
     "VectorEnv": "_vector.vector_env",
     "Watcher": "_actors.watcher",
     "check_isolation": "_vector.isolation.check",
+    "WorkerInfo": "_vector.serving",
     "evaluate": "_rollouts.evaluation",
     "gae": "_rollouts.gae",
     "install": "_vector.make",

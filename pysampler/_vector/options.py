@@ -40,7 +40,7 @@ class HostedOptions(TypedDict, total=False):
     on_hang: arguments.OnHang
     record_to: str | os.PathLike[str] | None
     replay_from: str | os.PathLike[str] | None
-    worker_init: Callable[[], Any] | None
+    worker_init: Callable[..., Any] | None
     trace: str | os.PathLike[str] | None
     native: Literal["auto"] | bool
     isolate: Literal["check"] | bool

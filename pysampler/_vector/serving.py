@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pysampler._vector.env_server import EnvServer, prepare
@@ -11,7 +14,51 @@ if TYPE_CHECKING:
 
     import gymnasium as gym
 
-__all__ = ["make_server"]
+__all__ = ["WorkerInfo", "make_server", "worker_init_for"]
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """The place of a worker, passed to a ``worker_init`` that takes an argument.
+
+    Attributes:
+        number: The number of the worker, from 0. A worker that replaces another has its number.
+        count: The number of workers.
+        envs: The indices in ``env_fns`` of the functions that this worker calls.
+    """
+
+    number: int
+    count: int
+    envs: range
+
+
+def worker_init_for(init: Callable[..., Any] | None, worker: WorkerInfo) -> Any:
+    """Return the function without arguments that a worker runs first, or None.
+
+    Raises:
+        TypeError: ``init`` is not a function of no argument or of a ``WorkerInfo``.
+    """
+    if init is None:
+        return None
+    if not callable(init):
+        raise TypeError(f"cannot make vector env: worker_init {init!r}, expected a function")
+    try:
+        signature = inspect.signature(init)
+    except (TypeError, ValueError):  # written in C
+        return init
+    named = signature.parameters.get("worker")
+    by_name = named is not None and named.kind is not inspect.Parameter.POSITIONAL_ONLY
+    given = () if by_name else (worker,), {"worker": worker} if by_name else {}
+    for arguments, keywords in (given,) if by_name else (((), {}), given):
+        try:
+            signature.bind(*arguments, **keywords)
+        except TypeError:
+            continue
+        return functools.partial(init, *arguments, **keywords)
+    raise TypeError(
+        f"cannot make vector env: worker_init takes {signature}, expected no argument or one for a "
+        "WorkerInfo"
+    )
 
 
 def make_server(

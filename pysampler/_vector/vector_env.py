@@ -44,7 +44,7 @@ from pysampler._vector.jobs import (
 from pysampler._vector.partial import Batches, BatchWait
 from pysampler._vector.registry import registered
 from pysampler._vector.results import first
-from pysampler._vector.serving import make_server
+from pysampler._vector.serving import WorkerInfo, make_server, worker_init_for
 from pysampler._vector.stacks import described, log_once, might_be_native, why_not_native
 from pysampler._workers.jobs import Failure
 from pysampler._workers.pool import Pool
@@ -141,7 +141,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         record_to: A file to which ``recv`` writes the envs of each batch, for ``replay_from``.
         replay_from: A file that ``record_to`` wrote in an earlier run: ``recv`` returns the same
             batches in the same order.
-        worker_init: A function without arguments that each worker runs before it makes its envs.
+        worker_init: A function that each worker runs before it makes its envs. If it takes an
+            argument, it gets a :class:`pysampler.WorkerInfo` with the worker's number and envs.
             Workers import modules anew, so use it to repeat changes that your program made to them
             (``cfg.SIZE = 5``). The level and format of the root logger carry over without it.
         trace: A file for a timeline of env steps and of processes waiting for each other, in the
@@ -200,7 +201,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         on_hang: arguments.OnHang = "raise",
         record_to: str | os.PathLike[str] | None = None,
         replay_from: str | os.PathLike[str] | None = None,
-        worker_init: Callable[[], Any] | None = None,
+        worker_init: Callable[..., Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         native: Literal["auto"] | bool = "auto",
         isolate: Literal["check"] | bool = False,
@@ -214,10 +215,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.observation_mode = observation_mode
         self.autoreset_mode = arguments.autoreset_mode(autoreset_mode)
         self.max_concurrency = arguments.max_concurrency(max_concurrency)
-        if not (worker_init is None or callable(worker_init)):
-            raise TypeError(
-                f"cannot make vector env: worker_init {worker_init!r}, expected a function"
-            )
         self._check_actions = true_or_false("make vector env", "check_actions", check_actions)
         options = arguments.Options(groups=groups, frames=frames, wait=wait, infos=infos)
         faults = arguments.faults(
@@ -264,7 +261,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
         def make(assignment: WorkerAssignment) -> tuple[Callable[..., EnvServer], tuple[Any, ...]]:
             # This process has the specs already, and worker_init is for workers only.
-            prepared = (b"", None) if assignment is own else (specs, worker_init)
+            number = 0 if assignment is own else assignments.index(assignment)
+            init = worker_init_for(
+                worker_init, WorkerInfo(number, len(assignments), assignment.envs)
+            )
+            prepared = (b"", None) if assignment is own else (specs, init)
             chosen = functions[assignment.first : assignment.envs.stop]
             of_server = chosen, assignment.first, assignment.sizes
             return make_server, (*of_server, *prepared, why_python, assignment is own)

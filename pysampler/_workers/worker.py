@@ -145,6 +145,8 @@ def _imitate_parent(setup: Setup) -> None:
     """Adopt the parent's environment, paths, limits and logging."""
     os.environ.clear()
     os.environ.update(setup.environment)
+    os.environ["PYSAMPLER_WORKER"] = str(setup.index)
+    os.environ["PYSAMPLER_WORKERS"] = str(setup.workers)
     if setup.directory is not None:
         with contextlib.suppress(OSError):
             os.chdir(setup.directory)

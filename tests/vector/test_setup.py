@@ -5,6 +5,7 @@ import linecache
 import logging
 import os
 import pickle
+import signal
 import textwrap
 import threading
 import traceback
@@ -18,6 +19,7 @@ from programs import completed
 
 import pysampler
 from pysampler._vector.env_server import EnvServer
+from pysampler._vector.serving import WorkerInfo, worker_init_for
 from pysampler.errors import EnvError
 
 
@@ -311,6 +313,52 @@ def test_worker_init_error_is_raised():
         pysampler.VectorEnv([TellingEnv], num_workers=1, worker_init=set_up)
     with pytest.raises(TypeError, match="worker_init 3, expected a function"):
         pysampler.VectorEnv([TellingEnv], num_workers=1, worker_init=3)
+
+
+class KnowsItsWorker(TellingEnv):
+    """Reads the worker's number while it is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.of = os.environ["PYSAMPLER_WORKER"], os.environ["PYSAMPLER_WORKERS"]
+
+
+@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_know_their_number_before_envs_are_made(context):
+    def init(worker):
+        os.environ["DEVICE"] = f"{worker.number} of {worker.count} for {[*worker.envs]}"
+
+    options = {"num_workers": 2, "context": context, "on_worker_loss": "restart"}
+    envs = pysampler.VectorEnv([KnowsItsWorker] * 3, worker_init=init, **options)
+    for lost in (False, True):
+        if lost:  # the worker that replaces it has its number
+            envs.reset()
+            os.kill(envs.apply(lambda _: os.getpid())[2], signal.SIGKILL)
+            envs.reset()
+        assert envs.get_attr("of") == (("0", "2"), ("0", "2"), ("1", "2"))
+        devices = envs.apply(lambda _: os.environ["DEVICE"])
+        assert devices == (*["0 of 2 for [0, 1]"] * 2, "1 of 2 for [2]")
+    envs.close()
+
+
+def test_worker_init_gets_its_worker_if_it_takes_an_argument():
+    def prefix(text, other):
+        return text, other
+
+    worker = WorkerInfo(1, 2, range(2, 4))
+    for init, got in (
+        (lambda: "nothing", "nothing"),
+        (lambda n=3: n, 3),
+        (lambda w: w, worker),
+        (lambda n=3, worker=None: (n, worker), (3, worker)),
+        (lambda *, worker: worker, worker),
+        (functools.partial(prefix, "a"), ("a", worker)),
+    ):
+        assert worker_init_for(init, worker)() == got
+    assert worker_init_for(None, worker) is None
+    with pytest.raises(TypeError, match=r"worker_init takes \(text, other\), expected no argument"):
+        worker_init_for(prefix, worker)
+    assert worker_init_for(dict, worker)() == {}  # written in C
 
 
 @pytest.mark.slow
