@@ -304,7 +304,7 @@ def native(given: Any) -> Literal["auto"] | bool:
     return bool(given)
 
 
-def why_python(native: Any, worker: Any, mode: Any) -> str | None:
+def why_python(native: Any, worker: Any, mode: Any, *, seed_globals: bool) -> str | None:
     """Return why the options require stepping in Python; None if they do not.
 
     Raises:
@@ -315,6 +315,8 @@ def why_python(native: Any, worker: Any, mode: Any) -> str | None:
         why = "native=False"
     elif worker is not None:
         why = "worker is given"
+    elif seed_globals:
+        why = "seed_globals=True"
     elif not isinstance(mode, str) or mode != "same":
         why = "observation_mode is given"
     if why is not None and native is True:

@@ -121,8 +121,11 @@ class EnvServer:
         first: int,
         sizes: Sequence[int],
         why_python: str = "",
+        *,
+        seed_globals: bool = False,
     ) -> None:
         self.first = first
+        self._seed_globals = seed_globals
         self._why_python = why_python
         self.envs: list[gym.Env[Any, Any]] = []  # a vector env occurs once per row
         self.env_fns: list[Callable[[], gym.Env[Any, Any]]] = []  # the function that made each env
@@ -298,7 +301,8 @@ class EnvServer:
         else:
             from pysampler._vector.nested import NestedBlock  # noqa: PLC0415 - rare
 
-            block = NestedBlock(env, autoreset_of(env), *of_block, here=self.here)
+            own = self.stepped(rows.start)
+            block = NestedBlock(own, autoreset_of(env), *of_block, here=self.here)
         block.use(*self._use)
         return block
 
@@ -306,11 +310,19 @@ class EnvServer:
         """Make a block in C++ that steps envs one by one."""
         frames, infos, autoreset, keep = self._use
         block = _core.EnvBlock(
-            *(self.envs[rows.start : rows.stop], self.first + rows.start, frames, infos),
+            *([self.stepped(i) for i in rows], self.first + rows.start, frames, infos),
             *(self.meter, autoreset, keep, self.here),
         )
         self._places.update({i: (block, place) for place, i in enumerate(rows)})
         return block
+
+    def stepped(self, i: int) -> Any:
+        """Return what a block steps and resets as env ``i``."""
+        if not self._seed_globals:
+            return self.envs[i]
+        from pysampler._vector.env_globals import GlobalsOf  # noqa: PLC0415 - rare
+
+        return GlobalsOf(self.envs[i])
 
     def take_overflow(self, block: int) -> Overflow:
         """Take the overflow of a block's step or reset, with exceptions as failures."""

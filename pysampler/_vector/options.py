@@ -41,6 +41,7 @@ class HostedOptions(TypedDict, total=False):
     record_to: str | os.PathLike[str] | None
     replay_from: str | os.PathLike[str] | None
     worker_init: Callable[..., Any] | None
+    seed_globals: bool
     trace: str | os.PathLike[str] | None
     native: Literal["auto"] | bool
     isolate: Literal["check"] | bool

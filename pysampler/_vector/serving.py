@@ -69,6 +69,7 @@ def make_server(
     init: Callable[[], Any] | None,
     why_python: str | None,
     inline: bool,  # noqa: FBT001 - passed as one of a tuple
+    seed_globals: bool = False,  # noqa: FBT001, FBT002 - likewise
 ) -> EnvServer:
     """Prepare this process and make its envs.
 
@@ -80,10 +81,11 @@ def make_server(
         init: The user's ``worker_init``.
         why_python: Why envs are stepped one by one; None: alike envs are stepped together.
         inline: Whether this is the user's process.
+        seed_globals: Whether each env has its own states of the global generators.
     """
     prepare(specs, init)
     if why_python is not None:
-        return EnvServer(env_fns, first, sizes, why_python)
+        return EnvServer(env_fns, first, sizes, why_python, seed_globals=seed_globals)
     from pysampler._vector.wrapped.server import BatchServer  # noqa: PLC0415 - only workers need it
 
     return BatchServer(env_fns, first, sizes, inline=inline)

@@ -145,6 +145,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             argument, it gets a :class:`pysampler.WorkerInfo` with the worker's number and envs.
             Workers import modules anew, so use it to repeat changes that your program made to them
             (``cfg.SIZE = 5``). The level and format of the root logger carry over without it.
+        seed_globals: Let a seed of ``reset`` also seed ``random``, ``np.random`` and torch (if
+            imported) for the env. Each env then draws from its own states of these generators, so
+            its results depend neither on ``num_workers`` nor on other envs. Envs are stepped one by
+            one, and each step takes some microseconds longer.
         trace: A file for a timeline of env steps and of processes waiting for each other, in the
             JSON format of ``torch.profiler``; open it in ui.perfetto.dev. A separate process writes
             it until ``close``, or until it has 1,000 MB.
@@ -202,6 +206,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         record_to: str | os.PathLike[str] | None = None,
         replay_from: str | os.PathLike[str] | None = None,
         worker_init: Callable[..., Any] | None = None,
+        seed_globals: bool = False,
         trace: str | os.PathLike[str] | None = None,
         native: Literal["auto"] | bool = "auto",
         isolate: Literal["check"] | bool = False,
@@ -227,7 +232,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._timed_return = _core.TimedReturn()  # of recv
         functions = self.env_fns
         native = arguments.native(native)
-        why_python = arguments.why_python(native, worker, observation_mode)
+        seed_globals = true_or_false("make vector env", "seed_globals", seed_globals)
+        why_python = arguments.why_python(
+            native, worker, observation_mode, seed_globals=seed_globals
+        )
         alike = all(function is functions[0] for function in functions)
         if num_workers == "auto" and alike and getattr(functions[0], "makes_tasks", False):
             num_workers = None  # "auto" goes by the time of a step in Python
@@ -268,7 +276,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             prepared = (b"", None) if assignment is own else (specs, init)
             chosen = functions[assignment.first : assignment.envs.stop]
             of_server = chosen, assignment.first, assignment.sizes
-            return make_server, (*of_server, *prepared, why_python, assignment is own)
+            how = why_python, assignment is own, seed_globals
+            return make_server, (*of_server, *prepared, *how)
 
         self._pool = Pool(
             assignments,

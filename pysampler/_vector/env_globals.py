@@ -1,0 +1,112 @@
+"""Global random generators by env: ``random``, ``np.random`` and torch, as if each env were alone.
+
+An env may draw from the global generators of its process, which several envs share. With
+``seed_globals`` each env has its own states of them: they are swapped in around its steps and
+resets, so that neither other envs nor the policy of a sampler draw from them.
+
+Python's generator returns its state as 625 numbers, which takes 10 us. So its memory is copied
+instead, if it has the layout that CPython gives it.
+"""
+
+from __future__ import annotations
+
+import _random
+import ctypes
+import random
+from typing import Any
+
+import numpy as np
+
+from pysampler._torch import loaded_torch
+
+__all__ = ["GlobalsOf"]
+
+_get_bits, _set_bits = np.random.mtrand.get_bit_generator, np.random.mtrand.set_bit_generator
+_generator: random.Random = random._inst
+# Behind the head of the object: the place of the next number, and the numbers.
+_WORDS = 625
+_memory = (ctypes.c_char * (4 * _WORDS)).from_address(id(_generator) + object.__basicsize__)
+
+
+def _has_known_layout() -> bool:
+    if _random.Random.__basicsize__ < object.__basicsize__ + len(_memory):
+        return False
+    place, *numbers = np.frombuffer(_memory.raw, np.uint32).tolist()
+    return _random.Random.getstate(_generator) == (*numbers, place)
+
+
+def _get_random() -> Any:
+    return _memory.raw, _generator.gauss_next  # type: ignore[attr-defined]
+
+
+def _set_random(state: Any) -> None:
+    _memory.raw, _generator.gauss_next = state  # type: ignore[attr-defined]
+
+
+if not _has_known_layout():
+    _get_random, _set_random = random.getstate, random.setstate
+
+
+def _seeded(seed: int | None) -> Any:
+    """Return the state of Python's generator after a seed; None: a random one."""
+    before = _get_random()
+    try:
+        random.seed(seed)
+        return _get_random()
+    finally:
+        _set_random(before)
+
+
+class GlobalsOf:
+    """Stands in for an env or vector env when it is stepped or reset.
+
+    Args:
+        env: The env.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._random = _seeded(None)
+        self._numpy = np.random.MT19937()
+        self._torch: Any = None  # None until the env has had a turn after torch was imported
+        self._seed: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, *args: Any) -> Any:
+        """Step the env with its generators."""
+        return self._with_globals(self._env.step, args, {})
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the env; seed its generators first if the reset has a seed."""
+        seed = kwargs.get("seed")
+        if isinstance(seed, (list, tuple)):  # of a vector env, which counts as one env
+            seed = next((one for one in seed if one is not None), None)
+        if seed is not None:
+            self._seed = abs(int(seed))
+            self._random = _seeded(self._seed)
+            self._numpy._legacy_seeding(self._seed % 2**32)  # as np.random.seed does
+            self._torch = None
+        return self._with_globals(self._env.reset, (), kwargs)
+
+    def _with_globals(self, function: Any, args: Any, kwargs: Any) -> Any:
+        torch = loaded_torch()
+        outer = _get_random(), _get_bits()
+        outer_torch = None if torch is None else torch.get_rng_state()
+        try:
+            _set_random(self._random)
+            _set_bits(self._numpy)
+            if torch is not None:
+                if self._torch is not None:
+                    torch.set_rng_state(self._torch)
+                elif self._seed is not None:
+                    torch.default_generator.manual_seed(self._seed)
+            return function(*args, **kwargs)
+        finally:
+            self._random = _get_random()
+            _set_random(outer[0])
+            _set_bits(outer[1])
+            if torch is not None:
+                self._torch = torch.get_rng_state()
+                torch.set_rng_state(outer_torch)
