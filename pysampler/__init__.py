@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from pysampler._vector.serving import WorkerInfo
     from pysampler._vector.vector_env import VectorEnv
     from pysampler._workers.counters import BatchChoice, Stats, Times
+    from pysampler._workers.shared_arrays import share
 
 __all__ = [
     "ActorStats",
@@ -122,6 +123,7 @@ __all__ = [
     "gae",
     "install",
     "make_vec",
+    "share",
     "sync",
     "uninstall",
 ]
@@ -163,6 +165,7 @@ _HOMES = {
     "gae": "_rollouts.gae",
     "install": "_vector.make",
     "make_vec": "_vector.make",
+    "share": "_workers.shared_arrays",
     "uninstall": "_vector.make",
 }
 

@@ -163,6 +163,7 @@ class Processes:
             logging=None if self._context == "fork" else LoggingSetup.here(),
             server=None,
             arrays=(),
+            shared=0,
             is_replacement=is_replacement,
         )
 
@@ -173,9 +174,10 @@ class Processes:
         if self._packed is None:
             connection.send(setup)
             return
-        server, arrays = self._packed.pickled[index], self._packed.arrays[index]
-        connection.send(replace(setup, server=server, arrays=arrays))
-        self._packed.send_arrays(connection, index)
+        packed = self._packed
+        server, arrays, shared = packed.pickled[index], packed.arrays[index], packed.shared[index]
+        connection.send(replace(setup, server=server, arrays=arrays, shared=len(shared)))
+        packed.send_arrays(connection, index)
 
     def _receive_descriptions(
         self, described: dict[int, Any], timeout: float | None = None

@@ -22,6 +22,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._workers.header import LINE
 from pysampler._workers.remote import dumps_by_value
+from pysampler._workers.shared_arrays import SealedMemory, collected_memories
 from pysampler.sync import Segment, WaitPolicy
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Setup:
     arguments: list[str]  # sys.argv
     server: bytes | None  # pickled function and arguments; None if they are inherited
     arrays: tuple[ArraySpan, ...]  # of the env server; if not empty, their segment's fd follows
+    shared: int  # the number of sealed memories whose descriptors follow then
     open_files: int  # soft limit
     logging: LoggingSetup | None  # None: leave it as it is
     is_replacement: bool  # of a lost worker: then it does not describe its env server
@@ -184,13 +186,16 @@ class PackedServers:
     def __init__(self, servers: Sequence[MakeServer]) -> None:
         self.pickled: list[bytes] = []
         self.arrays: list[tuple[ArraySpan, ...]] = []  # of each env server
+        self.shared: list[list[SealedMemory]] = []  # likewise
         self.segment: Segment | None = None
         memories: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}  # by address and size
         # For each env server, its arrays: the key in ``memories``, and whether it is read-only.
         keys: list[list[tuple[tuple[int, int], bool]]] = []
         for server in servers:
             large: list[memoryview] = []
-            self.pickled.append(_pickle_server(server, large))
+            with collected_memories() as shared:
+                self.pickled.append(_pickle_server(server, large))
+            self.shared.append([*shared.values()])
             keys.append([])
             for memory in large:
                 array = np.frombuffer(memory, np.uint8)
@@ -209,9 +214,11 @@ class PackedServers:
             self.arrays.append(tuple(spans))
 
     def send_arrays(self, connection: Connection, index: int) -> None:
-        """Send the segment with the arrays of an env server, if it has any."""
+        """Send the segment with the arrays of an env server, and the memory that it shares."""
         if self.arrays[index] and self.segment is not None:
             _core.send_descriptors(connection.fileno(), b"arrays", [self.segment.fd])
+        for memory in self.shared[index]:
+            _core.send_descriptors(connection.fileno(), memory.token, [memory.fd])
 
 
 def _pickle_server(server: MakeServer, large: list[memoryview]) -> bytes:
@@ -247,5 +254,13 @@ def unpack_server(setup: Setup, connection: Connection) -> MakeServer:
         for span in setup.arrays:
             array = memory[span.begin : span.begin + span.size]
             arrays.append(array.toreadonly() if span.readonly else array)
+    # Referred to here until the arrays are.
+    shared = [_receive_shared(connection) for _ in range(setup.shared)]
     made: MakeServer = cloudpickle.loads(setup.server, buffers=arrays)
+    del shared
     return made
+
+
+def _receive_shared(connection: Connection) -> SealedMemory:
+    token, [fd] = _receive_descriptors(connection, 1)
+    return SealedMemory.received(token, fd)

@@ -385,6 +385,7 @@ def test_worker_with_an_unread_first_answer_exits_silently(capfd):
             server=cloudpickle.dumps((lambda: server, ())),
             logging=None,
             is_replacement=False,
+            shared=0,
         )
     )
     child.connection.poll(None)
