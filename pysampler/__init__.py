@@ -61,7 +61,9 @@ if TYPE_CHECKING:
     from pysampler._learning.sequences import Sequences
     from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.collected import Collected
-    from pysampler._rollouts.evaluation import Evaluation, evaluate
+    from pysampler._rollouts.episodes import EpisodeSpec
+    from pysampler._rollouts.evaluation import evaluate
+    from pysampler._rollouts.evaluation_results import EpisodeResult, Evaluation
     from pysampler._rollouts.gae import gae
     from pysampler._rollouts.multi_task import MultiTaskSampler, Ready
     from pysampler._rollouts.rollout import Ended, Episode, Rollout
@@ -90,6 +92,8 @@ __all__ = [
     "EnvError",
     "EnvTimeoutError",
     "Episode",
+    "EpisodeResult",
+    "EpisodeSpec",
     "EpisodeStatistics",
     "Evaluation",
     "HostLostError",
@@ -141,9 +145,12 @@ _HOMES = {
     "Division": "_vector.division",
     "Ended": "_rollouts.rollout",
     "Episode": "_rollouts.rollout",
+    "EpisodeResult": "_rollouts.evaluation_results",
+    "EpisodeSpec": "_rollouts.episodes",
     "EpisodeStatistics": "_learning.episode_statistics",
     "Evaluation": "_rollouts.evaluation",
     "Isolation": "_vector.isolation.check",
+    "Evaluation": "_rollouts.evaluation_results",
     "MultiTaskSampler": "_rollouts.multi_task",
     "Normalizer": "_policies.normalize",
     "Phase": "_actors.phases",

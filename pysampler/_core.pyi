@@ -1350,6 +1350,10 @@ class EnvBlock(Block):
         """
         Reset each env with its (seed, options), or leave it unchanged if that is None; return whether there is overflow.
         """
+    def rest(self, i: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Let steps leave env i alone until it is reset.
+        """
     def restore(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Write the results of the step in which the envs that these replace were lost.

@@ -34,6 +34,7 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
       action_(frames.attr("spec").attr("action_tree"), leaves_of(frames.attr("actions"))),
       meter_(meter),
       ended_(count_, false),
+      resting_(count_, false),
       seeds_(count_),
       last_rows_(own_rows(frames.attr("observations"))),
       last_obs_(count_),
@@ -70,6 +71,7 @@ void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos
     }
     infos_ = infos;
     autoreset_ = mode;
+    resting_.assign(count_, false);
 }
 
 // The parent writes actions of another type than the space's if the user passed such actions.
@@ -96,6 +98,7 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
     begin(frame);
     if (!actions) use_action_types(frame);
     for_each(frame, [&](std::size_t i) {
+        if (resting_[i]) return;
         if (ended_[i]) {
             reset_one(frame, i, nullptr, nullptr);
             return;
@@ -344,6 +347,7 @@ bool EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action, bo
 // Passes keywords only if some are given, since some envs accept none.
 py::object EnvBlock::call_reset(std::size_t i, PyObject* seed, PyObject* options) {
     call_ = Call::kReset;
+    resting_[i] = false;
     const auto none = [](PyObject* value) { return value == nullptr || value == Py_None; };
     bool keywords = seed != nullptr || options != nullptr;
     py::object own_seed = std::exchange(seeds_[i], py::object());
@@ -533,6 +537,8 @@ void register_env_block(py::module_& m) {
              "Set the last observation of env i, which a reset that leaves it unchanged returns.")
         .def("ended", &EnvBlock::ended, py::arg("i"), "Whether the next step resets env i.")
         .def("ended_envs", &EnvBlock::ended_envs, "The envs that the next step resets.")
+        .def("rest", &EnvBlock::rest, py::arg("i"),
+             "Let steps leave env i alone until it is reset.")
         .def("set_ended", &EnvBlock::set_ended, py::arg("i"), py::arg("ended"),
              "Set whether the next step resets env i.")
         .def(

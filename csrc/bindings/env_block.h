@@ -81,6 +81,8 @@ class EnvBlock : public Block {
     // Whether the next step resets env i.
     bool ended(std::size_t i) const { return ended_.at(i); }
     void set_ended(std::size_t i, bool ended) { ended_.at(i) = ended; }
+    // Steps leave env i alone, and its rows of the frame as they are, until it is reset.
+    void rest(std::size_t i) { resting_.at(i) = true; }
 
     // Returns and forgets the results that do not fit into the frame: [(OverflowKind, index among
     // the envs of the frame, object)].
@@ -147,6 +149,7 @@ class EnvBlock : public Block {
     Autoreset autoreset_ = Autoreset::kNextStep;
     KeepInfos keep_ = KeepInfos::kAll;
     std::vector<bool> ended_;        // the next step resets these envs
+    std::vector<bool> resting_;      // steps leave these envs alone
     std::vector<py::object> seeds_;  // for the next reset, unless it is given one
     struct Options {
         py::object options;

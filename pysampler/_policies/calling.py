@@ -161,6 +161,11 @@ class PolicyCaller:
             seeds = (np.random.SeedSequence(entropy, spawn_key=(env,)) for env in range(envs))
             self._generators = list(map(np.random.default_rng, seeds))
 
+    def seed_generator(self, env: int, entropy: Any) -> None:
+        """Give one env a new generator, seeded with this entropy."""
+        if self.uses_generators:
+            self._generators[env] = np.random.default_rng(np.random.SeedSequence(entropy))
+
     def share_generators(self, other: PolicyCaller) -> None:
         """Draw from the generators of another caller from now on."""
         self._generators = other._generators

@@ -156,10 +156,12 @@ class Sampler(Uncopyable, Interruptible):
         spare_bytes: Callable[[PolicyOutputs], int],
         *,
         reserved: int = 0,
-        infos: Literal["all", "none"] = "none",
+        infos: Literal["all", "final", "none"] = "none",
         transforms: Transforms | None = None,
         normalization: Normalization | None = None,
         warm_up_steps: int = 0,
+        autoreset: AutoresetMode = AutoresetMode.SAME_STEP,
+        options: list[dict[str, Any] | None] | None = None,
     ) -> PreparedFrames:
         """Reset the envs, call the policy once, and lay out frames for its outputs.
 
@@ -174,10 +176,12 @@ class Sampler(Uncopyable, Interruptible):
             transforms: The transforms of wrappers around the vector env.
             normalization: The normalization of the envs' results.
             warm_up_steps: The maximum number of random steps of each env.
+            autoreset: When the envs reset themselves on these frames.
+            options: Options of the reset.
         """
         envs, core, lease = self.envs, self._core, self._lease
         with self.calling_envs():
-            envs.reset(seed=seed)
+            envs.reset(seed=seed, options=options)
             try:
                 so_far = warm_up(envs, warm_up_steps, entropy_from(seed))
             except EnvError as error:
@@ -201,9 +205,7 @@ class Sampler(Uncopyable, Interruptible):
         lease.laid_out = True
         hidden = () if normalization is None else normalization.fields
         fields = *outputs.fields, *hidden
-        layout = FrameLayout(
-            *(count, AutoresetMode.SAME_STEP, infos, fields, spare, reserved, self._resets_late)
-        )
+        layout = FrameLayout(*(count, autoreset, infos, fields, spare, reserved, self._resets_late))
         frames, segment = core.lay_out(layout)
         for leaf, rows in zip(frames.observations, received, strict=True):
             leaf[0] = rows

@@ -15,6 +15,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._policies.calling import PolicyCaller
+from pysampler._policies.fixed_batch import FixedBatchCaller
 from pysampler._policies.frame_policy import FramePolicy, end_lost_episodes, skip_lost_steps
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
@@ -68,6 +69,7 @@ class PolicySetup:
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)
     first_env: int = 0  # index of the worker
     chunk: int | None = None  # how many steps the policy acts for at once; None: one
+    batch: int | None = None  # rows of each call of the policy; None: one for each env
 
 
 @dataclass
@@ -145,6 +147,8 @@ class WorkerPolicy:
             for name, (at, dtype) in setup.settings.items()
         }
         caller = PolicyCaller(policy, frames.spec.shaped, settings, chunk=setup.chunk)
+        if setup.batch is not None:
+            caller = FixedBatchCaller(policy, frames.spec.shaped, batch=setup.batch)
         entropy = setup.entropy
         if replacement_seeds:  # the same numbers might kill it at the same point again
             own = entropy if isinstance(entropy, list) else [entropy]

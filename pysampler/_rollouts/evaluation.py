@@ -1,98 +1,73 @@
-"""Evaluation of a policy over a fixed number of episodes, without a bias to short ones."""
+"""evaluate: runs a policy for a list of episodes, whose results do not depend on how it runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from pysampler._numbers import whole_number
 from pysampler._policies.normalize import expect_normalizer
-from pysampler._policies.sampler import makes_envs
+from pysampler._policies.sampler import makes_envs, vector_env_of
+from pysampler._rollouts.episode_sampler import EpisodeSampler
+from pysampler._rollouts.episodes import EpisodeSpec, starts_of
+from pysampler._rollouts.evaluation_results import EpisodeResult, Evaluation
+from pysampler._rollouts.options import RolloutOptions
 from pysampler._rollouts.rollouts import Rollouts
-from pysampler._torch import to_array
 from pysampler._vector.make import vector_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Unpack
 
-    import numpy.typing as npt
-
     from pysampler._policies.normalize import Normalizer
+    from pysampler._rollouts.episode_rows import Finished
+    from pysampler._rollouts.episodes import Start
     from pysampler._rollouts.options import PolicyIn
     from pysampler._vector.options import VectorOptions
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["EpisodeResult", "EpisodeSpec", "Evaluation", "evaluate"]
 
-# Steps between checks for enough episodes. Surplus steps are dropped.
-_HORIZON = 64
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The returns and lengths of the episodes of an evaluation, env by env.
-
-    Attributes:
-        returns: The return of each episode.
-        lengths: The number of steps of each episode.
-    """
-
-    returns: npt.NDArray[np.float64]
-    lengths: npt.NDArray[np.int64]
-
-    @property
-    def mean(self) -> float:
-        """The mean of the returns."""
-        return float(self.returns.mean())
-
-    @property
-    def std(self) -> float:
-        """The standard deviation of the returns."""
-        return float(self.returns.std())
-
-    def __str__(self) -> str:
-        return (
-            f"{self.mean:.4g} +- {self.std:.2g} over {len(self.returns)} episodes of "
-            f"{self.lengths.mean():.4g} steps"
-        )
+# The frames that a group walks through before it copies its observations to the first one.
+_FRAMES = 16
 
 
 def evaluate(
     envs: Any,
     policy: Any,
-    episodes: int,
+    episodes: int | Iterable[EpisodeSpec],
     *,
     num_envs: int | None = None,
     vector_kwargs: dict[str, Any] | None = None,
     policy_in: PolicyIn = "main",
-    overlap: bool = False,
     min_envs: int | None = None,
     timeout: float | None = None,
     threads: int | None = 1,
     device: Any = None,
     leave_out: Sequence[str] = (),
     max_steps: int = 100_000,
+    batch: int | None = None,
     normalize: Normalizer | None = None,
     seed: int | None = None,
     **options: Unpack[VectorOptions],
 ) -> Evaluation:
-    """Run a policy for exactly ``episodes`` episodes and return their returns and lengths.
+    """Run a policy for a list of episodes and return their results, in the order of the list.
 
-    Each env gets its share of the episodes in advance, because counting the first ones to end would
-    favor short episodes. Episodes beyond an env's share are not counted.
+    Envs take the next episode from the list as they end one; every episode that begins is finished
+    and counted, and an env without an episode is not stepped. Each episode has its own seed, for
+    the env and for the ``generators`` of the policy: its result is the same for any number of envs
+    and workers, wherever the policy acts, and if a worker is lost. Results do depend on how you run
+    them if the envs are not deterministic, if the policy draws other random numbers or keeps
+    its own state between calls, and by rounding if it is a network; see ``batch``.
 
     Args:
         envs: The ``envs`` of :class:`pysampler.Rollouts`; or open rollouts, whose vector env is
             then used: their next rollout begins with a reset.
         policy: A policy, as in :class:`pysampler.Rollouts`.
-        episodes: How many episodes to count.
+        episodes: How many episodes, or a list of :class:`pysampler.EpisodeSpec`.
         num_envs: How many envs to make; by default one for each episode, up to 8.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
         policy_in: Where the policy acts, "main" or "workers", as in :class:`pysampler.Rollouts`.
-        overlap: Sample while the episodes so far are counted, as in :class:`pysampler.Rollouts`.
-        min_envs: Act as soon as this many envs are ready, instead of all.
+        min_envs: Act as soon as this many envs are ready, instead of all that step.
         timeout: Act after this many seconds for the envs that are ready; None waits for
             ``min_envs``.
         threads: Threads that torch may use while a policy in "main" acts on the CPU; None leaves
@@ -102,15 +77,17 @@ def evaluate(
             :class:`pysampler.Rollouts`; by default those of the open rollouts.
         max_steps: Raise ValueError if an episode takes more than this many steps: envs without a
             time limit may never end one.
+        batch: Call the policy with exactly this many rows: larger batches are split, smaller ones
+            padded with copies of a row. A network rounds differently for other sizes of its batch.
         normalize: Normalise observations with the statistics of this
             :class:`pysampler.Normalizer`, without updating them; by default that of the open
             rollouts, if any. Returns sum the envs' own rewards.
-        seed: Seed of the first reset and of the policy's random numbers; None: a random one.
+        seed: The seed of the first episode; the next ones count up from it. None: a random one.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
             envs to make.
 
     Returns:
-        Returns and lengths of the episodes.
+        The results of the episodes.
 
     Raises:
         ValueError: An episode did not end within ``max_steps``.
@@ -122,8 +99,10 @@ def evaluate(
     (10, True)
     """
     vector_kwargs = vector_options("evaluate", vector_kwargs, options, evaluate)
-    episodes = whole_number("evaluate", "episodes", episodes, 1)
+    specs, starts = starts_of(episodes, seed)
     max_steps = whole_number("evaluate", "max_steps", max_steps, 1)
+    if batch is not None:
+        batch = whole_number("evaluate", "batch", batch, 1)
     if normalize is not None:
         expect_normalizer(normalize, "evaluate")
     paused = envs if isinstance(envs, Rollouts) else None
@@ -135,54 +114,63 @@ def evaluate(
         normalize = paused.normalizer if normalize is None else normalize
         leave_out = leave_out or paused.leave_out
     elif num_envs is None and makes_envs(envs):
-        num_envs = min(episodes, 8)
+        num_envs = min(len(starts), 8)
     try:
-        with Rollouts(
-            *(envs, policy, _HORIZON),
-            num_envs=num_envs,
-            vector_kwargs=vector_kwargs,
-            policy_in=policy_in,
-            overlap=overlap,
-            min_envs=min_envs,
-            timeout=timeout,
-            threads=threads,
+        chosen = RolloutOptions(
+            *(_FRAMES, policy_in, False, 1, min_envs, timeout, "call", False, False, (), threads),
             device=device,
-            normalize=normalize and normalize.frozen(),
-            leave_out=leave_out,
-            seed=seed,
-        ) as rollouts:
-            if rollouts.envs.reward_space is not None:
-                raise ValueError(
-                    "cannot evaluate: a reward has several numbers, expected one; wrap each env to "
-                    "make one of them"
-                )
-            if rollouts.transforms is not None:
-                rollouts.transforms.learns = False
-            return _count(rollouts, episodes, max_steps)
+        )
+        with vector_env_of(
+            *(envs, num_envs, vector_kwargs, "evaluate"),
+            policy_in_workers=policy if policy_in == "workers" else None,
+        ) as leasable:
+            sampler = EpisodeSampler(
+                *(leasable, policy, chosen),
+                batch=batch,
+                max_steps=max_steps,
+                normalize=normalize and normalize.frozen(),
+                leave_out=leave_out,
+            )
+        with sampler:
+            if sampler.resets_itself:
+                _expect_plain(specs)
+            return _evaluation(sampler, specs, starts)
     finally:
         if paused is not None:
             paused.resume()
 
 
-def _count(rollouts: Rollouts, episodes: int, max_steps: int) -> Evaluation:
-    num_envs = rollouts.envs.num_envs
-    shares = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    counted: list[list[tuple[float, int]]] = [[] for _ in range(num_envs)]  # returns and lengths
-    steps = np.zeros(num_envs, np.int64)  # since an episode ended, in whole rollouts
-    while (busy := np.array([len(rows) for rows in counted]) < shares).any():
-        rollout = next(rollouts)
-        ended = rollout.ended
-        steps += rollout.lengths
-        steps[ended.env] = 0
-        steps[to_array(rollout.lost).any(axis=0)] = 0  # replaced envs begin new episodes
-        for env, total, length in zip(ended.env, ended.returns, ended.lengths, strict=True):
-            if len(counted[env]) < shares[env]:
-                counted[env].append((float(total), int(length)))
-                steps[env] = max(steps[env], length * (length > max_steps))
-        if len(late := np.flatnonzero(busy & (steps > max_steps))) > 0:
+def _expect_plain(specs: Sequence[EpisodeSpec]) -> None:
+    """Raise ValueError if an episode has what vector envs that reset themselves cannot get."""
+    for index, spec in enumerate(specs):
+        if spec != EpisodeSpec():
             raise ValueError(
-                f"cannot evaluate: an episode of env {late[0]} took more than max_steps, "
-                f"{max_steps}; wrap envs that never end in gymnasium.wrappers.TimeLimit"
+                f"cannot evaluate: episode {index} is {spec}, but the vector env resets its envs "
+                "itself, without seeds and options; expected a number of episodes, or "
+                "autoreset_mode=DISABLED"
             )
-    returns, lengths = zip(*(row for rows in counted for row in rows), strict=True)
-    return Evaluation(np.array(returns), np.array(lengths))
+
+
+def _evaluation(
+    sampler: EpisodeSampler, specs: Sequence[EpisodeSpec], starts: Sequence[Start]
+) -> Evaluation:
+    found: dict[int, EpisodeResult] = {}
+    with closing(sampler.run(starts)) as finished:
+        for one in finished:
+            seeded = one.index < sampler.envs.num_envs or not sampler.resets_itself
+            seed = starts[one.index].seed if seeded else None
+            found[one.index] = _result(one, specs[one.index], seed)
+    return Evaluation([found[index] for index in sorted(found)])
+
+
+def _result(one: Finished, spec: EpisodeSpec, seed: int | None) -> EpisodeResult:
+    return EpisodeResult(
+        seed=seed,
+        task=spec.task,
+        return_=one.total,
+        length=one.length,
+        terminated=one.terminated,
+        success=one.success,
+        seconds=one.seconds,
+        statistics=one.statistics,
+    )

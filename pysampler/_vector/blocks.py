@@ -88,6 +88,9 @@ class PythonBlock(_core.PythonBlock):
         """Write infos to these columns too."""
         raise NotImplementedError
 
+    def rest(self, i: int) -> None:
+        """Let steps leave env ``i`` alone until it is reset, unless all envs step together."""
+
 
 class RepeatableBlock(PythonBlock):
     """A block that steps its envs together, so an interrupted step is repeated as a whole.
@@ -293,6 +296,11 @@ class GroupBlock(PythonBlock):
         for envs, block in zip(self._envs, self.blocks, strict=True):
             if envs.start <= i < envs.stop:
                 block.set_options(i - envs.start, options, version)
+
+    def rest(self, i: int) -> None:
+        for envs, block in zip(self._envs, self.blocks, strict=True):
+            if envs.start <= i < envs.stop:
+                block.rest(i - envs.start)
 
     def stop(self) -> None:
         for block in self.blocks:

@@ -190,6 +190,11 @@ class VectorCore:
         self._usual = replace(self._usual, chunk=steps)
         self.lay_out(self._usual)
 
+    @property
+    def own_autoreset(self) -> AutoresetMode | None:
+        """The autoreset mode of vector envs among the envs; None if there are none."""
+        return next((mode for _, mode in self._nested), None)
+
     def _expect_mode(self, layout: FrameLayout) -> None:
         """Raise ValueError if a vector env among the envs cannot follow an autoreset mode.
 

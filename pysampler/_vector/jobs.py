@@ -31,6 +31,7 @@ __all__ = [
     "GetStates",
     "Replacements",
     "Reset",
+    "Rest",
     "Restore",
     "SetAttribute",
     "SetOptions",
@@ -227,6 +228,20 @@ class SetOptions(Note):
                 if server.first + i in self.options:
                     options, version = self.options[server.first + i]
                     env_block.set_options(place, copy.deepcopy(options), version)
+
+
+@dataclass(frozen=True)
+class Rest(Note):
+    """Let steps leave envs alone until they are reset."""
+
+    envs: Sequence[int]
+    doing = "resting envs"
+
+    def apply(self, server: EnvServer) -> None:
+        for block, env_block in enumerate(server.blocks):
+            for place, i in enumerate(server.rows(block)):
+                if server.first + i in self.envs:
+                    env_block.rest(place)
 
 
 class Replacements:

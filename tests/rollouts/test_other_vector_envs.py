@@ -178,6 +178,27 @@ def test_evaluate_counts_the_episodes_of_any_vector_env():
     assert 8 < evaluation.mean < 11  # always to the right
 
 
+def test_vector_envs_that_reset_themselves_take_no_options_of_episodes():
+    told = "cannot evaluate: episode 0 is EpisodeSpec.*the vector env resets its envs itself"
+    with pytest.raises(ValueError, match=told):
+        pysampler.evaluate(CartPoleVectorEnv(2), policy, [pysampler.EpisodeSpec(seed=1)])
+
+
+def test_seeds_of_vector_envs_that_reset_themselves_are_those_of_the_first_episodes():
+    evaluation = pysampler.evaluate(CartPoleVectorEnv(2), lambda o: np.ones(len(o), int), 4, seed=7)
+    assert [one.seed for one in evaluation.episodes] == [7, 8, None, None]
+
+
+def test_vector_envs_without_autoreset_run_the_same_episodes():
+    def right(observations):
+        return np.ones(len(observations), int)
+
+    envs = SyncVectorEnv([ENV] * 3, autoreset_mode="Disabled")
+    nested = pysampler.evaluate(envs, right, 8, seed=7)
+    envs.close()
+    assert nested.episodes == pysampler.evaluate(ENV, right, 8, seed=7, num_workers=0).episodes
+
+
 def test_open_rollouts_of_any_vector_env_can_be_evaluated():
     envs = SyncVectorEnv([ENV] * ENVS)
     with pysampler.Rollouts(envs, policy, HORIZON, seed=5) as rollouts:

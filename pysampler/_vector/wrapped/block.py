@@ -496,6 +496,10 @@ class LayeredBlock(ChunkBlock):
         """Use these options for resets of env ``i`` from now on."""
         self.inner.set_options(i, options, version)
 
+    def rest(self, i: int) -> None:
+        """Let steps leave env ``i`` alone until it is reset, unless all envs step together."""
+        self.inner.rest(i)
+
     # -- states ----------------------------------------------------------------------------------
 
     def _state_arrays(self) -> dict[str, Array]:

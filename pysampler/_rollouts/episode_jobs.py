@@ -1,0 +1,142 @@
+"""Jobs for workers that act for their own envs, until an episode ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pysampler import _core
+from pysampler._policies.worker_policy import TakePolicy, WorkerPolicy
+from pysampler._rollouts.episode_rows import EpisodeRows, Finished
+from pysampler._workers.jobs import Failure, Job, Repeated, Replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pysampler._policies.normalize import Normalization
+    from pysampler._rollouts.episodes import Start
+    from pysampler._vector.env_server import EnvServer, Overflow
+
+__all__ = ["EpisodesJob", "EpisodesReport", "LoseEpisodes", "TakeEpisodePolicy", "infos_in"]
+
+
+@dataclass
+class EpisodesReport:
+    """A group's report: how many steps it made, the episodes that ended, and failures."""
+
+    steps: int = 0
+    finished: list[Finished] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+def infos_in(overflow: Overflow) -> dict[int, Any]:
+    """Return the infos in a block's overflow, by env."""
+    return {env: info for kind, env, info in overflow if kind == _core.EnvBlock.INFO}
+
+
+class EpisodePolicy(WorkerPolicy):
+    """A worker's policy, which acts for each env only during its episodes."""
+
+    rows: EpisodeRows | None = None
+
+    def play(self, server: EnvServer, block: int, frame: int, job: EpisodesJob) -> EpisodesReport:
+        """Begin the job's episodes, and act until an episode ends or all frames are used."""
+        policy, frames = self._policy, self._frames
+        of_block, places = server.blocks[block], server.rows(block)
+        envs = range(server.first + places.start, server.first + places.stop)
+        rows = slice(envs.start, envs.stop)
+        policy.normalization = job.normalization
+        if self.rows is None:
+            self.rows = EpisodeRows(policy, frames, job.max_steps)
+        report = EpisodesReport()
+
+        def took(overflow: Overflow) -> dict[int, Any]:
+            report.failures += [value for _, _, value in overflow if isinstance(value, Failure)]
+            return infos_in(overflow)
+
+        if job.starts:
+            if job.resets:
+                calls = [
+                    None if (start := job.starts.get(env)) is None else (start.seed, start.options)
+                    for env in envs
+                ]
+                of_block.reset(job.last, calls)
+                took(server.take_overflow(block))
+                policy.after_step(job.last, rows)
+            self.rows.forget(job.starts)
+            self.rows.begin(job.last, job.starts)
+        self.carry(job.last, frame, rows)
+        for env in job.rests:
+            of_block.rest(env - envs.start)
+        while not report.failures and report.steps < job.steps:
+            at = frame + report.steps
+            policy.act(self.rows.spans(at, envs))
+            of_block.step(at + 1)
+            infos = took(server.take_overflow(block))
+            policy.after_step(at + 1, rows)
+            report.steps += 1
+            report.finished = self.rows.after_step(at + 1, envs, infos)
+            if report.finished or self._progress.stopped:
+                break
+        return report
+
+
+@dataclass(frozen=True)
+class TakeEpisodePolicy(TakePolicy):
+    """Sets the policy that plays episodes for a worker's envs."""
+
+    policy_class: ClassVar[type[WorkerPolicy]] = EpisodePolicy
+
+
+@dataclass(frozen=True)
+class LoseEpisodes(Repeated):
+    """Reports that a group's envs were lost, so that their episodes begin again."""
+
+    replaces: Replaced | None = "step"
+    doing = "being restored"
+    settles = "group"
+
+    def run(self, server: EnvServer, block: int, frame: int) -> EpisodesReport:  # noqa: ARG002
+        """Return a report without steps."""
+        server.replaced.discard(block)
+        return EpisodesReport()
+
+
+@dataclass(frozen=True)
+class EpisodesJob(Job):
+    """Acts and steps a group until an episode ends, from the frame of the command on.
+
+    Attributes:
+        last: The frame with the envs' newest results.
+        steps: The largest number of steps.
+        starts: By env, the episodes that begin.
+        resets: Whether the envs must be reset for these.
+        rests: Envs to leave alone, because no episode is left for them.
+        max_steps: The largest number of steps of an episode.
+        normalization: The normalization of observations.
+    """
+
+    last: int
+    steps: int
+    starts: dict[int, Start]
+    resets: bool
+    rests: Sequence[int]
+    max_steps: int
+    normalization: Normalization | None
+    doing = "acting and stepping"
+    culprit = ("the policy", "acting")
+    settles = "group"
+
+    def run(self, server: EnvServer, block: int, frame: int) -> EpisodesReport:
+        """Act and step in the worker."""
+        policy: EpisodePolicy | None = server.acting
+        assert policy is not None
+        return policy.play(server, block, frame, self)
+
+    def for_replaced(self) -> Job:
+        """Return a report of the loss: the episodes begin again."""
+        return LoseEpisodes()
+
+    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
+        """Return a report of the loss: the episodes begin again."""
+        return LoseEpisodes()

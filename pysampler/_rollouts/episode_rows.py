@@ -1,0 +1,152 @@
+"""EpisodeRows: which episode each env is in, and its return and length so far.
+
+The rows live in the process in which the policy acts: the main process, or a worker for its envs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._frames.frames import BEGUN
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pysampler._frames.frames import Frames
+    from pysampler._policies.frame_policy import FramePolicy, Span
+    from pysampler._rollouts.episodes import Start
+
+__all__ = ["EpisodeRows", "Finished"]
+
+_SUCCESS = "is_success", "success"
+
+
+@dataclass
+class Finished:
+    """The result of an episode.
+
+    Attributes:
+        env: The env that ran it.
+        index: The episode.
+        total: The sum of its rewards.
+        length: The number of its steps.
+        terminated: Whether it terminated; otherwise it was truncated.
+        seconds: The time from its first observation to its last.
+        success: What the last info says under "is_success" or "success"; None if it does not.
+    """
+
+    env: int
+    index: int
+    total: float
+    length: int
+    terminated: bool
+    seconds: float
+    success: bool | None = None
+    statistics: dict[str, float] = field(default_factory=dict)
+
+
+class EpisodeRows:
+    """The episodes that envs are in, a row for each env.
+
+    Attributes:
+        starts: By env, the episode that it is in.
+    """
+
+    def __init__(self, policy: FramePolicy, frames: Frames, max_steps: int) -> None:
+        self._policy = policy
+        self._frames = frames
+        self._max_steps = max_steps
+        self.starts: dict[int, Start] = {}
+        self._busy = np.zeros(frames.envs, bool)
+        self._returns = np.zeros(frames.envs)
+        self._lengths = np.zeros(frames.envs, np.int64)
+        self._began = np.zeros(frames.envs, np.int64)
+
+    def begin(self, at: int, starts: Mapping[int, Start]) -> None:
+        """Let envs begin episodes with the observations in a frame."""
+        envs = np.fromiter(starts, np.int64, len(starts))
+        self.starts.update(starts)
+        self._busy[envs] = True
+        self._returns[envs] = self._lengths[envs] = 0
+        self._began[envs] = now()
+        for env, start in starts.items():
+            self._policy.caller.seed_generator(env, start.entropy)
+        self._policy.begin_episodes(at, envs)
+
+    def forget(self, envs: Iterable[int]) -> dict[int, Start]:
+        """Forget the episodes of envs, and return those that were not over."""
+        lost = {env: self.starts.pop(env) for env in envs if env in self.starts}
+        self._busy[list(lost)] = False
+        return lost
+
+    def any_busy(self, envs: range) -> bool:
+        """Return whether any of these envs is in an episode."""
+        return bool(self._busy[envs.start : envs.stop].any())
+
+    def spans(self, at: int, envs: range) -> list[Span]:
+        """Return the spans of a group's envs that are in an episode, at their frame."""
+        busy = self._busy[envs.start : envs.stop]
+        if busy.all():
+            return [(at, envs.start, len(envs))]
+        edges = np.flatnonzero(np.diff(busy, prepend=False, append=False))
+        return [
+            (at, envs.start + int(first), int(last - first)) for first, last in edges.reshape(-1, 2)
+        ]
+
+    def after_step(self, at: int, envs: range, infos: Mapping[int, Any]) -> list[Finished]:
+        """Count a step of a group, and return the episodes that ended in it.
+
+        Args:
+            at: The frame with its results.
+            envs: The envs of the group.
+            infos: The infos of envs whose episodes ended.
+
+        Raises:
+            ValueError: An episode took more than ``max_steps``.
+        """
+        frames, rows = self._frames, slice(envs.start, envs.stop)
+        counted = self._busy[rows] & (frames.has_final[at, rows] != BEGUN)
+        lengths = self._lengths[rows]
+        self._returns[rows] += np.where(counted, frames.rewards[at, rows], 0)
+        lengths += counted
+        terminated = frames.terminated[at, rows]
+        ended = counted & (terminated | frames.truncated[at, rows])
+        late = self._busy[rows] & ~ended & (lengths >= self._max_steps)
+        if late.any():
+            start = self.starts[envs.start + int(np.argmax(late))]
+            raise ValueError(
+                f"cannot evaluate: episode {start.index} (seed {start.seed}) took more than "
+                f"max_steps, {self._max_steps}; wrap envs that never end in "
+                "gymnasium.wrappers.TimeLimit"
+            )
+        if not ended.any():
+            return []
+        done = now()
+        finished = []
+        for row in np.flatnonzero(ended).tolist():
+            env = envs.start + row
+            self._busy[env] = False
+            finished.append(
+                Finished(
+                    env,
+                    self.starts.pop(env).index,
+                    float(self._returns[env]),
+                    int(lengths[row]),
+                    bool(terminated[row]),
+                    (done - int(self._began[env])) / 1e9,
+                    _success(infos.get(env, {})),
+                )
+            )
+        return finished
+
+
+def _success(info: Mapping[str, Any]) -> bool | None:
+    for source in (info.get("final_info"), info):
+        for name in _SUCCESS:
+            if isinstance(source, dict) and name in source:
+                return bool(np.all(source[name]))
+    return None

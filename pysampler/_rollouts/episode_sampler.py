@@ -1,0 +1,366 @@
+"""EpisodeSampler: envs take episodes from a queue, and a policy acts for those that have one.
+
+A round acts for the groups that are ready and steps them, then waits until groups come back. An env
+whose episode ended takes the next one: its group resets it before its next step, while the other
+groups go on. Once the queue is empty, envs rest: steps leave them alone, and a group that only
+rests is not stepped at all.
+
+With the policy in the workers, a round is a job of a group: it acts until one of its episodes ends.
+
+Each group walks the ring of frames by itself, and begins again at frame 0 with a copy of its newest
+observations.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector.vector_env import AutoresetMode
+
+from pysampler._policies.calling import PolicyCaller
+from pysampler._policies.copying import copied, pickled, send_policy
+from pysampler._policies.fixed_batch import FixedBatchCaller
+from pysampler._policies.normalize import normalization_of
+from pysampler._policies.progress import WorkerProgress
+from pysampler._policies.sampler import Leasable, Sampler, visible_spec
+from pysampler._policies.weights import portable
+from pysampler._policies.worker_policy import PolicySetup
+from pysampler._rollouts.episode_jobs import (
+    EpisodesJob,
+    EpisodesReport,
+    TakeEpisodePolicy,
+    infos_in,
+)
+from pysampler._rollouts.episode_rows import EpisodeRows, Finished
+from pysampler._torch import get_torch_threads, set_torch_threads
+from pysampler._vector.jobs import Reset, Rest
+from pysampler._vector.partial import BatchWait
+from pysampler._vector.results import first
+from pysampler._workers.jobs import Failure
+from pysampler.errors import WorkerLostError
+from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from pysampler._policies.normalize import Normalizer
+    from pysampler._rollouts.episodes import Start
+    from pysampler._rollouts.options import RolloutOptions
+    from pysampler._workers.jobs import Answer
+
+__all__ = ["EpisodeSampler"]
+
+
+class EpisodeSampler(Sampler):
+    """Runs a queue of episodes on a vector env.
+
+    Args:
+        leasable: The vector env.
+        policy: The policy, as in ``Rollouts``.
+        options: The options of ``evaluate`` that ``Rollouts`` has too. ``horizon`` is the number of
+            steps of a group's walk through the frames.
+        batch: The number of rows of each call of the policy; None: one for each env.
+        max_steps: The largest number of steps of an episode.
+        normalize: The normalizer of the policy's observations.
+        leave_out: Names of the parts of observations without a fixed shape.
+    """
+
+    _purpose = "evaluate"
+    _name = "an evaluation"
+    _work_name = "an episode"
+    _resets_late = True
+
+    def __init__(
+        self,
+        leasable: Leasable,
+        policy: Any,
+        options: RolloutOptions,
+        *,
+        batch: int | None,
+        max_steps: int,
+        normalize: Normalizer | None,
+        leave_out: Sequence[str],
+    ) -> None:
+        self._in_workers = options.policy_in == "workers"
+        if self._in_workers:
+            leasable.expect_no_wrappers(self._purpose, "the policy acts in the workers")
+        if normalize is not None:
+            leasable.expect_no_wrappers(self._purpose, "`normalize` applies to the envs' results")
+        if options.as_ready or leave_out:
+            leasable.expect_no_wrappers(self._purpose, "the policy does not act for all together")
+        self._policy = policy
+        self._options = options
+        self._horizon = options.horizon
+        self._batch = batch
+        self._max_steps = max_steps
+        self._transforms = leasable.transforms
+        self._spec = visible_spec(self._purpose, leasable.envs, leave_out)
+        self._normalization = normalization_of(normalize, self._spec, self._purpose)
+        if self._transforms is not None:
+            self._spec = self._transforms.spec
+            self._transforms.learns = False
+        self._caller = self._make_caller(policy)
+        self._lease_envs(leasable.envs, owned=leasable.owned)
+        self._pool = self._core.pool
+        self._groups = self._core.groups
+        # A vector env steps all of its envs, so those whose episodes end are reset at once. Unless
+        # its mode is DISABLED it does that itself, and episodes begin without a seed.
+        own = self._core.own_autoreset
+        self._autoreset = AutoresetMode.DISABLED if own is None else AutoresetMode.SAME_STEP
+        self.resets_itself = own not in (None, AutoresetMode.DISABLED)
+
+    def _make_caller(self, policy: Any) -> PolicyCaller:
+        device = self._options.device
+        if self._batch is None:
+            return PolicyCaller(policy, self._spec, device=device)
+        return FixedBatchCaller(policy, self._spec, device=device, batch=self._batch)
+
+    def run(self, starts: Sequence[Start]) -> Generator[Finished]:
+        """Run these episodes, and yield the result of each when it is over."""
+        threads = get_torch_threads()
+        try:
+            set_torch_threads(self._options.threads)
+            with self._enter("evaluate"):
+                yield from self._run(deque(starts))
+        except Exception:
+            self._core.drop_work(self._work_name, stopped=True)
+            raise
+        except BaseException:
+            self._interrupted = True  # do not wait for an env in a long step
+            raise
+        finally:
+            if self._options.threads is not None:
+                set_torch_threads(threads)
+
+    def _run(self, queue: deque[Start]) -> Generator[Finished]:
+        self._prepare(queue)
+        self._assign(queue, range(self.envs.num_envs))
+        ready = list(range(len(self._groups)))
+        while True:
+            with self._core.enter("evaluate"):
+                self._advance(ready)
+                if not any(map(self._pool.is_pending, range(len(self._groups)))):
+                    return
+                ready, finished = self._receive()
+                self._assign(queue, [one.env for one in finished])
+                ready += [group for group in self._paused if group not in ready]
+            yield from finished
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    def _prepare(self, queue: deque[Start]) -> None:
+        """Reset the envs for the first episodes, and lay out frames for the policy."""
+        caller, envs = self._caller, self.envs.num_envs
+        if self._in_workers:
+            caller = self._make_caller(copied(self._policy))
+        caller.find_device()
+        caller.follow_weights()
+        begun = [queue[env] if env < len(queue) else None for env in range(envs)]
+        prepared = self._prepare_frames(
+            caller,
+            [None if start is None else start.seed for start in begun],
+            self._horizon + 1,
+            lambda _: self._shared_bytes(None),
+            infos="final",
+            transforms=self._transforms,
+            normalization=self._normalization,
+            autoreset=self._autoreset,
+            options=[None if start is None else start.options for start in begun],
+        )
+        self._act, self._frames = prepared.policy, prepared.frames
+        self._rows = EpisodeRows(prepared.policy, prepared.frames, self._max_steps)
+        # The outputs of the first call, if the policy would get the same arguments again.
+        full = len(queue) >= envs and not (self._in_workers or caller.uses_generators)
+        self._outputs = prepared.outputs if full else None
+        self._was_reset = True  # the envs are in their first episodes
+        self._frame_of = np.zeros(len(self._groups), np.int64)
+        self._group_of = {env: group for group, envs in enumerate(self._groups) for env in envs}
+        self._starts: dict[int, dict[int, Start]] = {}  # by group, the episodes to begin
+        self._rests: dict[int, list[int]] = {}  # by group, the envs to leave alone
+        self._resetting: set[int] = set()  # groups that reset envs
+        self._paused: list[int] = []  # groups that wait for those, if all must act together
+        if self._in_workers:
+            progress = WorkerProgress(len(self._groups), prepared.segment)
+            setup = PolicySetup(
+                pickled(portable(self._policy)),
+                *(prepared.policy.outputs, None, progress.offset),
+                groups=len(self._groups),
+                entropy=list(queue[0].entropy),
+                policies_before=0,
+                own_process=self.envs.num_workers > 0,
+                batch=self._batch,
+            )
+            send_policy(self._pool, TakeEpisodePolicy, setup)
+
+    def _assign(self, queue: deque[Start], envs: Sequence[int]) -> None:
+        """Give the next episodes to envs, or let them rest."""
+        for env in envs:
+            group = self._group_of[env]
+            if queue:
+                self._starts.setdefault(group, {})[env] = queue.popleft()
+            else:
+                self._rests.setdefault(group, []).append(env)
+
+    # -- a round ---------------------------------------------------------------------------------
+
+    def _advance(self, ready: Sequence[int]) -> None:
+        """Command the groups that are ready, except those without an episode."""
+        self._paused = []
+        resets = not (self._was_reset or self.resets_itself)
+        if self._in_workers:
+            self._request_jobs(ready, resets=resets)
+            self._was_reset = False
+            return
+        begun = [group for group in ready if group in self._starts]
+        if rests := [env for group in ready for env in self._rests.pop(group, ())]:
+            self._pool.note(lambda envs: _rest_of(envs, rests))
+        if resets and begun:
+            jobs = {group: self._reset_of(group, self._starts[group]) for group in begun}
+            self._resetting.update(jobs)
+            self._pool.request([(g, int(self._frame_of[g])) for g in jobs], jobs)
+            ready = [group for group in ready if group not in self._resetting]
+            if self._transforms is not None:
+                self._paused = ready
+                return
+        else:
+            self._was_reset = False
+            for group in begun:
+                self._rows.begin(int(self._frame_of[group]), self._starts.pop(group))
+        spans = []
+        stepped = []
+        for group in ready:
+            envs = self._groups[group]
+            if not self._rows.any_busy(envs):
+                continue
+            at = self._next_frame(group)
+            spans += self._rows.spans(at, envs)
+            stepped.append((group, at + 1))
+        if not stepped:
+            return
+        outputs, self._outputs = self._outputs, None
+        if outputs is None:
+            self._act.act(spans)
+        else:
+            self._act.write(0, slice(None), *outputs)
+        self._pool.step_some(stepped)
+
+    def _next_frame(self, group: int) -> int:
+        """Return the frame of a group that is about to step, which moves from the last to 0."""
+        if self._frame_of[group] == self._horizon:
+            rows = slice(self._groups[group].start, self._groups[group].stop)
+            for leaf in self._act.carried:
+                leaf[0, rows] = leaf[self._horizon, rows]
+            self._frame_of[group] = 0
+        return int(self._frame_of[group])
+
+    def _reset_of(self, group: int, starts: Mapping[int, Start]) -> Reset:
+        chosen = [starts.get(env) for env in self._groups[group]]
+        return Reset(
+            [None if start is None else start.seed for start in chosen],
+            [None if start is None else start.options for start in chosen],
+            [start is not None for start in chosen],
+        )
+
+    def _request_jobs(self, ready: Sequence[int], *, resets: bool) -> None:
+        jobs = {}
+        for group in ready:
+            starts = self._starts.pop(group, {})
+            rests = self._rests.pop(group, [])
+            self._rows.starts.update(starts)
+            if not any(env in self._rows.starts for env in self._groups[group]):
+                continue
+            last = int(self._frame_of[group])
+            self._frame_of[group] = last % self._horizon
+            jobs[group] = EpisodesJob(
+                *(last, self._horizon - last % self._horizon, starts, resets, rests),
+                *(self._max_steps, self._normalization),
+            )
+        if jobs:
+            self._pool.request([(group, int(self._frame_of[group])) for group in jobs], jobs)
+
+    def _receive(self) -> tuple[list[int], list[Finished]]:
+        """Wait for groups; return them, and the episodes that ended."""
+        groups, answers = self._wait().wait(self._pool)
+        self._pool.take(groups)
+        by_group = {answer.group: answer for answer in answers}
+        self._raise_first(answers)
+        finished: list[Finished] = []
+        for group in groups:
+            answer, envs = by_group.get(group), self._groups[group]
+            if answer is not None and answer.replaced is not None:
+                self._begin_again(group)
+            elif self._in_workers:
+                assert answer is not None
+                self._frame_of[group] += answer.result.steps
+                for one in answer.result.finished:
+                    self._rows.starts.pop(one.env)
+                finished += answer.result.finished
+            elif group in self._resetting:
+                self._resetting.remove(group)
+                at = int(self._frame_of[group])
+                self._act.after_step(at, self._rows_of(group))
+                self._rows.begin(at, self._starts.pop(group))
+            else:
+                self._frame_of[group] += 1
+                at = int(self._frame_of[group])
+                self._act.after_step(at, self._rows_of(group))
+                infos = {} if answer is None else infos_in(answer.result)
+                finished += self._rows.after_step(at, envs, infos)
+        return groups, finished
+
+    def _rows_of(self, group: int) -> slice:
+        return slice(self._groups[group].start, self._groups[group].stop)
+
+    def _wait(self) -> BatchWait:
+        """Return when to act next: no group waits for another one's resets, or for its job."""
+        options, everyone = self._options, self.envs.num_envs
+        pending = [group for group in range(len(self._groups)) if self._pool.is_pending(group)]
+        least = 1
+        if not self._in_workers:
+            waited = [g for g in pending if self._transforms or g not in self._resetting]
+            least = max(1, sum(len(self._groups[group]) for group in waited))
+        if isinstance(options.min_envs, int):
+            least = min(least, options.min_envs)
+        limit = options.timeout_ns
+        deadline = None if limit is None else now() + limit
+        return BatchWait(least, everyone, deadline, or_first=True)
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def _raise_first(self, answers: Sequence[Answer]) -> None:
+        """Raise the error of the first env that failed."""
+        failures: list[tuple[int, Failure]] = []
+        for answer in answers:
+            if isinstance(answer.result, EpisodesReport):
+                failures += [(answer.group, failure) for failure in answer.result.failures]
+            else:
+                failures += self._core.results.failed([answer])
+        if failures:
+            raise self._pool.error_of(*first(failures))
+
+    def _begin_again(self, group: int) -> None:
+        """Let a group whose envs replace lost ones begin its episodes again."""
+        if self.resets_itself:
+            raise WorkerLostError(
+                "cannot evaluate: a worker was lost, and its vector envs reset themselves, so that "
+                "their episodes cannot begin again"
+            )
+        envs = self._groups[group]
+        self._resetting.discard(group)
+        self._starts[group] = {**self._rows.forget(envs), **self._starts.get(group, {})}
+        self._rests[group] = [env for env in envs if env not in self._starts[group]]
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def _request_stop(self) -> None:
+        """Do nothing: each command ends by itself."""
+
+    def _end(self) -> bool:
+        return True
+
+
+def _rest_of(envs: range, rests: Sequence[int]) -> Rest | None:
+    chosen = [env for env in rests if env in envs]
+    return Rest(chosen) if chosen else None

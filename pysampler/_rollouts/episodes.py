@@ -1,0 +1,99 @@
+"""Episodes to run: their seeds, options, tasks and states, in the order of the results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._numbers import whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["EpisodeSpec", "Start", "starts_of"]
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """One episode of an evaluation.
+
+    Attributes:
+        seed: The seed of the env's reset and of the policy's random numbers. None: the seed of the
+            evaluation plus the place of this episode in the list.
+        options: Options of the reset.
+        task: A task, passed to the reset as ``options["task"]``: see :class:`pysampler.envs.Tasks`.
+        state: A state to begin in, for envs whose reset takes it as ``options["state"]``.
+    """
+
+    seed: int | None = None
+    options: Mapping[str, Any] | None = None
+    task: Any = None
+    state: Any = None
+
+    @property
+    def reset_options(self) -> dict[str, Any] | None:
+        """All options of the reset together; None if there are none."""
+        named = {"task": self.task, "state": self.state}
+        own = {name: value for name, value in named.items() if value is not None}
+        return {**(self.options or {}), **own} or None
+
+
+@dataclass(frozen=True)
+class Start:
+    """How an episode begins.
+
+    Attributes:
+        index: The episode's place in the results.
+        seed: The seed of the reset.
+        repeat: How many earlier episodes of the evaluation have the same seed. The policy's random
+            numbers differ between them.
+        options: The options of the reset.
+    """
+
+    index: int
+    seed: int
+    repeat: int = 0
+    options: dict[str, Any] | None = None
+
+    @property
+    def entropy(self) -> tuple[int, int]:
+        """Entropy of the policy's random numbers."""
+        return self.seed, self.repeat
+
+
+def starts_of(
+    episodes: int | Iterable[EpisodeSpec], seed: int | None
+) -> tuple[list[EpisodeSpec], list[Start]]:
+    """Return the episodes of an evaluation, and how each begins."""
+    if isinstance(episodes, Iterable) and not isinstance(episodes, (str, bytes)):
+        specs = list(episodes)
+    else:
+        specs = [EpisodeSpec()] * whole_number("evaluate", "episodes", episodes, 1)
+    if not specs:
+        raise ValueError("cannot evaluate: episodes is empty, expected at least one EpisodeSpec")
+    if seed is None:
+        seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
+    elif not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"cannot evaluate: seed {seed!r}, expected a whole number of at least 0")
+    seen: Counter[int] = Counter()
+    starts = []
+    for index, spec in enumerate(specs):
+        if not isinstance(spec, EpisodeSpec):
+            raise TypeError(
+                f"cannot evaluate: episode {index} is a {type(spec).__name__}, expected a "
+                "pysampler.EpisodeSpec"
+            )
+        own = int(seed) + index if spec.seed is None else spec.seed
+        own = whole_number("evaluate", f"the seed of episode {index}", own, 0)
+        starts.append(Start(index, own, seen[own], spec.reset_options))
+        seen[own] += 1
+    return specs, starts
+
+
+def longest_first(starts: Sequence[Start], lengths: Mapping[tuple[int, int], float]) -> list[Start]:
+    """Return starts in the order of earlier lengths, by ``entropy``; unknown ones come first."""
+    return sorted(starts, key=lambda start: -lengths.get(start.entropy, np.inf))

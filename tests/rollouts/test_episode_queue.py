@@ -1,0 +1,213 @@
+"""The results of evaluate do not depend on how it was run."""
+
+import functools
+import os
+import signal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import pysampler
+from pysampler import EpisodeSpec
+
+
+class Walk(gym.Env):
+    """Episodes of 1 to 60 steps by the seed, whose rewards depend on all actions so far.
+
+    Observes (a number of the env's generator, the last action, the options' "bonus").
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def __init__(self, dies=None):
+        self.dies = dies  # a file: kill the process in the first step 3 after which it is missing
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = int(self.np_random.choice([1, 2, 7, 60]))
+        self.steps, self.total = 0, 0.0
+        self.bonus = float((options or {}).get("bonus", 0))
+        return self.observe(0.0), {}
+
+    def observe(self, action):
+        return np.array([self.np_random.random(), action, self.bonus])
+
+    def step(self, action):
+        self.steps += 1
+        assert self.steps <= self.length, "an env without an episode was stepped"
+        if self.dies is not None and self.steps == 3 and not self.dies.exists():
+            self.dies.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.total = self.total * 0.9 + float(action[0]) + self.bonus
+        over = self.steps == self.length
+        info = {"is_success": self.total > 0, "ignored": "text"}
+        return self.observe(float(action[0])), self.total, over, False, info
+
+
+class Drawing:
+    """A recurrent policy that draws, and takes all further arguments."""
+
+    def initial_state(self, count):
+        return np.ones((count, 2))
+
+    def __call__(self, observations, state, generators, previous_actions, previous_rewards):
+        noise = np.array([generator.normal() for generator in generators])
+        state = state * 0.8 + observations[:, :2]
+        actions = noise + state[:, 0] + 0.1 * previous_actions[:, 0] + 0.1 * previous_rewards
+        return actions[:, None], {"state": state}
+
+
+SPECS = [EpisodeSpec()] * 20 + [EpisodeSpec(options={"bonus": i % 3}) for i in range(20)]
+SPECS += [EpisodeSpec(seed=5)] * 3 + [EpisodeSpec(seed=5, options={"bonus": 2})]
+
+
+@functools.cache
+def expected(episodes=None):
+    """Return results of a plain loop over single episodes, with the policy's documented inputs."""
+    found, repeats = [], {}
+    for index, spec in enumerate(SPECS):
+        seed = 11 + index if spec.seed is None else spec.seed
+        repeats[seed] = repeat = repeats.get(seed, -1) + 1
+        generator = np.random.default_rng(np.random.SeedSequence((seed, repeat)))
+        env, policy = Walk(), Drawing()
+        observation, _ = env.reset(seed=seed, options=spec.options)
+        state, over, total, steps = policy.initial_state(1), False, 0.0, 0
+        action, reward = np.zeros((1, 1)), 0.0
+        while not over:
+            action, extras = policy(
+                *(observation[None], state, [generator], action, np.array([reward], np.float32))
+            )
+            state = extras["state"]
+            observation, reward, over, _, info = env.step(action[0])
+            total, steps = total + reward, steps + 1
+        found.append((seed, total, steps, info["is_success"]))
+    return found
+
+
+def results(evaluation):
+    return [(one.seed, one.return_, one.length, one.success) for one in evaluation.episodes]
+
+
+@pytest.mark.parametrize("where", ["main", "workers"])
+@pytest.mark.parametrize("num_envs", [1, 2, 16])
+def test_results_do_not_depend_on_the_number_of_envs(num_envs, where):
+    evaluation = pysampler.evaluate(
+        Walk, Drawing(), SPECS, seed=11, num_envs=num_envs, num_workers=0, policy_in=where
+    )
+    assert results(evaluation) == expected()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy_in": "workers"},
+        {"groups": 2},
+        {"groups": 4, "min_envs": 1},
+        {"timeout": 0.0002},
+        {"policy_in": "workers", "groups": 2},
+        {"batch": 5},
+        {"batch": 1},
+        {"batch": 5, "policy_in": "workers"},
+        {"main_envs": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_do_not_depend_on_workers_and_options(workers, options):
+    evaluation = pysampler.evaluate(
+        Walk, Drawing(), SPECS, seed=11, num_envs=7, num_workers=workers, **options
+    )
+    assert results(evaluation) == expected()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_episodes_of_a_killed_worker_begin_again(tmp_path, where, groups):
+    evaluation = pysampler.evaluate(
+        *(functools.partial(Walk, tmp_path / "died"), Drawing(), SPECS),
+        seed=11,
+        num_envs=8,
+        num_workers=2,
+        policy_in=where,
+        groups=groups,
+        on_worker_loss="restart",
+    )
+    assert (tmp_path / "died").exists()
+    assert results(evaluation) == expected()
+
+
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_envs_without_an_episode_are_not_stepped(where):
+    """Walk raises if it is stepped after its end."""
+    with pysampler.VectorEnv([Walk] * 6, num_workers=0) as envs:
+        for episodes in (2, 6, 9):
+            evaluation = pysampler.evaluate(envs, Drawing(), SPECS[:episodes], seed=11)
+            assert results(evaluation) == expected()[:episodes]
+            assert len(evaluation.episodes) == episodes
+
+
+def test_a_vector_env_steps_all_envs_again_after_an_evaluation():
+    with pysampler.VectorEnv([Walk] * 3, num_workers=0) as envs:
+        pysampler.evaluate(envs, Drawing(), 2, seed=11)
+        envs.reset(seed=1)
+        before = envs.reset(seed=1)[0]
+        assert (envs.step(np.ones((3, 1)))[0] != before).any(axis=1).all()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_blocks_that_step_together_give_the_same_results(native):
+    def policy(observations, generators):
+        return np.array([generator.uniform(-2, 2, 1) for generator in generators], np.float32)
+
+    runs = [
+        pysampler.evaluate(
+            *("Pendulum-v1", policy, 9), seed=3, num_envs=n, num_workers=0, native=native and "auto"
+        )
+        for n in (1, 4, 8)
+    ]
+    assert runs[0].episodes == runs[1].episodes == runs[2].episodes
+
+
+def test_normalized_results_do_not_depend_on_the_number_of_envs():
+    normalizer = pysampler.Normalizer()
+
+    def policy(observations):
+        return observations[:, :1]
+
+    with pysampler.Rollouts(
+        Walk, policy, 30, num_envs=2, num_workers=0, seed=1, normalize=normalizer
+    ) as rollouts:
+        next(rollouts)
+    runs = [
+        pysampler.evaluate(
+            *(Walk, policy, 12), seed=3, num_envs=n, num_workers=0, normalize=normalizer
+        )
+        for n in (1, 5)
+    ]
+    assert runs[0].episodes == runs[1].episodes
+    assert (runs[0].returns != pysampler.evaluate(Walk, policy, 12, seed=3).returns).any()
+
+
+@pytest.mark.parametrize(
+    ("episodes", "error", "text"),
+    [
+        ([], ValueError, "episodes is empty, expected at least one EpisodeSpec"),
+        ([3], TypeError, "episode 0 is a int, expected a pysampler.EpisodeSpec"),
+        ([EpisodeSpec(seed=-1)], ValueError, "the seed of episode 0 -1"),
+        (0, ValueError, "episodes 0, expected a whole number of at least 1"),
+    ],
+)
+def test_bad_episodes_are_refused(episodes, error, text):
+    with pytest.raises(error, match=f"cannot evaluate: {text}"):
+        pysampler.evaluate(Walk, Drawing(), episodes)
+
+
+def test_tasks_and_states_are_options_of_the_reset():
+    spec = EpisodeSpec(options={"bonus": 1}, task={"goal": 2}, state=[3])
+    assert spec.reset_options == {"bonus": 1, "task": {"goal": 2}, "state": [3]}
+    assert EpisodeSpec().reset_options is None
