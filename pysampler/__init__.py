@@ -63,8 +63,9 @@ if TYPE_CHECKING:
     from pysampler._rollouts.collected import Collected
     from pysampler._rollouts.episodes import EpisodeSpec
     from pysampler._rollouts.evaluation import evaluate
-    from pysampler._rollouts.evaluation_results import EpisodeResult, Evaluation
+    from pysampler._rollouts.evaluation_results import Comparison, EpisodeResult, Evaluation
     from pysampler._rollouts.gae import gae
+    from pysampler._rollouts.intervals import Interval
     from pysampler._rollouts.multi_task import MultiTaskSampler, Ready
     from pysampler._rollouts.rollout import Ended, Episode, Rollout
     from pysampler._rollouts.rollouts import Rollouts
@@ -87,6 +88,7 @@ __all__ = [
     "Checkpoints",
     "ClosedError",
     "Collected",
+    "Comparison",
     "Division",
     "Ended",
     "EnvError",
@@ -98,6 +100,7 @@ __all__ = [
     "Evaluation",
     "HostLostError",
     "Isolation",
+    "Interval",
     "LayoutError",
     "LostError",
     "MultiTaskSampler",
@@ -142,6 +145,7 @@ _HOMES = {
     "BatchChoice": "_workers.counters",
     "Checkpoints": "_learning.checkpoints",
     "Collected": "_rollouts.collected",
+    "Comparison": "_rollouts.evaluation_results",
     "Division": "_vector.division",
     "Ended": "_rollouts.rollout",
     "Episode": "_rollouts.rollout",
@@ -151,6 +155,7 @@ _HOMES = {
     "Evaluation": "_rollouts.evaluation",
     "Isolation": "_vector.isolation.check",
     "Evaluation": "_rollouts.evaluation_results",
+    "Interval": "_rollouts.intervals",
     "MultiTaskSampler": "_rollouts.multi_task",
     "Normalizer": "_policies.normalize",
     "Phase": "_actors.phases",

@@ -837,7 +837,9 @@ def test_evaluations_at_the_end_have_fresh_seeds_and_an_interval(dqn, plain_opti
     def evaluate(env, policy, episodes, *, seed, num_workers):
         seeds.append(seed)
         returns = np.random.default_rng(1).normal(100, 20, episodes)
-        results = [pysampler.EpisodeResult(0, value, 1, True) for value in returns.tolist()]
+        results = [
+            pysampler.EpisodeResult(0, value, 1, terminated=True) for value in returns.tolist()
+        ]
         return pysampler.Evaluation(results)
 
     monkeypatch.setattr(pysampler, "evaluate", evaluate)

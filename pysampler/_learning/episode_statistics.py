@@ -30,6 +30,8 @@ class EpisodeStatistics:
     episodes are left out: those that began before the first batch, in which a worker was lost, or
     whose records were dropped.
 
+    Or pass them to :func:`pysampler.evaluate`.
+
     Args:
         function: A function of an :class:`pysampler.Episode`, whose ``steps`` count from 0. It
             returns a dict of numbers, with the same names for each episode.
@@ -62,10 +64,10 @@ class EpisodeStatistics:
         window: int = 100,
     ) -> None:
         self._function = function
-        self._keep = [keep] if isinstance(keep, str) else list(keep)
+        self.keep = [keep] if isinstance(keep, str) else list(keep)
         if not callable(function):
             raise TypeError(f"cannot count episodes: {function!r}, expected a function")
-        if unknown := [name for name in self._keep if name not in _PARTS]:
+        if unknown := [name for name in self.keep if name not in _PARTS]:
             raise ValueError(
                 f"cannot count episodes: keep {unknown[0]!r}, expected some of {_PARTS}"
             )
@@ -100,6 +102,17 @@ class EpisodeStatistics:
         names = found[0].keys() if found else ()
         return {name: np.array([one[name] for one in found]) for name in names}
 
+    def describe(self, episode: Episode) -> dict[str, float]:
+        """Return the statistics of a whole episode, without adding it.
+
+        Args:
+            episode: The episode.
+
+        Raises:
+            TypeError: The function did not return a dict of numbers.
+        """
+        return self._described(episode, like=[])
+
     def _add(self, batch: Rollout | Records, found: list[dict[str, float]]) -> None:
         """Append the statistics of the episodes that ended in a batch to ``found``."""
         # Runs of records have no gaps: an episode that began and ended there is complete.
@@ -127,14 +140,14 @@ class EpisodeStatistics:
     def _kept(self, part: Episode) -> Episode:
         """Return a part of an episode with copies of the kept fields, and None for the others."""
         kept: dict[str, Any] = {
-            name: _copied(getattr(part, name)) if name in self._keep else None for name in _PARTS
+            name: _copied(getattr(part, name)) if name in self.keep else None for name in _PARTS
         }
         return Episode(
             **kept,
             env=part.env,
             steps=part.steps,
             last_observation=_copied(part.last_observation)
-            if "observations" in self._keep and part.last_observation is not None
+            if "observations" in self.keep and part.last_observation is not None
             else None,
             begins=part.begins,
             terminated=part.terminated,

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pysampler import _core
-from pysampler._policies.worker_policy import TakePolicy, WorkerPolicy
+from pysampler._policies.worker_policy import PolicySetup, TakePolicy, WorkerPolicy
 from pysampler._rollouts.episode_rows import EpisodeRows, Finished
 from pysampler._workers.jobs import Failure, Job, Repeated, Replaced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pysampler._frames.frames import Frames
     from pysampler._policies.normalize import Normalization
     from pysampler._rollouts.episodes import Start
     from pysampler._vector.env_server import EnvServer, Overflow
 
-__all__ = ["EpisodesJob", "EpisodesReport", "LoseEpisodes", "TakeEpisodePolicy", "infos_in"]
+__all__ = [
+    "EpisodeSetup",
+    "EpisodesJob",
+    "EpisodesReport",
+    "LoseEpisodes",
+    "TakeEpisodePolicy",
+    "infos_in",
+]
 
 
 @dataclass
@@ -34,20 +43,29 @@ def infos_in(overflow: Overflow) -> dict[int, Any]:
     return {env: info for kind, env, info in overflow if kind == _core.EnvBlock.INFO}
 
 
+@dataclass(frozen=True)
+class EpisodeSetup(PolicySetup):
+    """The data that a worker needs to play episodes."""
+
+    max_steps: int = 0
+    described_by: bytes = b""  # the pickled statistics of episodes
+
+
 class EpisodePolicy(WorkerPolicy):
     """A worker's policy, which acts for each env only during its episodes."""
 
-    rows: EpisodeRows | None = None
+    def __init__(self, setup: EpisodeSetup, frames: Frames, *args: Any, **options: Any) -> None:
+        super().__init__(setup, frames, *args, **options)
+        statistics = pickle.loads(setup.described_by)
+        self.rows = EpisodeRows(self._policy, frames, setup.max_steps, statistics)
 
     def play(self, server: EnvServer, block: int, frame: int, job: EpisodesJob) -> EpisodesReport:
         """Begin the job's episodes, and act until an episode ends or all frames are used."""
-        policy, frames = self._policy, self._frames
+        policy = self._policy
         of_block, places = server.blocks[block], server.rows(block)
         envs = range(server.first + places.start, server.first + places.stop)
         rows = slice(envs.start, envs.stop)
         policy.normalization = job.normalization
-        if self.rows is None:
-            self.rows = EpisodeRows(policy, frames, job.max_steps)
         report = EpisodesReport()
 
         def took(overflow: Overflow) -> dict[int, Any]:
@@ -112,7 +130,6 @@ class EpisodesJob(Job):
         starts: By env, the episodes that begin.
         resets: Whether the envs must be reset for these.
         rests: Envs to leave alone, because no episode is left for them.
-        max_steps: The largest number of steps of an episode.
         normalization: The normalization of observations.
     """
 
@@ -121,7 +138,6 @@ class EpisodesJob(Job):
     starts: dict[int, Start]
     resets: bool
     rests: Sequence[int]
-    max_steps: int
     normalization: Normalization | None
     doing = "acting and stepping"
     culprit = ("the policy", "acting")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._frames.frames import BEGUN
+from pysampler._rollouts.episode_recorder import EpisodeRecorder
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.frame_policy import FramePolicy, Span
+    from pysampler._rollouts.episode_recorder import Describes
     from pysampler._rollouts.episodes import Start
 
 __all__ = ["EpisodeRows", "Finished"]
@@ -37,6 +39,7 @@ class Finished:
         terminated: Whether it terminated; otherwise it was truncated.
         seconds: The time from its first observation to its last.
         success: What the last info says under "is_success" or "success"; None if it does not.
+        statistics: The user's statistics.
     """
 
     env: int
@@ -56,10 +59,19 @@ class EpisodeRows:
         starts: By env, the episode that it is in.
     """
 
-    def __init__(self, policy: FramePolicy, frames: Frames, max_steps: int) -> None:
+    def __init__(
+        self,
+        policy: FramePolicy,
+        frames: Frames,
+        max_steps: int,
+        statistics: Describes | None = None,
+    ) -> None:
         self._policy = policy
         self._frames = frames
         self._max_steps = max_steps
+        self._recorder: EpisodeRecorder | None = None
+        if statistics is not None:
+            self._recorder = EpisodeRecorder(policy, frames, statistics)
         self.starts: dict[int, Start] = {}
         self._busy = np.zeros(frames.envs, bool)
         self._returns = np.zeros(frames.envs)
@@ -75,6 +87,8 @@ class EpisodeRows:
         self._began[envs] = now()
         for env, start in starts.items():
             self._policy.caller.seed_generator(env, start.entropy)
+            if self._recorder is not None:
+                self._recorder.begin(env)
         self._policy.begin_episodes(at, envs)
 
     def forget(self, envs: Iterable[int]) -> dict[int, Start]:
@@ -103,7 +117,7 @@ class EpisodeRows:
         Args:
             at: The frame with its results.
             envs: The envs of the group.
-            infos: The infos of envs whose episodes ended.
+            infos: The infos of envs, at least of those whose episodes ended.
 
         Raises:
             ValueError: An episode took more than ``max_steps``.
@@ -123,6 +137,10 @@ class EpisodeRows:
                 f"max_steps, {self._max_steps}; wrap envs that never end in "
                 "gymnasium.wrappers.TimeLimit"
             )
+        recorder = self._recorder
+        if recorder is not None:
+            for env in (envs.start + np.flatnonzero(counted)).tolist():
+                recorder.add(at, env, infos.get(env, {}))
         if not ended.any():
             return []
         done = now()
@@ -139,6 +157,7 @@ class EpisodeRows:
                     bool(terminated[row]),
                     (done - int(self._began[env])) / 1e9,
                     _success(infos.get(env, {})),
+                    {} if recorder is None else recorder.describe(at, env),
                 )
             )
         return finished

@@ -26,8 +26,8 @@ from pysampler._policies.normalize import normalization_of
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.sampler import Leasable, Sampler, visible_spec
 from pysampler._policies.weights import portable
-from pysampler._policies.worker_policy import PolicySetup
 from pysampler._rollouts.episode_jobs import (
+    EpisodeSetup,
     EpisodesJob,
     EpisodesReport,
     TakeEpisodePolicy,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from pysampler._policies.normalize import Normalizer
+    from pysampler._rollouts.episode_recorder import Describes
     from pysampler._rollouts.episodes import Start
     from pysampler._rollouts.options import RolloutOptions
     from pysampler._workers.jobs import Answer
@@ -63,6 +64,7 @@ class EpisodeSampler(Sampler):
             steps of a group's walk through the frames.
         batch: The number of rows of each call of the policy; None: one for each env.
         max_steps: The largest number of steps of an episode.
+        statistics: Statistics of each episode; None: no further ones.
         normalize: The normalizer of the policy's observations.
         leave_out: Names of the parts of observations without a fixed shape.
     """
@@ -80,6 +82,7 @@ class EpisodeSampler(Sampler):
         *,
         batch: int | None,
         max_steps: int,
+        statistics: Describes | None,
         normalize: Normalizer | None,
         leave_out: Sequence[str],
     ) -> None:
@@ -95,6 +98,7 @@ class EpisodeSampler(Sampler):
         self._horizon = options.horizon
         self._batch = batch
         self._max_steps = max_steps
+        self._statistics = statistics
         self._transforms = leasable.transforms
         self._spec = visible_spec(self._purpose, leasable.envs, leave_out)
         self._normalization = normalization_of(normalize, self._spec, self._purpose)
@@ -163,14 +167,16 @@ class EpisodeSampler(Sampler):
             [None if start is None else start.seed for start in begun],
             self._horizon + 1,
             lambda _: self._shared_bytes(None),
-            infos="final",
+            infos="all" if self._statistics and "infos" in self._statistics.keep else "final",
             transforms=self._transforms,
             normalization=self._normalization,
             autoreset=self._autoreset,
             options=[None if start is None else start.options for start in begun],
         )
         self._act, self._frames = prepared.policy, prepared.frames
-        self._rows = EpisodeRows(prepared.policy, prepared.frames, self._max_steps)
+        self._rows = EpisodeRows(
+            *(prepared.policy, prepared.frames, self._max_steps, self._statistics)
+        )
         # The outputs of the first call, if the policy would get the same arguments again.
         full = len(queue) >= envs and not (self._in_workers or caller.uses_generators)
         self._outputs = prepared.outputs if full else None
@@ -183,7 +189,7 @@ class EpisodeSampler(Sampler):
         self._paused: list[int] = []  # groups that wait for those, if all must act together
         if self._in_workers:
             progress = WorkerProgress(len(self._groups), prepared.segment)
-            setup = PolicySetup(
+            setup = EpisodeSetup(
                 pickled(portable(self._policy)),
                 *(prepared.policy.outputs, None, progress.offset),
                 groups=len(self._groups),
@@ -191,6 +197,8 @@ class EpisodeSampler(Sampler):
                 policies_before=0,
                 own_process=self.envs.num_workers > 0,
                 batch=self._batch,
+                max_steps=self._max_steps,
+                described_by=pickled(self._statistics),
             )
             send_policy(self._pool, TakeEpisodePolicy, setup)
 
@@ -275,7 +283,7 @@ class EpisodeSampler(Sampler):
             self._frame_of[group] = last % self._horizon
             jobs[group] = EpisodesJob(
                 *(last, self._horizon - last % self._horizon, starts, resets, rests),
-                *(self._max_steps, self._normalization),
+                self._normalization,
             )
         if jobs:
             self._pool.request([(group, int(self._frame_of[group])) for group in jobs], jobs)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pysampler._numbers import whole_number
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["EpisodeSpec", "Start", "starts_of"]
+__all__ = ["EpisodeSpec", "Start", "longest_first", "starts_of"]
 
 
 @dataclass(frozen=True)
@@ -67,8 +64,8 @@ class Start:
 
 def starts_of(
     episodes: int | Iterable[EpisodeSpec], seed: int | None
-) -> tuple[list[EpisodeSpec], list[Start]]:
-    """Return the episodes of an evaluation, and how each begins."""
+) -> tuple[list[EpisodeSpec], list[Start], int]:
+    """Return the episodes of an evaluation, how each begins, and the seed that was used."""
     if isinstance(episodes, Iterable) and not isinstance(episodes, (str, bytes)):
         specs = list(episodes)
     else:
@@ -91,9 +88,21 @@ def starts_of(
         own = whole_number("evaluate", f"the seed of episode {index}", own, 0)
         starts.append(Start(index, own, seen[own], spec.reset_options))
         seen[own] += 1
-    return specs, starts
+    return specs, starts, int(seed)
 
 
-def longest_first(starts: Sequence[Start], lengths: Mapping[tuple[int, int], float]) -> list[Start]:
-    """Return starts in the order of earlier lengths, by ``entropy``; unknown ones come first."""
+def longest_first(
+    starts: Iterable[Start], earlier: Iterable[tuple[int | None, float]]
+) -> list[Start]:
+    """Return starts by the lengths of earlier episodes, the longest and the unknown ones first.
+
+    Args:
+        starts: The episodes.
+        earlier: The seed and length of each earlier episode.
+    """
+    seen: Counter[int | None] = Counter()
+    lengths = {}
+    for seed, length in earlier:
+        lengths[seed, seen[seed]] = length
+        seen[seed] += 1
     return sorted(starts, key=lambda start: -lengths.get(start.entropy, np.inf))

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import functools
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pysampler._numbers import whole_number
 from pysampler._policies.normalize import expect_normalizer
 from pysampler._policies.sampler import makes_envs, vector_env_of
 from pysampler._rollouts.episode_sampler import EpisodeSampler
-from pysampler._rollouts.episodes import EpisodeSpec, starts_of
+from pysampler._rollouts.episodes import EpisodeSpec, longest_first, starts_of
+from pysampler._rollouts.evaluation_file import EvaluationFile
+from pysampler._rollouts.evaluation_progress import Progress
 from pysampler._rollouts.evaluation_results import EpisodeResult, Evaluation
 from pysampler._rollouts.options import RolloutOptions
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.make import vector_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Unpack
 
     from pysampler._policies.normalize import Normalizer
+    from pysampler._rollouts.episode_recorder import Describes
     from pysampler._rollouts.episode_rows import Finished
     from pysampler._rollouts.episodes import Start
     from pysampler._rollouts.options import PolicyIn
     from pysampler._vector.options import VectorOptions
 
-__all__ = ["EpisodeResult", "EpisodeSpec", "Evaluation", "evaluate"]
+__all__ = ["evaluate"]
 
 # The frames that a group walks through before it copies its observations to the first one.
 _FRAMES = 16
@@ -46,7 +52,11 @@ def evaluate(
     leave_out: Sequence[str] = (),
     max_steps: int = 100_000,
     batch: int | None = None,
+    statistics: Describes | None = None,
     normalize: Normalizer | None = None,
+    order: Evaluation | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    progress: bool = False,
     seed: int | None = None,
     **options: Unpack[VectorOptions],
 ) -> Evaluation:
@@ -79,9 +89,17 @@ def evaluate(
             time limit may never end one.
         batch: Call the policy with exactly this many rows: larger batches are split, smaller ones
             padded with copies of a row. A network rounds differently for other sizes of its batch.
+        statistics: A :class:`pysampler.EpisodeStatistics`: each episode gets its statistics. If it
+            keeps "infos", each key that all steps have is an array.
         normalize: Normalise observations with the statistics of this
             :class:`pysampler.Normalizer`, without updating them; by default that of the open
             rollouts, if any. Returns sum the envs' own rewards.
+        order: An earlier evaluation with the same seeds: begin with the episodes that were longest
+            in it, so that no long one is left for the end. The results keep their order.
+        resume: A file to write the result of each episode to. If it exists, continue the evaluation
+            in it: after Ctrl-C or a crash, the same call runs only the missing episodes.
+        progress: Show how many episodes are over and the time that is left: a bar if ``tqdm`` is
+            installed, otherwise a line on stderr.
         seed: The seed of the first episode; the next ones count up from it. None: a random one.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
             envs to make.
@@ -99,10 +117,18 @@ def evaluate(
     (10, True)
     """
     vector_kwargs = vector_options("evaluate", vector_kwargs, options, evaluate)
-    specs, starts = starts_of(episodes, seed)
+    file = None if resume is None else EvaluationFile(resume)
+    if file is not None and seed is None:
+        seed = file.seed
+    specs, starts, seed = starts_of(episodes, seed)
     max_steps = whole_number("evaluate", "max_steps", max_steps, 1)
     if batch is not None:
         batch = whole_number("evaluate", "batch", batch, 1)
+    if statistics is not None and not hasattr(statistics, "describe"):
+        raise TypeError(
+            f"cannot evaluate: statistics is a {type(statistics).__name__}, expected a "
+            "pysampler.EpisodeStatistics"
+        )
     if normalize is not None:
         expect_normalizer(normalize, "evaluate")
     paused = envs if isinstance(envs, Rollouts) else None
@@ -128,13 +154,14 @@ def evaluate(
                 *(leasable, policy, chosen),
                 batch=batch,
                 max_steps=max_steps,
+                statistics=statistics,
                 normalize=normalize and normalize.frozen(),
                 leave_out=leave_out,
             )
         with sampler:
             if sampler.resets_itself:
                 _expect_plain(specs)
-            return _evaluation(sampler, specs, starts)
+            return _evaluation(sampler, specs, starts, order, file, seed, progress=progress)
     finally:
         if paused is not None:
             paused.resume()
@@ -152,15 +179,45 @@ def _expect_plain(specs: Sequence[EpisodeSpec]) -> None:
 
 
 def _evaluation(
-    sampler: EpisodeSampler, specs: Sequence[EpisodeSpec], starts: Sequence[Start]
+    sampler: EpisodeSampler,
+    specs: Sequence[EpisodeSpec],
+    starts: Sequence[Start],
+    order: Evaluation | None,
+    file: EvaluationFile | None,
+    seed: int,
+    *,
+    progress: bool,
 ) -> Evaluation:
-    found: dict[int, EpisodeResult] = {}
-    with closing(sampler.run(starts)) as finished:
+    """Run the episodes that a file lacks, and return the results of all."""
+    with ExitStack() as stack:
+        found = {} if file is None else dict(file.results)
+        if file is not None:
+            stack.enter_context(file).open(seed, starts)
+            found = {i: replace(one, task=specs[i].task) for i, one in found.items()}
+        left = [start for start in starts if start.index not in found]
+        if order is not None:
+            left = longest_first(left, [(one.seed, one.length) for one in order.episodes])
+        shown = stack.enter_context(Progress(len(specs), len(found))) if progress else None
+        first = {start.index for start in left[: sampler.envs.num_envs]}
+        finished = stack.enter_context(closing(sampler.run(left))) if left else ()
+        if file is not None:
+            stack.push(functools.partial(_note_file, file, found))
         for one in finished:
-            seeded = one.index < sampler.envs.num_envs or not sampler.resets_itself
-            seed = starts[one.index].seed if seeded else None
-            found[one.index] = _result(one, specs[one.index], seed)
+            seeded = one.index in first or not sampler.resets_itself
+            result = _result(one, specs[one.index], starts[one.index].seed if seeded else None)
+            found[one.index] = result
+            if file is not None:
+                file.add(one.index, result)
+            if shown is not None:
+                shown.add(one.total)
     return Evaluation([found[index] for index in sorted(found)])
+
+
+def _note_file(
+    file: EvaluationFile, found: Mapping[int, Any], _: Any, error: BaseException | None, __: Any
+) -> None:
+    if error is not None:
+        error.add_note(f"{len(found)} episodes are in {file.path}; the same call runs the others")
 
 
 def _result(one: Finished, spec: EpisodeSpec, seed: int | None) -> EpisodeResult:

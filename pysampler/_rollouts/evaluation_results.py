@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import html
+import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,25 +15,30 @@ import numpy as np
 from pysampler._rollouts.intervals import Interval, bootstrap, wilson
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import os
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-__all__ = ["EpisodeResult", "Evaluation"]
+__all__ = ["Comparison", "EpisodeResult", "Evaluation"]
+
+_SHOWN = 20  # rows of a table in a notebook
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
     """The result of one episode.
 
+    Two results are equal if the episodes went the same way, at whatever speed.
+
     Attributes:
         seed: The seed of its reset and of the policy's random numbers. None if a vector env reset
             itself.
-        task: Its task, if its :class:`pysampler.EpisodeSpec` has one.
         return_: The sum of its rewards.
         length: The number of its steps.
         terminated: Whether it terminated; otherwise it was truncated.
         success: The last info's "is_success" or "success"; None if it has neither.
+        task: Its task, if its :class:`pysampler.EpisodeSpec` has one.
         seconds: The time from its first observation to its last.
         statistics: Your statistics, by name.
     """
@@ -42,6 +51,54 @@ class EpisodeResult:
     task: Any = None
     seconds: float = field(default=0.0, compare=False)
     statistics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The columns of this episode in a table, without those that are None."""
+        columns = {
+            "seed": self.seed,
+            "task": self.task,
+            "return": self.return_,
+            "length": self.length,
+            "terminated": self.terminated,
+            "success": self.success,
+            "seconds": self.seconds,
+            "steps_per_second": self.length / self.seconds if self.seconds > 0 else None,
+            **self.statistics,
+        }
+        return {name: value for name, value in columns.items() if value is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The differences between two evaluations of the same episodes.
+
+    Attributes:
+        differences: For each episode, the first value less the second.
+        interval: A bootstrap confidence interval of the mean difference.
+    """
+
+    differences: npt.NDArray[np.float64]
+    interval: Interval
+
+    @property
+    def mean(self) -> float:
+        """The mean difference."""
+        return float(self.differences.mean())
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """In how many episodes the first value is larger, equal and smaller."""
+        signs = np.sign(self.differences)
+        return int((signs > 0).sum()), int((signs == 0).sum()), int((signs < 0).sum())
+
+    def __str__(self) -> str:
+        larger, equal, smaller = self.counts
+        low, high = self.interval
+        return (
+            f"difference {self.mean:.4g} [{low:.4g}, {high:.4g}]; larger in {larger}, equal in "
+            f"{equal}, smaller in {smaller} of {len(self.differences)} episodes"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,13 +160,106 @@ class Evaluation:
             return None
         return wilson(int(self.successes.sum()), len(self.successes), level)
 
+    def compare(self, other: Evaluation, column: str = "return", level: float = 0.95) -> Comparison:
+        """Compare two evaluations of the same episodes, pair by pair.
+
+        Pairs have the same seed, so their differences vary less than those of the means. Each
+        policy should draw its random numbers from ``generators``, if it draws any.
+
+        Args:
+            other: An evaluation of the same seeds, in the same order.
+            column: The column of the table to compare.
+            level: The confidence level.
+        """
+        own, theirs = ([one.seed for one in both.episodes] for both in (self, other))
+        if own != theirs or None in own:
+            raise ValueError(
+                f"cannot compare evaluations: the seeds are {own[:3]}... and {theirs[:3]}..., "
+                "expected the same seeds in the same order"
+            )
+        differences = self._column(column) - other._column(column)
+        return Comparison(differences, bootstrap(differences, level))
+
+    def _column(self, name: str) -> npt.NDArray[np.float64]:
+        rows = [one.row for one in self.episodes]
+        if missing := [row for row in rows if name not in row]:
+            raise ValueError(
+                f"cannot compare evaluations: column {name!r}, expected one of {list(missing[0])}"
+            )
+        return np.array([row[name] for row in rows], np.float64)
+
+    @property
+    def _columns(self) -> list[str]:
+        return list(dict.fromkeys(name for one in self.episodes for name in one.row))
+
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame`` with a row for each episode."""
+        import pandas as pd  # noqa: PLC0415 - an optional dependency
+
+        return pd.DataFrame([one.row for one in self.episodes], columns=self._columns)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write a table with a row for each episode to a file. Tasks are written as JSON.
+
+        Args:
+            path: The file.
+        """
+        with Path(path).open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            for one in self.episodes:
+                row = one.row
+                if "task" in row:
+                    row["task"] = json.dumps(row["task"], default=str)
+                writer.writerow(row)
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the returns as a histogram, with their mean and its confidence interval.
+
+        Args:
+            axes: The ``matplotlib`` axes to draw to; None: new ones.
+
+        Returns:
+            The axes.
+        """
+        if axes is None:
+            import matplotlib.pyplot as plt  # noqa: PLC0415 - an optional dependency
+
+            axes = plt.subplots()[1]
+        low, high = self.interval()
+        axes.hist(self.returns, bins="auto", alpha=0.5)
+        axes.axvspan(low, high, alpha=0.2, label="95 % interval of the mean")
+        axes.axvline(self.mean, label=f"mean {self.mean:.4g}")
+        axes.set(xlabel="return", ylabel="episodes")
+        axes.legend()
+        return axes
+
     def __str__(self) -> str:
         low, high = self.interval()
         text = (
             f"return {self.mean:.4g} [{low:.4g}, {high:.4g}] +- {self.std:.2g} over "
             f"{len(self.episodes)} episodes of {self.lengths.mean():.4g} steps"
         )
-        if (rate := self.success_rate) is not None:
-            low, high = self.success_interval() or (0, 0)
-            text += f"; success {rate:.0%} [{low:.0%}, {high:.0%}]"
+        rate, interval = self.success_rate, self.success_interval()
+        if rate is not None and interval is not None:
+            text += f"; success {rate:.0%} [{interval.low:.0%}, {interval.high:.0%}]"
         return text
+
+    def _repr_html_(self) -> str:
+        return "".join(self._html())
+
+    def _html(self) -> Iterator[str]:
+        columns = self._columns
+        yield f"<p>{html.escape(str(self))}</p><table><tr>"
+        yield "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+        for one in self.episodes[:_SHOWN]:
+            row = one.row
+            cells = (_text(row[name]) if name in row else "" for name in columns)
+            yield "</tr><tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        yield "</tr></table>"
+        if (left := len(self.episodes) - _SHOWN) > 0:
+            yield f"<p>and {left} more</p>"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

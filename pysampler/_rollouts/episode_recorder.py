@@ -1,0 +1,100 @@
+"""EpisodeRecorder: keeps the steps of the episodes under way, for statistics of whole episodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from pysampler._policies.trees import batch_from
+from pysampler._rollouts.rollout import Episode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pysampler._frames.frames import Frames
+    from pysampler._policies.frame_policy import FramePolicy
+
+__all__ = ["Describes", "EpisodeRecorder"]
+
+
+class Describes(Protocol):
+    """Computes statistics of an episode: a :class:`pysampler.EpisodeStatistics`.
+
+    Attributes:
+        keep: The parts of episodes that it reads.
+    """
+
+    keep: Sequence[str]
+
+    def describe(self, episode: Episode) -> dict[str, float]:
+        """Return the statistics of an episode, by name."""
+
+
+class EpisodeRecorder:
+    """Copies the parts of each step that ``statistics`` read, env by env."""
+
+    def __init__(self, policy: FramePolicy, frames: Frames, statistics: Describes) -> None:
+        self._policy = policy
+        self._frames = frames
+        self._statistics = statistics
+        self._steps: dict[int, list[dict[str, Any]]] = {}  # by env
+        # For each part its leaves, and how many frames before the results of its step they are.
+        sources = {
+            "observations": (policy.observations, 1),
+            "actions": (policy.actions, 0),
+            "rewards": ([frames.rewards], 0),
+            "extras": (list(policy.extras.values()), 1),
+        }
+        self._parts = {name: sources[name] for name in statistics.keep if name != "infos"}
+
+    def begin(self, env: int) -> None:
+        """Drop the steps of an env, which begins an episode."""
+        self._steps[env] = []
+
+    def add(self, at: int, env: int, info: Mapping[str, Any]) -> None:
+        """Add the step of an env whose results are in a frame."""
+        step: dict[str, Any] = {
+            name: [np.array(leaf[at - back, env]) for leaf in leaves]
+            for name, (leaves, back) in self._parts.items()
+        }
+        step["infos"] = dict(info.get("final_info") or info)
+        self._steps[env].append(step)
+
+    def describe(self, at: int, env: int) -> dict[str, float]:
+        """Return the statistics of the episode of an env, which ended in a frame."""
+        steps, policy, frames = self._steps.pop(env), self._policy, self._frames
+        spec = policy.caller.spec
+        stacked = {
+            name: [np.stack(leaves) for leaves in zip(*(s[name] for s in steps), strict=True)]
+            for name in self._parts
+        }
+
+        def tree(of: Any, leaves: Sequence[Any] | None) -> Any:
+            return None if leaves is None else batch_from(of, leaves.__getitem__)
+
+        last = [leaf[at, env].copy() for leaf in policy.observations]
+        terminated = bool(frames.terminated[at, env])
+        keeps_last = "observations" in self._parts and not terminated
+        extras = stacked.get("extras")
+        rewards = stacked.get("rewards")
+        episode = Episode(
+            env=env,
+            steps=slice(0, len(steps)),
+            observations=tree(spec.observation_tree, stacked.get("observations")),
+            actions=tree(spec.action_tree, stacked.get("actions")),
+            rewards=None if rewards is None else rewards[0],
+            extras={} if extras is None else dict(zip(policy.extras, extras, strict=True)),
+            last_observation=tree(spec.observation_tree, last) if keeps_last else None,
+            begins=True,
+            terminated=terminated,
+            truncated=bool(frames.truncated[at, env]),
+            infos=_stacked_infos([step["infos"] for step in steps]),
+        )
+        return self._statistics.describe(episode)
+
+
+def _stacked_infos(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the values of each key that all steps have, as an array."""
+    keys = set.intersection(*map(set, infos))
+    return {key: np.array([info[key] for info in infos]) for key in infos[-1] if key in keys}

@@ -1,0 +1,182 @@
+"""The table of an evaluation, and its statistics."""
+
+import csv
+import json
+import re
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import pysampler
+from pysampler import EpisodeResult, Evaluation
+
+
+def made(returns, **columns):
+    rows = zip(*columns.values(), strict=True) if columns else [()] * len(returns)
+    return Evaluation(
+        [
+            EpisodeResult(
+                i, float(value), 2 * i, terminated=True, **dict(zip(columns, row, strict=True))
+            )
+            for i, (value, row) in enumerate(zip(returns, rows, strict=True))
+        ]
+    )
+
+
+def test_the_interval_of_the_mean_covers_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(100):
+        low, high = made(rng.exponential(3, 60)).interval(0.8)
+        covered += low <= 3 <= high
+    assert 65 <= covered <= 92
+
+
+def test_the_interval_of_the_mean_is_reproducible_and_grows_with_the_level():
+    evaluation = made([1, 5, 2, 8, 3])
+    assert evaluation.interval() == evaluation.interval()
+    narrow, wide = evaluation.interval(0.5), evaluation.interval(0.99)
+    assert wide.low < narrow.low < evaluation.mean < narrow.high < wide.high
+
+
+def test_the_interval_of_a_success_rate_is_wilsons():
+    """Values of Newcombe (1998), table I."""
+    evaluation = made([0] * 263, success=[True] * 81 + [False] * 182)
+    np.testing.assert_allclose(evaluation.success_interval(), (0.2553, 0.3662), atol=1e-4)
+    evaluation = made([0] * 29, success=[True] + [False] * 28)
+    np.testing.assert_allclose(evaluation.success_interval(), (0.0061, 0.1718), atol=1e-4)
+    assert made([0] * 20, success=[False] * 20).success_interval().low == 0
+
+
+def test_success_is_none_unless_every_episode_says_so():
+    assert made([1, 2]).success_rate is None
+    assert made([1, 2], success=[True, None]).success_interval() is None
+    assert made([1, 2], success=[True, False]).success_rate == 0.5
+    assert "success 50% [" in str(made([1, 2], success=[True, False]))
+
+
+@pytest.mark.parametrize("level", [0, 1, 95, True, "0.9"])
+def test_bad_levels_are_refused(level):
+    with pytest.raises(ValueError, match="cannot compute interval: level"):
+        made([1, 2]).interval(level)
+
+
+def test_compared_evaluations_are_paired():
+    rng = np.random.default_rng(1)
+    difficulty, noise = rng.normal(0, 100, (2, 50))
+    one, other = made(difficulty + 1 + noise / 1000), made(difficulty)
+    comparison = one.compare(other)
+    assert 0.9 < comparison.interval.low < comparison.mean < comparison.interval.high < 1.1
+    assert comparison.counts == (50, 0, 0)
+    assert "larger in 50, equal in 0, smaller in 0 of 50 episodes" in str(comparison)
+    assert one.compare(one, "length").interval == (0, 0)
+    with pytest.raises(ValueError, match="column 'speed', expected one of .*'return'"):
+        one.compare(other, "speed")
+
+
+def test_evaluations_of_other_seeds_are_not_compared():
+    with pytest.raises(ValueError, match="expected the same seeds in the same order"):
+        made([1, 2]).compare(made([1, 2, 3]))
+
+
+def test_a_table_has_a_row_for_each_episode(tmp_path):
+    evaluation = made([1, 2.5], task=[{"goal": 1}, None], statistics=[{"up": 3.0}, {"up": 4.0}])
+    evaluation.to_csv(tmp_path / "table.csv")
+    with (tmp_path / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["return"] for row in rows] == ["1.0", "2.5"]
+    assert json.loads(rows[0]["task"]) == {"goal": 1}
+    assert rows[1]["task"] == ""
+    assert [row["up"] for row in rows] == ["3.0", "4.0"]
+
+
+def test_a_table_is_shown_in_notebooks():
+    shown = made(range(30), task=["<b>"] * 30)._repr_html_()
+    assert shown.count("<tr>") == 21
+    assert "and 10 more" in shown
+    assert "<b>" not in shown
+    assert re.search("<th>seed</th><th>task</th><th>return</th>", shown)
+
+
+def test_a_data_frame_has_a_row_for_each_episode():
+    pandas = pytest.importorskip("pandas")
+    frame = made([1, 2]).to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["return"].tolist() == [1, 2]
+
+
+def test_a_plot_shows_the_mean():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    axes = made([1, 2, 4]).plot()
+    assert axes.get_xlabel() == "return"
+    assert [line.get_xdata()[0] for line in axes.lines] == [pytest.approx(7 / 3)]
+    assert made([3]).plot(axes) is axes
+
+
+class Steps(gym.Env):
+    """Episodes of 3 steps or more; observes the steps so far, and tells them in its info."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.length = 0, 3 + seed % 40
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.steps += 1
+        end = self.steps == self.length
+        info = {"steps": self.steps, "success": self.steps == 3}
+        return np.full(1, float(self.steps)), float(action[0]), False, end, info
+
+
+def describe(episode):
+    assert episode.begins
+    assert episode.truncated
+    assert not episode.terminated
+    count = len(episode)
+    np.testing.assert_array_equal(episode.observations[:, 0], np.arange(count))
+    np.testing.assert_array_equal(episode.actions[:, 0], np.arange(count) * 2)
+    np.testing.assert_array_equal(episode.rewards, np.arange(count) * 2)
+    np.testing.assert_array_equal(episode.extras["half"], np.arange(count) / 2)
+    np.testing.assert_array_equal(episode.infos["steps"], np.arange(count) + 1)
+    assert episode.last_observation == count
+    return {"succeeded": episode.infos["success"].any(), "mean": episode.rewards.mean()}
+
+
+def double(observations):
+    return observations * 2, {"half": observations[:, 0] / 2}
+
+
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_statistics_describe_whole_episodes(where):
+    keep = "observations", "actions", "rewards", "extras", "infos"
+    statistics = pysampler.EpisodeStatistics(describe, keep=keep)
+    evaluation = pysampler.evaluate(
+        *(Steps, double, 30),
+        seed=0,
+        num_envs=4,
+        num_workers=0,
+        policy_in=where,
+        statistics=statistics,
+    )
+    means = [one.statistics for one in evaluation.episodes]
+    assert means == [{"succeeded": 1.0, "mean": 2.0 + i} for i in range(30)]
+    assert evaluation.episodes[0].row["mean"] == 2.0
+    assert evaluation.successes.tolist() == [True] + [False] * 29  # the last info
+
+
+def test_statistics_must_describe_episodes():
+    with pytest.raises(TypeError, match="cannot evaluate: statistics is a function, expected a"):
+        pysampler.evaluate(Steps, double, 1, statistics=describe)
+
+
+def test_results_have_the_time_of_their_episodes():
+    evaluation = pysampler.evaluate(Steps, double, 3, seed=0, num_workers=0)
+    assert all(one.seconds > 0 for one in evaluation.episodes)
+    row = evaluation.episodes[1].row
+    assert row["steps_per_second"] == pytest.approx(4 / row["seconds"])

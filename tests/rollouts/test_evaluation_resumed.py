@@ -1,0 +1,141 @@
+"""Evaluations that are interrupted and continued, their order and their progress."""
+
+import sys
+from typing import ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import pysampler
+from pysampler import EpisodeSpec
+
+
+class Steps(gym.Env):
+    """Episodes of 1 + seed steps that return the seed plus the task; remembers seeds in a list."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    begun: ClassVar[list] = []
+
+    def reset(self, *, seed=None, options=None):
+        self.begun.append(seed)
+        self.steps, self.seed = 0, seed
+        self.task = (options or {}).get("task", 0)
+        return np.full(1, float(seed)), {}
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps == 1 + self.seed
+        reward = (self.seed + self.task) * over
+        return np.full(1, float(self.seed)), reward, over, False, {"success": True}
+
+
+@pytest.fixture(autouse=True)
+def begun():
+    Steps.begun = []
+    return Steps.begun
+
+
+def still(observations):
+    return np.zeros((len(observations), 1))
+
+
+class Interrupted:
+    """A policy that Ctrl-C ends when it sees an env with this seed."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def __call__(self, observations):
+        if (observations == self.seed).any():
+            raise KeyboardInterrupt
+        return still(observations)
+
+
+SPECS = [EpisodeSpec(task=i) for i in range(9)]
+
+
+def test_an_interrupted_evaluation_continues_with_the_missing_episodes(tmp_path, begun):
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+    for seed in (6, 9):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            pysampler.evaluate(Steps, Interrupted(seed), SPECS, **arguments)
+        assert f"{seed - 2} episodes are in {tmp_path / 'file'}" in caught.value.__notes__[0]
+    assert begun == [2, 3, 4, 5, 6, 6, 7, 8, 9]
+    evaluation = pysampler.evaluate(Steps, still, SPECS, **arguments)
+    assert begun[9:] == [9, 10]
+    assert evaluation.returns.tolist() == [2 + 2 * i for i in range(9)]
+    assert evaluation.episodes == pysampler.evaluate(Steps, still, SPECS, seed=2).episodes
+    begun.clear()
+    again = pysampler.evaluate(Steps, still, SPECS, **arguments)
+    assert again.episodes == evaluation.episodes
+    assert begun == []
+
+
+def test_a_file_keeps_the_seed_of_its_evaluation(tmp_path):
+    def policy(observations):
+        assert (observations < 5000).all()
+        return still(observations)
+
+    arguments = {"num_workers": 0, "resume": tmp_path / "file"}
+    first = pysampler.evaluate(Steps, still, [EpisodeSpec(seed=1)] * 2, **arguments)
+    again = pysampler.evaluate(Steps, still, [EpisodeSpec(seed=1)] * 2, **arguments)
+    assert first.episodes == again.episodes
+
+
+def test_a_half_written_line_is_dropped(tmp_path, begun):
+    file = tmp_path / "file"
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": file}
+    pysampler.evaluate(Steps, still, SPECS, **arguments)
+    lines = file.read_text().splitlines(keepends=True)
+    assert len(lines) == 10
+    file.write_text("".join(lines[:4]) + lines[4][:20])
+    begun.clear()
+    evaluation = pysampler.evaluate(Steps, still, SPECS, **arguments)
+    assert begun == [5, 6, 7, 8, 9, 10]
+    assert len(evaluation.episodes) == 9
+    assert len(file.read_text().splitlines()) == 10
+
+
+@pytest.mark.parametrize("other", [{"seed": 3}, {"episodes": SPECS[:4]}])
+def test_a_file_of_other_episodes_is_refused(tmp_path, other):
+    arguments = {"episodes": SPECS, "seed": 2, "num_workers": 0, "resume": tmp_path / "file"}
+    pysampler.evaluate(Steps, still, **arguments)
+    with pytest.raises(ValueError, match="cannot resume evaluation: .* has other episodes"):
+        pysampler.evaluate(Steps, still, **{**arguments, **other})
+
+
+@pytest.mark.parametrize("text", ["something\n", "{}\n", '{"pysampler evaluation": 3}\n'])
+def test_other_files_are_refused(tmp_path, text):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(ValueError, match="is not the file of an evaluation"):
+        pysampler.evaluate(Steps, still, 2, resume=tmp_path / "file")
+    assert (tmp_path / "file").read_text() == text
+
+
+def test_episodes_begin_in_the_order_of_earlier_lengths(begun):
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2}
+    earlier = pysampler.evaluate(Steps, still, SPECS[:6], **arguments)
+    begun.clear()
+    evaluation = pysampler.evaluate(Steps, still, SPECS, **arguments, order=earlier)
+    assert begun == [8, 9, 10, 7, 6, 5, 4, 3, 2]
+    assert [one.seed for one in evaluation.episodes] == list(range(2, 11))
+
+
+def test_progress_says_how_much_is_left(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # not installed
+    pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2, progress=True)
+    assert "pysampler: 9 of 9 episodes, 0:00 left, mean return 10 " in capsys.readouterr().err
+
+
+def test_progress_is_a_bar_of_tqdm(capsys):
+    pytest.importorskip("tqdm")
+    pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2, progress=True)
+    assert "9/9" in capsys.readouterr().err
+
+
+def test_progress_is_off_by_default(capsys):
+    pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2)
+    assert capsys.readouterr().err == ""
