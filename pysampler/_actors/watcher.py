@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import threading
 import warnings
@@ -25,6 +24,7 @@ from pysampler._numbers import true_or_false, whole_number
 from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options
+from pysampler._vector.video import expect_writer
 from pysampler.errors import (
     BusyError,
     ClosedError,
@@ -193,13 +193,7 @@ class Watcher(FreeRunningSampler):
             raise ValueError(
                 "cannot watch: videos need a folder, and an env with render_mode='rgb_array'"
             )
-        try:
-            importlib.import_module("imageio")
-            importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
-        except (ImportError, RuntimeError) as error:
-            raise ImportError(
-                "cannot watch: videos need imageio and its ffmpeg: pip install 'imageio[ffmpeg]'"
-            ) from error
+        expect_writer("watch")
 
     @property
     def curve(self) -> npt.NDArray[Any]:

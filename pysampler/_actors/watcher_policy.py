@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._actors.free_running_policy import CHECK_SECONDS, FreeRunningPolicy, envs_of
-from pysampler._actors.video import NoVideo, Video, naming_file
 from pysampler._policies.worker_policy import RolloutReport, TakePolicy
+from pysampler._vector.video import NoVideo, Video, naming_file
 from pysampler.errors import StopActors
 from pysampler.sync import now
 

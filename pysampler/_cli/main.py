@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from pysampler._cli import bench, doctor, top, trace, tune
+from pysampler._cli import bench, doctor, evaluate, top, trace, tune
 from pysampler._cli.programs import AttachError
 from pysampler._cli.screen import reason_of
 from pysampler._cli.turns import MeasureError
@@ -24,6 +24,7 @@ _COMMANDS = {
     "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
     "bench": (bench.HELP, bench.add_arguments, bench.run),
     "tune": (tune.HELP, tune.add_arguments, tune.run),
+    "evaluate": (evaluate.HELP, evaluate.add_arguments, evaluate.run),
     "top": (top.HELP, top.add_arguments, top.run),
     "trace": (trace.HELP, trace.add_arguments, trace.run),
     "dump": (top.DUMP_HELP, top.add_arguments, top.run_dump),
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="pysampler",
-        description="Check and tune sampling on this machine, and inspect running programs.",
+        description="Check and tune sampling, evaluate policies, and inspect running programs.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (help_text, add_arguments, run) in _COMMANDS.items():

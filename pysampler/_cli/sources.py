@@ -38,6 +38,7 @@ __all__ = [
     "from_calls",
     "load",
     "made_by_class",
+    "named",
     "save",
     "source_of",
     "written",
@@ -144,17 +145,8 @@ def source_of(text: str) -> EnvSource:
         text: "CartPole-v1", "module:Id-v0", "package.module:function" or "file.py:function".
     """
     place, _, name = text.rpartition(":")
-    if place.endswith(".py"):
-        return _of_function(_imported_file(place), place, name)
-    if place:
-        sys.path.insert(0, str(Path.cwd()))  # where python -m finds modules too
-    if place and name.isidentifier():
-        try:
-            module = importlib.import_module(place)
-        except Exception as error:
-            raise SourceError(f"cannot import {place}: {_line(error)}") from error
-        if hasattr(module, name):
-            return _of_function(module, place, name)
+    if (found := _named(place, name)) is not None:
+        return _of_function(found, place, name)
     try:
         if place:
             importlib.import_module(place)
@@ -192,8 +184,33 @@ def _imported_file(path: str) -> Any:
         raise SourceError(f"cannot import {path}: {_line(error)}") from error
 
 
-def _of_function(module: Any, place: str, name: str) -> EnvSource:
-    function = getattr(module, name, None)
+def named(text: str) -> Any:
+    """Return the object that "package.module:name" or "file.py:name" names, or raise SourceError."""
+    place, _, name = text.rpartition(":")
+    found = _named(place, name)
+    if found is None:
+        raise SourceError(f"got {text!r}, expected module:name or file.py:name")
+    return found
+
+
+def _named(place: str, name: str) -> Any:
+    """Return an object of a module or file; None if ``place`` is neither or lacks it."""
+    if place.endswith(".py"):
+        module = _imported_file(place)
+        if not hasattr(module, name):
+            raise SourceError(f"{place} has no function {name}")
+        return getattr(module, name)
+    if place:
+        sys.path.insert(0, str(Path.cwd()))  # where python -m finds modules too
+    if not (place and name.isidentifier()):
+        return None
+    try:
+        return getattr(importlib.import_module(place), name, None)
+    except Exception as error:
+        raise SourceError(f"cannot import {place}: {_line(error)}") from error
+
+
+def _of_function(function: Any, place: str, name: str) -> EnvSource:
     if not callable(function):
         raise SourceError(f"{place} has no function {name}")
     return EnvSource(Call(f"pysampler.VectorEnv([{name}] * {{}}"), function=function)

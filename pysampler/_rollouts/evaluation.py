@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pysampler._numbers import whole_number
@@ -15,19 +15,20 @@ from pysampler._rollouts.episodes import EpisodeSpec, longest_first, starts_of
 from pysampler._rollouts.evaluation_file import EvaluationFile
 from pysampler._rollouts.evaluation_progress import Progress
 from pysampler._rollouts.evaluation_results import EpisodeResult, Evaluation
+from pysampler._rollouts.evaluation_videos import Videos
 from pysampler._rollouts.options import RolloutOptions
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.make import vector_options
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Unpack
 
     from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.episode_recorder import Describes
-    from pysampler._rollouts.episode_rows import Finished
     from pysampler._rollouts.episodes import Start
+    from pysampler._rollouts.evaluation_videos import Record
     from pysampler._rollouts.options import PolicyIn
     from pysampler._vector.options import VectorOptions
 
@@ -54,6 +55,8 @@ def evaluate(
     batch: int | None = None,
     statistics: Describes | None = None,
     normalize: Normalizer | None = None,
+    videos: str | os.PathLike[str] | None = None,
+    record: Record = 4,
     order: Evaluation | None = None,
     resume: str | os.PathLike[str] | None = None,
     progress: bool = False,
@@ -94,6 +97,11 @@ def evaluate(
         normalize: Normalise observations with the statistics of this
             :class:`pysampler.Normalizer`, without updating them; by default that of the open
             rollouts, if any. Returns sum the envs' own rewards.
+        videos: A directory for videos of some episodes. They run once more for this at the end, in
+            envs with ``render_mode="rgb_array"``: an env id is made so, and functions and vector
+            envs must make such envs. Needs ``imageio[ffmpeg]``.
+        record: Which episodes to film: how many of the first ones, ``{"best": 3, "worst": 3}`` by
+            their returns, or a function of an :class:`pysampler.EpisodeResult`.
         order: An earlier evaluation with the same seeds: begin with the episodes that were longest
             in it, so that no long one is left for the end. The results keep their order.
         resume: A file to write the result of each episode to. If it exists, continue the evaluation
@@ -141,30 +149,101 @@ def evaluate(
         leave_out = leave_out or paused.leave_out
     elif num_envs is None and makes_envs(envs):
         num_envs = min(len(starts), 8)
-    try:
-        chosen = RolloutOptions(
+    runs = _Runs(
+        *(policy, specs, batch, max_steps, normalize and normalize.frozen(), leave_out),
+        RolloutOptions(
             *(_FRAMES, policy_in, False, 1, min_envs, timeout, "call", False, False, (), threads),
             device=device,
-        )
-        with vector_env_of(
-            *(envs, num_envs, vector_kwargs, "evaluate"),
-            policy_in_workers=policy if policy_in == "workers" else None,
-        ) as leasable:
-            sampler = EpisodeSampler(
-                *(leasable, policy, chosen),
-                batch=batch,
-                max_steps=max_steps,
-                statistics=statistics,
-                normalize=normalize and normalize.frozen(),
-                leave_out=leave_out,
-            )
-        with sampler:
-            if sampler.resets_itself:
-                _expect_plain(specs)
-            return _evaluation(sampler, specs, starts, order, file, seed, progress=progress)
+        ),
+    )
+    film = None if videos is None else Videos(videos, record, envs, vector_kwargs)
+    try:
+        with ExitStack() as stack:
+            found: dict[int, EpisodeResult] = {}
+            if file is not None:
+                stack.enter_context(file).open(seed, starts)
+                found = {i: replace(one, task=specs[i].task) for i, one in file.results.items()}
+                stack.push(functools.partial(_note_file, file, found))
+            left = [start for start in starts if start.index not in found]
+            if order is not None:
+                left = longest_first(left, [(one.seed, one.length) for one in order.episodes])
+            shown = stack.enter_context(Progress(len(specs), len(found))) if progress else None
+            for index, result in runs.run(left, statistics, envs, num_envs, vector_kwargs):
+                found[index] = result
+                if file is not None:
+                    file.add(index, result)
+                if shown is not None:
+                    shown.add(result.return_)
+            if film is not None:
+                again = film.starts(starts, found)
+                filmed = runs.run(again, None, *film.envs(len(again)), **film.making)
+                film.name(found, dict(filmed))
+        return Evaluation([found[index] for index in sorted(found)])
     finally:
         if paused is not None:
             paused.resume()
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs episodes of a policy, on one vector env or another."""
+
+    policy: Any
+    specs: Sequence[EpisodeSpec]
+    batch: int | None
+    max_steps: int
+    normalize: Normalizer | None
+    leave_out: Sequence[str]
+    options: RolloutOptions
+
+    def run(
+        self,
+        starts: Sequence[Start],
+        statistics: Describes | None,
+        envs: Any,
+        num_envs: int | None,
+        vector_kwargs: dict[str, Any] | None,
+        **making: Any,
+    ) -> Iterator[tuple[int, EpisodeResult]]:
+        """Run episodes, and yield the place and the result of each when it is over."""
+        if not starts:
+            return
+        with vector_env_of(
+            *(envs, num_envs, vector_kwargs, "evaluate"),
+            policy_in_workers=self.policy if self.options.policy_in == "workers" else None,
+            **making,
+        ) as leasable:
+            sampler = EpisodeSampler(
+                *(leasable, self.policy, self.options),
+                batch=self.batch,
+                max_steps=self.max_steps,
+                statistics=statistics,
+                normalize=self.normalize,
+                leave_out=self.leave_out,
+            )
+        with sampler, closing(sampler.run(starts)) as finished:
+            if sampler.resets_itself:
+                _expect_plain(self.specs)
+            first = {start.index for start in starts[: sampler.envs.num_envs]}
+            seeds = {
+                start.index: start.seed
+                for start in starts
+                if start.index in first or not sampler.resets_itself
+            }
+            for one in finished:
+                yield (
+                    one.index,
+                    EpisodeResult(
+                        seed=seeds.get(one.index),
+                        task=self.specs[one.index].task,
+                        return_=one.total,
+                        length=one.length,
+                        terminated=one.terminated,
+                        success=one.success,
+                        seconds=one.seconds,
+                        statistics=one.statistics,
+                    ),
+                )
 
 
 def _expect_plain(specs: Sequence[EpisodeSpec]) -> None:
@@ -178,56 +257,8 @@ def _expect_plain(specs: Sequence[EpisodeSpec]) -> None:
             )
 
 
-def _evaluation(
-    sampler: EpisodeSampler,
-    specs: Sequence[EpisodeSpec],
-    starts: Sequence[Start],
-    order: Evaluation | None,
-    file: EvaluationFile | None,
-    seed: int,
-    *,
-    progress: bool,
-) -> Evaluation:
-    """Run the episodes that a file lacks, and return the results of all."""
-    with ExitStack() as stack:
-        found = {} if file is None else dict(file.results)
-        if file is not None:
-            stack.enter_context(file).open(seed, starts)
-            found = {i: replace(one, task=specs[i].task) for i, one in found.items()}
-        left = [start for start in starts if start.index not in found]
-        if order is not None:
-            left = longest_first(left, [(one.seed, one.length) for one in order.episodes])
-        shown = stack.enter_context(Progress(len(specs), len(found))) if progress else None
-        first = {start.index for start in left[: sampler.envs.num_envs]}
-        finished = stack.enter_context(closing(sampler.run(left))) if left else ()
-        if file is not None:
-            stack.push(functools.partial(_note_file, file, found))
-        for one in finished:
-            seeded = one.index in first or not sampler.resets_itself
-            result = _result(one, specs[one.index], starts[one.index].seed if seeded else None)
-            found[one.index] = result
-            if file is not None:
-                file.add(one.index, result)
-            if shown is not None:
-                shown.add(one.total)
-    return Evaluation([found[index] for index in sorted(found)])
-
-
 def _note_file(
     file: EvaluationFile, found: Mapping[int, Any], _: Any, error: BaseException | None, __: Any
 ) -> None:
     if error is not None:
         error.add_note(f"{len(found)} episodes are in {file.path}; the same call runs the others")
-
-
-def _result(one: Finished, spec: EpisodeSpec, seed: int | None) -> EpisodeResult:
-    return EpisodeResult(
-        seed=seed,
-        task=spec.task,
-        return_=one.total,
-        length=one.length,
-        terminated=one.terminated,
-        success=one.success,
-        seconds=one.seconds,
-        statistics=one.statistics,
-    )

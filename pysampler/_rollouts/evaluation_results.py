@@ -41,6 +41,7 @@ class EpisodeResult:
         task: Its task, if its :class:`pysampler.EpisodeSpec` has one.
         seconds: The time from its first observation to its last.
         statistics: Your statistics, by name.
+        video: The file of its video, if it was filmed.
     """
 
     seed: int | None
@@ -51,6 +52,7 @@ class EpisodeResult:
     task: Any = None
     seconds: float = field(default=0.0, compare=False)
     statistics: dict[str, float] = field(default_factory=dict)
+    video: str | None = field(default=None, compare=False)
 
     @property
     def row(self) -> dict[str, Any]:
@@ -65,6 +67,7 @@ class EpisodeResult:
             "seconds": self.seconds,
             "steps_per_second": self.length / self.seconds if self.seconds > 0 else None,
             **self.statistics,
+            "video": self.video,
         }
         return {name: value for name, value in columns.items() if value is not None}
 

@@ -36,11 +36,11 @@ import numpy as np
 
 import pysampler
 from pysampler import ReplayBuffer
-from pysampler._actors.video import Video
 from pysampler._actors.watcher_policy import EPISODE, _append
 from pysampler._cli.main import main as command
 from pysampler._learning.checkpoints import Checkpoints
 from pysampler._vector.recording import BatchRecorder, BatchReplayer
+from pysampler._vector.video import Video
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "support")]

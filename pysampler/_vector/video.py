@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     import gymnasium as gym
 
-__all__ = ["NoVideo", "Video", "naming_file"]
+__all__ = ["NoVideo", "Video", "expect_writer", "naming_file"]
 
 
 class NoVideo(Closing):
@@ -84,6 +85,17 @@ class Video(NoVideo):
             with contextlib.suppress(Exception):  # report the earlier exception instead
                 self._writer.close()
             self._part.unlink(missing_ok=True)
+
+
+def expect_writer(purpose: str) -> None:
+    """Raise ImportError unless videos can be written."""
+    try:
+        importlib.import_module("imageio")
+        importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(
+            f"cannot {purpose}: videos need imageio and its ffmpeg: pip install 'imageio[ffmpeg]'"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -1,0 +1,82 @@
+"""Policies that an argument names: functions, modules, TorchScript, Stable-Baselines3."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from pysampler._cli.sources import SourceError, named
+
+__all__ = ["policy_of"]
+
+# Algorithms of Stable-Baselines3 by the module of their policies. PPO loads models of A2C too.
+_ALGORITHMS = {"common": "PPO", "dqn": "DQN", "sac": "SAC", "td3": "TD3"}
+
+
+class PredictPolicy:
+    """A policy that calls ``predict`` of a model of Stable-Baselines3."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, observations: Any) -> Any:
+        """Return the most likely actions."""
+        return self.model.predict(observations, deterministic=True)[0]
+
+
+def policy_of(text: str) -> Any:
+    """Return the policy that an argument of the command names, or raise SourceError.
+
+    Args:
+        text: "module:policy" or "file.py:policy", a function, a torch module, a class of either or
+            an object with ``predict``; a file of ``torch.jit.save`` (".pt", ".pth"); or a file of
+            Stable-Baselines3 (".zip").
+    """
+    path = Path(text)
+    if path.suffix in (".pt", ".pth", ".zip"):
+        if not path.is_file():
+            raise SourceError(f"file not found: {text}")
+        return _model(path) if path.suffix == ".zip" else _script(path)
+    policy = named(text)
+    if isinstance(policy, type):
+        policy = policy()
+    if hasattr(policy, "predict") and not callable(policy):
+        return PredictPolicy(policy)
+    if not callable(policy):
+        raise SourceError(f"{text} is a {type(policy).__name__}, expected a policy")
+    return policy
+
+
+def _script(path: Path) -> Any:
+    torch = _imported("torch", path)
+    try:
+        return torch.jit.load(str(path), map_location="cpu").eval()
+    except (RuntimeError, ValueError) as error:
+        raise SourceError(
+            f"cannot load {path}: {str(error).splitlines()[0]} It must be a file of torch.jit.save"
+        ) from error
+
+
+def _model(path: Path) -> Any:
+    library = _imported("stable_baselines3", path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            content = json.loads(archive.read("data"))
+        home = content["policy_class"]["__module__"].split(".")
+        algorithm = getattr(library, _ALGORITHMS[home[1]])
+    except (zipfile.BadZipFile, KeyError, ValueError, IndexError, TypeError) as error:
+        raise SourceError(
+            f"{path} is not a model of Stable-Baselines3's {', '.join(_ALGORITHMS.values())}; load "
+            "it in a file of yours and pass FILE.py:policy"
+        ) from error
+    return PredictPolicy(algorithm.load(path, device="cpu"))
+
+
+def _imported(name: str, path: Path) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise SourceError(f"cannot load {path}: {name} is not installed") from error

@@ -1,0 +1,125 @@
+"""Videos of episodes of an evaluation."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import pysampler
+from pysampler import EpisodeSpec
+
+imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+pytest.importorskip("imageio")
+# imageio_ffmpeg does not close its pipes.
+QUIET = "ignore::pytest.PytestUnraisableExceptionWarning"
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(QUIET, "ignore::ResourceWarning")]
+
+
+class Shown(gym.Env):
+    """Episodes of 1 + seed % 10 steps, whose reward is the task; its pictures count the steps."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def __init__(self, render_mode="rgb_array", *, fickle=False):
+        self.render_mode, self.fickle = render_mode, fickle
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        assert set(options or {}) <= {"task"}
+        self.steps, self.length = 0, 1 + seed % 10
+        self.task = (options or {}).get("task", 0)
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.steps += 1
+        reward = np.random.random() if self.fickle else self.task / self.length
+        over = self.steps == self.length
+        return np.zeros(1), reward, over, False, {"is_success": self.task > 2}
+
+    def render(self):
+        return np.full((32, 32, 3), 20 * self.steps, np.uint8)
+
+
+def still(observations):
+    return np.zeros((len(observations), 1))
+
+
+SPECS = [EpisodeSpec(task=task) for task in (3, 1, 4, 1, 5, 9, 2, 6)]
+
+
+def pictures_of(path):
+    reader = imageio_ffmpeg.read_frames(path)
+    width, height = next(reader)["size"]
+    return [np.frombuffer(one, np.uint8).reshape(height, width, 3) for one in reader]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("record", "filmed"),
+    [
+        (3, [0, 1, 2]),
+        ({"best": 2}, [5, 7]),
+        ({"best": 1, "worst": 2}, [1, 3, 5]),
+        (lambda result: result.length == 4, [3]),
+        (0, []),
+    ],
+)
+def test_the_chosen_episodes_are_filmed(tmp_path, record, filmed):
+    evaluation = pysampler.evaluate(
+        Shown, still, SPECS, seed=0, num_workers=1, videos=tmp_path, record=record
+    )
+    assert [i for i, one in enumerate(evaluation.episodes) if one.video] == filmed
+    assert len(names(tmp_path)) == len(filmed)
+    plain = pysampler.evaluate(Shown, still, SPECS, seed=0, num_workers=1)
+    assert evaluation.episodes == plain.episodes
+
+
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_a_video_shows_every_step(tmp_path, where):
+    evaluation = pysampler.evaluate(
+        *(Shown, still, SPECS), seed=0, num_workers=1, videos=tmp_path, record=8, policy_in=where
+    )
+    for i, one in enumerate(evaluation.episodes):
+        steps = [round(float(picture.mean()) / 20) for picture in pictures_of(one.video)]
+        assert steps == list(range(2 + i))
+    assert names(tmp_path)[0] == "episode-0-seed-0-return-3-success.mp4"
+    assert names(tmp_path)[1] == "episode-1-seed-1-return-1-failure.mp4"
+
+
+def test_envs_of_an_id_are_made_to_be_filmed(tmp_path):
+    pytest.importorskip("pygame")
+    evaluation = pysampler.evaluate(
+        *("CartPole-v1", lambda o: np.ones(len(o), int), 4), seed=1, videos=tmp_path, record=1
+    )
+    assert len(pictures_of(evaluation.episodes[0].video)) == 1 + evaluation.lengths[0]
+
+
+def test_envs_of_a_vector_env_are_made_again_to_be_filmed(tmp_path):
+    with pysampler.VectorEnv([Shown] * 2, num_workers=1) as envs:
+        pysampler.evaluate(envs, still, SPECS, seed=0, videos=tmp_path, record=2)
+    assert len(names(tmp_path)) == 2
+
+
+def test_an_env_without_pictures_is_refused(tmp_path):
+    make = functools.partial(Shown, render_mode=None)
+    with pytest.raises(pysampler.EnvError, match="its render_mode is None, expected 'rgb_array'"):
+        pysampler.evaluate(make, still, 2, seed=0, videos=tmp_path)
+
+
+def test_episodes_that_go_another_way_are_told_of(tmp_path):
+    make = functools.partial(Shown, fickle=True)
+    with pytest.warns(UserWarning, match="pysampler: 2 of 2 filmed episodes went another way"):
+        pysampler.evaluate(make, still, 2, seed=3, videos=tmp_path)
+
+
+@pytest.mark.parametrize("record", [-1, {"most": 3}, {}, {"best": 1.5}])
+def test_bad_choices_are_refused(tmp_path, record):
+    with pytest.raises(ValueError, match="cannot evaluate: record"):
+        pysampler.evaluate(Shown, still, 2, seed=0, videos=tmp_path, record=record)
