@@ -175,7 +175,9 @@ def _imported_file(path: str) -> Any:
     file = Path(path).resolve()
     if not file.is_file():
         raise SourceError(f"file not found: {path}")
-    if file.stem in sys.modules:
+    if (known := sys.modules.get(file.stem)) is not None:
+        if Path(getattr(known, "__file__", None) or "").resolve() == file:
+            return known
         raise SourceError(f"{path} has the name of an imported module; rename the file")
     sys.path.insert(0, str(file.parent))
     try:
@@ -185,7 +187,7 @@ def _imported_file(path: str) -> Any:
 
 
 def named(text: str) -> Any:
-    """Return the object that "package.module:name" or "file.py:name" names, or raise SourceError."""
+    """Return the object that "module:name" or "file.py:name" names, or raise SourceError."""
     place, _, name = text.rpartition(":")
     found = _named(place, name)
     if found is None:

@@ -1,0 +1,149 @@
+"""``pysampler evaluate`` runs policies of functions, modules, TorchScript and SB3."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import pysampler
+from pysampler._cli.main import main
+
+FILE = """
+import gymnasium as gym
+import numpy as np
+
+
+def right(observations):
+    return np.ones(len(observations), int)
+
+
+class Left:
+    def __call__(self, observations):
+        return np.zeros(len(observations), int)
+
+
+class Model:
+    def predict(self, observations, deterministic):
+        assert deterministic
+        return np.zeros(len(observations), int), None
+
+
+model = Model()
+number = 3
+
+
+def make(render_mode=None):
+    return gym.make("CartPole-v1", max_episode_steps=5, render_mode=render_mode)
+"""
+EIGHT = ("--episodes", "8", "--workers", "1", "--json")
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    path = tmp_path / f"policies_of_{tmp_path.name}.py"
+    path.write_text(FILE)
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    return path
+
+
+def evaluated(capsys, *arguments):
+    assert main(["evaluate", *map(str, arguments)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_function_of_a_file_is_evaluated(file, capsys):
+    report = evaluated(capsys, f"{file}:right", "CartPole-v1", "--seed", 3, *EIGHT)
+    expected = pysampler.evaluate("CartPole-v1", lambda o: np.ones(len(o), int), 8, seed=3)
+    assert report["mean"] == expected.mean
+    assert report["interval"] == list(expected.interval())
+    assert [row["seed"] for row in report["episodes"]] == list(range(3, 11))
+
+
+@pytest.mark.parametrize("name", ["Left", "model"])
+def test_classes_and_models_are_policies(file, capsys, name):
+    report = evaluated(capsys, f"{file}:{name}", f"{file}:make", *EIGHT)
+    assert [row["length"] for row in report["episodes"]] == [5] * 8
+
+
+@pytest.mark.slow
+def test_a_policy_of_a_file_acts_in_the_workers(file, capsys):
+    report = evaluated(capsys, f"{file}:right", f"{file}:make", "--policy-in", "workers", *EIGHT)
+    assert [row["length"] for row in report["episodes"]] == [5] * 8
+
+
+def test_the_results_are_printed_and_written(file, capsys, tmp_path):
+    table = tmp_path / "table.csv"
+    arguments = ["--episodes", "3", "--workers", "0", "--csv", str(table)]
+    assert main(["evaluate", f"{file}:right", f"{file}:make", *arguments]) == 0
+    assert capsys.readouterr().out.startswith("return 5 [5, 5] +- 0 over 3 episodes of 5 steps")
+    with table.open() as opened:
+        assert len(list(csv.DictReader(opened))) == 3
+
+
+@pytest.mark.slow
+def test_videos_are_named(file, capsys, tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    arguments = ["--episodes", "2", "--workers", "0", "--videos", str(tmp_path / "videos")]
+    assert main(["evaluate", f"{file}:right", "CartPole-v1", *arguments, "--record", "1"]) == 0
+    *_, path = capsys.readouterr().out.split()
+    assert path.startswith(str(tmp_path / "videos" / "episode-0-seed-0-return-"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_is_evaluated(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+
+    class Right(torch.nn.Module):
+        def forward(self, observations):
+            return torch.ones(observations.shape[0], dtype=torch.int64)
+
+    torch.jit.script(Right()).save(str(tmp_path / "right.pt"))
+    report = evaluated(capsys, tmp_path / "right.pt", "CartPole-v1", *EIGHT)
+    assert report["mean"] < 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PPO", "A2C", "DQN", "SAC", "TD3"])
+def test_a_model_of_sb3_is_evaluated(tmp_path, capsys, name):
+    sb3 = pytest.importorskip("stable_baselines3")
+    env = "Pendulum-v1" if name in ("SAC", "TD3") else "CartPole-v1"
+    model = getattr(sb3, name)("MlpPolicy", env, device="cpu", seed=1)
+    model.save(tmp_path / "model.zip")
+    report = evaluated(capsys, tmp_path / "model.zip", env, *EIGHT)
+
+    def policy(observations):
+        return model.predict(observations, deterministic=True)[0]
+
+    expected = pysampler.evaluate(env, policy, 8, seed=0)
+    assert [row["return"] for row in report["episodes"]] == pytest.approx(expected.returns)
+
+
+@pytest.mark.parametrize(
+    ("policy", "env", "text"),
+    [
+        ("missing.py:policy", "CartPole-v1", "file not found: missing.py"),
+        ("missing.pt", "CartPole-v1", "file not found: missing.pt"),
+        ("policy", "CartPole-v1", "got 'policy', expected module:name or file.py:name"),
+        ("{}:missing", "CartPole-v1", "has no function missing"),
+        ("{}:number", "CartPole-v1", "number is a int, expected a policy"),
+        ("{}:right", "Missing-v1", "Environment `Missing` doesn't exist."),
+        ("{}:right", "Pendulum-v1", "cannot act: the policy returned actions of shape (8,)"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_told_in_a_line(file, capsys, policy, env, text):
+    assert main(["evaluate", policy.format(file), env]) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.startswith("pysampler: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_other_files_are_no_policies(tmp_path, capsys):
+    for name in ("some.zip", "some.pt"):
+        (tmp_path / name).write_bytes(b"something")
+        assert main(["evaluate", str(tmp_path / name), "CartPole-v1"]) == 2
+        assert "pysampler: " in capsys.readouterr().err
