@@ -92,8 +92,8 @@ class PolicyCaller:
         self._signature = signature_of(policy, self._positional, (*self._settings, *known))
         if chunk is not None and self._signature.previous:
             raise ValueError(
-                f"cannot act: the policy takes {min(self._signature.previous)}, which chunks of steps "
-                "do not have, expected chunk=None"
+                f"cannot act: the policy takes {min(self._signature.previous)}, which chunks of "
+                "steps do not have, expected chunk=None"
             )
         self.policy = policy
         self.spec = spec

@@ -108,7 +108,7 @@ def test_episodes_and_advantages_leave_out_steps_that_were_not_made():
             assert episode.observations[:, 2].tolist() == list(range(len(episode.rewards)))
     values = rollout.observations[:-1].sum(axis=2) / 9
     last, cut = rollout.last_observations.sum(axis=1), rollout.cut_observations.sum(axis=1)
-    advantages, returns = rollout.gae(values, last, cut)
+    advantages, _ = rollout.gae(values, last, cut)
     assert not advantages[~rollout.valid].any()
     for env in range(len(SCRIPTS)):
         made = np.flatnonzero(rollout.valid[:, env])
@@ -131,7 +131,11 @@ def still(observations):
 def test_worker_lost_in_a_chunk_ends_the_rest_of_it(policy_in, tmp_path):
     fns = [functools.partial(Mortal, "die", at, tmp_path / "mark") for at in (-1, -1, 7, -1)]
     with pysampler.Rollouts(
-        *(fns, still, 12), chunk=STEPS, seed=1, policy_in=policy_in, num_workers=2,
+        *(fns, still, 12),
+        chunk=STEPS,
+        seed=1,
+        policy_in=policy_in,
+        num_workers=2,
         on_worker_loss="restart",
     ) as rollouts:
         rollout = next(rollouts)
@@ -178,7 +182,10 @@ def test_options_that_chunks_cannot_have_are_refused(name):
 
 @pytest.mark.parametrize(
     ("shape", "text"),
-    [((3, 2, 1), r"\(3, 2, 1\), expected \(3, 4, 1\)"), ((3, 1), r"\(3, 1\), expected \(3, 4, 1\)")],
+    [
+        ((3, 2, 1), r"\(3, 2, 1\), expected \(3, 4, 1\)"),
+        ((3, 1), r"\(3, 1\), expected \(3, 4, 1\)"),
+    ],
 )
 def test_policy_must_return_the_actions_of_a_chunk(shape, text):
     def policy(_):
