@@ -598,3 +598,141 @@ def test_interrupted_send_chunk_is_sent_whole_or_not_at_all():
 
         assert at_each_point(lambda: envs.send_chunk(np.zeros((4, 2), np.int64)), check) > 10
         assert envs.get_attr("steps") == tuple(steps)
+
+
+# -- frames that nobody sees ----------------------------------------------------------------------
+
+
+class Camera(Scripted):
+    """Notes whether its observation is read in each step, and renders only then."""
+
+    def __init__(self):
+        super().__init__()
+        self.unseen, self.said, self.rendered = False, [], []
+
+    def skip_frames(self, unseen):
+        self.said.append(unseen)
+        self.unseen = unseen
+
+    def step(self, action):
+        result = super().step(action)
+        ended = result[2]
+        if not self.unseen or ended:
+            self.rendered.append(self.steps)
+            return result
+        return np.full(2, np.nan), *result[1:]
+
+
+def cameras(mode=NEXT_STEP, make=Camera, **options):
+    envs = pysampler.VectorEnv([make] * 2, autoreset_mode=mode, **{"num_workers": 1, **options})
+    envs.reset()
+    return contextlib.closing(envs)
+
+
+@pytest.mark.parametrize("make", [Camera, lambda: gym.wrappers.OrderEnforcing(Camera())])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_env_is_told_which_observations_nobody_reads(workers, make):
+    with cameras(make=make, num_workers=workers) as envs:
+        seen = envs.step_chunk(chunk(envs))[0]
+        assert seen[:, 0].tolist() == [4, 4]
+        assert envs.get_attr("rendered") == ([4], [4])
+        assert envs.get_attr("said") == ([True, False],) * 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_end_of_an_episode_is_always_seen(mode):
+    with cameras(mode) as envs:
+        seen, *_, infos = envs.step_chunk(chunk(envs, env_0=[0, 1]))
+        last = infos["final_obs"][0] if mode is SAME_STEP else seen[0]
+        assert last[0] == 2
+        assert envs.get_attr("rendered") == ([2], [4])
+        assert envs.get_attr("unseen") == (False, False)
+
+
+@pytest.mark.parametrize("observations", ["last", "all"])
+def test_single_steps_and_all_observations_are_seen(observations):
+    with cameras() as envs:
+        envs.step_chunk(chunk(envs, 1 if observations == "last" else 3), observations=observations)
+        envs.step(np.zeros(2, np.int64))
+        assert envs.get_attr("said") == ([], [])
+
+
+def test_env_that_raised_in_a_chunk_is_told_that_its_next_step_is_seen():
+    with cameras() as envs:
+        with pytest.raises(EnvError):
+            envs.step_chunk(chunk(envs, env_0=[0, 2]))
+        assert envs.get_attr("unseen") == (False, False)
+        assert envs.step(np.zeros(2, np.int64))[0][0, 0] == 2
+
+
+# -- envs that step together ----------------------------------------------------------------------
+
+
+def cart(wrapper=None):
+    env = gym.make("CartPole-v1")
+    return env if wrapper is None else wrapper(env)
+
+
+def normalized(env):
+    stacked = gym.wrappers.FrameStackObservation(gym.wrappers.NormalizeObservation(env), 3)
+    return gym.wrappers.NormalizeReward(stacked)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_native_envs_make_chunks_as_single_steps(mode):
+    assert compare([cart] * 16, mode, 1, "last", seed=5, most=9) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("observations", ["last", "all"])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("wrapper", [None, normalized])
+@pytest.mark.parametrize("mode", MODES)
+def test_native_envs_in_layers_make_chunks_as_single_steps(mode, wrapper, workers, observations):
+    make = [functools.partial(cart, wrapper)] * 16
+    assert compare(make, mode, workers, observations, seed=5, chunks=25, most=9) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [5, 13])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v5"])
+def test_native_mujoco_makes_chunks_as_single_steps(env_id, mode, workers, limit):
+    pytest.importorskip("mujoco")
+    make = [functools.partial(gym.make, env_id, max_episode_steps=limit)] * 3
+    assert compare(make, mode, workers, "last", seed=5, chunks=12, most=9) > 3
+
+
+def test_native_envs_stay_native_after_a_chunk():
+    with contextlib.closing(
+        pysampler.VectorEnv([functools.partial(cart, normalized)] * 16, num_workers=1)
+    ) as envs:
+        envs.reset()
+        envs.step_chunk(np.zeros((16, 3), np.int64))
+        assert "native" in envs.describe()
+
+
+def test_layers_around_python_envs_make_way_for_chunks():
+    fns = [lambda: gym.wrappers.NormalizeObservation(SpaceEnv(BOX, BOX))] * 24
+    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=1)) as envs:
+        envs.reset()
+        if "on the batch" not in envs.describe():
+            pytest.skip("these envs have no layers")
+        envs.step_chunk(np.zeros((24, 3, 3), np.float32))
+        assert "it was sent a chunk of steps" in envs.describe()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_layers_around_python_envs_make_chunks_as_single_steps(mode):
+    make = [lambda: gym.wrappers.NormalizeObservation(SpaceEnv(BOX, BOX))] * 24
+    compare(make, mode, 1, "last", seed=2, chunks=4)
+
+
+def test_native_env_with_an_invalid_action_is_named_with_its_step():
+    with contextlib.closing(pysampler.VectorEnv([cart] * 16, num_workers=1)) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(EnvError, match="env 3 .*raised AssertionError in step 2 of a chunk"):
+            actions = np.zeros((16, 4), np.int64)
+            actions[3, 1] = 7
+            envs.step_chunk(actions)
