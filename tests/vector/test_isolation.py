@@ -297,6 +297,20 @@ def test_modules_imported_late_and_caches_are_no_interference():
     assert check(Lazy).isolated is True
 
 
+def test_imports_in_an_env_are_no_cause():
+    """They set environment variables, say, but only once in a process."""
+
+    class Late(Counts):
+        def __init__(self):
+            super().__init__()
+            if "marked" not in sys.modules:
+                sys.modules["marked"] = types.ModuleType("marked")
+                os.environ["MARKED"] = str(random.random())
+
+    [_, cause] = check(Late).reasons
+    assert "Counts.count" in cause
+
+
 def test_an_env_that_raises_alone_is_an_error():
     class Broken(Plain):
         def act(self):
@@ -413,6 +427,8 @@ def test_slow_envs_are_stepped_less_often(monkeypatch):
     ("arguments", "message"),
     [
         (("CartPole-v1",), "env_fn 'CartPole-v1', expected a function that makes an env"),
+        (([],), r"env_fn \[\], expected a function that makes an env, or a list"),
+        (([Plain, 3],), r"env_fn \[.*, 3\], expected a function"),
         ((Plain, 0), "steps 0, expected"),
         ((Plain, 10, -1), "seed -1, expected"),
     ],
@@ -610,6 +626,18 @@ def test_envs_known_to_interfere_are_warned_of_once(options, robosuite, caplog):
     )
 
 
+def test_a_module_is_found_by_an_attribute_of_the_env(robosuite, caplog):
+    robosuite("1.5.2")
+
+    class Late(Plain):
+        def __init__(self):
+            super().__init__()
+            self.renderer = sys.modules["robosuite"].Renderer()
+
+    pysampler.VectorEnv([Late] * 2, num_workers=0).close()
+    assert "envs of robosuite 1.5.2" in caplog.text
+
+
 def test_libsumo_is_known_to_interfere_in_every_version(robosuite, caplog):
     pysampler.VectorEnv([robosuite("99.1", "libsumo")] * 2, num_workers=0).close()
     assert "libsumo" in caplog.text
@@ -619,6 +647,21 @@ def test_libsumo_is_known_to_interfere_in_every_version(robosuite, caplog):
 def test_mended_versions_are_not_warned_of(version, robosuite, caplog):
     pysampler.VectorEnv([robosuite(version)] * 2, num_workers=0).close()
     assert not caplog.records
+
+
+def test_what_is_known_of_a_module_is_a_reason(robosuite):
+    class Renders(robosuite("1.5.2")):
+        made = itertools.count()
+
+        def __init__(self):
+            super().__init__()
+            self.number = next(self.made)
+
+        def info(self):
+            return {"number": self.number}
+
+    *_, last = check(Renders).reasons
+    assert last.startswith("envs of robosuite 1.5.2 must not share a process: they render")
 
 
 def test_isolated_envs_are_not_warned_of(robosuite, caplog):

@@ -85,7 +85,8 @@ def check_isolation(env_fn: Callable[[], Any], steps: int = STEPS, seed: int = 0
     with the same seed in each process.
 
     Args:
-        env_fn: A function that makes an env, as for ``VectorEnv``.
+        env_fn: A function that makes an env, as for ``VectorEnv``. If envs differ, pass a list of
+            functions: the first makes the env, the next two others its siblings.
         steps: The number of steps. The check takes fewer if they take longer than 5 seconds.
         seed: The seed of the env and its actions.
 
@@ -102,13 +103,15 @@ def check_isolation(env_fn: Callable[[], Any], steps: int = STEPS, seed: int = 0
     >>> print(check)
     envs of CartPole-v1 may share a process: 200 steps beside others gave the same results as alone
     """
-    if not callable(env_fn):
+    env_fns = list(env_fn) if isinstance(env_fn, (list, tuple)) else [env_fn]
+    if not env_fns or not all(map(callable, env_fns)):
         raise TypeError(
-            f"cannot check isolation: env_fn {env_fn!r}, expected a function that makes an env"
+            f"cannot check isolation: env_fn {env_fn!r}, expected a function that makes an env, or "
+            "a list of such functions"
         )
     steps = whole_number("check isolation", "steps", steps, 1)
     seed = whole_number("check isolation", "seed", seed, 0)
-    return check_envs([env_fn], steps=steps, seed=seed)
+    return check_envs(env_fns, steps=steps, seed=seed)
 
 
 def check_envs(
@@ -129,7 +132,7 @@ def check_envs(
         context: How to start the processes: "spawn", or "fork" for functions that cannot be sent.
     """
     first, *others = {id(function): function for function in env_fns}.values()
-    siblings = [*others[:2], *[first] * 2][:2]
+    siblings = [*others[:2], *others, first, first][:2]
     arguments = [first, *siblings], b"" if context == "fork" else registered(), worker_init
     pool = Pool(
         [WorkerAssignment(i, (1,)) for i in range(3)],

@@ -11,6 +11,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pysampler._vector.env_calls import layers_of
 from pysampler._vector.isolation.shared import LIBRARIES, namespaces_of, package_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ INTERFERING = {
 def interfering(envs: Iterable[Any]) -> list[str]:
     """Return what is known of the modules that these envs use, as sentences; usually nothing.
 
-    An env uses a module if the modules of its classes refer to it, directly or through others.
+    An env uses a module if its attributes or the modules of its classes refer to it, directly or
+    through other modules.
     """
     versions = {name: _version(name) for name in INTERFERING if name in sys.modules}
     loaded = [name for name, version in versions.items() if not _is_mended(name, version)]
@@ -51,6 +53,8 @@ def interfering(envs: Iterable[Any]) -> list[str]:
     used: set[str] = set()
     seen: set[int] = set()
     for env in envs:
+        for layer in layers_of(env):
+            _follow("", getattr(layer, "__dict__", {}), used, seen)
         for name, namespace in namespaces_of(env).items():
             _follow(name, namespace, used, seen)
     return [

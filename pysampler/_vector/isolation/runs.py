@@ -21,6 +21,7 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from pysampler._torch import is_tensor, to_array
 from pysampler._vector.env_calls import autoreset_of, expect_env, expect_whole, is_several
 from pysampler._vector.env_server import prepare
+from pysampler._vector.isolation.known import interfering
 from pysampler._vector.isolation.shared import SharedState
 from pysampler._vector.native.known import name_of
 from pysampler._workers.exceptions import Report, report
@@ -174,6 +175,7 @@ class _Run:
         self.result.seconds = time.perf_counter() - begun
         self._shared.look()
         self.result.causes = self._shared.causes()
+        self.result.causes += interfering(member.env for member in self._members)
         for member in self._members:
             member.close()
 

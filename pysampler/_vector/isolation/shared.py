@@ -50,6 +50,7 @@ class SharedState:
         self._users: dict[str, set[Any]] = {}  # of files and addresses
         self._changed: dict[str, dict[str, None]] = {}  # names, by what they are
         self._before = self._all()
+        self._modules = set(sys.modules)
         sys.addaudithook(self._audit)  # for good: the process ends after the run
 
     @contextlib.contextmanager
@@ -64,7 +65,11 @@ class SharedState:
     def look(self, env: Any = None) -> None:
         """Note what has changed since the last look; from now on, look at this env's classes."""
         after = self._all()
+        modules = set(sys.modules)
+        imported, self._modules = modules - self._modules, modules
         for kind, states in after.items():
+            if imported and kind in ("generators", "environment"):
+                continue  # imports change them, but only once in a process
             before = self._before[kind]
             for name, state in states.items():
                 # Attributes of modules that were imported since are new, others are not.
