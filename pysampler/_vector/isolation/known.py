@@ -34,7 +34,7 @@ class Interference(NamedTuple):
 
 # By the name of the module, which is also that of the distribution.
 INTERFERING = {
-    "habitat_sim": Interference("a second simulator crashes"),
+    "habitat_sim": Interference("a second simulator may crash"),
     "libsumo": Interference("all of them step one simulation, or hang"),
     "robosuite": Interference("they render each other's scenes", "1.5.2"),
 }
