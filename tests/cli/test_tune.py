@@ -440,6 +440,7 @@ ISOLATED_CHOICES = choices_for(ISOLATED, policy=True)
 @pytest.mark.parametrize("name", ISOLATED_CHOICES)
 def test_no_choice_lets_envs_share_a_process_if_they_must_not(name):
     choice = ISOLATED_CHOICES[name]
+    assert not choice.options
     order = choice.order(ISOLATED, 0.0, 1.0)
     assert order["options"]["isolate"] is True
     assert ", isolate=True)" in choice.lines(ISOLATED)[1]

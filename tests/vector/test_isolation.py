@@ -260,6 +260,33 @@ def test_an_env_that_depends_on_the_time_is_not_judged():
     assert check(RealTime).isolated is None
 
 
+class NeedsDisplay(Plain):
+    render_mode = "rgb_array"
+
+    def render(self):
+        raise OSError("no display")
+
+
+class SharesDisplay(NeedsDisplay):
+    user = None
+
+    def render(self):
+        SharesDisplay.user = SharesDisplay.user or self
+        if SharesDisplay.user is not self:
+            raise OSError("the display is taken")
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+def test_an_env_that_cannot_render_alone_is_judged_by_the_rest():
+    assert check(NeedsDisplay).isolated is True
+
+
+def test_an_env_that_cannot_render_beside_others_must_not_share_its_process():
+    found = check(SharesDisplay)
+    assert found.isolated is False
+    assert found.reasons[0].startswith("beside others, frames of render() after step 0 differ")
+
+
 def test_infos_that_differ_alone_are_not_compared():
     class Timed(Plain):
         def info(self):
@@ -512,9 +539,10 @@ def test_isolate_gives_native_envs_a_process_each():
 
 
 def test_isolate_gives_envs_of_a_batch_a_process_each():
-    with pysampler.make_vec(CartPole, 3, isolate=True, groups=2, main_envs=1) as envs:
-        assert envs.num_envs == 3
-        assert envs.division.num_workers == 3
+    how = {"num_workers": 1, "groups": 2, "main_envs": 1}
+    with pysampler.make_vec(CartPole, 5, isolate=True, context="fork", **how) as envs:
+        assert envs.num_envs == 5
+        assert envs.division.num_workers == 5
 
 
 def test_isolate_makes_envs_that_interfere_give_the_results_of_one_alone():

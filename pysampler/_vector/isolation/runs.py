@@ -206,7 +206,6 @@ class _Run:
             name = f"step {step}"
             self._each(lambda one: one.step(name))  # noqa: B023 - called at once
             if step % every == 0:
-                self._doing = "in render()"
                 self._each(lambda one: one.render(f"render() after {name}"))  # noqa: B023
             self.result.steps = step + 1
             if job.slowly:
@@ -271,8 +270,13 @@ class _Member:
             self.reset(f"the reset after {name}")
 
     def render(self, name: str) -> None:
-        if self._draws:
-            self._record(name, frames=self.env.render())
+        if not self._draws:
+            return
+        try:
+            frames = self.env.render()
+        except Exception as error:  # it may do so alone too: many machines cannot render
+            frames = f"raised {type(error).__name__}: {error}"
+        self._record(name, frames=frames)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # it may close what a sibling has closed before
