@@ -138,6 +138,7 @@ bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/samplers.py --out benchmarks/results
 	$(BIN)/python benchmarks/timeout_study.py --out benchmarks/results
 	$(BIN)/python benchmarks/queued_sampler.py --out benchmarks/results
+	$(BIN)/python benchmarks/evaluation.py --out benchmarks/results
 
 examples: $(VENV)/package.stamp $(VENV)/bench.stamp  ## every example to its end, with several seeds (hours); results in benchmarks/results
 	$(BIN)/python benchmarks/examples.py --out benchmarks/results
@@ -176,6 +177,7 @@ bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some be
 	$(BIN)/python benchmarks/vector.py --no-peers --slices 2 --seconds 0.1 --out build/bench-smoke
 	$(BIN)/python benchmarks/partial.py --no-peers --repetitions 1 --seconds 0.1 --out build/bench-smoke
 	$(BIN)/python benchmarks/actors.py --quick --out build/bench-smoke
+	$(BIN)/python benchmarks/evaluation.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/mujoco_envs.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/wrapped.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/batches.py --quick --out build/bench-smoke
