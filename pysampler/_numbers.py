@@ -5,7 +5,9 @@ Functions that return the value raise *cannot <operation>: <name> <got>, <expect
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "byte_count",
     "fitting_array",
     "is_real",
     "is_whole",
@@ -43,6 +46,25 @@ def whole_number(operation: str, name: str, got: Any, minimum: int) -> int:
             f"cannot {operation}: {name} {got!r}, expected a whole number of at least {minimum}"
         )
     return int(got)
+
+
+_UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def byte_count(operation: str, name: str, got: Any) -> int:
+    """Return a number of bytes, which may be text such as "2 GB", or raise ValueError."""
+    text = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)(i?)B?\s*", got) if isinstance(got, str) else None
+    number: Any = got
+    if text is not None:
+        with contextlib.suppress(ValueError):
+            unit = _UNITS[text[2]]
+            number = float(text[1]) * (2 ** (10 * round(math.log(unit, 1000))) if text[3] else unit)
+    if not (is_real(number, 1) and math.isfinite(number)):
+        raise ValueError(
+            f"cannot {operation}: {name} {got!r}, expected a number of bytes, or text such as "
+            "'2 GB'"
+        )
+    return int(number)
 
 
 def true_or_false(operation: str, name: str, got: Any) -> bool:

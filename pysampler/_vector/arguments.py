@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 
 from pysampler._frames.spec import Spec, leaves
-from pysampler._numbers import is_real, whole_number
+from pysampler._numbers import byte_count, is_real, whole_number
 from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.processes import WorkerAssignment
 from pysampler._workers.recovery import Faults
@@ -77,6 +77,8 @@ def faults(
     restart_window: float,
     step_timeout: float | None = None,
     on_hang: OnHang = "raise",
+    recycle_after: int | None = None,
+    recycle_above: int | str | None = None,
 ) -> Faults:
     """Return the options for lost workers and late envs, or raise ValueError."""
     for name, got, kind in (
@@ -97,7 +99,11 @@ def faults(
             f"cannot {doing}: on_hang {on_hang!r} without a step_timeout, expected the seconds "
             "after which an env counts as hanging"
         )
-    return Faults(on_worker_loss, max_restarts, restart_window, step_timeout, on_hang)
+    if recycle_after is not None:
+        recycle_after = whole_number(doing, "recycle_after", recycle_after, 1)
+    above = recycle_above
+    recycles = recycle_after, None if above is None else byte_count(doing, "recycle_above", above)
+    return Faults(on_worker_loss, max_restarts, restart_window, step_timeout, on_hang, *recycles)
 
 
 def env_fns(given: Iterable[Callable[[], Any]]) -> list[Callable[[], Any]]:
@@ -304,7 +310,7 @@ def native(given: Any) -> Literal["auto"] | bool:
     return bool(given)
 
 
-def why_python(native: Any, worker: Any, mode: Any, *, seed_globals: bool) -> str | None:
+def why_python(native: Any, worker: Any, mode: Any, **others: bool) -> str | None:
     """Return why the options require stepping in Python; None if they do not.
 
     Raises:
@@ -315,10 +321,10 @@ def why_python(native: Any, worker: Any, mode: Any, *, seed_globals: bool) -> st
         why = "native=False"
     elif worker is not None:
         why = "worker is given"
-    elif seed_globals:
-        why = "seed_globals=True"
     elif not isinstance(mode, str) or mode != "same":
         why = "observation_mode is given"
+    else:
+        why = next((f"{name} is given" for name, given in others.items() if given), None)
     if why is not None and native is True:
         raise ValueError(f"cannot make vector env: native=True, but {why}")
     return why

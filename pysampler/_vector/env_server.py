@@ -385,6 +385,13 @@ class EnvServer:
         """Return env ``i`` in its current state, to call it."""
         return self.envs[i]
 
+    def called(self, env: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Return the result of a function of an env that was lent."""
+        return function(env, *args)
+
+    def note_options(self, options: dict[int, tuple[Any, int]]) -> None:
+        """Record options that blocks use for later resets, if a server needs them again."""
+
     def take_back(self, i: int) -> None:
         """Take back env ``i`` after a call, which may have changed its state."""
 

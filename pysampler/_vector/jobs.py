@@ -131,7 +131,7 @@ class Apply(Job):
         results = []
         for rows, chosen in server.calls(block, self.envs):
             with server.using(rows.start, self.what) as env:
-                result = self.function(env, *self.args)
+                result = server.called(env, self.function, self.args)
             each = of_each(result, len(rows)) if rows.start in server.nested else [result]
             results += [each[i - rows.start] for i in chosen]
         return results
@@ -223,6 +223,7 @@ class SetOptions(Note):
         return SetOptions(copy.deepcopy(self.options))
 
     def apply(self, server: EnvServer) -> None:
+        server.note_options(self.options)
         for block, env_block in enumerate(server.blocks):
             for place, i in enumerate(server.rows(block)):
                 if server.first + i in self.options:

@@ -38,6 +38,8 @@ class HostedOptions(TypedDict, total=False):
     on_worker_loss: arguments.OnLoss
     step_timeout: float | None
     on_hang: arguments.OnHang
+    recycle_after: int | None
+    recycle_above: int | str | None
     record_to: str | os.PathLike[str] | None
     replay_from: str | os.PathLike[str] | None
     worker_init: Callable[..., Any] | None

@@ -138,6 +138,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         on_hang: What to do when ``step_timeout`` has passed: "raise" raises ``EnvTimeoutError``,
             which names the env and leaves the step pending; "wait" logs a warning and continues to
             wait; "restart" replaces the env's worker.
+        recycle_after: Renew each worker after this many episodes of its envs together, so that
+            memory that a simulator leaks is freed. Another process takes its place; each env moves
+            there when its episode ends, so that no step is lost. Envs are stepped one by one.
+        recycle_above: Renew a worker that itself uses more than this many bytes, or text such as
+            "2 GB". Memory that it shares with others does not count. Workers are measured every few
+            seconds.
         record_to: A file to which ``recv`` writes the envs of each batch, for ``replay_from``.
         replay_from: A file that ``record_to`` wrote in an earlier run: ``recv`` returns the same
             batches in the same order.
@@ -203,6 +209,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         restart_window: float = RESTART_WINDOW,
         step_timeout: float | None = None,
         on_hang: arguments.OnHang = "raise",
+        recycle_after: int | None = None,
+        recycle_above: int | str | None = None,
         record_to: str | os.PathLike[str] | None = None,
         replay_from: str | os.PathLike[str] | None = None,
         worker_init: Callable[..., Any] | None = None,
@@ -224,7 +232,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         options = arguments.Options(groups=groups, frames=frames, wait=wait, infos=infos)
         faults = arguments.faults(
             *("make vector env", on_worker_loss, max_restarts, restart_window),
-            *(step_timeout, on_hang),
+            *(step_timeout, on_hang, recycle_after, recycle_above),
         )
         self._replacements = Replacements()
         self._tracer: Tracer | None = None
@@ -234,7 +242,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         native = arguments.native(native)
         seed_globals = true_or_false("make vector env", "seed_globals", seed_globals)
         why_python = arguments.why_python(
-            native, worker, observation_mode, seed_globals=seed_globals
+            *(native, worker, observation_mode),
+            seed_globals=seed_globals,
+            recycle_after=recycle_after is not None,
+            recycle_above=recycle_above is not None,
         )
         alike = all(function is functions[0] for function in functions)
         if num_workers == "auto" and alike and getattr(functions[0], "makes_tasks", False):
@@ -260,7 +271,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             from pysampler._vector.piped import PipedEnv, check_worker  # noqa: PLC0415 - rare
 
             check_worker(worker)
-            if "restart" in (on_worker_loss, on_hang):
+            if "restart" in (on_worker_loss, on_hang) or faults.recycles:
                 raise ValueError("cannot make vector env: envs run by `worker` cannot be restarted")
             functions = [
                 functools.partial(PipedEnv, worker, i, env_fn, self.autoreset_mode)
@@ -276,7 +287,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             prepared = (b"", None) if assignment is own else (specs, init)
             chosen = functions[assignment.first : assignment.envs.stop]
             of_server = chosen, assignment.first, assignment.sizes
-            how = why_python, assignment is own, seed_globals
+            how = why_python, assignment is own, seed_globals, faults.recycles
             return make_server, (*of_server, *prepared, *how)
 
         self._pool = Pool(

@@ -121,6 +121,15 @@ class Commands:
         self._jobs.update(jobs)
         self._native.send([self._command(group, job, 0) for group, job in jobs.items()])
 
+    def resume(self, index: int) -> None:
+        """Send the successor of a retired worker its notes; its groups continue where they are."""
+        made = self._replacement_notes(self._assignments[index].envs)
+        # The first note replaces envs, here with those of the retired worker: it needs the others.
+        notes = [note.for_successor() for note in reversed(made)]
+        standing = [by[index] for by in list(self._standing.values()) if index in by]
+        self._native.note([(index, note) for note in (*map(dumps_by_value, notes), *standing)])
+        self._native.send([], list(self._links.groups_of[index]))
+
     def resend(self, index: int, lost: str) -> bool:
         """Send a replacement its notes, and the commands that its groups have not answered.
 

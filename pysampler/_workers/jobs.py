@@ -31,6 +31,7 @@ __all__ = [
     "Repeated",
     "Replace",
     "ReportLoss",
+    "Retire",
     "Server",
     "failure_of",
     "is_users",
@@ -44,6 +45,7 @@ class Server(Protocol):
     """The interface of an env server, which holds envs, or a trainer: a block for each group."""
 
     blocks: list[Any]  # the loop in C++ steps blocks of envs
+    predecessor: Any  # the connection to the worker whose place this one takes, if any
     here: bool  # whether it lives in the user's process, whose signal handlers may raise
 
     def describe(self) -> Any:
@@ -58,8 +60,17 @@ class Server(Protocol):
         The first env has the number ``first`` from now on.
         """
 
+    def take_over(self, seeds: Sequence[int]) -> None:
+        """Continue the envs of ``predecessor``; ``seeds`` are for envs without a generator.
+
+        Only servers that a pool with ``Faults.recycles`` makes need this, and the next.
+        """
+
     def replace(self, seeds: Sequence[int]) -> None:
         """Record that the envs replace lost ones; ``seeds`` are for their next resets."""
+
+    def serve_successor(self, connection: Any) -> None:
+        """Step envs for the worker that takes this one's place until their episodes end."""
 
     def take_overflow(self, block: int) -> Any:
         """Return the overflow of a block's step: results that do not fit into the frame."""
@@ -92,6 +103,10 @@ class Note(_Message):
     def apply(self, server: Any) -> None:
         """Apply the note to the env server of a worker."""
         raise NotImplementedError
+
+    def for_successor(self) -> Note:
+        """Return the note for a worker that takes the place of a living one, instead of this."""
+        return self
 
 
 class Job(_Message):
@@ -140,6 +155,16 @@ class Close(Job):
 
 
 @dataclass(frozen=True)
+class Retire(Job):
+    """Ends the commands of a worker: from then on it serves the worker that takes its place.
+
+    The descriptor of the connection to that worker comes through the socket before.
+    """
+
+    doing = "handing over its envs"
+
+
+@dataclass(frozen=True)
 class LayOut(Repeated):
     """Attaches the env server of a worker to a new layout, which comes through its socket.
 
@@ -172,6 +197,22 @@ class Replace(Note):
     def apply(self, server: Any) -> None:
         """Give the env server the seeds for the next resets of its envs."""
         server.replace(self.seeds)
+
+    def for_successor(self) -> Note:
+        """Return the note that takes the envs over."""
+        return TakeOver(self.seeds)
+
+
+@dataclass(frozen=True)
+class TakeOver(Note):
+    """Tells an env server that its envs continue those of a worker that has retired."""
+
+    seeds: Sequence[int]
+    doing = "taking over envs"
+
+    def apply(self, server: Any) -> None:
+        """Connect the envs with those of the retired worker."""
+        server.take_over(self.seeds)
 
 
 @dataclass(frozen=True)

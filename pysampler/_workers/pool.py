@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pysampler._workers.gauges import Gauges
     from pysampler._workers.jobs import Attach, Job, Note
     from pysampler._workers.lanes import Lane
+    from pysampler._workers.renewal import Renewal
     from pysampler._workers.setup import MakeServer
 
 __all__ = ["Pool"]
@@ -103,7 +104,8 @@ class Pool:
             assignments,
             servers,
             context,
-            replaceable="restart" in (self._faults.on_worker_loss, self._faults.on_hang),
+            replaceable=self._faults.recycles
+            or "restart" in (self._faults.on_worker_loss, self._faults.on_hang),
             one_first=new and self._learn_modules and len(assignments) > 2 * usable_cpus(),
         )
         self.descriptions = self._processes.descriptions
@@ -149,9 +151,14 @@ class Pool:
             links,
             self._commands,
             self._faults,
-            self._current_layout,
+            self.current_layout,
             self.kill,
         )
+        self._renewal: Renewal | None = None
+        if self._faults.recycles and self.assignments:
+            from pysampler._workers.renewal import Renewal  # noqa: PLC0415 - rare
+
+            self._renewal = Renewal(self, links, self._processes, self._commands, self._faults)
         self._lanes: list[Lane] = [*links.lanes]
         if self._inline is not None:
             self._lanes.append(self._inline)
@@ -177,9 +184,10 @@ class Pool:
         # If a worker is lost meanwhile, its replacement starts with this segment.
         self._recovery.finish()
         for index in range(len(self.assignments)):
-            self._processes.lay_out(index, self._current_layout())
+            self._processes.lay_out(index, self.current_layout())
         heads = [groups.start for groups in self._links.groups_of]
-        self.request(dict.fromkeys(heads, 0).items(), dict.fromkeys(heads, LayOut(self._layouts)))
+        # Without a renewal in between: the layouts are on their way to these processes.
+        self.send_now(dict.fromkeys(heads, 0).items(), dict.fromkeys(heads, LayOut(self._layouts)))
         answers = self.wait() or []
         self.take_all()
         for answer in answers:
@@ -187,14 +195,14 @@ class Pool:
                 raise self.error_of(answer.group, answer.result)
         self._links.watch_no_more(self.pids)
 
-    def _current_layout(self) -> tuple[Layout, int]:
+    def current_layout(self) -> tuple[Layout, int]:
         """Return the layout of the frames, and the descriptor of their segment."""
         assert self._frames_segment is not None
         return self._layout, self._frames_segment.fd
 
     def _attach(self) -> None:
         links = self._links
-        self._processes.attach(links.attachments, links.segment.fd, self._current_layout())
+        self._processes.attach(links.attachments, links.segment.fd, self.current_layout())
         for index, pid in enumerate(self.pids):
             links.watch_worker(index, pid)
         if self._learn_modules:
@@ -240,7 +248,9 @@ class Pool:
     @property
     def can_fast_step(self) -> bool:
         """Whether each group's last command was a step, and no worker is new or being replaced."""
-        return not self._recovery.replacing and self._commands.all_steps
+        if self._recovery.replacing or self._renewal is not None:
+            return False
+        return self._commands.all_steps
 
     @property
     def pids(self) -> list[int]:
@@ -300,8 +310,7 @@ class Pool:
 
     def step(self, frame: int) -> None:
         """Step every group, reading actions from the frame and writing results to it."""
-        if self._recovery.replacing:
-            self._recovery.finish()
+        self._prepare()
         if not self._commands.step(frame):
             self._flush()
 
@@ -322,8 +331,7 @@ class Pool:
 
     def step_some(self, group_frames: Sequence[tuple[int, int]]) -> None:
         """Step some groups, each with its frame."""
-        if self._recovery.replacing:
-            self._recovery.finish()
+        self._prepare()
         if not self._commands.step_some(group_frames):
             self._flush()
 
@@ -349,10 +357,21 @@ class Pool:
         Inline jobs run at once, while the workers run theirs, so that the caller may change the
         arguments of a job afterwards.
         """
-        self._recovery.finish()
+        self._prepare()
+        self.send_now(group_frames, jobs)
+
+    def send_now(self, group_frames: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
+        """Do the same without preparations: the workers are those that they are now."""
         if not self._commands.send(jobs, dict(group_frames)):
             self._flush()
         self._run_inline()
+
+    def _prepare(self) -> None:
+        """Finish interrupted replacements, and renew workers that are due."""
+        if self._recovery.replacing:
+            self._recovery.finish()
+        if self._renewal is not None:
+            self._renewal.renew_due()
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
         """Send each lane the note for its envs, if it has one, before its next command.

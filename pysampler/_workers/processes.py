@@ -12,6 +12,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pysampler import _core
 from pysampler._workers import fork_server
 from pysampler._workers.children import STOPPED, await_answer, environment, stopped_error
 from pysampler._workers.exceptions import error_from
@@ -101,13 +102,17 @@ class Processes:
         one_first: bool = False,
     ) -> None:
         self.children: list[Child] = []
+        self.retired: list[Child] = []  # still finish episodes for the workers in their places
+        self._retired_of: dict[int, Child] = {}  # the last of each worker
+        self._starts = [0] * len(assignments)  # how often each worker has retired
         self.assignments = list(assignments)
         self._context = context
         self._launcher = Launcher(context)
         self._owner = os.getpid()
         # Runs when this object is dropped, and at exit. end() does not call the finalizer, which
         # runs only once: an interrupted end() must be repeatable.
-        weakref.finalize(self, _end, self.children, self._launcher, self._owner)
+        own = self.children, self.retired
+        weakref.finalize(self, _end, own, self._launcher, self._owner)
         self._servers = servers
         if assignments:
             allow_workers(len(assignments))
@@ -135,7 +140,7 @@ class Processes:
 
         Waits up to ``wait`` seconds until they are reaped and their child processes have ended.
         """
-        _end(self.children, self._launcher, self._owner, wait)
+        _end((self.children, self.retired), self._launcher, self._owner, wait)
 
     def _begin(self, count: int) -> None:
         """Start workers until there are ``count``, and have them make their env servers."""
@@ -148,7 +153,9 @@ class Processes:
                 self._set_up(index, setup)
 
     def _start(self, index: int) -> Child:
-        return self._launcher.start(index, self._servers[index])
+        # The fork server ends an earlier process with the same number, and a retired one goes on.
+        number = index + len(self.assignments) * self._starts[index]
+        return self._launcher.start(number, self._servers[index])
 
     def _setup(self, *, is_replacement: bool) -> Setup:
         """Return the part of the setup that is the same for all workers."""
@@ -263,6 +270,51 @@ class Processes:
             self._send(index, attachment, fd)
             self._send(index, *layout)
 
+    def succeed(
+        self,
+        index: int,
+        pid: int,
+        link: int,
+        attachment: Attachment,
+        fd: int,
+        layout: tuple[Layout, int],
+    ) -> None:
+        """Start another worker in the place of one that has retired. May be repeated.
+
+        Args:
+            index: The worker.
+            pid: The pid of the retired process.
+            link: The descriptor of the new worker's connection to that process.
+            attachment: As for ``replace``.
+            fd: Likewise.
+            layout: Likewise.
+        """
+        if self.children[index].pid == pid:
+            self._starts[index] += 1
+            self._retired_of[index] = self.children[index]
+            self.retired.append(self.children[index])
+            self.children[index] = self._start(index)
+        else:  # an exception of a signal handler interrupted its setup
+            before, self.children[index] = self.children[index], self._start(index)
+            before.kill()
+            before.ended(SHUTDOWN_TIMEOUT_S)
+            before.release()
+        with contextlib.suppress(ConnectionError):
+            self._set_up(index, replace(self._setup(is_replacement=True), takes_over=True))
+            _core.send_descriptors(self.children[index].connection.fileno(), b"retired", [link])
+            self._send(index, attachment, fd)
+            self._send(index, *layout)
+
+    def is_succeeding(self, index: int) -> bool:
+        """Return whether a worker still finishes episodes of an earlier process."""
+        return self._retired_of.get(index) in self.retired
+
+    def release_retired(self) -> None:
+        """Forget retired workers that have ended. May be repeated."""
+        for child in [child for child in self.retired if child.ended()]:
+            child.release()
+            self.retired.remove(child)
+
     # -- losses and failures ---------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -345,13 +397,16 @@ def _directory() -> str | None:
         return None
 
 
-def _end(children: list[Child], launcher: Launcher, owner: int, wait: float = 0) -> None:
+def _end(
+    children: tuple[list[Child], ...], launcher: Launcher, owner: int, wait: float = 0
+) -> None:
     """End workers. Sends nothing and takes no lock, because finalizers call this at any time."""
     if os.getpid() != owner:  # this is a fork of their parent
         return
-    for child in children:
+    each = [child for some in children for child in some]
+    for child in each:
         child.kill()
-    for child in children:
+    for child in each:
         child.ended(SHUTDOWN_TIMEOUT_S)
         child.release()
     launcher.close(wait)

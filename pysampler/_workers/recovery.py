@@ -47,6 +47,13 @@ class Faults:
     restart_window: float = RESTART_WINDOW
     step_timeout: float | None = None
     on_hang: Literal["raise", "wait", "restart"] = "raise"
+    recycle_after: int | None = None  # episodes
+    recycle_above: int | None = None  # bytes of a worker's own memory
+
+    @property
+    def recycles(self) -> bool:
+        """Whether workers are replaced while they live."""
+        return self.recycle_after is not None or self.recycle_above is not None
 
 
 class Recovery:

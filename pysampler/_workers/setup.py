@@ -43,6 +43,7 @@ __all__ = [
     "LoggingSetup",
     "PackedServers",
     "Setup",
+    "receive_descriptor",
     "receive_message",
     "send_message",
     "unpack_server",
@@ -77,7 +78,8 @@ class Setup:
     shared: int  # the number of sealed memories whose descriptors follow then
     open_files: int  # soft limit
     logging: LoggingSetup | None  # None: leave it as it is
-    is_replacement: bool  # of a lost worker: then it does not describe its env server
+    is_replacement: bool  # of another worker: then it does not describe its env server
+    takes_over: bool = False  # from a living worker: the descriptor of a connection to it follows
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,14 @@ def receive_message(connection: Connection) -> tuple[Any, Segment]:
     return pickle.loads(pickled), segment
 
 
+def receive_descriptor(connection: Connection) -> tuple[bytes, int]:
+    """Return the next message, and the descriptor that comes with it; raise EOFError at the end."""
+    message, fds = _receive_descriptors(connection, 1)
+    if not fds:
+        raise EOFError
+    return message, fds[0]
+
+
 def _receive_descriptors(connection: Connection, count: int) -> tuple[bytes, list[int]]:
     """Return the next message's bytes and descriptors; no bytes once the other end has closed."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
@@ -247,7 +257,7 @@ def unpack_server(setup: Setup, connection: Connection) -> MakeServer:
     assert setup.server is not None
     arrays: list[memoryview] = []
     if setup.arrays:
-        _, [fd] = _receive_descriptors(connection, 1)
+        _, fd = receive_descriptor(connection)
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         memory = memoryview(mmap.mmap(fd, 0, mmap.MAP_PRIVATE, protection))
         os.close(fd)
@@ -262,5 +272,4 @@ def unpack_server(setup: Setup, connection: Connection) -> MakeServer:
 
 
 def _receive_shared(connection: Connection) -> SealedMemory:
-    token, [fd] = _receive_descriptors(connection, 1)
-    return SealedMemory.received(token, fd)
+    return SealedMemory.received(*receive_descriptor(connection))

@@ -22,11 +22,16 @@ import numpy as np
 from pysampler import _core
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
-from pysampler._workers.jobs import Close, Failure, LayOut, Note, failure_of
+from pysampler._workers.jobs import Close, Failure, LayOut, Note, Retire, failure_of
 from pysampler._workers.mail import Outbox
 from pysampler._workers.remote import dumps
 from pysampler._workers.seeds import seed_globals
-from pysampler._workers.setup import receive_message, unpack_server, wait_policy
+from pysampler._workers.setup import (
+    receive_descriptor,
+    receive_message,
+    unpack_server,
+    wait_policy,
+)
 from pysampler.sync import Watch
 
 if TYPE_CHECKING:
@@ -87,6 +92,9 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
             connection.send_bytes(b"attached")
     with _reporting_failure(connection, "serving"):
         loop.run()
+        if loop.successor is not None:
+            _core.set_process_title(f"pysampler: former worker {setup.index}/{setup.workers}")
+            server.serve_successor(loop.successor)
 
 
 def become_worker(fd: int, outputs: list[int], parent: int, server: Any = None) -> NoReturn:
@@ -170,6 +178,8 @@ def _imitate_parent(setup: Setup) -> None:
 def _make_server(setup: Setup, connection: Connection, inherited: Any) -> Server:
     function, arguments = inherited if setup.server is None else unpack_server(setup, connection)
     server: Server = function(*arguments)
+    if setup.takes_over:
+        server.predecessor = Connection(receive_descriptor(connection)[1])
     return server
 
 
@@ -217,6 +227,7 @@ class _CommandLoop:
         self.lay_out(1)
         meter.idle()
         self.failed_note: Failure | None = None
+        self.successor: Connection | None = None  # once this worker is retired
         self.first_group = sum(at.groups[: setup.index])
         policy = wait_policy(at.policy)
         self.core = _core.Worker(
@@ -254,6 +265,8 @@ class _CommandLoop:
                         self.server.close()
                     case LayOut():
                         self.lay_out(request.number)
+                    case Retire():
+                        self.successor = Connection(receive_descriptor(self.connection)[1])
                     case _:
                         answer = request.run(self.server, block, frame)
             except BaseException as error:
@@ -268,7 +281,7 @@ class _CommandLoop:
             # Before the completion: that wakes the parent, which must find the message.
             unsent = self.outbox.post(group, number, self.pickled(answer, doing))
             self.core.complete(group, message=True)
-            if isinstance(request, Close):
+            if isinstance(request, (Close, Retire)):
                 while unsent:
                     unsent = self.outbox.flush()
                 return

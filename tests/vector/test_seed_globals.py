@@ -123,7 +123,7 @@ def test_a_vector_env_that_a_function_returns_counts_as_one_env():
 
 
 def test_native_and_seed_globals_exclude_each_other():
-    with pytest.raises(ValueError, match="native=True, but seed_globals=True"):
+    with pytest.raises(ValueError, match="native=True, but seed_globals is given"):
         pysampler.VectorEnv([Draws], native=True, seed_globals=True)
     with pytest.raises(TypeError, match="seed_globals 'yes', expected True or False"):
         pysampler.VectorEnv([Draws], seed_globals="yes")

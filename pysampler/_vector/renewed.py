@@ -1,0 +1,253 @@
+"""RenewedServer: an env server whose envs can continue those of another process.
+
+If a worker is renewed (see ``_workers/renewal.py``), the new process makes all envs, and asks the
+old one to step those that are within an episode. Each block steps a ``Handed`` for each env, which
+goes to the old env until its episode is over: a reset closes that, and resets the new one. The new
+env then has the random generators of the old one, so that its episodes are those that would have
+come without a renewal.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from pysampler._vector.env_server import EnvServer
+from pysampler._workers.remote import dumps, dumps_by_value, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
+    import gymnasium as gym
+
+__all__ = ["RenewedServer"]
+
+
+class Handed:
+    """An env as its block steps it: the old env while that finishes its episode, or the new one.
+
+    Args:
+        env: The new env.
+        i: The number of the env in its worker.
+    """
+
+    def __init__(self, env: Any, i: int) -> None:
+        self.env = env
+        self.i = i
+        self.old: OldEnv | None = None
+        self._seed: int | None = None
+
+    def step(self, action: Any) -> Any:
+        """Step the env."""
+        return (self.old or self.env).step(action)
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the new env; the old one has done its work."""
+        if self.old is not None and not self.leave_old() and kwargs.get("seed") is None:
+            kwargs = {**kwargs, "seed": self._seed}
+        return self.env.reset(**kwargs)
+
+    def take_over(self, old: OldEnv, seed: int) -> None:
+        """Continue an old env. The seed is for the first reset, if that has no generator."""
+        self.old, self._seed = old, seed
+
+    def leave_old(self) -> bool:
+        """Close the old env; return whether the new one has its generator."""
+        assert self.old is not None
+        generator, seed, of_globals = self.old.ask("leave")
+        self.old = None
+        if of_globals is not None:
+            self.env.set_globals(of_globals)
+        if generator is None:
+            return of_globals is not None
+        inner = self.env.unwrapped
+        inner._np_random, inner._np_random_seed = generator, seed
+        return True
+
+
+class OldEnv:
+    """An env in the process that the worker replaces."""
+
+    def __init__(self, connection: Connection, i: int) -> None:
+        self._connection = connection
+        self._i = i
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """Return the answer of the old process; raise what its env raised."""
+        try:
+            self._connection.send_bytes(dumps_by_value((what, self._i, arguments)))
+            raised, answer = loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            # A loss like any other: this process is lost with its predecessor.
+            print(
+                f"pysampler: the process that was renewed ended within an episode of env {self._i}",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)
+        if raised:
+            raise answer
+        return answer
+
+    def step(self, action: Any) -> Any:
+        """Step the env."""
+        return self.ask("step", action)
+
+    def set_wrapper_attr(self, name: str, value: Any, *args: Any) -> None:
+        """Set an attribute of the env."""
+        self.ask("call", _set, (name, value, *args))
+
+
+def _set(env: gym.Env[Any, Any], *args: Any) -> None:
+    env.set_wrapper_attr(*args)
+
+
+class RenewedServer(EnvServer):
+    """The envs of a worker that may be renewed. Each function makes one env."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._handed: dict[int, Handed] = {}
+        self.predecessor: Connection | None = None
+        self._options: dict[int, tuple[Any, int]] = {}
+        super().__init__(*args, **kwargs)
+        if self.nested:
+            self.close()
+            raise ValueError("recycle_after and recycle_above need envs, not vector envs")
+
+    def stepped(self, i: int) -> Any:
+        """Return what a block steps and resets as env ``i``."""
+        if i not in self._handed:
+            self._handed[i] = Handed(super().stepped(i), i)
+        return self._handed[i]
+
+    # -- the new process -------------------------------------------------------------------------
+
+    def take_over(self, seeds: Sequence[int]) -> None:
+        """Continue the envs of the predecessor."""
+        assert self.predecessor is not None
+        self.predecessor.recv_bytes()  # that it has retired
+        for i, handed in self._handed.items():
+            old = OldEnv(self.predecessor, i)
+            ended, last, used = old.ask("places")
+            block, place = self._places[i]
+            if last is not None:
+                block.set_last(place, last)
+            block.set_ended(place, ended)
+            if i + self.first in self._options:
+                block.set_options(place, *copy.deepcopy(self._options[i + self.first]), used)
+            handed.take_over(old, int(seeds[i]))
+        self.seeds = seeds
+
+    def note_options(self, options: dict[int, tuple[Any, int]]) -> None:
+        """Record the options of later resets, for ``take_over``."""
+        self._options.update(options)
+
+    def lend(self, i: int) -> Any:
+        """Return env ``i`` to call it: the old one while that finishes its episode."""
+        return self._old_of(i) or super().lend(i)
+
+    def called(self, env: Any, function: Any, args: tuple[Any, ...]) -> Any:
+        """Return the result of a function of an env that was lent."""
+        if isinstance(env, OldEnv):
+            return env.ask("call", function, args)
+        return function(env, *args)
+
+    def _old_of(self, i: int) -> OldEnv | None:
+        return self._handed[i].old if i in self._handed else None
+
+    def states(self, block: int, envs: Sequence[int]) -> Any:
+        states = super().states(block, [i for i in envs if self._old_of(i) is None])
+        return self._with_old(states, block, envs)
+
+    def _with_old(self, states: Any, block: int, envs: Sequence[int]) -> Any:
+        each = iter(states)
+        found = np.empty(len(envs), object)
+        for row, i in enumerate(envs):
+            old = self._old_of(i)
+            if old is None:
+                found[row] = next(each)
+                continue
+            with self.blaming(i, "get_state()"):
+                state, elapsed, _ = old.ask("state", block)
+                env_block, place = self.env_block_of(i)
+                found[row] = state, elapsed, env_block.ended(place)
+        return found
+
+    def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
+        for i in envs:
+            if self._old_of(i) is not None:
+                self._handed[i].leave_old()
+        super().set_states(block, envs, states)
+
+    def close(self) -> None:
+        for i in self._handed:
+            if (old := self._old_of(i)) is not None:
+                with self.blaming(i, "close()"):
+                    old.ask("leave")
+                self._handed[i].old = None
+        super().close()
+
+    # -- the old process -------------------------------------------------------------------------
+
+    def serve_successor(self, connection: Connection) -> None:
+        """Step envs for the worker in this one's place, until all episodes have ended."""
+        connection.send_bytes(b"retired")
+        while any(env is not None for env in self.envs):
+            try:
+                message = connection.recv_bytes()
+            except (EOFError, OSError):  # the successor has ended
+                return
+            try:
+                what, i, arguments = cloudpickle.loads(message)
+                answer = False, getattr(self, f"_answer_{what}")(i, *arguments)
+            except Exception as error:
+                answer = True, _sendable(error)
+            try:
+                pickled = dumps(answer)
+            except Exception as error:
+                pickled = dumps((True, _sendable(error)))
+            with suppress(OSError):
+                connection.send_bytes(pickled)
+
+    def _answer_places(self, i: int) -> tuple[bool, Any, int]:
+        block, place = self._places[i]
+        return block.ended(place), block.last(place), block.options_used(place)
+
+    def _answer_step(self, i: int, action: Any) -> Any:
+        return self._handed[i].step(action)
+
+    def _answer_call(self, i: int, function: Any, args: tuple[Any, ...]) -> Any:
+        return function(self.envs[i], *args)
+
+    def _answer_state(self, i: int, block: int) -> Any:
+        return self.states(block, [i])[0]
+
+    def _answer_leave(self, i: int) -> tuple[Any, Any, Any]:
+        """Close an env; return its generators, for the env in its place."""
+        env, inner = self.envs[i], self.envs[i].unwrapped
+        own = self._handed[i].env
+        left = (
+            *(getattr(inner, "_np_random", None), getattr(inner, "_np_random_seed", None)),
+            getattr(own, "globals_state", None),
+        )
+        self.envs[i] = None  # type: ignore[call-overload]
+        with suppress(Exception):  # it is thrown away, like the process
+            env.close()
+        return left
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return an exception that can be pickled."""
+    try:
+        pickle.loads(dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,271 @@
+"""Renewed workers: another process takes the place of one that lives, and no step is lost."""
+
+import logging
+import os
+import signal
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+
+import pysampler
+from pysampler._workers import renewal
+from pysampler._workers.recovery import Faults
+
+MODES = ["NextStep", "SameStep", "Disabled"]
+
+
+class Counting(gym.Env):
+    """Has episodes of random lengths, and observes random numbers of its own."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = gym.spaces.Discrete(3)
+    factor = 1.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(2, 9))
+        self.options = options
+        return self._observe(0.0), {"length": self.left}
+
+    def step(self, action):
+        if action == 7:
+            raise LookupError("no such action")
+        self.left -= 1
+        return self._observe(float(action)), self.factor, self.left <= 0, False, {"left": self.left}
+
+    def _observe(self, action):
+        return np.array([self.np_random.random(), action, self.left])
+
+
+class DrawsGlobally(Counting):
+    def _observe(self, action):
+        return np.array([np.random.rand(), action, self.left])
+
+
+def pids_of(envs):
+    return envs._pool.pids
+
+
+def results(envs, mode, steps=60, seed=1):
+    """Return what a program sees of some steps, and the pids that it saw."""
+    envs.action_space.seed(0)
+    observations, infos = envs.reset(seed=seed)
+    seen, pids = [(observations.copy(), infos)], [pids_of(envs)]
+    for _ in range(steps):
+        observations, rewards, terminated, truncated, infos = envs.step(envs.action_space.sample())
+        seen.append((observations.copy(), rewards, terminated, truncated, infos))
+        pids.append(pids_of(envs))
+        over = terminated | truncated
+        if mode == "Disabled" and over.any():
+            observations, infos = envs.reset(options={"reset_mask": over})
+            seen.append((observations.copy(), infos))
+    return seen, pids
+
+
+def equal(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, np.ndarray) and a.dtype == object:
+        return all(map(equal, a, b))
+    return np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("groups", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_renewed_workers_give_the_same_results(mode, groups):
+    options = {"num_workers": 2, "groups": groups, "autoreset_mode": mode}
+    with pysampler.VectorEnv([Counting] * 4, **options) as envs:
+        expected, _ = results(envs, mode)
+    with pysampler.VectorEnv([Counting] * 4, recycle_after=5, **options) as envs:
+        seen, pids = results(envs, mode)
+        assert envs.stats().losses.tolist() == [0, 0]
+    assert equal(expected, seen)
+    for worker in range(2):
+        assert len({each[worker] for each in pids}) > 1
+
+
+@pytest.mark.slow
+def test_generators_of_the_process_go_on_with_their_env():
+    options = {"num_workers": 1, "seed_globals": True}
+    with pysampler.VectorEnv([DrawsGlobally] * 3, **options) as envs:
+        expected, _ = results(envs, "NextStep")
+    with pysampler.VectorEnv([DrawsGlobally] * 3, recycle_after=4, **options) as envs:
+        seen, pids = results(envs, "NextStep")
+    assert equal(expected, seen)
+    assert len({each[0] for each in pids}) > 1
+
+
+def test_a_renewal_is_logged_and_old_processes_end(caplog):
+    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    caplog.set_level(logging.INFO, "pysampler")
+    with pysampler.VectorEnv([Counting] * 2, num_workers=1, recycle_after=3) as envs:
+        _, pids = results(envs, "NextStep", steps=40)
+        assert len(envs._pool._processes.retired) <= 1
+        old = {each[0] for each in pids} - {pids_of(envs)[0]} - before
+        retired = {child.pid for child in envs._pool._processes.retired}
+        for pid in old - retired:
+            assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+    lines = [one.getMessage() for one in caplog.records]
+    assert lines[0].startswith(f"pysampler: worker 0 (pid {pids[0][0]}) renewed after ")
+    assert len(lines) == len({each[0] for each in pids}) - 1
+
+
+def renewed(**options):
+    """Return envs whose worker has just been renewed, within episodes, and how often they acted."""
+    envs = pysampler.VectorEnv([Counting] * 3, num_workers=1, recycle_after=1, **options)
+    envs.reset(seed=2)
+    first = pids_of(envs)
+    for steps in range(1, 50):
+        envs.step(np.zeros(3, int))
+        if pids_of(envs) != first:
+            return envs, steps
+    raise AssertionError("the worker was not renewed")
+
+
+@pytest.mark.slow
+def test_calls_reach_the_old_env_until_its_episode_ends():
+    envs, _ = renewed()
+    here = pids_of(envs)[0]
+    [old] = [one.pid for one in envs._pool._processes.retired]
+    assert old in envs.apply(lambda _: os.getpid())
+    envs.apply(lambda env: setattr(env, "factor", 3.0))
+    seen = set()
+    for _ in range(10):  # no episode is longer
+        pids = envs.apply(lambda _: os.getpid())
+        if pids_of(envs)[0] != here:
+            break
+        left = envs.get_attr("left")
+        _, rewards, *_ = envs.step(np.zeros(3, int))
+        for i in range(3):
+            if pids[i] == old and left[i] > 0:
+                assert rewards[i] == 3.0
+        seen.update(pids)
+    assert seen == {old, here}
+    envs.close()
+
+
+def test_exceptions_of_the_old_env_arrive():
+    envs, _ = renewed()
+    with pytest.raises(LookupError, match="no such action") as caught:
+        envs.step(np.full(3, 7))
+    assert isinstance(caught.value, pysampler.EnvError)
+    envs.close()
+
+
+@pytest.mark.slow
+def test_options_stay_set():
+    envs, _ = renewed(autoreset_mode="SameStep")
+    envs.set_options(None, {"size": 3})
+    first = pids_of(envs)
+    steps = 0
+    while pids_of(envs) == first or steps < 20:
+        *_, infos = envs.step(np.zeros(3, int))
+        steps += 1
+    assert infos["options_version"].tolist() == [1, 1, 1]
+    assert envs.get_attr("options") == ({"size": 3},) * 3
+    envs.close()
+
+
+@pytest.mark.slow
+def test_the_loss_of_the_old_process_is_a_loss_of_the_worker():
+    envs, _ = renewed(on_worker_loss="restart")
+    [retired] = envs._pool._processes.retired
+    os.kill(retired.pid, signal.SIGKILL)
+    lost = False
+    for _ in range(10):
+        *_, infos = envs.step(np.zeros(3, int))
+        lost = lost or "worker_lost" in infos
+    assert lost
+    assert envs.stats().losses.tolist() == [1]
+    envs.close()
+
+
+def test_the_loss_of_the_new_process_is_handled_as_ever():
+    envs, _ = renewed(on_worker_loss="restart")
+    [retired] = envs._pool._processes.retired
+    os.kill(pids_of(envs)[0], signal.SIGKILL)
+    *_, infos = envs.step(np.zeros(3, int))
+    assert infos["worker_lost"].all()
+    assert retired.ended(10)  # it has nobody to work for
+    envs.step(np.zeros(3, int))
+    envs.close()
+
+
+@pytest.mark.slow
+def test_send_and_recv_go_on_across_renewals():
+    with pysampler.VectorEnv([Counting] * 4, num_workers=2, groups=2, recycle_after=4) as envs:
+        envs.async_reset(seed=1)
+        first, counts = pids_of(envs), np.zeros(4, int)
+        while counts.min() < 60 or not set(first).isdisjoint(pids_of(envs)):
+            *_, infos = envs.recv(min_envs=1)
+            counts[infos["env_id"]] += 1
+            envs.send(np.zeros(len(infos["env_id"]), int), infos["env_id"])
+        *_, infos = envs.recv()
+        assert "worker_lost" not in infos
+
+
+def zero(observations):
+    return np.zeros(len(observations), int)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_rollouts_go_on_across_renewals(policy_in):
+    found = []
+    for options in ({}, {"recycle_after": 4}):
+        with pysampler.Rollouts(
+            [Counting] * 4, zero, 8, num_workers=2, policy_in=policy_in, seed=3, **options
+        ) as rollouts:
+            pids = pids_of(rollouts.envs)
+            found.append([next(rollouts).observations.copy() for _ in range(8)])
+            assert set(pids).isdisjoint(pids_of(rollouts.envs)) == bool(options)
+    assert np.array_equal(*found)
+
+
+class Leaks(Counting):
+    kept = []  # noqa: RUF012
+
+    def step(self, action):
+        self.kept.append(np.ones(250_000))
+        return super().step(action)
+
+
+def test_a_worker_with_too_much_memory_is_renewed(monkeypatch):
+    monkeypatch.setattr(renewal, "LOOK_S", 0.0)
+    with pysampler.VectorEnv([Leaks], num_workers=1, recycle_above=1e9) as envs:
+        envs.reset()
+        most = renewal.own_memory(pids_of(envs)[0]) + 50_000_000
+    with pysampler.VectorEnv([Leaks], num_workers=1, recycle_above=most) as envs:
+        envs.reset(seed=1)
+        first = pids_of(envs)
+        while pids_of(envs) == first:
+            assert renewal.own_memory(first[0]) < most + 200_000_000
+            envs.step([0])
+
+
+def test_own_memory_leaves_out_what_others_share():
+    assert 0 < renewal.own_memory(os.getpid()) <= psutil.Process().memory_full_info().uss
+    assert renewal.own_memory(2**22 + 1) == 0
+
+
+def test_bad_limits_are_refused():
+    for given, text in (
+        ({"recycle_after": 0}, "recycle_after 0, expected a whole number of at least 1"),
+        ({"recycle_above": "2 XB"}, "recycle_above '2 XB', expected a number of bytes"),
+        ({"recycle_above": True}, "recycle_above True, expected"),
+        ({"recycle_after": 3, "native": True}, "native=True, but recycle_after is given"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            pysampler.VectorEnv([Counting], num_workers=1, **given)
+    with pytest.raises(ValueError, match="need envs, not vector envs"):
+        pysampler.VectorEnv(
+            [lambda: gym.vector.SyncVectorEnv([Counting])], num_workers=1, recycle_after=3
+        )
+    for text, count in (("2 GB", 2 * 10**9), ("1.5MiB", 3 * 2**19), (77, 77), ("5", 5)):
+        envs = pysampler.VectorEnv([Counting], num_workers=0, recycle_above=text)
+        assert envs._pool._faults == Faults(recycle_above=count)
+        envs.close()
