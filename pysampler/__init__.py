@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from pysampler._vector.make import install, make_vec, uninstall
     from pysampler._vector.serving import WorkerInfo
     from pysampler._vector.vector_env import VectorEnv
-    from pysampler._workers.counters import BatchChoice, Stats, Times
+    from pysampler._workers.counters import BatchChoice, SpareUse, Stats, Times
     from pysampler._workers.shared_arrays import share
 
 __all__ = [
@@ -115,6 +115,7 @@ __all__ = [
     "Rollout",
     "Rollouts",
     "Sequences",
+    "SpareUse",
     "Stats",
     "StopActors",
     "Times",
@@ -166,6 +167,7 @@ _HOMES = {
     "Rollouts": "_rollouts.rollouts",
     "AveragingRound": "_learning.averaging",
     "Sequences": "_learning.sequences",
+    "SpareUse": "_workers.counters",
     "Stats": "_workers.counters",
     "Times": "_workers.counters",
     "VectorEnv": "_vector.vector_env",

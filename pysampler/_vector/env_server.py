@@ -192,6 +192,7 @@ class EnvServer:
                 (name_of(self.envs[rows.start]), autoreset_of(self.envs[rows.start]))
                 for rows in dict.fromkeys(self.nested.values())
                 if isinstance(self.envs[rows.start], GymVectorEnv)
+                and not hasattr(self.envs[rows.start], "use_mode")  # it can follow any mode
             ],
             self._interfering(),
         )
@@ -387,6 +388,8 @@ class EnvServer:
 
     def called(self, env: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return the result of a function of an env that was lent."""
+        if getattr(env, "applies_to_each", False):  # a vector env of processes
+            return env.apply(function, *args)
         return function(env, *args)
 
     def note_options(self, options: dict[int, tuple[Any, int]]) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     # The seed and options for resetting an env; None: no reset.
     Call = tuple[int | None, dict[str, Any] | None] | None
 
-__all__ = ["NestedBlock"]
+__all__ = ["NestedBlock", "info_of_row"]
 
 _INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
 _FINAL_KEYS = "final_obs", "_final_obs", "final_info", "_final_info"
@@ -90,6 +90,8 @@ class NestedBlock(RepeatableBlock):
         envs = slice(self.first, self.first + self.count)
         self._infos, self._keep = infos, keep
         self._same_step = autoreset == "SAME_STEP"
+        if (use_mode := getattr(self._env, "use_mode", None)) is not None:
+            self._mode = use_mode(AutoresetMode[autoreset])
         self._resets = self._same_step and self._mode is AutoresetMode.DISABLED
         self._resets_late = self._same_step and self._mode is AutoresetMode.NEXT_STEP
         self._tree, self._action_tree = frames.spec.observation_tree, frames.spec.action_tree
@@ -477,7 +479,7 @@ class NestedBlock(RepeatableBlock):
                 if not self._columns.write(frame, self.first + chosen, part):
                     continue
             for i in chosen.tolist():
-                item = _item(value, i, self.count)
+                item = info_of_row(value, i, self.count)
                 by_env.setdefault(i, {})[key] = copy.deepcopy(item) if self._resets else item
         for i, info in by_env.items():
             rest = self._infos.store(frame, self.first + i, info, under)
@@ -568,11 +570,11 @@ def _is_mask(value: Any, count: int) -> bool:
     return array.dtype == np.bool_ and array.shape == (count,)
 
 
-def _item(value: Any, i: int, count: int) -> Any:
+def info_of_row(value: Any, i: int, count: int) -> Any:
     """Return the info of one env, with a type that batches to the same arrays again."""
     if isinstance(value, dict):
         return {
-            key: _item(one, i, count)
+            key: info_of_row(one, i, count)
             for key, one, mask in _entries(value, count)
             if mask is None or mask[i]
         }

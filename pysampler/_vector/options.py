@@ -47,6 +47,7 @@ class HostedOptions(TypedDict, total=False):
     trace: str | os.PathLike[str] | None
     native: Literal["auto"] | bool
     isolate: Literal["check"] | bool
+    spare_envs: int
 
 
 class VectorOptions(HostedOptions, total=False):

@@ -8,6 +8,7 @@ and rare features are imported only when they are used.
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Spec
     from pysampler._vector.chunks import ChunkObservations
     from pysampler._vector.results import Stepped
+    from pysampler._vector.spares import SpareEnvs
     from pysampler._workers.counters import Stats
     from pysampler._workers.jobs import Answer
     from pysampler._workers.tracer import Tracer
@@ -169,6 +171,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             two other functions if they differ, and does so too, with a log warning, unless the
             check finds that they may. It checks the envs that functions make, also if workers then
             step them together.
+        spare_envs: Make so many further envs. If an episode ends, its slot goes on at once with a
+            spare env that has been reset, and the env that ended is reset while others step.
+            ``num_workers`` is then by default the number of all envs. Episodes have other seeds
+            than without spares, which follow from the seed of ``reset``.
+            ``infos["env_in_slot"]`` says which env steps in each slot.
 
     Attributes:
         division: How the envs are divided between workers and this process, and why: a
@@ -183,6 +190,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     array([1., 1., 1., 1., 1., 1., 1., 1.])
     >>> envs.close()
     """
+
+    division: Division
+    num_workers: int
+    reward_space: gym.spaces.Box | None
+    _name: str
 
     def __init__(
         self,
@@ -218,7 +230,21 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         trace: str | os.PathLike[str] | None = None,
         native: Literal["auto"] | bool = "auto",
         isolate: Literal["check"] | bool = False,
+        spare_envs: int = 0,
     ) -> None:
+        self._spares: SpareEnvs | None = None
+        if spare_envs:
+            from pysampler._vector.spares import SpareEnvs, divided  # noqa: PLC0415 - rare
+
+            given = locals()
+            outer, inner = divided({name: given[name] for name in _OPTIONS})
+            env_fns = arguments.env_fns(env_fns)
+            mode = arguments.autoreset_mode(autoreset_mode)
+            spares = SpareEnvs(VectorEnv, core_of, env_fns, spare_envs, mode, inner)
+            VectorEnv.__init__(self, [lambda: spares], num_workers=0, **outer)
+            self._spares, self.env_fns, self.division = spares, env_fns, spares.inner.division
+            self.num_workers, self._name = spares.inner.num_workers, spares.inner._name
+            return
         self.env_fns = arguments.env_fns(env_fns)
         self.shared_memory = shared_memory
         self.copy = true_or_false("make vector env", "copy", copy)
@@ -833,6 +859,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         array([1, 1, 1, 1], dtype=uint64)
         >>> envs.close()
         """
+        if self._spares is not None:
+            return self._spares.stats()
         with self._core.enter("stats"):
             tuner, sizes = self._core.tuner, dict(self._core.batch_sizes)
             return replace(
@@ -1159,6 +1187,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             f"{type(self).__name__}({name}, num_envs={self.num_envs}, "
             f"num_workers={self.num_workers}{main}{', native' * self._native})"
         )
+
+
+_OPTIONS = [*inspect.signature(VectorEnv.__init__).parameters][2:]
 
 
 def core_of(envs: VectorEnv) -> VectorCore:

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["BatchChoice", "Counters", "Stats", "Times", "quantile", "slow_envs", "with_unit"]
+__all__ = [
+    "BatchChoice",
+    "Counters",
+    "SpareUse",
+    "Stats",
+    "Times",
+    "quantile",
+    "slow_envs",
+    "with_unit",
+]
 
 _DURATIONS = np.dtype(
     [("count", "<u8"), ("total_ns", "<u8"), ("buckets", "<u4", (_core.Meter.BUCKETS,))]
@@ -147,6 +156,50 @@ class BatchChoice(NamedTuple):
         return f"{chosen}; tried, in env steps/s: {'; '.join(tried)}"
 
 
+class SpareUse(NamedTuple):
+    """The use of ``spare_envs``.
+
+    Attributes:
+        spares: The number of spare envs.
+        episodes: How many episodes began with a spare env.
+        waits: How many of them waited, because no spare was ready.
+        wait_seconds: How long they waited in all.
+        enough: How many spares would have been ready for 95 % of these episodes.
+    """
+
+    spares: int
+    episodes: int = 0
+    waits: int = 0
+    wait_seconds: float = 0.0
+    enough: int = 0
+
+    def after(self, *, waited: bool, seconds: float) -> SpareUse:
+        """Return the use after one more episode has begun."""
+        return self._replace(
+            episodes=self.episodes + 1,
+            waits=self.waits + waited,
+            wait_seconds=self.wait_seconds + waited * seconds,
+        )
+
+    def with_needed(self, needed: Mapping[int, int]) -> SpareUse:
+        """Return it with ``enough``, for how many episodes how many spares were needed."""
+        left = 0.95 * sum(needed.values())
+        for count in sorted(needed):
+            left -= needed[count]
+            if left <= 0:
+                return self._replace(enough=count)
+        return self
+
+    def __str__(self) -> str:
+        text = f"{self.episodes:,} episodes began with one of {self.spares} spare envs"
+        if self.waits == 0:
+            return f"{text}, which was always ready"
+        return (
+            f"{text}; {self.waits:,} waited for it, {with_unit(self.wait_seconds / self.waits)} "
+            f"each; spare_envs={self.enough} would have been enough for 95 %"
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class Stats:
     """Statistics of envs and workers so far, as ``envs.stats()`` returns them; prints as a table.
@@ -167,6 +220,8 @@ class Stats:
             otherwise None.
         batch_sizes: By size, the number of partial batches: those that ``recv`` returned, or for
             which a sampler acted (``min_envs``, ``timeout``, or actors with a ``device``).
+        spares: The use of ``spare_envs``, a :class:`pysampler.SpareUse`; None without. Envs then
+            include the spares.
     """
 
     steps: Times
@@ -181,6 +236,7 @@ class Stats:
     native: bool = False
     batches: BatchChoice | None = None
     batch_sizes: Mapping[int, int] = field(default_factory=dict)
+    spares: SpareUse | None = None
     _groups: tuple[int, ...] = ()
 
     @classmethod
@@ -279,6 +335,8 @@ class Stats:
             lines.append(f"envs in {total:,} batches: {shares}{', ...' * (len(sizes) > _SIZES)}")
         if self.batches is not None:
             lines.append(str(self.batches))
+        if self.spares is not None:
+            lines.append(str(self.spares))
         return lines
 
 
