@@ -129,6 +129,7 @@ bench-mujoco: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/mujoco_envs.py --out benchmarks/results
 	$(BIN)/python benchmarks/wrapped.py --out benchmarks/results
 	$(BIN)/python benchmarks/batches.py --out benchmarks/results
+	$(BIN)/python benchmarks/chunks.py --out benchmarks/results
 
 bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/partial.py --out benchmarks/results
@@ -181,6 +182,7 @@ bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some be
 	$(BIN)/python benchmarks/mujoco_envs.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/wrapped.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/batches.py --quick --out build/bench-smoke
+	$(BIN)/python benchmarks/chunks.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/trainings.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/averaging.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/phases.py --quick --out build/bench-smoke

@@ -125,22 +125,13 @@ class Chunks:
             )
         return before
 
-    def send(
-        self,
-        name: str,
-        actions: Any,
-        groups: Sequence[int],
-        envs: npt.NDArray[np.int64],
-        *,
-        check: bool,
-    ) -> None:
-        """Write the actions of a chunk to its frames, and send it to groups.
+    def write(self, what: str, actions: Any, envs: npt.NDArray[np.int64], *, check: bool) -> int:
+        """Write the actions of a chunk to its frames, and return its number of steps.
 
         Args:
-            name: The name of the pending call.
+            what: The name of the call, for errors.
             actions: The actions.
-            groups: The groups.
-            envs: Their envs, in the order of the rows.
+            envs: The envs, in the order of the rows.
             check: Whether to raise if an action is NaN.
         """
         core = self._core
@@ -149,31 +140,37 @@ class Chunks:
             arguments.refuse_nan(core.spec, len(envs), actions)
         steps: int = arrays[0].shape[1]
         if core.results.frames.plan.chunk < steps:
-            core.expect_idle("send_chunk" if name == "send" else "step_chunk")
+            core.expect_idle(what)
             core.lay_out_chunks(steps)
         core.announce_columns()
         frames = core.results.frames
-        first = frames.ring
-        rows = slice(first, first + steps)
+        rows = slice(frames.ring, frames.ring + steps)
         of_all = slice(None) if envs is core.everyone else envs  # copied faster
         for leaf, array in enumerate(arrays):
             frames.action_types[rows, of_all, leaf] = array.dtype.num
             frames.actions_as(leaf, array.dtype)[rows, of_all] = array.swapaxes(0, 1)
-        core.call.begin(name)
+        return steps
+
+    def send(self, name: str, groups: Sequence[int], steps: int) -> None:
+        """Send a chunk, whose actions were written, to groups.
+
+        Args:
+            name: The name of the pending call.
+            groups: The groups.
+            steps: The number of steps.
+        """
+        core = self._core
         self.steps = max(self.steps, steps)
         self.sent.update((group, steps) for group in groups)
-        core.chunks = self
+        core.call.begin(name)
+        first = core.results.frames.ring
         core.pool.step_chunk([(group, first) for group in groups], steps, last=not self._every)
 
-    def forget(self, groups: Sequence[int], *, resets: bool = False) -> None:
-        """Note that groups are sent steps or resets.
-
-        Once they are sent steps while no chunk is under way, results have no columns for steps.
-        """
+    def forget(self, groups: Sequence[int]) -> bool:
+        """Note that groups are sent other commands; return whether no chunk is under way."""
         for group in groups:
             self.sent.pop(group, None)
-        if not resets and self._idle():
-            self._core.chunks = None
+        return self._idle()
 
     def _idle(self) -> bool:
         """Return whether no chunk is under way, or on its way to the caller."""

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from pysampler._frames.infos import Column
     from pysampler._frames.spec import Field, Spec
-    from pysampler._vector.chunks import Chunks
     from pysampler._vector.lease import Lease
     from pysampler._vector.tuner import BatchTuner
     from pysampler._workers.jobs import Answer, Job
@@ -92,7 +91,6 @@ class VectorCore:
         num_envs: The number of envs.
         results: Writes actions to the current frames and reads results from them.
         lease: The sampler that uses the envs, or None.
-        chunks: The chunks of steps that the pending call sent; None if it sent none.
         call: The pending call, and results that have not reached the caller yet.
         step_entry: The guard's context for a step.
         tuner: The tuner that chose the newest partial batch; None if there was none.
@@ -122,7 +120,6 @@ class VectorCore:
         self.step_entry = self.guard.entry("call step")
         self.call = _core.Call(pool.native, self.step_entry, self.all_groups)
         self.lease: Lease | None = None
-        self.chunks: Chunks | None = None
         self.tuner: BatchTuner | None = None
         self.batch_sizes: Counter[int] = Counter()
         self.options_version = 0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from pysampler._vector.chunks import Chunks
     from pysampler._vector.core import VectorCore
     from pysampler._vector.recording import BatchRecorder, BatchReplayer
     from pysampler._vector.results import Stepped
@@ -75,6 +76,10 @@ class Batches:
         core: The envs.
         record_to: A file to write the groups of each batch to.
         replay_from: A file to read them from.
+
+    Attributes:
+        chunks: The chunks of steps that groups were sent, here or by ``step_chunk``; None if the
+            last commands were others.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class Batches:
     ) -> None:
         self._core = core
         self.returned = 0  # number of batches so far
+        self.chunks: Chunks | None = None
         self._tuners: dict[tuple[int | None, int, bool], BatchTuner] = {}
         self._replayer: BatchReplayer | None = None
         self._recorder: BatchRecorder | None = None
@@ -176,7 +182,7 @@ class Batches:
             core.call.keep(failed, None, core.pool.error_of(*first(failures)))
         elif groups:
             try:
-                read = core.results.read_some if core.chunks is None else core.chunks.read_some
+                read = core.results.read_some if self.chunks is None else self.chunks.read_some
                 core.call.keep(groups, read(groups, answers), None)
             except EnvError as error:
                 core.call.keep(groups, None, error)

@@ -19,7 +19,7 @@ from pysampler import _core
 from pysampler._frames.frames import FINAL_BY_MAIL, SKIPPED
 from pysampler._frames.infos import Infos
 from pysampler._frames.spec import build, checked_actions
-from pysampler._workers.jobs import Failure
+from pysampler._workers.jobs import Answer, Failure
 from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._frames.infos import Column
-    from pysampler._workers.jobs import Answer
 
     # Observations, rewards, terminated, truncated, infos.
     Stepped = tuple[
@@ -280,7 +279,7 @@ class Results:
             for one in answer.result
             if len(one) == 3 or one[3] + 1 == steps or skipped[frame + one[3] + 1, one[1]]
         ]
-        return answer._replace(result=overflow)
+        return Answer(answer.group, overflow, answer.replaced)
 
     def _of_all_steps(
         self, array: npt.NDArray[Any], chunks: Sequence[tuple[int, int, int]], most: int

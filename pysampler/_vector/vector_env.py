@@ -467,7 +467,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         core = self._core
         with core.enter("reset_wait"):
             self._expect_pending("reset", "reset_wait")
-            core.chunks = None
+            self._batches.chunks = None
             observations, _, _, _, infos = self._finish("reset_wait", timeout)
         core.call.returned = True
         self.observations = observations
@@ -556,7 +556,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self._check_actions:
             arguments.refuse_nan(core.spec, self.num_envs, actions)
         frame = core.next_frame()
-        core.chunks = None
+        self._batches.chunks = None
         core.call.begin("step")
         # FrameAccess.write takes the space's dtype and Python numbers, Results.write any dtype.
         if core.results.access.write(frame, actions) or core.results.write(actions):
@@ -601,7 +601,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         >>> _ = envs.reset(seed=1)
         >>> _, rewards, terminated, _, infos = envs.step_chunk(np.ones((2, 12), int))
         >>> terminated, infos["steps"], rewards.sum(axis=1)
-        (array([ True,  True]), array([10,  9]), array([10.,  9.]))
+        (array([ True,  True]), array([ 9, 10]), array([ 9., 10.]))
         >>> envs.close()
         """
         core = self._core
@@ -622,8 +622,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if not sent:
                 core.expect_idle("step_chunk")
                 chunks = Chunks.of(core, "step_chunk", observations)
-                groups, envs = core.all_groups, core.everyone
-                chunks.send("step", actions, groups, envs, check=self._check_actions)
+                check = self._check_actions
+                steps = chunks.write("step_chunk", actions, core.everyone, check=check)
+                self._batches.chunks = chunks
+                chunks.send("step", core.all_groups, steps)
             results = self._finish("step_wait", None)
             if not self._check_actions:
                 core.arm_fast_path(results[1].shape[1])
@@ -632,7 +634,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _finish(self, what: str, timeout: float | None) -> Stepped:
         """Wait for all groups and read their results from the frame."""
         core = self._core
-        read = core.results.read if core.chunks is None else core.chunks.read
+        chunks = self._batches.chunks
+        read = core.results.read if chunks is None else chunks.read
         core.wait_and_keep(what, timeout, read)
         results: Stepped = core.hand_over()
         return results
@@ -662,8 +665,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             groups = self._batches.idle_groups("send", envs)
             if self._check_actions:
                 arguments.refuse_nan(core.spec, len(envs), actions)
-            if core.chunks is not None:
-                core.chunks.forget(groups)
+            if (chunks := self._batches.chunks) is not None and chunks.forget(groups):
+                self._batches.chunks = None
             core.announce_columns()
             results = core.results
             group_frames = results.access.start(groups)
@@ -697,8 +700,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         with core.enter("send_chunk"):
             envs = self._indices(env_ids)
             groups = self._batches.idle_groups("send_chunk", envs)
-            chunks = Chunks.of(core, "send_chunk", observations, before=core.chunks)
-            chunks.send("send", actions, groups, envs, check=self._check_actions)
+            before = self._batches.chunks
+            chunks = Chunks.of(core, "send_chunk", observations, before)
+            steps = chunks.write("send_chunk", actions, envs, check=self._check_actions)
+            self._batches.chunks = chunks
+            chunks.send("send", groups, steps)
 
     def async_reset(
         self,
@@ -728,8 +734,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 self._replacements.begin_seeds(seed)
             each = arguments.reset_options(options, len(envs))
             row_of = {env: row for row, env in enumerate(envs)}
-            if core.chunks is not None:
-                core.chunks.forget(groups, resets=True)
+            if self._batches.chunks is not None:
+                self._batches.chunks.forget(groups)
             core.announce_columns()
             jobs = {}
             for group in groups:
@@ -801,7 +807,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             raise core.closed_error()
         if deadline is not None and not batches.replayed:
             self._timed_return.hold_until(deadline)
-        return core.results.nothing() if core.chunks is None else core.chunks.nothing()
+        return core.results.nothing() if batches.chunks is None else batches.chunks.nothing()
 
     @property
     def pending(self) -> int:
