@@ -90,6 +90,7 @@ class Counts(Plain):
 
 
 SETTINGS = {"gravity": 9.8}
+NESTED = {"a": {"b": {"c": {"d": [(1, float("nan")), np.zeros(3)]}}}}  # nothing changes it
 numbers = itertools.count()
 generator = np.random.default_rng(1)
 

@@ -169,8 +169,8 @@ class SharedState:
             if isinstance(value, (list, tuple, set, frozenset, dict)):
                 if len(value) > _MOST:
                     return len(value)
-                parts = value.items() if isinstance(value, dict) else value
-                return type(value), [self._state(part, depth + 1) for part in list(parts)]
+                parts = [*value, *value.values()] if isinstance(value, dict) else list(value)
+                return type(value), [self._state(part, depth + 1) for part in parts]
             if package_of(type(value).__module__) in self._packages and hasattr(value, "__dict__"):
                 return id(value), self._state(vars(value), depth + 1)
         return id(value)
