@@ -50,13 +50,15 @@ class Busy(gym.Env[Any, Any]):
 
 
 class Skewed(gym.Env[Any, Any]):
-    """An env that sleeps in steps and resets; its episodes have 50 steps on average."""
+    """An env that sleeps in steps and resets; its episodes end by chance, in 1 of 50 steps."""
 
     action_space = spaces.Discrete(2)
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
 
-    def __init__(self, step_seconds: float = 0.001, reset_seconds: float = 0.2) -> None:
-        self._step, self._reset = step_seconds, reset_seconds
+    def __init__(
+        self, step_seconds: float = 0.001, reset_seconds: float = 0.2, ends: float = 0.02
+    ) -> None:
+        self._step, self._reset, self._ends = step_seconds, reset_seconds, ends
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -67,7 +69,7 @@ class Skewed(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time.sleep(self._step)
-        return np.zeros(4, np.float32), 1.0, bool(self.np_random.random() < 0.02), False, {}
+        return np.zeros(4, np.float32), 1.0, bool(self.np_random.random() < self._ends), False, {}
 
 
 @dataclass(frozen=True)
