@@ -346,8 +346,7 @@ class Pool:
             steps: The number of steps.
             last: Whether only the last results of each env are read, and all rewards.
         """
-        if self._recovery.replacing:
-            self._recovery.finish()
+        self._prepare()
         if not self._commands.step_chunk(group_frames, steps, last=last):
             self._flush()
 

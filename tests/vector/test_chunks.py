@@ -244,6 +244,14 @@ def test_chunk_is_one_command_for_each_group():
         assert [native.number_of(group) for group in range(2)] == [n + 1 for n in before]
 
 
+def test_usual_chunk_is_one_call_of_cpp(monkeypatch):
+    with scripted() as envs:
+        for _ in range(3):  # infos get columns
+            envs.step_chunk(chunk(envs))
+        monkeypatch.setattr(envs, "_step_chunk", None)
+        assert envs.step_chunk(chunk(envs))[0][:, 0].tolist() == [16] * 4
+
+
 def test_steps_and_chunks_may_alternate():
     with scripted() as envs:
         for round_ in range(1, 5):
@@ -362,11 +370,34 @@ def test_first_chunk_knows_the_last_observations_of_a_lost_worker():
         assert seen[:2].tolist() == before[:2].tolist()
 
 
-def test_step_after_a_chunk_knows_the_last_observations_of_a_lost_worker():
+@pytest.mark.parametrize("chunks", [1, 3])  # the third is one call of C++
+def test_step_after_a_chunk_knows_the_last_observations_of_a_lost_worker(chunks):
     with scripted(on_worker_loss="restart") as envs:
-        before = envs.step_chunk(chunk(envs))[0]
+        for _ in range(chunks):
+            before = envs.step_chunk(chunk(envs))[0]
         seen = envs.step(chunk(envs, 1, env_0=[3])[:, 0])[0]
         assert seen[:2].tolist() == before[:2].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_renewed_workers_lose_no_step_of_a_chunk(mode):
+    rng = np.random.default_rng(0)
+    with scripted(mode=mode, recycle_after=3) as ours, scripted(mode=mode) as theirs:
+        before = ours._pool.pids
+        for _ in range(30):
+            actions = rng.choice(2, (4, 3), p=[0.8, 0.2])
+            got, expected = ours.step_chunk(actions), theirs.step_chunk(actions)
+            assert got[0][:, 0].tolist() == expected[0][:, 0].tolist()
+            assert got[1].tolist() == expected[1].tolist()
+            assert got[4]["steps"].tolist() == expected[4]["steps"].tolist()
+        assert not set(before) & set(ours._pool.pids)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_seeded_globals_make_chunks_as_single_steps(workers):
+    make = [functools.partial(SpaceEnv, BOX, BOX)] * 3
+    assert compare(make, NEXT_STEP, workers, "last", seed=4, seed_globals=True) > 3
 
 
 def test_worker_lost_in_a_chunk_is_an_error():
