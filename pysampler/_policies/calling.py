@@ -365,10 +365,10 @@ def _rows(name: str, value: Any, rows: tuple[int, ...]) -> npt.NDArray[Any]:
     """Return one output as an array with a row for each env (and step), or raise ValueError."""
     array = _as_array(value)
     if array.shape[: len(rows)] != rows:
-        each = f"of {rows[0]} envs" + "".join(f" and {steps} steps" for steps in rows[1:])
+        and_steps = "".join(f" and {steps} steps" for steps in rows[1:])
         raise ValueError(
             f"cannot act: the policy's {name!r} has shape {array.shape}, expected a row for each "
-            f"{each}"
+            f"of {rows[0]} envs{and_steps}"
         )
     return array
 

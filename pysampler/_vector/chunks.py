@@ -27,28 +27,20 @@ if TYPE_CHECKING:
     from pysampler._vector.results import Stepped
     from pysampler._workers.jobs import Answer
 
-__all__ = ["MAX_STEPS", "ChunkObservations", "Chunks", "checked_chunk"]
+__all__ = ["ChunkObservations", "Chunks"]
 
 ChunkObservations = Literal["last", "all"]
 
 # A command has 16 bits for the number of steps.
-MAX_STEPS = (1 << 16) - 1
+_MAX_STEPS = (1 << 16) - 1
 
 
-def checked_chunk(
-    spec: Spec, envs: int, actions: Any, steps: int | None = None
-) -> list[npt.NDArray[Any]]:
-    """Return the leaves of a chunk of actions, ``[envs, steps, ...]``; raise if they are no arrays.
-
-    Args:
-        spec: The spaces.
-        envs: The number of envs.
-        actions: The actions, as ``step`` takes them with one more dimension.
-        steps: The number of steps; None: any.
-    """
+def _checked(spec: Spec, envs: int, actions: Any) -> list[npt.NDArray[Any]]:
+    """Return the leaves of a chunk of actions, ``[envs, steps, ...]``, or raise."""
     if spec.unshaped_actions:
         raise ValueError("cannot send actions: some have no fixed shape, and chunks are arrays")
-    arrays = []
+    arrays: list[npt.NDArray[Any]] = []
+    steps: int | None = None
     try:
         for (path, value), of_space in zip(
             leaves(spec.action_tree, actions), spec.actions, strict=True
@@ -67,8 +59,8 @@ def checked_chunk(
             ):
                 raise TypeError(f"dtype {array.dtype}{at}, expected {of_space.dtype}")
             arrays.append(array)
-        if not steps or steps > MAX_STEPS:
-            raise ValueError(f"{steps} steps, expected 1 to {MAX_STEPS}")
+        if not steps or steps > _MAX_STEPS:
+            raise ValueError(f"{steps} steps, expected 1 to {_MAX_STEPS}")
     except (TypeError, ValueError) as error:
         raise type(error)(f"cannot send actions: {error}") from None
     return arrays
@@ -135,7 +127,7 @@ class Chunks:
             check: Whether to raise if an action is NaN.
         """
         core = self._core
-        arrays = checked_chunk(core.spec, len(envs), actions)
+        arrays = _checked(core.spec, len(envs), actions)
         if check:
             arguments.refuse_nan(core.spec, len(envs), actions)
         steps: int = arrays[0].shape[1]
