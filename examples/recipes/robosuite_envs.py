@@ -7,7 +7,7 @@ Up to 1.5.2, envs that share a process render each other's scenes. The check fin
 isolate=True avoids it. robosuite renders with EGL, in software if there is no GPU; where there is
 no EGL, set MUJOCO_GL=osmesa.
 
-python robosuite_envs.py --steps 50
+python robosuite_envs.py --steps 20
 """
 
 import argparse
@@ -20,7 +20,7 @@ import robosuite
 import pysampler
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--steps", type=int, default=10)
 options = parser.parse_args()
 
 

@@ -92,6 +92,16 @@ class Counts(Plain):
 SETTINGS = {"gravity": 9.8}
 NESTED = {"a": {"b": {"c": {"d": [(1, float("nan")), np.zeros(3)]}}}}  # nothing changes it
 numbers = itertools.count()
+
+
+class Proxy:
+    """As of a web framework: whatever it is asked for, it asks an object that is not there."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError("no context")
+
+
+proxy = Proxy()
 generator = np.random.default_rng(1)
 
 

@@ -5,6 +5,7 @@ The evidence is in the documentation ("Can envs share a process?"), with a link 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import re
 import sys
@@ -91,7 +92,7 @@ def _follow(name: str, namespace: dict[str, Any], used: set[str], seen: set[int]
             continue
         seen.add(id(namespace))
         for value in list(namespace.values()):
-            module_name = "__name__" if isinstance(value, types.ModuleType) else "__module__"
-            other = getattr(value, module_name, None)
-            if isinstance(other, str) and (module := sys.modules.get(other)) is not None:
-                left.append((other, vars(module)))
+            with contextlib.suppress(Exception):  # a proxy of another object may raise any
+                is_module = isinstance(value, types.ModuleType)
+                other = value.__name__ if is_module else value.__module__
+                left.append((other, vars(sys.modules[other])))

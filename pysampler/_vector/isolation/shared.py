@@ -136,22 +136,27 @@ class SharedState:
         for name, module in list(sys.modules.items()):
             if package_of(name) in self._packages and isinstance(module, types.ModuleType):
                 spaces[name] = vars(module)
-        states = {}
+        states: dict[str, Any] = {}
         classes = dict(self._classes)
         for space, attributes in spaces.items():
             for name, value in list(attributes.items()):
-                if name.startswith("__"):
-                    continue
-                if isinstance(value, type):
-                    if value.__module__ == space or package_of(value.__module__) in self._packages:
-                        classes[f"{space}.{name}"] = value
-                elif not isinstance(value, (types.ModuleType, types.FunctionType)):
-                    states[f"{space}.{name}"] = self._state(value)
+                # A proxy of another object may raise whatever it is asked for.
+                with contextlib.suppress(Exception):
+                    if isinstance(value, type):
+                        if package_of(value.__module__) in self._packages:
+                            classes[f"{space}.{name}"] = value
+                    elif not isinstance(value, (types.ModuleType, types.FunctionType)):
+                        self._add_state(states, space, name, value)
         for path, one in classes.items():
             for name, value in list(vars(one).items()):
-                if not name.startswith(("__", "_abc_")) and not callable(value):
-                    states[f"{path}.{name}"] = self._state(value)
+                with contextlib.suppress(Exception):
+                    if not callable(value):
+                        self._add_state(states, path, name, value)
         return states
+
+    def _add_state(self, states: dict[str, Any], path: str, name: str, value: Any) -> None:
+        if not name.startswith(("__", "_abc_")):
+            states[f"{path}.{name}"] = self._state(value)
 
     def _state(self, value: Any, depth: int = 0) -> Any:
         """Return an object that compares unequal once the value has changed."""
