@@ -207,7 +207,7 @@ class Paints(Plain):
         (ReadsGlobals, "observations of step 0 differ", "SETTINGS"),
         (Numbered, "observations of the reset differ", "numbers"),
         (DrawsFromModule, "observations of the reset differ", "generator"),
-        (ResetByClose, "observations of the second reset differ", "ResetByClose.open"),
+        (ResetByClose, "observations of step 10 differ", "ResetByClose.open"),
         (ChangesDirectory, "observations of the reset differ", "changes the working directory"),
         (ReadsEnvironment, "observations of step 0 differ", "environment variables: LEVEL"),
         (WritesFile, "observations of step 0 differ", "files or ports of the same name: "),
@@ -225,6 +225,12 @@ def test_interference_is_found_with_its_cause(env, what, cause, tmp_path, monkey
     assert len(causes) == 1
     assert cause in causes[0]
     assert str(found).startswith(f"envs of {env.__name__} must not share a process:\n- beside")
+
+
+def test_a_difference_that_begins_with_a_close_says_so():
+    said = "; this begins when one of the others is closed"
+    assert check(ResetByClose).reasons[0].endswith(said)
+    assert said not in check(Counts).reasons[0]
 
 
 def test_state_outside_of_python_is_suspected_if_nothing_else_changes():

@@ -24,7 +24,7 @@ _log = logging.getLogger("pysampler")
 
 STEPS = 200
 _ALONE, _AGAIN, _BESIDE = range(3)  # the processes
-_SECONDS = 5.0  # of steps alone, after which a run ends early
+_SECONDS = 3.0  # of steps alone, after which a run ends early
 # Envs beside others may take this many seconds, and times as long as alone.
 _PATIENCE, _TIMES = 20.0, 10.0
 _NAMED = 5  # results in a sentence
@@ -87,7 +87,7 @@ def check_isolation(env_fn: Callable[[], Any], steps: int = STEPS, seed: int = 0
     Args:
         env_fn: A function that makes an env, as for ``VectorEnv``. If envs differ, pass a list of
             functions: the first makes the env, the next two others its siblings.
-        steps: The number of steps. The check takes fewer if they take longer than 5 seconds.
+        steps: The number of steps. The check takes fewer if they take longer than 3 seconds.
         seed: The seed of the env and its actions.
 
     Returns:
@@ -217,6 +217,9 @@ def _verdict(alone: RunResult, again: RunResult, beside: RunResult) -> Isolation
         return _found(alone, isolated=True, ignored=ignored)
     causes = beside.causes or [_UNEXPLAINED]
     text = _described(different, "beside others")
+    first = [call for call, _ in beside.records].index(different[0][0])
+    if 0 < beside.closed <= first:
+        text += "; this begins when one of the others is closed"
     return _found(alone, text, *causes, isolated=False, ignored=ignored)
 
 

@@ -63,6 +63,7 @@ class RunResult:
         seconds: How long the run took.
         failed: What raised an exception, and the exception; None if nothing did.
         causes: Shared state that the envs changed, as sentences.
+        closed: How many records there were when the first sibling was closed.
     """
 
     name: str = ""
@@ -71,6 +72,7 @@ class RunResult:
     seconds: float = 0.0
     failed: tuple[str, Report] | None = None
     causes: list[str] = field(default_factory=list)
+    closed: int = 0
 
 
 @dataclass(frozen=True)
@@ -197,9 +199,10 @@ class _Run:
             self._doing = "being reset"
             if step == quarter and job.beside:
                 self._with(self._members[-1], lambda one: one.reset("a reset"))
-            if step == half:
-                if job.beside:
-                    self._with(self._members.pop(0), _Member.close)
+            if step == half and job.beside:
+                self.result.closed = len(self.result.records)
+                self._with(self._members.pop(0), _Member.close)
+            if step == half + quarter:
                 self._with(env, lambda one: one.reset("the second reset"))
             stepped = time.perf_counter()
             self._doing = "being stepped"
