@@ -100,7 +100,7 @@ class PolicyCaller:
         self.chunk = chunk
         self._is_module = is_module(policy)
         self._given_device = device
-        self._generators: list[np.random.Generator] = []
+        self.generators: list[np.random.Generator] = []
         self._device: PolicyDevice | None = None
         self.find_device()
 
@@ -159,16 +159,12 @@ class PolicyCaller:
         """Give each env a generator, seeded with this entropy and the index of the env."""
         if self.uses_generators:
             seeds = (np.random.SeedSequence(entropy, spawn_key=(env,)) for env in range(envs))
-            self._generators = list(map(np.random.default_rng, seeds))
+            self.generators = list(map(np.random.default_rng, seeds))
 
     def seed_generator(self, env: int, entropy: Any) -> None:
         """Give one env a new generator, seeded with this entropy."""
         if self.uses_generators:
-            self._generators[env] = np.random.default_rng(np.random.SeedSequence(entropy))
-
-    def share_generators(self, other: PolicyCaller) -> None:
-        """Draw from the generators of another caller from now on."""
-        self._generators = other._generators
+            self.generators[env] = np.random.default_rng(np.random.SeedSequence(entropy))
 
     def initial_state(self, count: int) -> Any:
         """Return the state of ``count`` envs that begin an episode; None if the policy has none."""
@@ -240,8 +236,8 @@ class PolicyCaller:
         for name, array in self._settings.items():
             named[name] = self._setting(array[envs])
         if self._signature.generators:
-            rows = np.arange(len(self._generators))[envs]
-            named[GENERATORS] = [self._generators[row] for row in rows]
+            rows = np.arange(len(self.generators))[envs]
+            named[GENERATORS] = [self.generators[row] for row in rows]
         if self._signature.state == "by name":
             named[STATE] = state
         elif self._signature.state is not None:

@@ -126,7 +126,7 @@ class WorkerPolicy:
         segment: The memory of the frames and of all offsets in ``setup``.
         before: The worker's previous policy; None for the first one.
         gauges: Where to report the version of the weights.
-        replacement_seeds: Seeds of the envs, if they replace lost ones.
+        replaced: Seeds of the envs and a state of the random numbers, if the envs replace others.
         track: The track to trace the policy's calls to; None for no tracing.
     """
 
@@ -138,7 +138,7 @@ class WorkerPolicy:
         before: WorkerPolicy | None,
         gauges: WorkerGauges,
         *,
-        replacement_seeds: Sequence[int],
+        replaced: tuple[Sequence[int], Any],
         track: _core.Track | None,
     ) -> None:
         policy = pickle.loads(setup.policy)
@@ -150,15 +150,18 @@ class WorkerPolicy:
         if setup.batch is not None:
             caller = FixedBatchCaller(policy, frames.spec.shaped, batch=setup.batch)
         entropy = setup.entropy
+        replacement_seeds, random_state = replaced
         if replacement_seeds:  # the same numbers might kill it at the same point again
             own = entropy if isinstance(entropy, list) else [entropy]
             entropy = [*own, *replacement_seeds]
         seeds = np.random.SeedSequence(entropy, spawn_key=(setup.first_env, setup.policies_before))
         seed_policy(policy, seeds, own_process=setup.own_process)
         if before is not None:
-            caller.share_generators(before._policy.caller)
+            caller.generators = before._policy.caller.generators
         else:
             caller.seed_generators(entropy, frames.envs)
+            if random_state:
+                caller.generators = random_state
             if setup.own_process:
                 seed_globals(seeds)
         self._policy: FramePolicy = FramePolicy(caller, setup.outputs, frames)
@@ -179,6 +182,11 @@ class WorkerPolicy:
         self._track = track
         self._gauges = gauges
         gauges.version(0)
+
+    @property
+    def random_state(self) -> Any:
+        """The generators of the envs, for the policy of a worker in this one's place."""
+        return self._policy.caller.generators
 
     def carry(self, last: int, frame: int, envs: slice) -> None:
         """Copy observations and other carried fields from one frame to another."""
@@ -347,10 +355,10 @@ class TakePolicy(Note):
     def apply(self, server: EnvServer) -> None:
         """Let the policy act for the envs of an env server."""
         before: WorkerPolicy | None = server.acting
-        seeds = server.seeds if before is None and server.replaced else ()
+        replaced = server.policy_of_lost() if before is None else ((), None)
         server.acting = self.policy_class(
             *(self.setup, server.frames, server.segment, before, server.gauges),
-            replacement_seeds=seeds,
+            replaced=replaced,
             track=server.track,
         )
 

@@ -349,6 +349,13 @@ class EnvServer:
             self.blocks[block].replace([seeds[i] for i in self.rows(block)])
             self.replaced.add(block)
 
+    def policy_of_lost(self) -> tuple[Sequence[int], Any]:
+        """Return seeds for the first policy of envs that replace others, and a state of it.
+
+        The state is what ``WorkerPolicy.random_state`` returned in the process before, or None.
+        """
+        return self.seeds if self.replaced else (), None
+
     def close(self) -> None:
         """Close all envs, even if some raise; then raise the first exception again.
 

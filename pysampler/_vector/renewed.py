@@ -45,6 +45,17 @@ class Handed:
         self.old: OldEnv | None = None
         self._seed: int | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "skip_frames" and _skips_frames(self.env):  # blocks look for it
+            return self._skip_frames
+        raise AttributeError(name)
+
+    def _skip_frames(self, unseen: bool) -> None:  # noqa: FBT001 - as blocks call it
+        if self.old is not None:
+            self.old.ask("call", _skip_frames, (unseen,))
+        else:
+            _skip_frames(self.env, unseen)
+
     def step(self, action: Any) -> Any:
         """Step the env."""
         return (self.old or self.env).step(action)
@@ -106,6 +117,15 @@ class OldEnv:
         self.ask("call", _set, (name, value, *args))
 
 
+def _skips_frames(env: Any) -> bool:
+    has = getattr(env, "has_wrapper_attr", None)
+    return hasattr(env, "skip_frames") if has is None else has("skip_frames")
+
+
+def _skip_frames(env: Any, unseen: bool) -> None:  # noqa: FBT001
+    env.get_wrapper_attr("skip_frames")(unseen)
+
+
 def _set(env: gym.Env[Any, Any], *args: Any) -> None:
     env.set_wrapper_attr(*args)
 
@@ -117,6 +137,7 @@ class RenewedServer(EnvServer):
         self._handed: dict[int, Handed] = {}
         self.predecessor: Connection | None = None
         self._options: dict[int, tuple[Any, int]] = {}
+        self._took_over = False  # and no other frames have come since
         super().__init__(*args, **kwargs)
         if self.nested:
             self.close()
@@ -145,6 +166,17 @@ class RenewedServer(EnvServer):
                 block.set_options(place, *copy.deepcopy(self._options[i + self.first]), used)
             handed.take_over(old, int(seeds[i]))
         self.seeds = seeds
+        self._took_over = True
+
+    def attach(self, *args: Any) -> None:
+        """Let the blocks use other frames; a policy that acts on them begins anew."""
+        self._took_over = False
+        super().attach(*args)
+
+    def policy_of_lost(self) -> tuple[Sequence[int], Any]:
+        if not self._took_over or self.predecessor is None:
+            return super().policy_of_lost()
+        return self.seeds, OldEnv(self.predecessor, 0).ask("policy")
 
     def note_options(self, options: dict[int, tuple[Any, int]]) -> None:
         """Record the options of later resets, for ``take_over``."""
@@ -226,6 +258,9 @@ class RenewedServer(EnvServer):
 
     def _answer_call(self, i: int, function: Any, args: tuple[Any, ...]) -> Any:
         return function(self.envs[i], *args)
+
+    def _answer_policy(self, _: int) -> Any:
+        return None if self.acting is None else self.acting.random_state
 
     def _answer_state(self, i: int, block: int) -> Any:
         return self.states(block, [i])[0]

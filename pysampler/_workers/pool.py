@@ -555,6 +555,7 @@ class Pool:
         failed: EnvError | None = None
         try:
             idle = not (self._native.pending or self._native.unsent or self._recovery.replacing)
+            idle = idle and not (self._renewal is not None and self._renewal.interrupted)
             if idle and not self.closed:
                 failed = self._close_workers(grace)
         except BusyError:  # a signal handler that interrupted the reading of a message closes

@@ -56,6 +56,8 @@ def own_memory(pid: int) -> int:
 class CommandsOfPool(Protocol):
     """The methods of a ``Pool`` that a renewal needs."""
 
+    closed: bool
+
     def send_now(self, group_frames: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
         """Send jobs to groups, without a renewal before."""
 
@@ -99,15 +101,31 @@ class Renewal:
         workers = range(len(processes.assignments))
         self._before = [0] * len(workers)  # resets of each worker's envs when it started
         self._pids = [0] * len(workers)
+        self._resets = links.counters.envs["resets"]["count"]
+        self._begun = -1  # resets of all envs at the last look
+        self._waiting = False  # whether a worker is due that cannot retire yet
         self._next_look = time.monotonic() + LOOK_S
         self._large: dict[int, int] = {}  # the memory of workers that have too much
         # Workers that are retiring: the pid, why, and both ends of a connection to the successor.
         self._retiring: dict[int, tuple[int, str, OwnedConnection, OwnedConnection]] = {}
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a worker has retired, and none has taken its place yet."""
+        return bool(self._retiring)
+
     def renew_due(self) -> None:
         """Renew the workers that are due and have nothing in flight."""
+        for index in list(self._retiring):
+            self._renew(index)
+        # Resets begin episodes: of each env, one has not ended yet.
+        begun = int(self._resets.sum())
+        if begun == self._begun and time.monotonic() < self._next_look and not self._waiting:
+            return
+        self._begun, self._waiting = begun, False
+        self._look()
         for index in range(len(self._before)):
-            if index in self._retiring or ((why := self._due(index)) and self._retire(index, why)):
+            if (why := self._due(index)) and self._retire(index, why):
                 self._renew(index)
 
     def _due(self, index: int) -> str:
@@ -115,33 +133,34 @@ class Renewal:
         native, groups = self._links.native, self._links.groups_of[index]
         envs = self._processes.assignments[index].envs
         pid = self._processes.children[index].pid
-        episodes = self._links.counters.envs["resets"]["count"][envs.start : envs.stop]
+        begun = int(self._resets[envs.start : envs.stop].sum())
         if self._pids[index] != pid:  # it has just started
             if self._pids[index]:
-                self._before[index] = int(episodes.sum())
+                self._before[index] = begun
             self._pids[index] = pid
             self._large.pop(index, None)
-        # Resets begin episodes: of each env, one has not ended yet.
-        ended = int(episodes.sum()) - self._before[index] - len(envs)
-        self._look()
+        ended = begun - self._before[index] - len(envs)
         why = ""
-        after = self._faults.recycle_after
-        if after is not None and ended >= after:
+        if (after := self._faults.recycle_after) is not None and ended >= after:
             why = f"after {ended} episodes"
         elif index in self._large:
             why = f"with {self._large[index] / 1e9:.3g} GB of memory"
-        if not why or any(native.in_flight(group) or native.is_new(group) for group in groups):
+        if not why:
             return ""
         self._processes.release_retired()
-        return "" if self._processes.is_succeeding(index) else why
+        cannot = self._processes.is_succeeding(index) or any(
+            native.in_flight(group) or native.is_new(group) for group in groups
+        )
+        self._waiting = self._waiting or cannot
+        return "" if cannot else why
 
     def _look(self) -> None:
         """Measure the memory of the workers now and then."""
-        most = self._faults.recycle_above
-        if most is None or time.monotonic() < self._next_look:
+        if time.monotonic() < self._next_look:
             return
-        for index, child in enumerate(self._processes.children):
-            if (used := own_memory(child.pid)) > most:
+        most = self._faults.recycle_above
+        for index, child in enumerate(self._processes.children if most is not None else ()):
+            if (used := own_memory(child.pid)) > (most or 0):
                 self._large[index] = used
         self._next_look = time.monotonic() + LOOK_S
 
@@ -177,10 +196,26 @@ class Renewal:
             return False
         try:
             self._pool.send_now([(group, 0)], {group: Retire()})
-        finally:  # also after an exception of a signal handler: no other call expects the answer
-            if self._links.native.in_flight(group):
+        finally:
+            self._await_retirement(index, child.pid, why, (ours, theirs))
+        return index in self._retiring
+
+    def _await_retirement(
+        self, index: int, pid: int, why: str, ends: tuple[OwnedConnection, OwnedConnection]
+    ) -> None:
+        """Wait for the worker's answer, also if a signal handler raises: no call expects it."""
+        group = self._links.groups_of[index].start
+        raised: BaseException | None = None
+        while not self._pool.closed and self._links.native.in_flight(group):
+            try:
                 answers = self._pool.wait_for([group])
                 if not isinstance(answers[0].result, Failure):
-                    self._retiring[index] = child.pid, why, ours, theirs
+                    self._retiring[index] = pid, why, *ends
                 self._pool.take([group])
-        return index in self._retiring
+            except BaseException as error:
+                if raised is not None:  # the second time: the worker seems to hang
+                    self._pool.kill()
+                    raise
+                raised = error
+        if raised is not None:
+            raise raised

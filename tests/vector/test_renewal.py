@@ -226,6 +226,45 @@ def test_rollouts_go_on_across_renewals(policy_in):
     assert np.array_equal(*found)
 
 
+def draws(observations, *, generators):
+    return np.array([one.integers(3) for one in generators])
+
+
+@pytest.mark.slow
+def test_a_policy_in_the_workers_continues_its_generators():
+    found = []
+    for options in ({}, {"recycle_after": 4}):
+        with pysampler.Rollouts(
+            [Counting] * 4, draws, 8, num_workers=2, policy_in="workers", seed=3, **options
+        ) as rollouts:
+            found.append([next(rollouts).actions.copy() for _ in range(8)])
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("at", ["wait_for", "take", "current_layout"])
+def test_an_interrupted_renewal_goes_on(monkeypatch, at):
+    with pysampler.VectorEnv([Counting] * 3, num_workers=1, recycle_after=1) as envs:
+        envs.reset(seed=2)
+        first, pool, interrupts = pids_of(envs), envs._pool, []
+        original = getattr(pool, at)
+
+        def interrupted(*args):
+            if not interrupts:
+                interrupts.append(True)
+                raise KeyboardInterrupt
+            return original(*args)
+
+        monkeypatch.setattr(pool, at, interrupted)
+        while pids_of(envs) == first:
+            try:
+                envs.step(np.zeros(3, int))
+            except KeyboardInterrupt:
+                interrupts.append(True)
+        assert len(interrupts) == 2
+        for _ in range(20):
+            envs.step(np.zeros(3, int))
+
+
 class Leaks(Counting):
     kept = []  # noqa: RUF012
 
