@@ -43,7 +43,7 @@ class FixedBatchCaller(PolicyCaller):
     ) -> Outputs:
         """Return actions, extras and new state for observations of these envs."""
         count = len(observations[0])
-        numbers = np.arange(len(self._generators))[envs] if self.uses_generators else None
+        numbers = np.arange(len(self.generators))[envs] if self.uses_generators else None
         parts = []
         for begin in range(0, count, self._size):
             rows = np.arange(begin, min(begin + self._size, count))
@@ -51,7 +51,7 @@ class FixedBatchCaller(PolicyCaller):
             padded = np.concatenate([rows, np.repeat(rows[-1:], copies)])
             own = padded
             if numbers is not None:
-                own = np.concatenate([numbers[rows], np.full(copies, len(self._generators) - 1)])
+                own = np.concatenate([numbers[rows], np.full(copies, len(self.generators) - 1)])
             actions, extras, after = super().__call__(
                 [leaf[padded] for leaf in observations],
                 None if state is None else mapped(lambda leaf, at=padded: leaf[at], state),

@@ -83,7 +83,7 @@ class VectorCore:
         restarts: Whether lost workers are replaced.
         resets_itself: Whether the envs reset themselves when an episode ends (a custom ``worker``).
         closed_message: The message of the error that calls after ``close()`` raise.
-        nested: The names and autoreset modes of vector envs among the envs.
+        nested: The names and autoreset modes of vector envs among the envs; None: any mode.
 
     Attributes:
         guard: Admits one thread at a time, in the process that made it.
@@ -107,7 +107,7 @@ class VectorCore:
         restarts: bool,
         resets_itself: bool,
         closed_message: str,
-        nested: Sequence[tuple[str, AutoresetMode]] = (),
+        nested: Sequence[tuple[str, AutoresetMode | None]] = (),
     ) -> None:
         self.pool = pool
         self._nested = nested
@@ -204,7 +204,7 @@ class VectorCore:
             if layout.resets_late:
                 follow.add(AutoresetMode.NEXT_STEP)
         for name, own in self._nested:
-            if own not in follow:
+            if own is not None and own not in follow:
                 either = " or DISABLED" * (mode is AutoresetMode.SAME_STEP)
                 raise ValueError(
                     f"cannot use {name} with the autoreset mode {mode.name}: its own is "

@@ -65,8 +65,8 @@ class EnvDescription:
     reward_space: gym.spaces.Box | None  # of all of these envs; None: rewards are numbers
     stacks: list[Stack]  # how each env is stepped
     sizes: tuple[int, ...]  # of the groups
-    # The names and autoreset modes of nested vector envs.
-    nested: list[tuple[str, AutoresetMode]]
+    # The names and autoreset modes of nested vector envs; None: it follows any mode.
+    nested: list[tuple[str, AutoresetMode | None]]
     # What is known of modules whose envs interfere with each other, if there are several.
     interfering: list[str]
 
@@ -189,10 +189,9 @@ class EnvServer:
             self.stacks,
             tuple(self.sizes),
             [
-                (name_of(self.envs[rows.start]), autoreset_of(self.envs[rows.start]))
+                (name_of(env), None if hasattr(env, "use_mode") else autoreset_of(env))
                 for rows in dict.fromkeys(self.nested.values())
-                if isinstance(self.envs[rows.start], GymVectorEnv)
-                and not hasattr(self.envs[rows.start], "use_mode")  # it can follow any mode
+                if isinstance(env := self.envs[rows.start], GymVectorEnv)
             ],
             self._interfering(),
         )

@@ -208,6 +208,33 @@ def test_send_and_recv_go_on_across_renewals():
         assert "worker_lost" not in infos
 
 
+class Skips(Counting):
+    """Counts how often it was told whether somebody reads its observations."""
+
+    told = 0
+
+    def skip_frames(self, unseen):
+        self.told += 1
+
+
+@pytest.mark.slow
+def test_chunks_go_on_across_renewals():
+    found = []
+    for options in ({}, {"recycle_after": 4}):
+        with pysampler.VectorEnv(
+            [Skips] * 4, num_workers=2, autoreset_mode="SameStep", **options
+        ) as envs:
+            envs.reset(seed=1)
+            first, told = pids_of(envs), 0
+            found.append([envs.step_chunk(np.ones((4, 3), int)) for _ in range(40)])
+            assert set(first).isdisjoint(pids_of(envs)) == bool(options)
+            for _ in range(3):  # old and new envs are told
+                told = max(told, *envs.get_attr("told"))
+                envs.step_chunk(np.ones((4, 3), int))
+            assert told > 0
+    assert equal(*found)
+
+
 def zero(observations):
     return np.zeros(len(observations), int)
 

@@ -260,6 +260,22 @@ def test_rollouts_take_spare_envs():
     assert np.array_equal(*found)
 
 
+def test_an_evaluation_is_the_same_with_spare_envs():
+    lengths = []
+    for spares in (0, 2):
+        with make(Simple, num=3, spares=spares) as envs:
+            lengths.append(pysampler.evaluate(envs, zero, 12, seed=3).lengths)
+    assert np.array_equal(*lengths)
+
+
+def test_spare_envs_make_no_chunks():
+    with make(Simple) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(ValueError, match="SpareEnvs steps all of its envs or none"):
+            envs.step_chunk(np.zeros((4, 3), int))
+        envs.step(np.zeros(4, int))
+
+
 def test_options_that_do_not_work_with_spares_are_refused():
     for options, text in (
         ({"num_workers": 0}, "num_workers 0 with spare_envs, whose resets need workers"),
