@@ -48,6 +48,7 @@ class EpisodeSetup(PolicySetup):
     """The data that a worker needs to play episodes."""
 
     max_steps: int = 0
+    begins_late: bool = False  # whether steps may only reset an env
     described_by: bytes = b""  # the pickled statistics of episodes
 
 
@@ -57,7 +58,9 @@ class EpisodePolicy(WorkerPolicy):
     def __init__(self, setup: EpisodeSetup, frames: Frames, *args: Any, **options: Any) -> None:
         super().__init__(setup, frames, *args, **options)
         statistics = pickle.loads(setup.described_by)
-        self.rows = EpisodeRows(self._policy, frames, setup.max_steps, statistics)
+        self.rows = EpisodeRows(
+            *(self._policy, frames, setup.max_steps, statistics), begins_late=setup.begins_late
+        )
 
     def play(self, server: EnvServer, block: int, frame: int, job: EpisodesJob) -> EpisodesReport:
         """Begin the job's episodes, and act until an episode ends or all frames are used."""
@@ -86,14 +89,17 @@ class EpisodePolicy(WorkerPolicy):
         self.carry(job.last, frame, rows)
         for env in job.rests:
             of_block.rest(env - envs.start)
+        act, step, at = policy.act, of_block.step, frame
+        runs = self.rows.runs(envs)  # they change only when an episode ends
+        follows = policy.needs_after_step
         while not report.failures and report.steps < job.steps:
-            at = frame + report.steps
-            policy.act(self.rows.spans(at, envs))
-            of_block.step(at + 1)
-            infos = took(server.take_overflow(block))
-            policy.after_step(at + 1, rows)
+            act([(at, first, count) for first, count in runs])
+            at += 1
+            infos = took(server.take_overflow(block)) if step(at) else {}
+            if follows:
+                policy.after_step(at, rows)
             report.steps += 1
-            report.finished = self.rows.after_step(at + 1, envs, infos)
+            report.finished = self.rows.after_step(at, envs, infos)
             if report.finished or self._progress.stopped:
                 break
         return report

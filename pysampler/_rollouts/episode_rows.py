@@ -17,6 +17,8 @@ from pysampler.sync import now
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    import numpy.typing as npt
+
     from pysampler._frames.frames import Frames
     from pysampler._policies.frame_policy import FramePolicy, Span
     from pysampler._rollouts.episode_recorder import Describes
@@ -65,10 +67,13 @@ class EpisodeRows:
         frames: Frames,
         max_steps: int,
         statistics: Describes | None = None,
+        *,
+        begins_late: bool = False,
     ) -> None:
         self._policy = policy
         self._frames = frames
         self._max_steps = max_steps
+        self._begins_late = begins_late  # steps may only reset an env: vector envs do that
         self._recorder: EpisodeRecorder | None = None
         if statistics is not None:
             self._recorder = EpisodeRecorder(policy, frames, statistics)
@@ -77,12 +82,16 @@ class EpisodeRows:
         self._returns = np.zeros(frames.envs)
         self._lengths = np.zeros(frames.envs, np.int64)
         self._began = np.zeros(frames.envs, np.int64)
+        self._runs: dict[range, list[tuple[int, int]]] = {}  # by group, until envs begin or end
+        self._unchecked = 0  # steps since lengths were compared with max_steps
+        self._check_after = max_steps  # until no episode can be too long
 
     def begin(self, at: int, starts: Mapping[int, Start]) -> None:
         """Let envs begin episodes with the observations in a frame."""
         envs = np.fromiter(starts, np.int64, len(starts))
         self.starts.update(starts)
         self._busy[envs] = True
+        self._runs.clear()
         self._returns[envs] = self._lengths[envs] = 0
         self._began[envs] = now()
         for env, start in starts.items():
@@ -95,21 +104,25 @@ class EpisodeRows:
         """Forget the episodes of envs, and return those that were not over."""
         lost = {env: self.starts.pop(env) for env in envs if env in self.starts}
         self._busy[list(lost)] = False
+        self._runs.clear()
         return lost
 
-    def any_busy(self, envs: range) -> bool:
-        """Return whether any of these envs is in an episode."""
-        return bool(self._busy[envs.start : envs.stop].any())
+    def runs(self, envs: range) -> list[tuple[int, int]]:
+        """Return runs of a group's envs that are in an episode: the first, and how many."""
+        if (known := self._runs.get(envs)) is not None:
+            return known
+        busy = self._busy[envs.start : envs.stop]
+        edges = np.flatnonzero(np.diff(busy, prepend=False, append=False)).tolist()
+        runs = [
+            (envs.start + first, last - first)
+            for first, last in zip(edges[::2], edges[1::2], strict=True)
+        ]
+        self._runs[envs] = runs
+        return runs
 
     def spans(self, at: int, envs: range) -> list[Span]:
         """Return the spans of a group's envs that are in an episode, at their frame."""
-        busy = self._busy[envs.start : envs.stop]
-        if busy.all():
-            return [(at, envs.start, len(envs))]
-        edges = np.flatnonzero(np.diff(busy, prepend=False, append=False))
-        return [
-            (at, envs.start + int(first), int(last - first)) for first, last in edges.reshape(-1, 2)
-        ]
+        return [(at, first, count) for first, count in self.runs(envs)]
 
     def after_step(self, at: int, envs: range, infos: Mapping[int, Any]) -> list[Finished]:
         """Count a step of a group, and return the episodes that ended in it.
@@ -123,26 +136,30 @@ class EpisodeRows:
             ValueError: An episode took more than ``max_steps``.
         """
         frames, rows = self._frames, slice(envs.start, envs.stop)
-        counted = self._busy[rows] & (frames.has_final[at, rows] != BEGUN)
-        lengths = self._lengths[rows]
-        self._returns[rows] += np.where(counted, frames.rewards[at, rows], 0)
-        lengths += counted
         terminated = frames.terminated[at, rows]
-        ended = counted & (terminated | frames.truncated[at, rows])
-        late = self._busy[rows] & ~ended & (lengths >= self._max_steps)
-        if late.any():
-            start = self.starts[envs.start + int(np.argmax(late))]
-            raise ValueError(
-                f"cannot evaluate: episode {start.index} (seed {start.seed}) took more than "
-                f"max_steps, {self._max_steps}; wrap envs that never end in "
-                "gymnasium.wrappers.TimeLimit"
-            )
+        ended = terminated | frames.truncated[at, rows]
+        lengths = self._lengths[rows]
+        if self.runs(envs) == [(envs.start, len(envs))] and not self._begins_late:
+            self._returns[rows] += frames.rewards[at, rows]
+            lengths += 1
+            counted = None
+        else:
+            counted = self._busy[rows] & (frames.has_final[at, rows] != BEGUN)
+            self._returns[rows] += np.where(counted, frames.rewards[at, rows], 0)
+            lengths += counted
+            ended &= counted
+        self._unchecked += 1
+        if self._unchecked >= self._check_after:
+            self._check(rows, ended)
         recorder = self._recorder
         if recorder is not None:
-            for env in (envs.start + np.flatnonzero(counted)).tolist():
+            chosen = range(len(envs)) if counted is None else np.flatnonzero(counted).tolist()
+            for row in chosen:
+                env = envs.start + row
                 recorder.add(at, env, infos.get(env, {}))
-        if not ended.any():
+        if 1 not in ended.tobytes():  # faster than any() for few envs
             return []
+        self._runs.clear()
         done = now()
         finished = []
         for row in np.flatnonzero(ended).tolist():
@@ -161,6 +178,20 @@ class EpisodeRows:
                 )
             )
         return finished
+
+    def _check(self, rows: slice, ended: npt.NDArray[np.bool_]) -> None:
+        """Raise ValueError if the episode of an env took more than ``max_steps``."""
+        going = self._busy.copy()
+        going[rows] &= ~ended
+        lengths = np.where(going, self._lengths, 0)
+        if (longest := int(lengths.max())) >= self._max_steps:
+            start = self.starts[int(lengths.argmax())]
+            raise ValueError(
+                f"cannot evaluate: episode {start.index} (seed {start.seed}) took more than "
+                f"max_steps, {self._max_steps}; wrap envs that never end in "
+                "gymnasium.wrappers.TimeLimit"
+            )
+        self._unchecked, self._check_after = 0, self._max_steps - longest
 
 
 def _success(info: Mapping[str, Any]) -> bool | None:

@@ -7,16 +7,16 @@ rests is not stepped at all.
 
 With the policy in the workers, a round is a job of a group: it acts until one of its episodes ends.
 
-Each group walks the ring of frames by itself, and begins again at frame 0 with a copy of its newest
-observations.
+Groups walk the frames together, or each by itself if the policy is in the workers. Frame 0 follows
+the last one: observations are copied there, and so are those of a group that has fallen behind.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler._policies.calling import PolicyCaller
@@ -45,6 +45,7 @@ from pysampler.sync import now
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
+    from pysampler._policies.frame_policy import Span
     from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.episode_recorder import Describes
     from pysampler._rollouts.episodes import Start
@@ -53,6 +54,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeSampler"]
 
+# The steps from frame 0 to the last one. With many, workers act for long without the main process;
+# observations that are pictures may take this many bytes.
+_MOST_FRAMES = 256
+_BYTES = 1 << 25
+
 
 class EpisodeSampler(Sampler):
     """Runs a queue of episodes on a vector env.
@@ -60,8 +66,7 @@ class EpisodeSampler(Sampler):
     Args:
         leasable: The vector env.
         policy: The policy, as in ``Rollouts``.
-        options: The options of ``evaluate`` that ``Rollouts`` has too. ``horizon`` is the number of
-            steps of a group's walk through the frames.
+        options: The options of ``evaluate`` that ``Rollouts`` has too.
         batch: The number of rows of each call of the policy; None: one for each env.
         max_steps: The largest number of steps of an episode.
         statistics: Statistics of each episode; None: no further ones.
@@ -95,7 +100,6 @@ class EpisodeSampler(Sampler):
             leasable.expect_no_wrappers(self._purpose, "the policy does not act for all together")
         self._policy = policy
         self._options = options
-        self._horizon = options.horizon
         self._batch = batch
         self._max_steps = max_steps
         self._statistics = statistics
@@ -107,6 +111,10 @@ class EpisodeSampler(Sampler):
             self._transforms.learns = False
         self._caller = self._make_caller(policy)
         self._lease_envs(leasable.envs, owned=leasable.owned)
+        row = sum(
+            math.prod(field.shape) * field.dtype.itemsize for field in self._spec.observations
+        )
+        self._horizon = min(_MOST_FRAMES, max(8, _BYTES // (row * leasable.envs.num_envs + 1)))
         self._pool = self._core.pool
         self._groups = self._core.groups
         # A vector env steps all of its envs, so those whose episodes end are reset at once. Unless
@@ -144,12 +152,15 @@ class EpisodeSampler(Sampler):
         ready = list(range(len(self._groups)))
         while True:
             with self._core.enter("evaluate"):
-                self._advance(ready)
-                if not any(map(self._pool.is_pending, range(len(self._groups)))):
-                    return
-                ready, finished = self._receive()
+                if self._may_step_together(ready):
+                    finished = self._step_together(ready)
+                else:
+                    self._advance(ready)
+                    if not self._pool.pending:
+                        return
+                    ready, finished = self._receive()
+                    ready += [group for group in self._paused if group not in ready]
                 self._assign(queue, [one.env for one in finished])
-                ready += [group for group in self._paused if group not in ready]
             yield from finished
 
     # -- beginning -------------------------------------------------------------------------------
@@ -173,15 +184,17 @@ class EpisodeSampler(Sampler):
             autoreset=self._autoreset,
             options=[None if start is None else start.options for start in begun],
         )
-        self._act, self._frames = prepared.policy, prepared.frames
+        self._act, self._follows = prepared.policy, prepared.policy.needs_after_step
         self._rows = EpisodeRows(
-            *(prepared.policy, prepared.frames, self._max_steps, self._statistics)
+            *(prepared.policy, prepared.frames, self._max_steps, self._statistics),
+            begins_late=self.resets_itself,
         )
         # The outputs of the first call, if the policy would get the same arguments again.
         full = len(queue) >= envs and not (self._in_workers or caller.uses_generators)
         self._outputs = prepared.outputs if full else None
         self._was_reset = True  # the envs are in their first episodes
-        self._frame_of = np.zeros(len(self._groups), np.int64)
+        self._frame = 0  # with the newest results, if the policy acts here
+        self._frame_of = [0] * len(self._groups)  # by group
         self._group_of = {env: group for group, envs in enumerate(self._groups) for env in envs}
         self._starts: dict[int, dict[int, Start]] = {}  # by group, the episodes to begin
         self._rests: dict[int, list[int]] = {}  # by group, the envs to leave alone
@@ -198,6 +211,7 @@ class EpisodeSampler(Sampler):
                 own_process=self.envs.num_workers > 0,
                 batch=self._batch,
                 max_steps=self._max_steps,
+                begins_late=self.resets_itself,
                 described_by=pickled(self._statistics),
             )
             send_policy(self._pool, TakeEpisodePolicy, setup)
@@ -213,6 +227,34 @@ class EpisodeSampler(Sampler):
 
     # -- a round ---------------------------------------------------------------------------------
 
+    def _may_step_together(self, ready: Sequence[int]) -> bool:
+        """Return whether all groups step now: the usual case, made fast."""
+        return (
+            not (self._in_workers or self._options.as_ready or self._starts or self._rests)
+            and len(ready) == len(self._groups)
+            and all(map(self._rows.runs, self._groups))
+        )
+
+    def _step_together(self, groups: Sequence[int]) -> list[Finished]:
+        """Act and step all groups; return the episodes that ended."""
+        at, everyone = self._next_frame(groups), range(self.envs.num_envs)
+        self._act_on(self._rows.spans(at, everyone))
+        self._frame = at + 1
+        answers = self._pool.round(at + 1)
+        if answers:
+            return self._took(groups, answers)
+        self._frame_of = [at + 1] * len(groups)
+        if self._follows:
+            self._act.after_step(at + 1, slice(None))
+        return self._rows.after_step(at + 1, everyone, {})
+
+    def _act_on(self, spans: list[Span]) -> None:
+        outputs, self._outputs = self._outputs, None
+        if outputs is None:
+            self._act.act(spans)
+        else:
+            self._act.write(0, slice(None), *outputs)
+
     def _advance(self, ready: Sequence[int]) -> None:
         """Command the groups that are ready, except those without an episode."""
         self._paused = []
@@ -227,7 +269,7 @@ class EpisodeSampler(Sampler):
         if resets and begun:
             jobs = {group: self._reset_of(group, self._starts[group]) for group in begun}
             self._resetting.update(jobs)
-            self._pool.request([(g, int(self._frame_of[g])) for g in jobs], jobs)
+            self._pool.request([(g, self._frame_of[g]) for g in jobs], jobs)
             ready = [group for group in ready if group not in self._resetting]
             if self._transforms is not None:
                 self._paused = ready
@@ -235,33 +277,29 @@ class EpisodeSampler(Sampler):
         else:
             self._was_reset = False
             for group in begun:
-                self._rows.begin(int(self._frame_of[group]), self._starts.pop(group))
-        spans = []
-        stepped = []
-        for group in ready:
-            envs = self._groups[group]
-            if not self._rows.any_busy(envs):
-                continue
-            at = self._next_frame(group)
-            spans += self._rows.spans(at, envs)
-            stepped.append((group, at + 1))
-        if not stepped:
+                self._rows.begin(self._frame_of[group], self._starts.pop(group))
+        stepping = [group for group in ready if self._rows.runs(self._groups[group])]
+        if not stepping:
             return
-        outputs, self._outputs = self._outputs, None
-        if outputs is None:
-            self._act.act(spans)
-        else:
-            self._act.write(0, slice(None), *outputs)
-        self._pool.step_some(stepped)
+        at = self._next_frame(stepping)
+        self._frame = at + 1
+        self._act_on([span for g in stepping for span in self._rows.spans(at, self._groups[g])])
+        self._pool.step_some([(group, at + 1) for group in stepping])
 
-    def _next_frame(self, group: int) -> int:
-        """Return the frame of a group that is about to step, which moves from the last to 0."""
-        if self._frame_of[group] == self._horizon:
-            rows = slice(self._groups[group].start, self._groups[group].stop)
-            for leaf in self._act.carried:
-                leaf[0, rows] = leaf[self._horizon, rows]
-            self._frame_of[group] = 0
-        return int(self._frame_of[group])
+    def _next_frame(self, groups: Sequence[int]) -> int:
+        """Return the frame from which groups step next, with their newest observations.
+
+        Groups that have waited for a reset are some frames behind, and the last frame is followed
+        by the first one.
+        """
+        at = self._frame if self._frame < self._horizon else 0
+        for group in groups:
+            if (last := self._frame_of[group]) != at:
+                rows = self._rows_of(group)
+                for leaf in self._act.carried:
+                    leaf[at, rows] = leaf[last, rows]
+                self._frame_of[group] = at
+        return at
 
     def _reset_of(self, group: int, starts: Mapping[int, Start]) -> Reset:
         chosen = [starts.get(env) for env in self._groups[group]]
@@ -279,19 +317,23 @@ class EpisodeSampler(Sampler):
             self._rows.starts.update(starts)
             if not any(env in self._rows.starts for env in self._groups[group]):
                 continue
-            last = int(self._frame_of[group])
+            last = self._frame_of[group]
             self._frame_of[group] = last % self._horizon
             jobs[group] = EpisodesJob(
                 *(last, self._horizon - last % self._horizon, starts, resets, rests),
                 self._normalization,
             )
         if jobs:
-            self._pool.request([(group, int(self._frame_of[group])) for group in jobs], jobs)
+            self._pool.request([(group, self._frame_of[group]) for group in jobs], jobs)
 
     def _receive(self) -> tuple[list[int], list[Finished]]:
         """Wait for groups; return them, and the episodes that ended."""
         groups, answers = self._wait().wait(self._pool)
         self._pool.take(groups)
+        return groups, self._took(groups, answers)
+
+    def _took(self, groups: Sequence[int], answers: Sequence[Answer]) -> list[Finished]:
+        """Process the results of groups, and return the episodes that ended."""
         by_group = {answer.group: answer for answer in answers}
         self._raise_first(answers)
         finished: list[Finished] = []
@@ -307,16 +349,17 @@ class EpisodeSampler(Sampler):
                 finished += answer.result.finished
             elif group in self._resetting:
                 self._resetting.remove(group)
-                at = int(self._frame_of[group])
+                at = self._frame_of[group]
                 self._act.after_step(at, self._rows_of(group))
                 self._rows.begin(at, self._starts.pop(group))
             else:
                 self._frame_of[group] += 1
-                at = int(self._frame_of[group])
-                self._act.after_step(at, self._rows_of(group))
+                at = self._frame_of[group]
+                if self._follows:
+                    self._act.after_step(at, self._rows_of(group))
                 infos = {} if answer is None else infos_in(answer.result)
                 finished += self._rows.after_step(at, envs, infos)
-        return groups, finished
+        return finished
 
     def _rows_of(self, group: int) -> slice:
         return slice(self._groups[group].start, self._groups[group].stop)

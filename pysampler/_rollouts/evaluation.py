@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate"]
 
-# The frames that a group walks through before it copies its observations to the first one.
-_FRAMES = 16
-
 
 def evaluate(
     envs: Any,
@@ -152,7 +149,7 @@ def evaluate(
     runs = _Runs(
         *(policy, specs, batch, max_steps, normalize and normalize.frozen(), leave_out),
         RolloutOptions(
-            *(_FRAMES, policy_in, False, 1, min_envs, timeout, "call", False, False, (), threads),
+            *(1, policy_in, False, 1, min_envs, timeout, "call", False, False, (), threads),
             device=device,
         ),
     )
