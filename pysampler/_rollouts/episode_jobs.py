@@ -31,10 +31,18 @@ __all__ = [
 
 @dataclass
 class EpisodesReport:
-    """A group's report: how many steps it made, the episodes that ended, and failures."""
+    """A group's report.
+
+    Attributes:
+        steps: How many steps it made.
+        finished: The episodes that ended.
+        begun: By env, the spare of the job that it is in.
+        failures: Errors of envs.
+    """
 
     steps: int = 0
     finished: list[Finished] = field(default_factory=list)
+    begun: dict[int, Start] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -63,7 +71,7 @@ class EpisodePolicy(WorkerPolicy):
         )
 
     def play(self, server: EnvServer, block: int, frame: int, job: EpisodesJob) -> EpisodesReport:
-        """Begin the job's episodes, and act until an episode ends or all frames are used."""
+        """Begin the job's episodes, and act until one ends without a next or no frame is left."""
         policy = self._policy
         of_block, places = server.blocks[block], server.rows(block)
         envs = range(server.first + places.start, server.first + places.stop)
@@ -75,33 +83,42 @@ class EpisodePolicy(WorkerPolicy):
             report.failures += [value for _, _, value in overflow if isinstance(value, Failure)]
             return infos_in(overflow)
 
-        if job.starts:
-            if job.resets:
-                calls = [
-                    None if (start := job.starts.get(env)) is None else (start.seed, start.options)
-                    for env in envs
-                ]
-                of_block.reset(job.last, calls)
+        def begin(at: int, starts: dict[int, Start], *, resets: bool) -> None:
+            if resets:
+                chosen = [starts.get(env) for env in envs]
+                calls = [None if start is None else (start.seed, start.options) for start in chosen]
+                of_block.reset(at, calls)
                 took(server.take_overflow(block))
-                policy.after_step(job.last, rows)
-            self.rows.forget(job.starts)
-            self.rows.begin(job.last, job.starts)
+                policy.after_step(at, rows)
+            self.rows.forget(starts)
+            self.rows.begin(at, starts)
+
+        if job.starts:
+            begin(job.last, job.starts, resets=job.resets)
         self.carry(job.last, frame, rows)
         for env in job.rests:
             of_block.rest(env - envs.start)
         act, step, at = policy.act, of_block.step, frame
-        runs = self.rows.runs(envs)  # they change only when an episode ends
+        spares = list(job.spares)
+        runs = self.rows.runs(envs)
         follows = policy.needs_after_step
-        while not report.failures and report.steps < job.steps:
+        while not report.failures and report.steps < job.steps and not self._progress.stopped:
             act([(at, first, count) for first, count in runs])
             at += 1
             infos = took(server.take_overflow(block)) if step(at) else {}
             if follows:
                 policy.after_step(at, rows)
             report.steps += 1
-            report.finished = self.rows.after_step(at, envs, infos)
-            if report.finished or self._progress.stopped:
-                break
+            if ended := self.rows.after_step(at, envs, infos):
+                report.finished += ended
+                for one in ended:
+                    report.begun.pop(one.env, None)
+                if len(ended) > len(spares):
+                    break
+                starts = {one.env: spares.pop(0) for one in ended}
+                report.begun.update(starts)
+                begin(at, starts, resets=job.resets_spares)
+                runs = self.rows.runs(envs)
         return report
 
 
@@ -128,7 +145,7 @@ class LoseEpisodes(Repeated):
 
 @dataclass(frozen=True)
 class EpisodesJob(Job):
-    """Acts and steps a group until an episode ends, from the frame of the command on.
+    """Acts and steps a group from the frame of the command on, until it needs another episode.
 
     Attributes:
         last: The frame with the envs' newest results.
@@ -136,6 +153,8 @@ class EpisodesJob(Job):
         starts: By env, the episodes that begin.
         resets: Whether the envs must be reset for these.
         rests: Envs to leave alone, because no episode is left for them.
+        spares: The next episodes. Envs whose episodes end begin these without asking.
+        resets_spares: Whether the envs must be reset for these.
         normalization: The normalization of observations.
     """
 
@@ -144,6 +163,8 @@ class EpisodesJob(Job):
     starts: dict[int, Start]
     resets: bool
     rests: Sequence[int]
+    spares: Sequence[Start]
+    resets_spares: bool
     normalization: Normalization | None
     doing = "acting and stepping"
     culprit = ("the policy", "acting")

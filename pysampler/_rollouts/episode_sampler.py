@@ -135,7 +135,8 @@ class EpisodeSampler(Sampler):
         try:
             set_torch_threads(self._options.threads)
             with self._enter("evaluate"):
-                yield from self._run(deque(starts))
+                self._queue = deque(starts)
+                yield from self._run()
         except Exception:
             self._core.drop_work(self._work_name, stopped=True)
             raise
@@ -146,9 +147,9 @@ class EpisodeSampler(Sampler):
             if self._options.threads is not None:
                 set_torch_threads(threads)
 
-    def _run(self, queue: deque[Start]) -> Generator[Finished]:
-        self._prepare(queue)
-        self._assign(queue, range(self.envs.num_envs))
+    def _run(self) -> Generator[Finished]:
+        self._prepare(self._queue)
+        self._assign(range(self.envs.num_envs))
         ready = list(range(len(self._groups)))
         while True:
             with self._core.enter("evaluate"):
@@ -160,7 +161,8 @@ class EpisodeSampler(Sampler):
                         return
                     ready, finished = self._receive()
                     ready += [group for group in self._paused if group not in ready]
-                self._assign(queue, [one.env for one in finished])
+                ended = dict.fromkeys(one.env for one in finished)
+                self._assign([env for env in ended if env not in self._rows.starts])
             yield from finished
 
     # -- beginning -------------------------------------------------------------------------------
@@ -198,6 +200,7 @@ class EpisodeSampler(Sampler):
         self._group_of = {env: group for group, envs in enumerate(self._groups) for env in envs}
         self._starts: dict[int, dict[int, Start]] = {}  # by group, the episodes to begin
         self._rests: dict[int, list[int]] = {}  # by group, the envs to leave alone
+        self._spares: dict[int, list[Start]] = {}  # by group, those of its job
         self._resetting: set[int] = set()  # groups that reset envs
         self._paused: list[int] = []  # groups that wait for those, if all must act together
         if self._in_workers:
@@ -216,12 +219,12 @@ class EpisodeSampler(Sampler):
             )
             send_policy(self._pool, TakeEpisodePolicy, setup)
 
-    def _assign(self, queue: deque[Start], envs: Sequence[int]) -> None:
+    def _assign(self, envs: Sequence[int]) -> None:
         """Give the next episodes to envs, or let them rest."""
         for env in envs:
             group = self._group_of[env]
-            if queue:
-                self._starts.setdefault(group, {})[env] = queue.popleft()
+            if self._queue:
+                self._starts.setdefault(group, {})[env] = self._queue.popleft()
             else:
                 self._rests.setdefault(group, []).append(env)
 
@@ -319,9 +322,12 @@ class EpisodeSampler(Sampler):
                 continue
             last = self._frame_of[group]
             self._frame_of[group] = last % self._horizon
+            # Few enough that no group holds episodes for which envs of others wait.
+            count = min(len(self._groups[group]), len(self._queue) // (2 * self.envs.num_envs))
+            self._spares[group] = [self._queue.popleft() for _ in range(count)]
             jobs[group] = EpisodesJob(
                 *(last, self._horizon - last % self._horizon, starts, resets, rests),
-                self._normalization,
+                *(self._spares[group], not self.resets_itself, self._normalization),
             )
         if jobs:
             self._pool.request([(group, self._frame_of[group]) for group in jobs], jobs)
@@ -339,14 +345,13 @@ class EpisodeSampler(Sampler):
         finished: list[Finished] = []
         for group in groups:
             answer, envs = by_group.get(group), self._groups[group]
+            spares = self._spares.pop(group, [])
             if answer is not None and answer.replaced is not None:
                 self._begin_again(group)
+                self._queue.extendleft(reversed(spares))
             elif self._in_workers:
                 assert answer is not None
-                self._frame_of[group] += answer.result.steps
-                for one in answer.result.finished:
-                    self._rows.starts.pop(one.env)
-                finished += answer.result.finished
+                finished += self._reported(group, answer.result, spares)
             elif group in self._resetting:
                 self._resetting.remove(group)
                 at = self._frame_of[group]
@@ -360,6 +365,19 @@ class EpisodeSampler(Sampler):
                 infos = {} if answer is None else infos_in(answer.result)
                 finished += self._rows.after_step(at, envs, infos)
         return finished
+
+    def _reported(
+        self, group: int, report: EpisodesReport, spares: Sequence[Start]
+    ) -> list[Finished]:
+        """Process a report; return unused spares to the queue, and the episodes that ended."""
+        self._frame_of[group] += report.steps
+        for one in report.finished:
+            self._rows.starts.pop(one.env, None)
+        self._rows.starts.update(report.begun)
+        used = {one.index for one in report.finished}
+        used.update(start.index for start in report.begun.values())
+        self._queue.extendleft(one for one in reversed(spares) if one.index not in used)
+        return report.finished
 
     def _rows_of(self, group: int) -> slice:
         return slice(self._groups[group].start, self._groups[group].stop)

@@ -81,6 +81,13 @@ def test_an_episode_may_have_exactly_max_steps(length):
             pysampler.evaluate(env, policy, 3, num_envs=2, max_steps=length - 1)
 
 
+def test_a_later_episode_may_not_have_more_than_max_steps():
+    env = functools.partial(Scripted, "..t" + "." * 20 + "t")
+    assert pysampler.evaluate(env, policy, 2, num_envs=1, max_steps=21).lengths.tolist() == [3, 21]
+    with pytest.raises(ValueError, match="episode 1 .* took more than max_steps, 20"):
+        pysampler.evaluate(env, policy, 2, num_envs=1, max_steps=20)
+
+
 def test_max_steps_ignores_envs_that_are_done():
     """Further steps do not count towards max_steps."""
     fns = [functools.partial(Scripted, script) for script in ("t" + "." * 999, "." * 299 + "t")]

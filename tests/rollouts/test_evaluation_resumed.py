@@ -1,6 +1,9 @@
 """Evaluations that are interrupted and continued, their order and their progress."""
 
+import signal
+import subprocess
 import sys
+import time
 from typing import ClassVar
 
 import gymnasium as gym
@@ -96,7 +99,12 @@ def test_a_half_written_line_is_dropped(tmp_path, begun):
     evaluation = pysampler.evaluate(Steps, still, SPECS, **arguments)
     assert begun == [5, 6, 7, 8, 9, 10]
     assert len(evaluation.episodes) == 9
-    assert len(file.read_text().splitlines()) == 10
+    assert file.read_text().startswith("".join(lines[:4]))
+    assert sorted(file.read_text().splitlines()[4:])[0].startswith('{"index": 3,')
+    begun.clear()
+    again = pysampler.evaluate(Steps, still, SPECS, **arguments)
+    assert again.episodes == evaluation.episodes
+    assert begun == []
 
 
 @pytest.mark.parametrize("other", [{"seed": 3}, {"episodes": SPECS[:4]}])
@@ -139,3 +147,50 @@ def test_progress_is_a_bar_of_tqdm(capsys):
 def test_progress_is_off_by_default(capsys):
     pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2)
     assert capsys.readouterr().err == ""
+
+
+SCRIPT = """
+import sys, time
+import gymnasium as gym
+import numpy as np
+import pysampler
+
+class Slow(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        self.left = 3 + seed % 3
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        time.sleep(float(sys.argv[2]))
+        self.left -= 1
+        return np.zeros(1, np.float32), 1.0, self.left == 0, False, {}
+
+if __name__ == "__main__":
+    evaluation = pysampler.evaluate(
+        Slow, lambda o: np.zeros(len(o), int), 60, seed=0, num_envs=4, num_workers=2,
+        resume=sys.argv[1], policy_in=sys.argv[3],
+    )
+    print(evaluation.lengths.tolist())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_ctrl_c_keeps_the_results_so_far(tmp_path, where):
+    script, file = tmp_path / "script.py", tmp_path / "file"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(file)]
+    with subprocess.Popen([*command, "0.1", where], stderr=subprocess.PIPE, text=True) as running:
+        while not (file.exists() and len(file.read_text().splitlines()) > 3):
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate()
+    assert "KeyboardInterrupt" in errors
+    assert "the same call runs the others" in errors
+    before = file.read_text()
+    assert 4 <= len(before.splitlines()) < 61
+    done = subprocess.run([*command, "0", where], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([3 + seed % 3 for seed in range(60)])
+    assert file.read_text().startswith(before)
