@@ -92,7 +92,8 @@ class BatchBlock(ChunkBlock):
         # Writes the results of a step of all envs.
         self._rows = _core.BatchRows(first, count, meter, self.elapsed, max_episode_steps or _NEVER)
         self.begun = np.zeros(count, bool)  # reset at least once
-        self._all_begun = False
+        self._all_begun = False  # and none rests
+        self.resting = np.zeros(count, bool)  # steps leave these alone
         self.ended = np.zeros(count, bool)  # to be reset by the next step
         self.any_ended = False
         self.seeds: dict[int, int] = {}
@@ -153,6 +154,8 @@ class BatchBlock(ChunkBlock):
         rows = slice(self.first, self.first + self.count)
         self._frame_rows = rows
         self._autoreset, self._keep = autoreset, keep
+        self.resting[:] = False
+        self._count_begun()
         [observations] = frames.observations
         self._observations = observations[:, rows]
         self._finals = frames.final_observations[0][:, rows] if frames.final_observations else None
@@ -247,7 +250,15 @@ class BatchBlock(ChunkBlock):
     def begin_episode(self, i: int) -> None:
         """Mark env ``i`` as reset, after a user's call has reset it."""
         self.begun[i] = True
-        self._all_begun = bool(self.begun.all())
+        self._count_begun()
+
+    def _count_begun(self) -> None:
+        self._all_begun = bool((self.begun & ~self.resting).all())
+
+    def rest(self, i: int) -> None:
+        """Let steps leave env ``i`` alone until it is reset."""
+        self.resting[i] = True
+        self._count_begun()
 
     def _end_some(self, frame: int, observations: Array, infos: dict[str, Array]) -> None:
         """Handle the episodes that ended in a step of all envs."""
@@ -269,7 +280,7 @@ class BatchBlock(ChunkBlock):
         if len(resets):
             self._reset(frame, resets.astype(np.int32))
         began = now()
-        going = self.begun.copy()
+        going = self.begun & ~self.resting
         going[resets] = False
         going &= ~makes_none
         steps: Array = np.flatnonzero(going).astype(np.int32)
@@ -403,7 +414,8 @@ class BatchBlock(ChunkBlock):
         observations, infos = self.begin_rows(ids, rngs)
         if not self._all_begun:
             self.begun[ids] = True
-            self._all_begun = bool(self.begun.all())
+            self.resting[ids] = False
+            self._count_begun()
         if self.any_ended:
             self.ended[ids] = False
             self.any_ended = bool(self.ended.any())
@@ -530,7 +542,7 @@ class BatchBlock(ChunkBlock):
                 self.rngs[i], self.rng_seeds[i] = gym.utils.seeding.np_random()
             else:
                 self.rngs[i] = self.rng_seeds[i] = None
-        self._all_begun = bool(self.begun.all())
+        self._count_begun()
         self.any_ended = bool(self.ended.any())
 
     # -- helpers ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import NormalizeObservation
 
 import pysampler
 from pysampler import EpisodeSpec
@@ -149,6 +150,29 @@ def test_envs_without_an_episode_are_not_stepped(where):
             evaluation = pysampler.evaluate(envs, Drawing(), SPECS[:episodes], seed=11)
             assert results(evaluation) == expected()[:episodes]
             assert len(evaluation.episodes) == episodes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "wrapper"),
+    [("CartPole-v1", None), ("Pendulum-v1", NormalizeObservation), ("Hopper-v5", None)],
+)
+def test_every_step_is_one_of_an_episode(env, wrapper):
+    """Also where envs step together: native MuJoCo, and wrappers that run on arrays."""
+    if env == "Hopper-v5":
+        pytest.importorskip("mujoco")
+    wrappers = None if wrapper is None else [wrapper]
+    with pysampler.make_vec(env, 8, num_workers=1, max_episode_steps=50, wrappers=wrappers) as envs:
+
+        def policy(observations):
+            space = envs.single_action_space
+            return np.zeros((len(observations), *space.shape), space.dtype)
+
+        evaluation = pysampler.evaluate(envs, policy, 11, seed=3)
+        assert envs.stats().steps.count.sum() == evaluation.lengths.sum()
+        if env != "CartPole-v1":  # which warns
+            envs.step(envs.action_space.sample())  # all of them
+            assert envs.stats().steps.count.sum() == evaluation.lengths.sum() + 8
 
 
 def test_a_vector_env_steps_all_envs_again_after_an_evaluation():
