@@ -67,7 +67,8 @@ def share(arrays: Tree) -> Tree:
 
     def place(array: npt.NDArray[Any], path: str) -> int:
         nonlocal end
-        if not isinstance(array, np.ndarray):
+        # Other subclasses have more than the numbers, such as a mask.
+        if type(array) not in (np.ndarray, np.memmap, SharedArray):
             raise TypeError(
                 f"cannot share arrays: {path or 'it'} is a {type(array).__name__}, expected an "
                 "array, or a dict, list or tuple of arrays"

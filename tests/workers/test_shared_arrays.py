@@ -138,6 +138,8 @@ def test_messages_to_running_workers_refuse_shared_arrays():
 def test_only_arrays_of_plain_numbers_are_shared():
     with pytest.raises(TypeError, match=r"\['a'\]\[1\] is a float, expected an array"):
         pysampler.share({"a": [np.zeros(1), 1.0]})
+    with pytest.raises(TypeError, match="it is a MaskedArray, expected an array"):
+        pysampler.share(np.ma.array([1.0, 99.0], mask=[0, 1]))
     with pytest.raises(ValueError, match="dtype object holds Python objects"):
         pysampler.share(np.array([None]))
 
