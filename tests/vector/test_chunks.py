@@ -646,6 +646,10 @@ class Camera(Scripted):
         self.said.append(unseen)
         self.unseen = unseen
 
+    def reset(self, **options):
+        seen, info = super().reset(**options)
+        return (np.full(2, np.nan) if self.unseen else seen), info
+
     def step(self, action):
         result = super().step(action)
         ended = result[2]
@@ -677,6 +681,7 @@ def test_end_of_an_episode_is_always_seen(mode):
         seen, *_, infos = envs.step_chunk(chunk(envs, env_0=[0, 1]))
         last = infos["final_obs"][0] if mode is SAME_STEP else seen[0]
         assert last[0] == 2
+        assert not np.isnan(seen).any()
         assert envs.get_attr("rendered") == ([2], [4])
         assert envs.get_attr("unseen") == (False, False)
 
