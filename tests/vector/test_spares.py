@@ -83,6 +83,7 @@ def equal(a, b):
     return np.array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_episodes_do_not_depend_on_the_number_of_workers(mode):
     runs = []
@@ -128,7 +129,7 @@ def replayed(seen, actions, mode, slot):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_each_slot_shows_whole_episodes(mode):
-    with make(autoreset_mode=mode) as envs:
+    with make(autoreset_mode=mode, num_workers=2) as envs:
         seen = run(envs, mode)
         envs.action_space.seed(0)
         actions = [list(iterate(envs.action_space, envs.action_space.sample())) for _ in range(50)]
@@ -260,6 +261,7 @@ def test_rollouts_take_spare_envs():
     assert np.array_equal(*found)
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_the_same_with_spare_envs():
     lengths = []
     for spares in (0, 2):
