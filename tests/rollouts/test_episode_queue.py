@@ -235,3 +235,41 @@ def test_tasks_and_states_are_options_of_the_reset():
     spec = EpisodeSpec(options={"bonus": 1}, task={"goal": 2}, state=[3])
     assert spec.reset_options == {"bonus": 1, "task": {"goal": 2}, "state": [3]}
     assert EpisodeSpec().reset_options is None
+
+
+@pytest.mark.parametrize(("num_envs", "batch"), [(1, 4), (3, 2), (7, 3), (2, 1)])
+def test_a_policy_with_a_fixed_batch_always_gets_this_many_rows(num_envs, batch):
+    seen = set()
+
+    def policy(observations, generators):
+        assert len(generators) == len(observations)
+        seen.add(len(observations))
+        return observations[:, :1]
+
+    evaluation = pysampler.evaluate(
+        Walk, policy, 12, seed=3, num_envs=num_envs, num_workers=0, batch=batch
+    )
+    assert seen == {batch}
+    plain = pysampler.evaluate(Walk, policy, 12, seed=3, num_envs=num_envs, num_workers=0)
+    assert evaluation.episodes == plain.episodes
+
+
+@pytest.mark.slow
+def test_a_network_with_a_fixed_batch_gives_the_same_results_for_any_number_of_envs():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1)
+    layers = torch.nn.Linear(3, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1)
+    net = torch.nn.Sequential(*layers)
+    runs = [
+        pysampler.evaluate(
+            *("Pendulum-v1", net, 6), seed=3, num_envs=n, num_workers=0, batch=8, policy_in=where
+        )
+        for n, where in ((1, "main"), (3, "main"), (6, "main"), (4, "workers"))
+    ]
+    assert runs[0].episodes == runs[1].episodes == runs[2].episodes == runs[3].episodes
+
+
+@pytest.mark.parametrize("batch", [0, 1.5, "8"])
+def test_bad_batches_are_refused(batch):
+    with pytest.raises(ValueError, match="cannot evaluate: batch"):
+        pysampler.evaluate(Walk, Drawing(), 2, batch=batch)
