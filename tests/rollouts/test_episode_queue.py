@@ -209,11 +209,16 @@ def test_normalized_results_do_not_depend_on_the_number_of_envs():
         next(rollouts)
     runs = [
         pysampler.evaluate(
-            *(Walk, policy, 12), seed=3, num_envs=n, num_workers=0, normalize=normalizer
+            *(Walk, policy, 12),
+            seed=3,
+            num_envs=n,
+            num_workers=0,
+            normalize=normalizer,
+            policy_in=where,
         )
-        for n in (1, 5)
+        for n, where in ((1, "main"), (5, "main"), (5, "workers"))
     ]
-    assert runs[0].episodes == runs[1].episodes
+    assert runs[0].episodes == runs[1].episodes == runs[2].episodes
     assert (runs[0].returns != pysampler.evaluate(Walk, policy, 12, seed=3).returns).any()
 
 
