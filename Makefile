@@ -133,6 +133,7 @@ bench-mujoco: $(VENV)/package.stamp $(VENV)/bench.stamp
 
 bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/partial.py --out benchmarks/results
+	$(BIN)/python benchmarks/slow_resets.py --out benchmarks/results
 	$(BIN)/python benchmarks/auto_batches.py --out benchmarks/results
 
 bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
