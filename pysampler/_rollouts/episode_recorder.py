@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pysampler._policies.trees import batch_from
+from pysampler._rollouts.evaluation_results import COLUMNS
 from pysampler._rollouts.rollout import Episode
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from pysampler._frames.frames import Frames
     from pysampler._policies.frame_policy import FramePolicy
 
-__all__ = ["Describes", "EpisodeRecorder"]
+__all__ = ["Describes", "EpisodeRecorder", "expect_describes"]
+
+_PARTS = "observations", "actions", "rewards", "extras", "infos"
 
 
 class Describes(Protocol):
@@ -29,6 +32,19 @@ class Describes(Protocol):
 
     def describe(self, episode: Episode) -> dict[str, float]:
         """Return the statistics of an episode, by name."""
+
+
+def expect_describes(statistics: Any) -> None:
+    """Raise TypeError or ValueError unless this computes statistics of episodes."""
+    if not (hasattr(statistics, "describe") and hasattr(statistics, "keep")):
+        raise TypeError(
+            f"cannot evaluate: statistics is a {type(statistics).__name__}, expected a "
+            "pysampler.EpisodeStatistics"
+        )
+    if unknown := [name for name in statistics.keep if name not in _PARTS]:
+        raise ValueError(
+            f"cannot evaluate: statistics keep {unknown[0]!r}, expected some of {_PARTS}"
+        )
 
 
 class EpisodeRecorder:
@@ -91,7 +107,13 @@ class EpisodeRecorder:
             truncated=bool(frames.truncated[at, env]),
             infos=_stacked_infos([step["infos"] for step in steps]),
         )
-        return self._statistics.describe(episode)
+        described = self._statistics.describe(episode)
+        if taken := [name for name in described if name in COLUMNS]:
+            raise ValueError(
+                f"cannot evaluate: a statistic is named {taken[0]!r}, expected none of {COLUMNS}, "
+                "which are columns of each episode"
+            )
+        return {name: float(value) for name, value in described.items()}
 
 
 def _stacked_infos(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:

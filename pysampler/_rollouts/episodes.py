@@ -36,7 +36,7 @@ class EpisodeSpec:
         """All options of the reset together; None if there are none."""
         named = {"task": self.task, "state": self.state}
         own = {name: value for name, value in named.items() if value is not None}
-        return {**(self.options or {}), **own} or None
+        return None if self.options is None and not own else {**(self.options or {}), **own}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pysampler._numbers import whole_number
 from pysampler._policies.normalize import expect_normalizer
 from pysampler._policies.sampler import makes_envs, vector_env_of
+from pysampler._rollouts.episode_recorder import expect_describes
 from pysampler._rollouts.episode_sampler import EpisodeSampler
 from pysampler._rollouts.episodes import EpisodeSpec, longest_first, starts_of
 from pysampler._rollouts.evaluation_file import EvaluationFile
@@ -71,7 +73,8 @@ def evaluate(
 
     Args:
         envs: The ``envs`` of :class:`pysampler.Rollouts`; or open rollouts, whose vector env is
-            then used: their next rollout begins with a reset.
+            then used: their next rollout begins with a reset. Reset a vector env of yours before
+            you step it again: its envs are left where their episodes ended.
         policy: A policy, as in :class:`pysampler.Rollouts`.
         episodes: How many episodes, or a list of :class:`pysampler.EpisodeSpec`.
         num_envs: How many envs to make; by default one for each episode, up to 8.
@@ -129,10 +132,11 @@ def evaluate(
     max_steps = whole_number("evaluate", "max_steps", max_steps, 1)
     if batch is not None:
         batch = whole_number("evaluate", "batch", batch, 1)
-    if statistics is not None and not hasattr(statistics, "describe"):
+    if statistics is not None:
+        expect_describes(statistics)
+    if not (order is None or isinstance(order, Evaluation)):
         raise TypeError(
-            f"cannot evaluate: statistics is a {type(statistics).__name__}, expected a "
-            "pysampler.EpisodeStatistics"
+            f"cannot evaluate: order is a {type(order).__name__}, expected a pysampler.Evaluation"
         )
     if normalize is not None:
         expect_normalizer(normalize, "evaluate")
@@ -164,7 +168,11 @@ def evaluate(
             left = [start for start in starts if start.index not in found]
             if order is not None:
                 left = longest_first(left, [(one.seed, one.length) for one in order.episodes])
-            shown = stack.enter_context(Progress(len(specs), len(found))) if progress else None
+            shown = (
+                stack.enter_context(Progress(len(specs), len(found)))
+                if progress and sys.stderr is not None
+                else None
+            )
             for index, result in runs.run(left, statistics, envs, num_envs, vector_kwargs):
                 found[index] = result
                 if file is not None:
@@ -246,7 +254,7 @@ class _Runs:
 def _expect_plain(specs: Sequence[EpisodeSpec]) -> None:
     """Raise ValueError if an episode has what vector envs that reset themselves cannot get."""
     for index, spec in enumerate(specs):
-        if spec != EpisodeSpec():
+        if any(value is not None for value in vars(spec).values()):
             raise ValueError(
                 f"cannot evaluate: episode {index} is {spec}, but the vector env resets its envs "
                 "itself, without seeds and options; expected a number of episodes, or "

@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Comparison", "EpisodeResult", "Evaluation"]
+__all__ = ["COLUMNS", "Comparison", "EpisodeResult", "Evaluation"]
 
+# The columns of a table that statistics cannot have.
+COLUMNS = (
+    *("seed", "task", "return", "length", "terminated", "success", "seconds"),
+    *("steps_per_second", "video"),
+)
 _SHOWN = 20  # rows of a table in a notebook
 
 
@@ -133,12 +138,14 @@ class Evaluation:
     @property
     def mean(self) -> float:
         """The mean of the returns."""
-        return float(self.returns.mean())
+        with np.errstate(invalid="ignore"):  # of infinite returns
+            return float(self.returns.mean())
 
     @property
     def std(self) -> float:
         """The standard deviation of the returns."""
-        return float(self.returns.std())
+        with np.errstate(invalid="ignore"):
+            return float(self.returns.std())
 
     def interval(self, level: float = 0.95) -> Interval:
         """Return a bootstrap confidence interval of the mean return.
@@ -166,11 +173,11 @@ class Evaluation:
     def compare(self, other: Evaluation, column: str = "return", level: float = 0.95) -> Comparison:
         """Compare two evaluations of the same episodes, pair by pair.
 
-        Pairs have the same seed, so their differences vary less than those of the means. Each
-        policy should draw its random numbers from ``generators``, if it draws any.
+        Pairs have the same seed and task, so their differences vary less than those of the means.
+        Each policy should draw its random numbers from ``generators``, if it draws any.
 
         Args:
-            other: An evaluation of the same seeds, in the same order.
+            other: An evaluation of the same seeds and tasks, in the same order.
             column: The column of the table to compare.
             level: The confidence level.
         """
@@ -180,6 +187,12 @@ class Evaluation:
                 f"cannot compare evaluations: the seeds are {own[:3]}... and {theirs[:3]}..., "
                 "expected the same seeds in the same order"
             )
+        for i, (one, two) in enumerate(zip(self.episodes, other.episodes, strict=True)):
+            if one.task is not two.task and repr(one.task) != repr(two.task):
+                raise ValueError(
+                    f"cannot compare evaluations: the tasks of episode {i} are {one.task!r} and "
+                    f"{two.task!r}, expected the same tasks in the same order"
+                )
         differences = self._column(column) - other._column(column)
         return Comparison(differences, bootstrap(differences, level))
 
@@ -189,7 +202,13 @@ class Evaluation:
             raise ValueError(
                 f"cannot compare evaluations: column {name!r}, expected one of {list(missing[0])}"
             )
-        return np.array([row[name] for row in rows], np.float64)
+        try:
+            return np.array([row[name] for row in rows], np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"cannot compare evaluations: column {name!r} has {rows[0][name]!r}, expected "
+                "numbers"
+            ) from error
 
     @property
     def _columns(self) -> list[str]:
@@ -219,6 +238,8 @@ class Evaluation:
     def plot(self, axes: Any = None) -> Any:
         """Draw the returns as a histogram, with their mean and its confidence interval.
 
+        Infinite returns and NaN are left out of the histogram.
+
         Args:
             axes: The ``matplotlib`` axes to draw to; None: new ones.
 
@@ -230,11 +251,12 @@ class Evaluation:
 
             axes = plt.subplots()[1]
         low, high = self.interval()
-        axes.hist(self.returns, bins="auto", alpha=0.5)
-        axes.axvspan(low, high, alpha=0.2, label="95 % interval of the mean")
-        axes.axvline(self.mean, label=f"mean {self.mean:.4g}")
+        axes.hist(self.returns[np.isfinite(self.returns)], bins="auto", alpha=0.5)
+        if np.isfinite([low, high]).all():
+            axes.axvspan(low, high, alpha=0.2, label="95 % interval of the mean")
+            axes.axvline(self.mean, label=f"mean {self.mean:.4g}")
+            axes.legend()
         axes.set(xlabel="return", ylabel="episodes")
-        axes.legend()
         return axes
 
     def __str__(self) -> str:

@@ -44,11 +44,12 @@ def bootstrap(values: npt.NDArray[np.float64], level: float = 0.95) -> Interval:
     rng = np.random.default_rng(0)
     means: list[npt.NDArray[np.float64]] = []
     left = _RESAMPLES
-    while left > 0:
-        rows = min(left, max(1, _CHUNK // count))
-        means.append(values[rng.integers(count, size=(rows, count))].mean(axis=1))
-        left -= rows
-    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+    with np.errstate(invalid="ignore"):  # of infinite values
+        while left > 0:
+            rows = min(left, max(1, _CHUNK // count))
+            means.append(values[rng.integers(count, size=(rows, count))].mean(axis=1))
+            left -= rows
+        low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high))
 
 

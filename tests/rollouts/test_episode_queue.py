@@ -240,6 +240,7 @@ def test_tasks_and_states_are_options_of_the_reset():
     spec = EpisodeSpec(options={"bonus": 1}, task={"goal": 2}, state=[3])
     assert spec.reset_options == {"bonus": 1, "task": {"goal": 2}, "state": [3]}
     assert EpisodeSpec().reset_options is None
+    assert EpisodeSpec(options={}).reset_options == {}
 
 
 @pytest.mark.parametrize(("num_envs", "batch"), [(1, 4), (3, 2), (7, 3), (2, 1)])

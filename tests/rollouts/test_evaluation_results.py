@@ -11,6 +11,8 @@ from gymnasium import spaces
 
 import pysampler
 from pysampler import EpisodeResult, Evaluation
+from pysampler._rollouts import evaluation_results
+from pysampler._rollouts.episode_rows import _success
 
 
 def made(returns, **columns):
@@ -170,9 +172,65 @@ def test_statistics_describe_whole_episodes(where):
     assert evaluation.successes.tolist() == [True] + [False] * 29  # the last info
 
 
-def test_statistics_must_describe_episodes():
-    with pytest.raises(TypeError, match="cannot evaluate: statistics is a function, expected a"):
-        pysampler.evaluate(Steps, double, 1, statistics=describe)
+class Own:
+    """Statistics by an object of the user."""
+
+    def __init__(self, described, **attributes):
+        self.described = described
+        vars(self).update(attributes)
+
+    def describe(self, episode):
+        return self.described
+
+
+@pytest.mark.parametrize(
+    ("statistics", "error", "match"),
+    [
+        (describe, TypeError, "cannot evaluate: statistics is a function, expected a"),
+        (Own({}), TypeError, "cannot evaluate: statistics is a Own, expected a"),
+        (Own({}, keep=["speed"]), ValueError, "statistics keep 'speed', expected some of"),
+        (Own({"return": 1.0}, keep=[]), ValueError, "a statistic is named 'return', expected none"),
+    ],
+)
+def test_statistics_must_describe_episodes(statistics, error, match):
+    with pytest.raises(error, match=match):
+        pysampler.evaluate(Steps, double, 1, num_workers=0, statistics=statistics)
+
+
+def test_statistics_cannot_have_the_name_of_a_column():
+    every = EpisodeResult(0, 1.0, 1, True, True, "task", 1.0, {}, "video")  # noqa: FBT003
+    assert tuple(every.row) == evaluation_results.COLUMNS
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinite_returns_and_nan_are_shown():
+    pytest.importorskip("matplotlib").use("Agg")
+    for value in (np.inf, -np.inf, np.nan):
+        evaluation = made([1, value, np.inf])
+        assert "over 3 episodes" in str(evaluation)
+        evaluation.plot()
+
+
+@pytest.mark.parametrize(
+    ("info", "success"),
+    [({"is_success": None, "success": True}, True), ({"is_success": None}, None)],
+)
+def test_a_success_of_none_says_nothing(info, success):
+    assert _success(info) is success
+
+
+def test_evaluations_of_other_tasks_are_not_compared():
+    one, other = made([1, 2], task=["a", "b"]), made([1, 2], task=["a", "c"])
+    with pytest.raises(ValueError, match="the tasks of episode 1 are 'b' and 'c', expected the"):
+        one.compare(other)
+    assert one.compare(made([1, 2], task=["a", "b"])).mean == 0
+    with pytest.raises(ValueError, match="column 'task' has 'a', expected numbers"):
+        one.compare(one, "task")
+
+
+def test_other_orders_are_refused():
+    with pytest.raises(TypeError, match="order is a list, expected a pysampler.Evaluation"):
+        pysampler.evaluate(Steps, double, 1, order=[3])
 
 
 def test_results_have_the_time_of_their_episodes():

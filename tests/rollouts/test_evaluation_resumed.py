@@ -144,6 +144,11 @@ def test_progress_is_a_bar_of_tqdm(capsys):
     assert "9/9" in capsys.readouterr().err
 
 
+def test_progress_is_dropped_without_stderr(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2, progress=True)
+
+
 def test_progress_is_off_by_default(capsys):
     pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2)
     assert capsys.readouterr().err == ""

@@ -180,8 +180,9 @@ def test_evaluate_counts_the_episodes_of_any_vector_env():
 
 def test_vector_envs_that_reset_themselves_take_no_options_of_episodes():
     told = "cannot evaluate: episode 0 is EpisodeSpec.*the vector env resets its envs itself"
-    with pytest.raises(ValueError, match=told):
-        pysampler.evaluate(CartPoleVectorEnv(2), policy, [pysampler.EpisodeSpec(seed=1)])
+    for one in ({"seed": 1}, {"state": np.zeros(4)}):
+        with pytest.raises(ValueError, match=told):
+            pysampler.evaluate(CartPoleVectorEnv(2), policy, [pysampler.EpisodeSpec(**one)])
 
 
 def test_seeds_of_vector_envs_that_reset_themselves_are_those_of_the_first_episodes():
