@@ -24,7 +24,7 @@ from pysampler._vector.make import vector_options
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Unpack
 
     from pysampler._policies.normalize import Normalizer
@@ -105,7 +105,8 @@ def evaluate(
         order: An earlier evaluation with the same seeds: begin with the episodes that were longest
             in it, so that no long one is left for the end. The results keep their order.
         resume: A file to write the result of each episode to. If it exists, continue the evaluation
-            in it: after Ctrl-C or a crash, the same call runs only the missing episodes.
+            in it: after Ctrl-C or a crash, the same call runs only the missing episodes. A file of
+            other episodes, spaces or statistics is refused; another policy cannot be told.
         progress: Show how many episodes are over and the time that is left: a bar if ``tqdm`` is
             installed, otherwise a line on stderr.
         seed: The seed of the first episode; the next ones count up from it. None: a random one.
@@ -162,7 +163,7 @@ def evaluate(
         with ExitStack() as stack:
             found: dict[int, EpisodeResult] = {}
             if file is not None:
-                stack.enter_context(file).open(seed, starts)
+                stack.enter_context(file).open(seed, starts, envs, statistics)
                 found = {i: replace(one, task=specs[i].task) for i, one in file.results.items()}
                 stack.push(functools.partial(_note_file, file, found))
             left = [start for start in starts if start.index not in found]
@@ -173,7 +174,10 @@ def evaluate(
                 if progress and sys.stderr is not None
                 else None
             )
-            for index, result in runs.run(left, statistics, envs, num_envs, vector_kwargs):
+            begin = None if file is None else file.begin
+            for index, result in runs.run(
+                *(left, statistics, envs, num_envs, vector_kwargs), begin=begin
+            ):
                 found[index] = result
                 if file is not None:
                     file.add(index, result)
@@ -208,9 +212,14 @@ class _Runs:
         envs: Any,
         num_envs: int | None,
         vector_kwargs: dict[str, Any] | None,
+        *,
+        begin: Callable[[Any], None] | None = None,
         **making: Any,
     ) -> Iterator[tuple[int, EpisodeResult]]:
-        """Run episodes, and yield the place and the result of each when it is over."""
+        """Run episodes, and yield the place and the result of each when it is over.
+
+        ``begin`` gets the vector env before the first one.
+        """
         if not starts:
             return
         with vector_env_of(
@@ -218,6 +227,8 @@ class _Runs:
             policy_in_workers=self.policy if self.options.policy_in == "workers" else None,
             **making,
         ) as leasable:
+            if begin is not None:
+                begin(leasable.given)
             sampler = EpisodeSampler(
                 *(leasable, self.policy, self.options),
                 batch=self.batch,

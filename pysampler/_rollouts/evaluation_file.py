@@ -7,24 +7,34 @@ one half, which the next run drops.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from pysampler._closing import Closing
 from pysampler._rollouts.evaluation_results import EpisodeResult
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from pysampler._rollouts.episode_recorder import Describes
     from pysampler._rollouts.episodes import Start
 
 __all__ = ["EvaluationFile"]
 
 _HEADER = "pysampler evaluation"
+_BEGIN = f'{{"{_HEADER}"'
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class EvaluationFile(Closing):
@@ -44,6 +54,8 @@ class EvaluationFile(Closing):
         self.results: dict[int, EpisodeResult] = {}
         self.seed: int | None = None
         self._digest: str | None = None
+        self._new: str | None = None  # what the header of a new file says of its episodes
+        self._envs: dict[str, str] = {}
         self._file: IO[str] | None = None
         if self.path.exists():
             self._read()
@@ -51,11 +63,14 @@ class EvaluationFile(Closing):
     def _read(self) -> None:
         with self.path.open() as file:
             text = file.read()
-        *lines, _ = text.split("\n")  # the last one is empty, or half a line
+        *lines, half = text.split("\n")  # the last one is empty, or half a line
+        if not lines and (_BEGIN.startswith(half) or half.startswith(_BEGIN)):
+            return  # the first run ended before it had written the header
         self._whole = len("".join(line + "\n" for line in lines).encode())
         try:
             header, *rows = map(json.loads, lines)
             self.seed, self._digest = header[_HEADER]["seed"], header[_HEADER]["episodes"]
+            self._envs = header[_HEADER]["envs"]
             for row in rows:
                 index = row.pop("index")
                 self.results[index] = EpisodeResult(**row)
@@ -64,24 +79,79 @@ class EvaluationFile(Closing):
                 f"cannot resume evaluation: {self.path} is not the file of an evaluation"
             ) from error
 
-    def open(self, seed: int, starts: Sequence[Start]) -> None:
-        """Open the file to append results; raise ValueError if it has other episodes."""
+    def open(
+        self, seed: int, starts: Sequence[Start], envs: Any, statistics: Describes | None
+    ) -> None:
+        """Open the file to append results.
+
+        Args:
+            seed: The seed of the evaluation.
+            starts: Its episodes.
+            envs: Its envs, or how to make them.
+            statistics: Its statistics.
+
+        Raises:
+            ValueError: The file is of another evaluation, or another process writes to it.
+        """
         digest = _digest_of(starts)
+        self._file = self.path.open("a")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"cannot resume evaluation: another evaluation writes to {self.path} now"
+            ) from error
+        self._read()  # another process may have written meanwhile
+        self._seed = seed
         if self._digest is None:
-            self._file = self.path.open("w")
-            self._write({_HEADER: {"seed": seed, "episodes": digest}})
+            self._file.truncate(0)
+            self._new = digest
             return
         if self._digest != digest:
             raise ValueError(
                 f"cannot resume evaluation: {self.path} has other episodes (seed {self.seed}, got "
                 f"{seed}), expected the same seed and the same list; remove the file to begin again"
             )
-        with self.path.open("r+") as file:
-            file.truncate(self._whole)
-        self._file = self.path.open("a")
+        self._file.truncate(self._whole)
+        self._expect(_identity(envs))
+        self._expect_names([] if statistics is None else None)
+
+    def begin(self, envs: GymVectorEnv[Any, Any, Any]) -> None:
+        """Write the header of a new file for this vector env, or compare that of another one.
+
+        Raises:
+            ValueError: The file has results of other envs.
+        """
+        if self._new is None:
+            self._expect(_identity(envs))
+            return
+        self._envs = _identity(envs)
+        header = {"seed": self._seed, "episodes": self._new, "envs": self._envs}
+        self._write({_HEADER: header})
+        self._new = None
+
+    def _expect(self, envs: dict[str, str]) -> None:
+        for name, value in envs.items():
+            if self._envs.get(name, value) != value:
+                raise ValueError(
+                    f"cannot resume evaluation: {self.path} has results of envs with the {name} "
+                    f"{self._envs[name]}, got {value}; remove the file to begin again"
+                )
+
+    def _expect_names(self, names: Iterable[str] | None) -> None:
+        """Raise ValueError if the results have other statistics; None: any, but not none."""
+        if not self.results:
+            return
+        own = sorted(next(iter(self.results.values())).statistics)
+        if own != sorted(names) if names is not None else not own:
+            raise ValueError(
+                f"cannot resume evaluation: {self.path} has the statistics {own}, expected "
+                f"{'some' if names is None else sorted(names)}; remove the file to begin again"
+            )
 
     def add(self, index: int, result: EpisodeResult) -> None:
-        """Append the result of an episode."""
+        """Append the result of an episode; raise ValueError if it has other statistics."""
+        self._expect_names(result.statistics)
         row = {name: value for name, value in dataclasses.asdict(result).items() if name != "task"}
         self._write({"index": index, **row})
 
@@ -93,14 +163,42 @@ class EvaluationFile(Closing):
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # a line that was not flushed has raised already
+                self._file.close()
+
+
+def _identity(envs: Any) -> dict[str, str]:
+    """Return what is known of envs before they are made, or of a vector env."""
+    found = {}
+    spec = getattr(envs, "spec", None) or envs
+    if isinstance(spec, str):
+        with contextlib.suppress(gym.error.Error):
+            spec = gym.spec(spec.rpartition(":")[2])
+    if isinstance(spec, EnvSpec):
+        found["id"] = spec.id
+    if isinstance(envs, GymVectorEnv):
+        found["observation space"] = str(envs.single_observation_space)
+        found["action space"] = str(envs.single_action_space)
+    return found
 
 
 def _digest_of(starts: Sequence[Start]) -> str:
     content = [(start.seed, start.options) for start in starts]
-    text = json.dumps(content, default=_plain, sort_keys=True)
+    try:
+        text = json.dumps(content, default=_plain, sort_keys=True)
+    except TypeError as error:
+        raise ValueError(
+            f"cannot resume evaluation: the options, tasks and states of episodes: {error}"
+        ) from error
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if _ADDRESS.search(text := repr(value)):
+        raise ValueError(
+            f"cannot resume evaluation: an episode has {text}, whose repr differs in the next run; "
+            f"expected {type(value).__name__} to define __repr__"
+        )
+    return text

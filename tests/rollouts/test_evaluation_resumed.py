@@ -1,5 +1,6 @@
 """Evaluations that are interrupted and continued, their order and their progress."""
 
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from gymnasium import spaces
 
 import pysampler
 from pysampler import EpisodeSpec
+from pysampler._rollouts.episodes import Start
+from pysampler._rollouts.evaluation_file import EvaluationFile
 
 
 class Steps(gym.Env):
@@ -115,7 +118,127 @@ def test_a_file_of_other_episodes_is_refused(tmp_path, other):
         pysampler.evaluate(Steps, still, **{**arguments, **other})
 
 
-@pytest.mark.parametrize("text", ["something\n", "{}\n", '{"pysampler evaluation": 3}\n'])
+class Described:
+    """Statistics with some names, as NumPy's numbers."""
+
+    keep = ("rewards",)
+
+    def __init__(self, *names):
+        self.names = names
+
+    def describe(self, episode):
+        return {name: np.float32(len(episode)) for name in self.names}
+
+
+def test_statistics_may_be_numbers_of_numpy(tmp_path):
+    arguments = {"seed": 2, "num_workers": 0, "statistics": Described("length of it")}
+    for _ in range(2):
+        evaluation = pysampler.evaluate(Steps, still, 3, **arguments, resume=tmp_path / "file")
+        assert [one.statistics for one in evaluation.episodes] == [
+            {"length of it": 3.0 + i} for i in range(3)
+        ]
+
+
+@pytest.mark.parametrize("names", [["a"], ["b", "c"], []])
+def test_a_file_with_other_statistics_is_refused(tmp_path, names):
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+    with pytest.raises(KeyboardInterrupt):
+        pysampler.evaluate(Steps, Interrupted(4), 9, **arguments, statistics=Described("b"))
+    statistics = Described(*names) if names else None
+    with pytest.raises(ValueError, match=r"has the statistics \['b'\], expected"):
+        pysampler.evaluate(Steps, still, 9, **arguments, statistics=statistics)
+
+
+class Wider(Steps):
+    """Envs with another space."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+
+def test_a_file_with_results_of_other_envs_is_refused(tmp_path):
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+    with pytest.raises(KeyboardInterrupt):
+        pysampler.evaluate(Steps, Interrupted(4), 9, **arguments)
+    with pytest.raises(ValueError, match=r"the observation space Box\(.*\), got Box"):
+        pysampler.evaluate(Wider, still, 9, **arguments)
+    pysampler.evaluate(Steps, still, 9, **arguments)
+    with (
+        pysampler.VectorEnv([Wider], num_workers=0) as envs,
+        pytest.raises(ValueError, match="has results of envs with the observation space"),
+    ):
+        pysampler.evaluate(envs, still, 9, seed=2, resume=tmp_path / "file")
+
+
+def test_a_whole_file_with_results_of_another_id_is_refused(tmp_path):
+    def policy(observations):
+        return np.zeros(len(observations), int)
+
+    arguments = {"num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+    pysampler.evaluate("CartPole-v1", policy, 2, **arguments)
+    with pytest.raises(ValueError, match="with the id CartPole-v1, got CartPole-v0"):
+        pysampler.evaluate("CartPole-v0", policy, 2, **arguments)
+    assert len(pysampler.evaluate("CartPole-v1", policy, 2, **arguments).episodes) == 2
+
+
+@pytest.mark.parametrize("begun", ["", '{"pysampler eval', '{"pysampler evaluation": {"seed": 2'])
+def test_a_file_without_a_whole_header_is_new(tmp_path, begun):
+    file = tmp_path / "file"
+    file.write_text(begun)
+    for _ in range(2):
+        pysampler.evaluate(Steps, still, 3, num_workers=0, seed=2, resume=file)
+        assert len(file.read_text().splitlines()) == 4
+
+
+class Unnamed:
+    """A task whose repr has its address."""
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (EpisodeSpec(task=Unnamed()), "whose repr differs in the next run; expected Unnamed to"),
+        (EpisodeSpec(options={"at": {(0, 1): 2}}), "keys must be str"),
+    ],
+)
+def test_episodes_that_no_file_can_tell_apart_are_refused(tmp_path, spec, text):
+    with pytest.raises(ValueError, match=f"cannot resume evaluation: .*{text}"):
+        pysampler.evaluate(Steps, still, [spec], num_workers=0, resume=tmp_path / "file")
+
+
+def test_only_one_evaluation_writes_to_a_file(tmp_path):
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+
+    def policy(observations):
+        with pytest.raises(ValueError, match="another evaluation writes to .*file now"):
+            pysampler.evaluate(Steps, still, 3, **arguments)
+        return still(observations)
+
+    assert len(pysampler.evaluate(Steps, policy, 3, **arguments).episodes) == 3
+
+
+def test_a_full_disk_is_told_once(tmp_path):
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+    expected = pysampler.evaluate(Steps, still, 3, **arguments)
+    before = (tmp_path / "file").read_text()
+    file = EvaluationFile(tmp_path / "file")
+    file.open(2, [Start(i, 2 + i) for i in range(3)], Steps, None)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            file.add(0, expected.episodes[0])
+        file.close()  # raises nothing: the lost line is told of already
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (tmp_path / "file").read_text().startswith(before + '{"index": 0')
+    assert pysampler.evaluate(Steps, still, 3, **arguments).episodes == expected.episodes
+
+
+@pytest.mark.parametrize(
+    "text", ["something\n", "something", "{}\n", '{"pysampler evaluation": 3}\n']
+)
 def test_other_files_are_refused(tmp_path, text):
     (tmp_path / "file").write_text(text)
     with pytest.raises(ValueError, match="is not the file of an evaluation"):
