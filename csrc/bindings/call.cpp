@@ -90,9 +90,7 @@ class Call {
     void clear() { kept_ = py::none(); }
 
  private:
-    bool is_armed() const {
-        return frames_ != nullptr && entry_.entries() == entries_when_armed_;
-    }
+    bool is_armed() const { return frames_ != nullptr && entry_.entries() == entries_when_armed_; }
 
     // Calls `work` in the guard.
     template <class Work>
