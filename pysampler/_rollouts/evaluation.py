@@ -99,7 +99,8 @@ def evaluate(
             rollouts, if any. Returns sum the envs' own rewards.
         videos: A directory for videos of some episodes. They run once more for this at the end, in
             envs with ``render_mode="rgb_array"``: an env id is made so, and functions and vector
-            envs must make such envs. Needs ``imageio[ffmpeg]``.
+            envs must make such envs. If filming fails, you get a warning and the results. Needs
+            ``imageio[ffmpeg]``.
         record: Which episodes to film: how many of the first ones, ``{"best": 3, "worst": 3}`` by
             their returns, or a function of an :class:`pysampler.EpisodeResult`.
         order: An earlier evaluation with the same seeds: begin with the episodes that were longest
@@ -174,7 +175,7 @@ def evaluate(
                 if progress and sys.stderr is not None
                 else None
             )
-            begin = None if file is None else file.begin
+            begin = [one.begin for one in (film, file) if one is not None]
             for index, result in runs.run(
                 *(left, statistics, envs, num_envs, vector_kwargs), begin=begin
             ):
@@ -185,8 +186,7 @@ def evaluate(
                     shown.add(result.return_)
             if film is not None:
                 again = film.starts(starts, found)
-                filmed = runs.run(again, None, *film.envs(len(again)), **film.making)
-                film.name(found, dict(filmed))
+                film.name(found, runs.run(again, None, *film.envs(len(again)), **film.making))
         return Evaluation([found[index] for index in sorted(found)])
     finally:
         if paused is not None:
@@ -213,12 +213,12 @@ class _Runs:
         num_envs: int | None,
         vector_kwargs: dict[str, Any] | None,
         *,
-        begin: Callable[[Any], None] | None = None,
+        begin: Sequence[Callable[[Any], None]] = (),
         **making: Any,
     ) -> Iterator[tuple[int, EpisodeResult]]:
         """Run episodes, and yield the place and the result of each when it is over.
 
-        ``begin`` gets the vector env before the first one.
+        Each of ``begin`` gets the vector env before the first one.
         """
         if not starts:
             return
@@ -227,8 +227,8 @@ class _Runs:
             policy_in_workers=self.policy if self.options.policy_in == "workers" else None,
             **making,
         ) as leasable:
-            if begin is not None:
-                begin(leasable.given)
+            for each in begin:
+                each(leasable.given)
             sampler = EpisodeSampler(
                 *(leasable, self.policy, self.options),
                 batch=self.batch,

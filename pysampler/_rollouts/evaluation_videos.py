@@ -7,6 +7,7 @@ and rendering slows down none of the others.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,16 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from pysampler._numbers import whole_number
+from pysampler._vector.make import EnvMaker
 from pysampler._vector.vector_env import VectorEnv
 from pysampler._vector.video import Video, expect_writer
+from pysampler._workers.exceptions import Raised
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pysampler._rollouts.episodes import Start
     from pysampler._rollouts.evaluation_results import EpisodeResult
@@ -35,15 +39,19 @@ Record = int | Mapping[str, int] | Callable[["EpisodeResult"], bool]
 _OPTION = "pysampler_video"  # the option of a reset with the name of the file
 
 
+def _no_pictures(env: Any, mode: str | None) -> str:
+    return (
+        f"cannot film {env}: its render_mode is {mode!r}, expected 'rgb_array'; pass the id of an "
+        "env, or a function that makes envs with this mode"
+    )
+
+
 class Filmed(gym.Wrapper[Any, Any, Any, Any]):
     """Films the episodes whose reset gets the name of a file in its options."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         if env.render_mode != "rgb_array":
-            raise ValueError(
-                f"cannot film {env}: its render_mode is {env.render_mode!r}, expected 'rgb_array'; "
-                "pass the id of an env, or a function that makes envs with this mode"
-            )
+            raise ValueError(_no_pictures(env, env.render_mode))
         super().__init__(env)
         self._video: Video | None = None
 
@@ -52,23 +60,24 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
         self._drop()
-        given = dict(options or {})
-        path = given.pop(_OPTION, None)
-        result = self.env.reset(seed=seed, options=given or None)
+        path, options = (options or {}).get(_OPTION, (None, options))
+        result = self.env.reset(seed=seed, options=options)
         if path is not None:
-            fps = round(self.metadata.get("render_fps", 30))
-            self._video = Video(self.env, 0, Path(path), fps)
-            self._video.shoot()
+            with _own_errors():
+                fps = round(self.metadata.get("render_fps") or 30)
+                self._video = Video(self.env, 0, Path(path), fps)
+                self._video.shoot()
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env, and film it."""
         result = self.env.step(action)
         if self._video is not None:
-            self._video.shoot()
-            if result[2] or result[3]:
-                self._video.keep()
-                self._video = None
+            with _own_errors():
+                self._video.shoot()
+                if result[2] or result[3]:
+                    self._video.keep()
+                    self._video = None
         return result
 
     def _drop(self) -> None:
@@ -80,6 +89,15 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
         """Remove an incomplete video, and close the env."""
         self._drop()
         super().close()
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise the errors of rendering and writing themselves: they end a reset or a step."""
+    try:
+        yield
+    except Raised as error:
+        raise error.__cause__ or error  # noqa: B904 - it has its own cause
 
 
 class Videos:
@@ -129,17 +147,40 @@ class Videos:
         """Return the envs to make for some episodes, their number and the vector env's options."""
         count = min(count, 8)
         if isinstance(self._envs, VectorEnv):
-            return [self._envs.env_fns[0]] * count, None, {"num_workers": self._envs.num_workers}
+            functions = [_filming(one) for one in self._envs.env_fns[:count]]
+            options = {
+                "num_workers": min(self._envs.num_workers, len(functions)),
+                "context": self._envs.context,
+                "observation_mode": self._envs.observation_mode,
+                "worker_init": self._envs.worker_init,
+                "seed_globals": self._envs.seed_globals,
+            }
+            return functions, None, options
         if isinstance(self._envs, (list, tuple)):
-            return [self._envs[0]] * count, None, self._options
+            return self._envs[:count], None, self._options
         return self._envs, count, self._options
+
+    def begin(self, envs: VectorEnv) -> None:
+        """Raise ValueError if it is known that envs made like those of a vector env cannot film."""
+        if (
+            isinstance(self._envs, (str, EnvSpec))
+            or _filming(envs.env_fns[0]) is not (envs.env_fns[0])
+        ):
+            modes = envs.metadata.get("render_modes") or ["rgb_array"]
+            if "rgb_array" not in modes:
+                raise ValueError(
+                    f"cannot film {envs}: its render_modes are {modes}, expected 'rgb_array' too"
+                )
+        elif envs.render_mode != "rgb_array":
+            raise ValueError(_no_pictures(envs, envs.render_mode))
 
     def starts(self, starts: Sequence[Start], results: Mapping[int, EpisodeResult]) -> list[Start]:
         """Return the episodes to run once more, with the names of their files."""
+        chosen = self._chosen(results)
         return [
-            replace(start, options={**(start.options or {}), _OPTION: str(self._path(start.index))})
+            replace(start, options={_OPTION: (str(self._path(start.index)), start.options)})
             for start in starts
-            if start.index in self._chosen(results)
+            if start.index in chosen
         ]
 
     def _chosen(self, results: Mapping[int, EpisodeResult]) -> set[int]:
@@ -150,21 +191,29 @@ class Videos:
             return set(sorted(results)[:record])
         ordered = sorted(results, key=lambda index: results[index].return_)
         worst = ordered[: record.get("worst", 0)]
-        return {*worst, *ordered[len(ordered) - record.get("best", 0) :]}
+        return {*worst, *ordered[max(0, len(ordered) - record.get("best", 0)) :]}
 
     def _path(self, index: int) -> Path:
         return self._folder / f"episode-{index}.mp4"
 
     def name(
-        self, results: dict[int, EpisodeResult], filmed: Mapping[int, EpisodeResult]
-    ) -> dict[int, EpisodeResult]:
-        """Name the files of filmed episodes by their results, and return all results with them."""
+        self, results: dict[int, EpisodeResult], films: Iterable[tuple[int, EpisodeResult]]
+    ) -> None:
+        """Film episodes, and name their files by their results, which get the names.
+
+        If this fails, it is a warning: the results are there already.
+        """
+        filmed: dict[int, EpisodeResult] = {}
+        try:
+            filmed.update(films)
+        except Exception as error:
+            warnings.warn(f"pysampler: cannot film all episodes: {error}", stacklevel=3)
         unlike = []
         for index, result in filmed.items():
             ends = {None: "", True: "-success", False: "-failure"}[result.success]
             name = f"episode-{index}-seed-{result.seed}-return-{result.return_:.6g}{ends}.mp4"
             path = self._path(index).rename(self._folder / name)
-            if replace(result, statistics={}) != replace(results[index], statistics={}):
+            if not _alike(result, results[index]):
                 unlike.append(index)
             results[index] = replace(results[index], video=str(path))
         if unlike:
@@ -173,6 +222,17 @@ class Videos:
                 f"pysampler: {len(unlike)} of {len(filmed)} filmed episodes went another way than "
                 f"before, such as episode {first}: it returned {filmed[first].return_:.6g}, before "
                 f"{results[first].return_:.6g}. The env or the policy is not deterministic",
-                stacklevel=4,
+                stacklevel=3,
             )
-        return results
+
+
+def _filming(function: Any) -> Any:
+    """Return a function like this one whose env can be filmed, if it makes an env of an id."""
+    if isinstance(function, EnvMaker) and "id" in function.kwargs:
+        return function.rendering("rgb_array")
+    return function
+
+
+def _alike(one: EpisodeResult, other: EpisodeResult) -> bool:
+    ends = [(each.length, each.terminated, each.success) for each in (one, other)]
+    return ends[0] == ends[1] and np.array_equal(one.return_, other.return_, equal_nan=True)

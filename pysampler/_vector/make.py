@@ -301,6 +301,12 @@ class EnvMaker:
         """Whether all envs are of a MuJoCo task: timing their steps in Python would mislead."""
         return makes_known_envs(self._entry_point, self.wrappers, twins=False)
 
+    def rendering(self, mode: str) -> EnvMaker:
+        """Return a maker of envs with this render mode; this one if it has a mode already."""
+        if self.kwargs.get("render_mode") is not None:
+            return self
+        return EnvMaker(self._make, {**self.kwargs, "render_mode": mode}, self.wrappers)
+
     def __call__(self) -> gym.Env[Any, Any]:
         env = self._make(**self.kwargs)
         for wrapper in self.wrappers:

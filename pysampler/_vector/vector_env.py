@@ -244,6 +244,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             VectorEnv.__init__(self, [lambda: spares], num_workers=0, **outer)
             self._spares, self.env_fns, self.division = spares, env_fns, spares.inner.division
             self.num_workers, self._name = spares.inner.num_workers, spares.inner._name
+            self.context, self.worker_init = context, worker_init
+            self.seed_globals = seed_globals
             return
         self.env_fns = arguments.env_fns(env_fns)
         self.shared_memory = shared_memory
@@ -251,6 +253,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.context = context
         self.daemon = daemon
         self.worker = worker
+        self.worker_init = worker_init
         self.observation_mode = observation_mode
         self.autoreset_mode = arguments.autoreset_mode(autoreset_mode)
         self.max_concurrency = arguments.max_concurrency(max_concurrency)
@@ -267,6 +270,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         functions = self.env_fns
         native = arguments.native(native)
         seed_globals = true_or_false("make vector env", "seed_globals", seed_globals)
+        self.seed_globals = seed_globals
         why_python = arguments.why_python(
             *(native, worker, observation_mode),
             seed_globals=seed_globals,

@@ -107,10 +107,131 @@ def test_envs_of_a_vector_env_are_made_again_to_be_filmed(tmp_path):
     assert len(names(tmp_path)) == 2
 
 
-def test_an_env_without_pictures_is_refused(tmp_path):
+def nobody(observations):
+    pytest.fail("an episode began")
+
+
+def test_an_env_without_pictures_is_refused_before_the_first_episode(tmp_path):
     make = functools.partial(Shown, render_mode=None)
-    with pytest.raises(pysampler.EnvError, match="its render_mode is None, expected 'rgb_array'"):
-        pysampler.evaluate(make, still, 2, seed=0, videos=tmp_path)
+    with pytest.raises(ValueError, match="its render_mode is None, expected 'rgb_array'"):
+        pysampler.evaluate(make, nobody, 2, seed=0, num_workers=0, videos=tmp_path)
+    with (
+        pysampler.VectorEnv([make], num_workers=0) as envs,
+        pytest.raises(ValueError, match="its render_mode is None, expected 'rgb_array'"),
+    ):
+        pysampler.evaluate(envs, nobody, 2, seed=0, videos=tmp_path)
+
+
+class Texts(Shown):
+    """An env that cannot render pictures."""
+
+    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
+
+
+@pytest.fixture
+def ids():
+    gym.register("PicturesForEvaluations-v0", functools.partial(Shown, render_mode=None))
+    gym.register("TextsForEvaluations-v0", Texts)
+    yield
+    gym.registry.pop("PicturesForEvaluations-v0")
+    gym.registry.pop("TextsForEvaluations-v0")
+
+
+@pytest.mark.usefixtures("ids")
+def test_an_id_without_pictures_is_refused_before_the_first_episode(tmp_path):
+    with pytest.raises(ValueError, match=r"its render_modes are \['ansi'\], expected 'rgb_array'"):
+        pysampler.evaluate("TextsForEvaluations-v0", nobody, 2, num_workers=0, videos=tmp_path)
+
+
+def test_rollouts_made_from_an_id_are_filmed(tmp_path, ids):
+    with pysampler.Rollouts(
+        *("PicturesForEvaluations-v0", still, 4), num_envs=2, num_workers=0, seed=1
+    ) as rollouts:
+        pysampler.evaluate(rollouts, still, 2, seed=0, videos=tmp_path)
+    assert len(names(tmp_path)) == 2
+
+
+class Broken(Shown):
+    """Its renderer fails in its episode 2."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": None}  # noqa: RUF012
+
+    def render(self):
+        if self.length == 3:
+            raise RuntimeError("EGL is gone")
+        return super().render()
+
+
+def test_the_results_survive_when_filming_fails(tmp_path):
+    with pytest.warns(UserWarning, match="cannot film all episodes: .*EGL is gone"):
+        evaluation = pysampler.evaluate(
+            *(Broken, still, 4), num_envs=1, num_workers=0, seed=0, videos=tmp_path
+        )
+    assert evaluation.lengths.tolist() == [1, 2, 3, 4]
+    assert all("-return-" in name for name in names(tmp_path))
+
+
+def test_more_best_episodes_than_there_are_films_all(tmp_path):
+    pysampler.evaluate(
+        *(Shown, still, SPECS[:3]), seed=0, num_workers=0, videos=tmp_path, record={"best": 5}
+    )
+    assert len(names(tmp_path)) == 3
+
+
+def test_a_function_that_chooses_is_called_once_for_each_episode(tmp_path):
+    seen = []
+    pysampler.evaluate(
+        *(Shown, still, SPECS), seed=0, num_workers=0, videos=tmp_path, record=seen.append
+    )
+    assert len(seen) == len(SPECS)
+
+
+class Global(Shown):
+    """Its rewards come from np.random and from what worker_init sets."""
+
+    scale = 1.0
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, np.random.random() * self.scale, *rest
+
+
+def set_scale():
+    Global.scale = 5.0
+
+
+@pytest.mark.filterwarnings("error:pysampler")
+def test_films_have_the_options_of_their_vector_env(tmp_path):
+    with pysampler.VectorEnv(
+        [Global] * 2, num_workers=1, seed_globals=True, worker_init=set_scale
+    ) as envs:
+        pysampler.evaluate(envs, still, 4, seed=3, videos=tmp_path)
+    assert len(names(tmp_path)) == 4
+
+
+class Optional(Shown):
+    """Ends at once unless it has options, even if they are empty."""
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed, options=options)
+        self.length = 1 if options is None else 3
+        return result
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, np.nan, *rest
+
+
+@pytest.mark.filterwarnings("error:pysampler")
+def test_films_of_empty_options_and_of_nan_go_the_same_way(tmp_path):
+    evaluation = pysampler.evaluate(
+        *(Optional, still, [EpisodeSpec(options={}), EpisodeSpec()]),
+        seed=0,
+        num_workers=0,
+        videos=tmp_path,
+    )
+    assert evaluation.lengths.tolist() == [3, 1]
+    assert len(names(tmp_path)) == 2
 
 
 def test_episodes_that_go_another_way_are_told_of(tmp_path):
