@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.turns import MeasureError
@@ -39,11 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the episodes and print the results."""
     import pysampler  # noqa: PLC0415 - samplers only where they are needed
-    from pysampler._cli.policies import policy_of  # noqa: PLC0415
+    from pysampler._cli.policies import SCRIPTS, policy_of  # noqa: PLC0415
     from pysampler._cli.sources import SourceError, source_of  # noqa: PLC0415
 
+    if options.csv is not None and not (folder := Path(options.csv).parent).is_dir():
+        raise MeasureError(f"cannot write {options.csv}: there is no folder {folder}")
     try:
         policy, source = policy_of(options.policy), source_of(options.env)
+        if options.policy_in == "workers" and Path(options.policy).suffix in SCRIPTS:
+            raise MeasureError(
+                f"cannot evaluate: --policy-in workers with {options.policy}: a TorchScript file "
+                "cannot be sent to workers; expected --policy-in main, or FILE.py:policy with a "
+                "torch module"
+            )
         env = options.env if source.made_by is not None else source.function
         evaluation = pysampler.evaluate(
             *(env, policy, options.episodes),
@@ -60,19 +70,26 @@ def run(options: argparse.Namespace) -> int:
     except SourceError as error:
         raise MeasureError(str(error)) from error
     except (ValueError, TypeError, ImportError) as error:
-        if not str(error).startswith("cannot "):  # not ours
+        if not (str(error).startswith("cannot ") and _is_ours(error)):
             raise
         raise MeasureError(str(error)) from error
-    if options.csv is not None:
-        evaluation.to_csv(options.csv)
     if options.json:
         print(json.dumps(_report(evaluation), default=str))
-        return 0
-    print(evaluation)
-    for one in evaluation.episodes:
-        if one.video is not None:
-            print(one.video)
+    else:
+        print(evaluation)
+        for one in evaluation.episodes:
+            if one.video is not None:
+                print(one.video)
+    if options.csv is not None:
+        sys.stdout.flush()  # an error drops what is not printed yet
+        evaluation.to_csv(options.csv)
     return 0
+
+
+def _is_ours(error: Exception) -> bool:
+    """Return whether this package raised an exception, rather than a policy that it called."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("pysampler.")
 
 
 def _report(evaluation: Any) -> dict[str, Any]:

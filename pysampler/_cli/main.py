@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (AttachError, MeasureError) as error:
         print(f"pysampler: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        _print_notes(error)
         return 130  # the status of shells for SIGINT
     except BrokenPipeError:  # the reader has stopped reading, for example head
         _drop_output()
@@ -63,7 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # for example a full disk
         _drop_output()
         print(f"pysampler: {reason_of(error)}", file=sys.stderr)
+        _print_notes(error)
         return 2
+
+
+def _print_notes(error: BaseException) -> None:
+    for note in getattr(error, "__notes__", ()):
+        print(f"pysampler: {note}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -74,7 +74,8 @@ def evaluate(
     Args:
         envs: The ``envs`` of :class:`pysampler.Rollouts`; or open rollouts, whose vector env is
             then used: their next rollout begins with a reset. Reset a vector env of yours before
-            you step it again: its envs are left where their episodes ended.
+            you step it again: its envs are left where their episodes ended. All of its envs are
+            reset once, also those for which there is no episode.
         policy: A policy, as in :class:`pysampler.Rollouts`.
         episodes: How many episodes, or a list of :class:`pysampler.EpisodeSpec`.
         num_envs: How many envs to make; by default one for each episode, up to 8.

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -31,6 +33,14 @@ class Model:
 
 model = Model()
 number = 3
+
+
+def misled(observations):
+    raise ValueError("cannot find my file")
+
+
+def interrupted(observations):
+    raise KeyboardInterrupt
 
 
 def make(render_mode=None):
@@ -139,6 +149,43 @@ def test_what_cannot_be_evaluated_is_told_in_a_line(file, capsys, policy, env, t
     assert text in error
     assert error.startswith("pysampler: ")
     assert error.count("\n") == 1
+
+
+def test_a_table_for_a_missing_folder_is_refused_before_the_first_episode(file, capsys, tmp_path):
+    table = tmp_path / "missing" / "table.csv"
+    assert main(["evaluate", f"{file}:misled", f"{file}:make", "--csv", str(table)]) == 2
+    assert f"there is no folder {table.parent}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_results_are_printed_before_a_table_that_cannot_be_written(file, tmp_path):
+    arguments = ["--episodes", "3", "--workers", "0", "--csv", str(tmp_path)]
+    command = [sys.executable, "-m", "pysampler", "evaluate", f"{file}:right", f"{file}:make"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout.startswith("return 5 [5, 5]")
+    assert str(tmp_path) in done.stderr
+
+
+def test_errors_of_a_policy_keep_their_traceback(file):
+    with pytest.raises(ValueError, match="cannot find my file"):
+        main(["evaluate", f"{file}:misled", f"{file}:make", "--workers", "0"])
+
+
+def test_ctrl_c_says_how_to_continue(file, capsys, tmp_path):
+    arguments = ["--workers", "0", "--resume", str(tmp_path / "results")]
+    assert main(["evaluate", f"{file}:interrupted", f"{file}:make", *arguments]) == 130
+    assert "episodes are in" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_in_workers_is_refused(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    torch.jit.script(torch.nn.Identity()).save(str(tmp_path / "script.pt"))
+    arguments = [str(tmp_path / "script.pt"), "CartPole-v1", "--policy-in", "workers"]
+    assert main(["evaluate", *arguments]) == 2
+    assert "expected --policy-in main, or FILE.py:policy" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
