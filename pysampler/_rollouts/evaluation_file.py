@@ -101,6 +101,8 @@ class EvaluationFile(Closing):
             raise ValueError(
                 f"cannot resume evaluation: another evaluation writes to {self.path} now"
             ) from error
+        except OSError:
+            pass  # a file system without locks
         self._read()  # another process may have written meanwhile
         self._seed = seed
         if self._digest is None:

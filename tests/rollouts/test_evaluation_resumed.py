@@ -1,5 +1,7 @@
 """Evaluations that are interrupted and continued, their order and their progress."""
 
+import errno
+import fcntl
 import resource
 import signal
 import subprocess
@@ -214,6 +216,15 @@ def test_only_one_evaluation_writes_to_a_file(tmp_path):
         return still(observations)
 
     assert len(pysampler.evaluate(Steps, policy, 3, **arguments).episodes) == 3
+
+
+def test_a_file_system_may_lack_locks(tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    pysampler.evaluate(Steps, still, 3, num_workers=0, seed=2, resume=tmp_path / "file")
+    assert len((tmp_path / "file").read_text().splitlines()) == 4
 
 
 def test_a_full_disk_is_told_once(tmp_path):
