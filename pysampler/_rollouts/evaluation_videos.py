@@ -36,6 +36,8 @@ __all__ = ["Filmed", "Record", "Videos"]
 
 Record = int | Mapping[str, int] | Callable[["EpisodeResult"], bool]
 
+# Options of the evaluation's vector env: one for films may have fewer envs, and not the same trace.
+_NOT_FOR_FILMS = "main_envs", "spare_envs", "trace"
 _OPTION = "pysampler_video"  # the option of a reset with the name of the file
 
 
@@ -132,7 +134,12 @@ class Videos:
                 whole_number("evaluate", f"record[{name!r}]", count, 0)
         elif not callable(record):
             whole_number("evaluate", "record", record, 0)
-        self._envs, self._options = envs, vector_kwargs
+        self._envs = envs
+        self._options = {
+            name: value
+            for name, value in (vector_kwargs or {}).items()
+            if name not in _NOT_FOR_FILMS
+        }
         self.making: dict[str, Any] = {"wrappers": [Filmed]}
         if isinstance(envs, (str, EnvSpec)):
             self.making["env_kwargs"] = {"render_mode": "rgb_array"}

@@ -209,6 +209,20 @@ def test_films_have_the_options_of_their_vector_env(tmp_path):
     assert len(names(tmp_path)) == 4
 
 
+@pytest.mark.filterwarnings("error:pysampler")
+def test_fewer_envs_may_be_filmed_than_the_main_process_steps(tmp_path):
+    pysampler.evaluate(
+        *(Shown, still, 4),
+        num_envs=4,
+        num_workers=1,
+        main_envs=2,
+        seed=3,
+        videos=tmp_path,
+        record=1,
+    )
+    assert len(names(tmp_path)) == 1
+
+
 class Optional(Shown):
     """Ends at once unless it has options, even if they are empty."""
 
