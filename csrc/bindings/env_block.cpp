@@ -213,7 +213,9 @@ bool EnvBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) {
 
 // Returns whether the env stops: its episode has ended, or begun.
 bool EnvBlock::step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen) {
-    tell_unseen(i, unseen && !ended_[i]);
+    find_skip_frames();
+    unseen = unseen && !ended_[i] && !reaches_limit(i);
+    tell_unseen(i, unseen);
     if (ended_[i]) {
         reset_one(frame, i, nullptr, nullptr);
         has_final_.mutable_at(frame, first_ + i) = kBegun;
@@ -223,19 +225,48 @@ bool EnvBlock::step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen) {
     return step_one(frame, i, action.ptr(), unseen);
 }
 
+// The wrappers around an env that may end its episode after a number of steps.
+py::list EnvBlock::time_limits(const py::object& env) {
+    py::list found;
+    for (py::object one = env; !one.is_none(); one = py::getattr(one, "env", py::none())) {
+        const py::object fields = py::getattr(one, "__dict__", py::none());
+        if (!fields.is_none() && fields.contains("_max_episode_steps") &&
+            fields.contains("_elapsed_steps")) {
+            found.append(one);
+        }
+    }
+    return found;
+}
+
+// Whether a time limit ends the episode in the next step. The env itself cannot know this.
+bool EnvBlock::reaches_limit(std::size_t i) const {
+    for (const py::handle limit : limits_[i]) {
+        const py::object elapsed = limit.attr("_elapsed_steps");
+        if (!elapsed.is_none() && elapsed.cast<std::int64_t>() + 1 >=
+                                      limit.attr("_max_episode_steps").cast<std::int64_t>()) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Finds the envs' methods skip_frames(unseen), once.
+void EnvBlock::find_skip_frames() {
+    if (!skip_frames_.empty()) return;
+    for (const py::object& env : envs_) {
+        py::object found = py::getattr(env, "skip_frames", py::none());
+        if (found.is_none() && py::hasattr(env, "has_wrapper_attr") &&
+            env.attr("has_wrapper_attr")("skip_frames").cast<bool>()) {
+            found = env.attr("get_wrapper_attr")("skip_frames");
+        }
+        limits_.push_back(found.is_none() ? py::list() : time_limits(env));
+        skip_frames_.push_back(std::move(found));
+    }
+    told_unseen_.assign(count_, false);
+}
+
 // Calls the env's method skip_frames(unseen), if it has one, unless it was told so already.
 void EnvBlock::tell_unseen(std::size_t i, bool unseen) {
-    if (skip_frames_.empty()) {
-        for (const py::object& env : envs_) {
-            py::object found = py::getattr(env, "skip_frames", py::none());
-            if (found.is_none() && py::hasattr(env, "has_wrapper_attr") &&
-                env.attr("has_wrapper_attr")("skip_frames").cast<bool>()) {
-                found = env.attr("get_wrapper_attr")("skip_frames");
-            }
-            skip_frames_.push_back(std::move(found));
-        }
-        told_unseen_.assign(count_, false);
-    }
     if (skip_frames_[i].is_none() || told_unseen_[i] == unseen) return;
     skip_frames_[i](unseen);
     told_unseen_[i] = unseen;

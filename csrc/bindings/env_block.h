@@ -102,6 +102,9 @@ class EnvBlock : public Block {
     bool step_one(std::uint32_t frame, std::size_t i, PyObject* action, bool unseen = false);
     bool step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen);
     void tell_unseen(std::size_t i, bool unseen);
+    void find_skip_frames();
+    static py::list time_limits(const py::object& env);
+    bool reaches_limit(std::size_t i) const;
     void resume_or_begin(std::uint32_t number);
     void reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options);
     py::object call_reset(std::size_t i, PyObject* seed, PyObject* options);
@@ -178,6 +181,7 @@ class EnvBlock : public Block {
     // before the first chunk.
     std::vector<py::object> skip_frames_;
     std::vector<bool> told_unseen_;
+    std::vector<py::list> limits_;  // of each env with that method, its time limits
     bool stopped_ = false;
     py::array_t<bool> double_rewards_;
     bool unlike_observations_ = false, unlike_rewards_ = false;  // report them

@@ -91,6 +91,11 @@ class EpisodeSampler(Sampler):
         normalize: Normalizer | None,
         leave_out: Sequence[str],
     ) -> None:
+        if getattr(leasable.envs, "_spares", None) is not None:
+            raise ValueError(
+                "cannot evaluate: the vector env has spare_envs, whose episodes have other seeds; "
+                "expected one without. With more envs than CPUs, some step while others reset"
+            )
         self._in_workers = options.policy_in == "workers"
         if self._in_workers:
             leasable.expect_no_wrappers(self._purpose, "the policy acts in the workers")
@@ -136,6 +141,7 @@ class EpisodeSampler(Sampler):
             set_torch_threads(self._options.threads)
             with self._enter("evaluate"):
                 self._queue = deque(starts)
+                self._pool.renews = False  # a new process would not know the episodes under way
                 yield from self._run()
         except Exception:
             self._core.drop_work(self._work_name, stopped=True)
@@ -144,6 +150,7 @@ class EpisodeSampler(Sampler):
             self._interrupted = True  # do not wait for an env in a long step
             raise
         finally:
+            self._pool.renews = True
             if self._options.threads is not None:
                 set_torch_threads(threads)
 

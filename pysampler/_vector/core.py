@@ -184,8 +184,12 @@ class VectorCore:
     def lay_out_chunks(self, steps: int) -> None:
         """Lay out frames with room for a chunk of this many steps; nothing may be pending."""
         self._carried = self.results
-        self._usual = replace(self._usual, chunk=steps)
-        self.lay_out(self._usual)
+        layout = replace(self._usual, chunk=steps)
+        try:
+            self.lay_out(layout)
+        except MemoryError as error:
+            raise MemoryError(f"cannot send a chunk of {steps} steps: {error}") from None
+        self._usual = layout  # only now: if it fails, the next call lays out what there was
 
     @property
     def own_autoreset(self) -> AutoresetMode | None:

@@ -384,11 +384,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         return replace(stats, spares=self._use.with_needed(self._needed))
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close all envs, once the resets under way have ended."""
-        if self.inner.closed:
-            return
-        with contextlib.suppress(EnvError):
-            self._settle()
+        """Close all envs."""
         self.inner.close(**kwargs)
 
 

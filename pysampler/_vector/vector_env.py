@@ -287,6 +287,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             isolate=arguments.isolate(isolate) is True,
         )
         process = arguments.context(context)
+        if faults.recycles and process == "fork":
+            raise ValueError(
+                "cannot make vector env: recycle_after and recycle_above with context 'fork', "
+                "expected 'forkserver' or 'spawn': a fork keeps the connections of the others open"
+            )
         if isolate == "check" and self.division.shares(len(functions)):
             from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare
 
@@ -1133,6 +1138,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """
         if not self._core.guard.mine:
             return
+        if self._spares is not None:  # the workers, of which some may reset envs for long
+            self._spares.inner._core.hurry = True  # no warning of a reset that is pending
+            self._spares.inner.close(**kwargs)
         try:
             super().close(**kwargs)
         finally:

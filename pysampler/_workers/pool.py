@@ -155,6 +155,7 @@ class Pool:
             self.kill,
         )
         self._renewal: Renewal | None = None
+        self.renews = True
         if self._faults.recycles and self.assignments:
             from pysampler._workers.renewal import Renewal  # noqa: PLC0415 - rare
 
@@ -369,7 +370,7 @@ class Pool:
         """Finish interrupted replacements, and renew workers that are due."""
         if self._recovery.replacing:
             self._recovery.finish()
-        if self._renewal is not None:
+        if self._renewal is not None and self.renews:
             self._renewal.renew_due()
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:

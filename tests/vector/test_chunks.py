@@ -802,3 +802,29 @@ def test_interrupted_chunk_of_envs_that_step_together_is_repeated(mode, at, monk
             ours.step_chunk(actions[1])
         same(ours.step_wait(), expected[1])
         same(ours.step_chunk(actions[2]), expected[2])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_step_that_a_time_limit_ends_is_seen(mode):
+    limited = lambda: gym.wrappers.TimeLimit(Camera(), 6)  # noqa: E731
+    with cameras(mode, limited) as envs:
+        envs.step_chunk(chunk(envs))
+        seen, _, _, truncated, infos = envs.step_chunk(chunk(envs))
+        last = np.stack(infos["final_obs"]) if mode == SAME_STEP else seen
+        assert truncated.all()
+        assert last[:, 0].tolist() == [6, 6]
+
+
+class Huge(Camera):
+    observation_space = spaces.Box(0, 1, (2, 1 << 20))
+
+    def _observe(self):
+        return np.full((2, 1 << 20), self.steps, np.float32)
+
+
+def test_chunk_without_memory_for_it_leaves_the_envs_usable():
+    with cameras(make=Huge) as envs:
+        with pytest.raises(MemoryError, match="cannot send a chunk of 60000 steps: cannot make"):
+            envs.step_chunk(np.zeros((2, 60_000), int))
+        assert envs.step(np.zeros(2, int))[1].tolist() == [1, 1]
+        assert envs.step_chunk(np.zeros((2, 3), int))[4]["steps"].tolist() == [3, 3]

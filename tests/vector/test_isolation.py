@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 import types
+from collections import deque
 from pathlib import Path
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 import pysampler
+from pysampler._vector.isolation import check as check_module
 from pysampler._vector.isolation.check import check_envs
 from pysampler.envs.classic import CartPole
 from pysampler.errors import EnvError, WorkerLostError
@@ -311,7 +313,7 @@ def test_infos_that_differ_alone_are_not_compared():
 
     found = check(Timed)
     assert found.isolated is True
-    assert found.ignored == ("infos['at']", "infos['place'][1]")
+    assert found.ignored == ("infos['at']", "infos['place'][1]", "infos['self']")
     assert "not compared, since they differ alone: infos['at']" in str(found)
 
 
@@ -721,3 +723,55 @@ def test_envs_that_do_not_use_an_imported_module_are_not_warned_of(robosuite, ca
     pysampler.VectorEnv([Plain] * 2, num_workers=0).close()
     pysampler.make_vec("CartPole-v1", 2, num_workers=0).close()
     assert not caplog.records
+
+
+class Slow(Plain):
+    """Steps slowly, and loses its context when another env is closed."""
+
+    lost = False
+
+    def step(self, action):
+        time.sleep(0.05)
+        return super().step(action)
+
+    def observation(self):
+        return np.array([self.position, float(Slow.lost)])
+
+    def close(self):
+        Slow.lost = True
+
+
+def test_siblings_of_slow_envs_are_closed_too(monkeypatch):
+    monkeypatch.setattr(check_module, "_SECONDS", 0.3)
+    found = check(Slow, steps=200)
+    assert found.isolated is False
+    assert "this begins when one of the others is closed" in str(found)
+
+
+class Named(Plain):
+    made = itertools.count()
+
+    def __init__(self):
+        super().__init__()
+        self.number = next(Named.made)
+
+    def info(self):
+        return {"found": self.wrap(f"cube{self.number}")}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda name: np.array([name], object),
+        lambda name: {name},
+        lambda name: deque([name]),
+        lambda name: types.SimpleNamespace(name=name),
+    ],
+)
+def test_infos_are_compared_by_their_contents(wrap):
+    assert check(type("Wrapped", (Named,), {"wrap": staticmethod(wrap)})).isolated is False
+
+
+def test_worker_init_of_a_check_may_take_its_worker():
+    seen = []
+    check(Plain, worker_init=lambda worker: seen.append(worker.number))

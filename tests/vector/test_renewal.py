@@ -314,7 +314,10 @@ def test_a_worker_with_too_much_memory_is_renewed(monkeypatch):
 
 
 def test_own_memory_leaves_out_what_others_share():
-    assert 0 < renewal.own_memory(os.getpid()) <= psutil.Process().memory_full_info().uss
+    before = psutil.Process().memory_full_info()
+    own = renewal.own_memory(os.getpid())
+    after = psutil.Process().memory_full_info()
+    assert min(before.uss, after.uss) - 2**20 < own < max(before.uss, after.uss) + 2**20
     assert renewal.own_memory(2**22 + 1) == 0
 
 
@@ -335,3 +338,27 @@ def test_bad_limits_are_refused():
         envs = pysampler.VectorEnv([Counting], num_workers=0, recycle_above=text)
         assert envs._pool._faults == Faults(recycle_above=count)
         envs.close()
+
+
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_evaluations_keep_their_workers(policy_in):
+    with pysampler.VectorEnv([Counting] * 3, num_workers=1, recycle_after=1) as envs:
+        before = pids_of(envs)
+        policy = _zeros
+        lengths = pysampler.evaluate(envs, policy, 12, seed=1, policy_in=policy_in).lengths
+        assert pids_of(envs) == before
+        envs.reset()
+        while pids_of(envs) == before:  # later steps may renew them
+            envs.step(np.zeros(3, int))
+    with pysampler.VectorEnv([Counting] * 3, num_workers=1) as envs:
+        expected = pysampler.evaluate(envs, policy, 12, seed=1).lengths
+    assert np.array_equal(lengths, expected)
+
+
+def _zeros(observations):
+    return np.zeros(len(observations), int)
+
+
+def test_forks_are_not_renewed():
+    with pytest.raises(ValueError, match="recycle_after and recycle_above with context 'fork'"):
+        pysampler.VectorEnv([Counting], num_workers=1, recycle_after=1, context="fork")

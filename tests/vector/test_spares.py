@@ -261,13 +261,9 @@ def test_rollouts_take_spare_envs():
     assert np.array_equal(*found)
 
 
-@pytest.mark.slow
-def test_an_evaluation_is_the_same_with_spare_envs():
-    lengths = []
-    for spares in (0, 2):
-        with make(Simple, num=3, spares=spares) as envs:
-            lengths.append(pysampler.evaluate(envs, zero, 12, seed=3).lengths)
-    assert np.array_equal(*lengths)
+def test_evaluations_refuse_spare_envs():
+    with make(Simple) as envs, pytest.raises(ValueError, match="the vector env has spare_envs"):
+        pysampler.evaluate(envs, zero, 2)
 
 
 def test_spare_envs_make_no_chunks():
@@ -310,3 +306,25 @@ def test_an_interrupted_step_goes_on(monkeypatch):
             observations, *rest = envs.step_wait()
             assert equal(list(observations), expected[step + 1][0])
             assert equal(tuple(rest), expected[step + 1][1:])
+
+
+class NeverReset(Simple):
+    """Its second reset hangs."""
+
+    resets = 0
+
+    def reset(self, **options):
+        self.resets += 1
+        if self.resets > 1:
+            threading.Event().wait()
+        return super().reset(**options)
+
+
+@pytest.mark.parametrize("how", [{"terminate": True}, {"timeout": 0.1}])
+def test_close_does_not_wait_for_resets_of_spares(how):
+    envs = make(NeverReset)
+    envs.reset(seed=1)
+    while not envs._spares.inner.pending:
+        envs.step(np.zeros(4, int))
+    envs.close(**how)
+    assert envs._spares.inner.closed

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pysampler._numbers import whole_number
 from pysampler._vector.isolation.runs import AttachNothing, RunJob, RunResult, RunServer
 from pysampler._vector.registry import registered
+from pysampler._vector.serving import WorkerInfo, worker_init_for
 from pysampler._workers.exceptions import error_from
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import WorkerAssignment
@@ -131,6 +132,7 @@ def check_envs(
         worker_init: The function that workers run before they make envs.
         context: How to start the processes: "spawn", or "fork" for functions that cannot be sent.
     """
+    worker_init = worker_init_for(worker_init, WorkerInfo(0, 1, range(1)))
     first, *others = {id(function): function for function in env_fns}.values()
     siblings = [*others[:2], *others, first, first][:2]
     arguments = [first, *siblings], b"" if context == "fork" else registered(), worker_init

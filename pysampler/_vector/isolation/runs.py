@@ -10,6 +10,7 @@ import contextlib
 import copy
 import hashlib
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -136,8 +137,8 @@ class RunJob(Job):
     """Job: make a run.
 
     Attributes:
-        steps: The number of steps for which resets and pictures are planned.
-        most: The number of steps to make.
+        steps: The number of steps for which the env's second reset and pictures are planned.
+        most: The number of steps to make; siblings are reset and closed within them.
         seed: The seed of the env and its actions; siblings get others.
         beside: Whether the env has siblings.
         slowly: Whether to pause after each step for as long as siblings would take. Results that
@@ -192,17 +193,19 @@ class _Run:
         self._doing = "being reset"
         self._each(lambda one: one.reset("the reset", one.seed))
         self._shared.look()
-        half, quarter = job.steps // 2, job.steps // 4
+        # The run alone may have made fewer steps than planned: the siblings' part fits into them.
+        closes, resets = job.most // 2, job.most // 4
+        second = 3 * job.steps // 4
         every = max(1, job.steps // _FRAMES)
         begun = time.perf_counter()
         for step in range(job.most):
             self._doing = "being reset"
-            if step == quarter and job.beside:
+            if step == resets and job.beside:
                 self._with(self._members[-1], lambda one: one.reset("a reset"))
-            if step == half and job.beside:
+            if step == closes and job.beside:
                 self.result.closed = len(self.result.records)
                 self._with(self._members.pop(0), _Member.close)
-            if step == half + quarter:
+            if step == second:
                 self._with(env, lambda one: one.reset("the second reset"))
             stepped = time.perf_counter()
             self._doing = "being stepped"
@@ -296,10 +299,16 @@ def _values(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Value]
     if depth < _DEPTH and isinstance(value, Mapping):
         for key, part in value.items():
             yield from _values(f"{path}[{key!r}]", part, depth + 1)
-    elif depth < _DEPTH and isinstance(value, (list, tuple)):
+    elif depth < _DEPTH and isinstance(value, (list, tuple, deque)):
         yield path, Value(f"{type(value).__name__} of {len(value)}", b"")
         for i, part in enumerate(value):
             yield from _values(f"{path}[{i}]", part, depth + 1)
+    elif depth < _DEPTH and isinstance(value, np.ndarray) and value.dtype == object:
+        yield path, Value(f"array of objects {value.shape}", b"")
+        for i, part in enumerate(value.flat):
+            yield from _values(f"{path}[{i}]", part, depth + 1)
+    elif isinstance(value, (set, frozenset)):
+        yield path, Value(type(value).__name__, repr(sorted(map(repr, value))).encode())
     else:
         yield path, _value(value)
 
@@ -312,7 +321,8 @@ def _value(value: Any) -> Value:
     if is_tensor(value):
         value = to_array(value)
     if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.hasobject:
-        return Value(kind, b"")  # of other objects, only the type is compared
+        # What differs between processes, such as an address, differs alone too, and is left out.
+        return Value(kind, repr(value).encode())
     array = np.asarray(value)
     kind = f"{kind} {array.dtype} {array.shape}"
     if array.nbytes <= _SHOWN:
