@@ -15,7 +15,6 @@ handler may raise at any line: calls have two parts, and a second attempt contin
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections import Counter, deque
