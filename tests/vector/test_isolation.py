@@ -459,8 +459,16 @@ def test_a_batch_env_is_refused():
         single_observation_space = gym.spaces.Box(-1, 1, (2,), np.float64)
         single_action_space = gym.spaces.Discrete(2)
 
-    with pytest.raises(TypeError, match="it made a Batch, a BatchEnv, expected one env"):
+    with pytest.raises(TypeError, match="env_fn made a Batch, a BatchEnv, expected one env"):
         check(lambda: Batch(2))
+
+
+def test_isolate_check_leaves_batch_envs_as_they_are():
+    with pysampler.make_vec(
+        CartPole, 4, isolate="check", num_workers=1, context="fork", vector_kwargs={"groups": 2}
+    ) as envs:
+        assert envs.num_workers == 1
+        envs.reset(seed=1)
 
 
 def test_slow_envs_are_stepped_less_often(monkeypatch):

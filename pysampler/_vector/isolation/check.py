@@ -35,6 +35,10 @@ _UNEXPLAINED = (
 )
 
 
+class _BatchEnvError(TypeError):
+    """A function makes a BatchEnv, whose envs share a process in any case."""
+
+
 @dataclass(frozen=True)
 class Isolation:
     """Whether envs may share a process; print it for the reasons.
@@ -145,6 +149,10 @@ def check_envs(
         pool.lay_out(Segment(1), AttachNothing())
         alone = _run(pool, _ALONE, RunJob(steps, steps, seed, seconds=_SECONDS))
         assert alone is not None
+        if alone.batch:
+            raise _BatchEnvError(
+                f"cannot check isolation: env_fn made a {alone.batch}, a BatchEnv, expected one env"
+            )
         if alone.failed is not None:
             doing, raised = alone.failed
             text = f"cannot check isolation: the env raised {raised.kind} {doing}"
@@ -170,9 +178,13 @@ def may_share(
     env_fns: Sequence[Callable[[], Any]], worker_init: Callable[[], Any] | None, context: str
 ) -> bool:
     """Check the envs of a vector env; log a warning unless they may share a process."""
-    found = check_envs(
-        env_fns, worker_init=worker_init, context="fork" if context == "fork" else "spawn"
-    )
+    try:
+        found = check_envs(
+            env_fns, worker_init=worker_init, context="fork" if context == "fork" else "spawn"
+        )
+    except _BatchEnvError:
+        _log.info("pysampler: isolate='check' does not check BatchEnvs: their envs share a process")
+        return True
     if not found.isolated:
         reasons = "; ".join(found.reasons)
         _log.warning(

@@ -63,6 +63,7 @@ class RunResult:
         steps: How many steps the env made.
         seconds: How long the run took.
         failed: What raised an exception, and the exception; None if nothing did.
+        batch: The name of the class, if the function made a BatchEnv.
         causes: Shared state that the envs changed, as sentences.
         closed: How many records there were when the first sibling was closed.
     """
@@ -72,6 +73,7 @@ class RunResult:
     steps: int = 0
     seconds: float = 0.0
     failed: tuple[str, Report] | None = None
+    batch: str = ""
     causes: list[str] = field(default_factory=list)
     closed: int = 0
 
@@ -159,6 +161,10 @@ class RunJob(Job):
         return _Run(self, server.env_fns).result
 
 
+class _BatchMadeError(Exception):
+    """The function made a BatchEnv, which a run cannot step."""
+
+
 class _Run:
     """One run of an env. Siblings are made before and after it, and the first closes midway."""
 
@@ -173,6 +179,8 @@ class _Run:
         begun = time.perf_counter()
         try:
             self._run()
+        except _BatchMadeError as error:
+            self.result.batch = str(error)
         except BaseException as error:
             self.result.failed = self._doing, report(error)
         self.result.seconds = time.perf_counter() - begun
@@ -248,10 +256,11 @@ class _Member:
     def __init__(
         self, make: Callable[[], Any], seed: int, number: int, result: RunResult | None
     ) -> None:
-        self.env = env = make()
-        self.seed, self.number, self._result = seed, number, result
+        env = make()
         if isinstance(env, BatchEnv):
-            raise TypeError(f"it made a {type(env).__name__}, a BatchEnv, expected one env")
+            raise _BatchMadeError(type(env).__name__)
+        self.env = env
+        self.seed, self.number, self._result = seed, number, result
         (expect_whole if is_several(env) else expect_env)(env, 0)
         if result is not None:
             result.name = name_of(env)
