@@ -1,5 +1,6 @@
 """check_isolation: envs that interfere within a process are found, with the reason."""
 
+import functools
 import itertools
 import os
 import random
@@ -452,6 +453,29 @@ def test_functions_may_make_vector_envs(mode):
 
     assert check(make, steps=40).isolated is True
     assert check(make_drawing, steps=40).isolated is False
+
+
+def test_causes_are_looked_for_in_the_envs_of_a_vector_env():
+    found = check(lambda: SyncVectorEnv([Counts] * 2))
+    assert found.isolated is False
+    assert "Counts.count" in found.reasons[1]
+
+
+def test_causes_are_looked_for_in_wrapped_vector_envs_of_other_modules():
+    module = types.ModuleType("elsewhere")
+    module.Plain, module.np, module.__name__ = Plain, np, "elsewhere"
+    exec(
+        "class Other(Plain):\n"
+        "    made = 0\n"
+        "    def begin(self):\n"
+        "        Other.made += 1\n"
+        "    def info(self):\n"
+        "        return {'made': Other.made}\n",
+        vars(module),
+    )
+    make = functools.partial(SyncVectorEnv, [module.Other] * 2)
+    found = check(make)
+    assert "Other.made" in found.reasons[1]
 
 
 def test_a_batch_env_is_refused():

@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 
 from pysampler._torch import loaded_torch
@@ -181,7 +182,7 @@ class SharedState:
         return id(value)
 
     def _add_classes_of(self, env: Any) -> None:
-        for layer in layers_of(env):
+        for layer in _all_layers_of(env):
             for one in type(layer).__mro__:
                 if (package := package_of(one.__module__)) not in LIBRARIES:
                     self._packages.add(package)
@@ -218,11 +219,21 @@ def _of_function(function: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, found
 
 
+def _all_layers_of(env: Any) -> Iterator[Any]:
+    """Yield the layers of an env, and those of the envs in it if it is a vector env."""
+    for layer in layers_of(env):
+        yield layer
+    inner = getattr(layer, "envs", ())
+    for one in inner if isinstance(inner, (list, tuple)) else ():
+        if isinstance(one, gym.Env):
+            yield from _all_layers_of(one)
+
+
 def namespaces_of(env: Any) -> dict[str, dict[str, Any]]:
     """Return the global variables that the methods of an env and of its wrappers use, by module."""
     return {
         name: found
-        for layer in layers_of(env)
+        for layer in _all_layers_of(env)
         for one in type(layer).__mro__
         for method in list(vars(one).values())
         for name, found in _of_function(method)
