@@ -315,7 +315,30 @@ def test_infos_that_differ_alone_are_not_compared():
     found = check(Timed)
     assert found.isolated is True
     assert found.ignored == ("infos['at']", "infos['place'][1]", "infos['self']")
-    assert "not compared, since they differ alone: infos['at']" in str(found)
+    assert "not compared, since they differ alone or do not pickle: infos['at']" in str(found)
+
+
+class Opaque:
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return "Opaque()"
+
+
+class Shut(Opaque):
+    def __reduce__(self):
+        raise TypeError("no")
+
+
+def test_objects_in_infos_are_compared_by_their_pickles():
+    assert check(type("Wrapped", (Named,), {"wrap": staticmethod(Opaque)})).isolated is False
+
+
+def test_objects_that_do_not_pickle_are_listed_as_not_compared():
+    found = check(type("Wrapped", (Named,), {"wrap": staticmethod(Shut)}))
+    assert found.isolated is True
+    assert found.ignored == ("infos['found']",)
 
 
 def test_infos_that_equal_alone_are_compared():

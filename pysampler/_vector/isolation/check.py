@@ -49,8 +49,8 @@ class Isolation:
             it is not deterministic alone, so that the check cannot tell.
         reasons: The first difference, then shared state that may explain it.
         steps: The number of steps that were compared.
-        ignored: Infos that differ between two runs of the env alone, such as times. They were not
-            compared.
+        ignored: Infos that differ between two runs of the env alone, such as times, and objects
+            that do not pickle. They were not compared.
     """
 
     name: str
@@ -77,7 +77,9 @@ class Isolation:
         first = self.verdict + (end if self.isolated else ":")
         lines = [first, *(f"- {reason}" for reason in self.reasons)]
         if self.ignored:
-            lines.append(f"not compared, since they differ alone: {_listed(self.ignored)}")
+            lines.append(
+                f"not compared, since they differ alone or do not pickle: {_listed(self.ignored)}"
+            )
         return "\n".join(lines)
 
 
@@ -223,7 +225,8 @@ def _verdict(alone: RunResult, again: RunResult, beside: RunResult) -> Isolation
         text = f"run again alone, it raised {raised.kind} {doing}: {raised.text}"
         return _found(alone, text, isolated=None)
     unsteady = list(_differences(alone, again))
-    ignored = sorted({path for _, path, _ in unsteady if path.startswith("infos")})
+    opaque = {path for _, values in alone.records for path, one in values.items() if one.opaque}
+    ignored = sorted(opaque | {path for _, path, _ in unsteady if path.startswith("infos")})
     if different := [one for one in unsteady if one[1] not in ignored]:
         return _found(alone, _described(different, "run again alone"), isolated=None)
     different = [one for one in _differences(alone, beside) if one[1] not in ignored]

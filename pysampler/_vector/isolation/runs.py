@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import pickle
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -50,6 +51,7 @@ class Value:
     kind: str
     content: bytes
     text: str = ""
+    opaque: bool = False  # its contents cannot be compared
 
 
 @dataclass
@@ -330,8 +332,10 @@ def _value(value: Any) -> Value:
     if is_tensor(value):
         value = to_array(value)
     if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.hasobject:
-        # What differs between processes, such as an address, differs alone too, and is left out.
-        return Value(kind, repr(value).encode())
+        try:
+            return Value(kind, pickle.dumps(value))
+        except Exception:  # an object may raise any
+            return Value(kind, b"", opaque=True)
     array = np.asarray(value)
     kind = f"{kind} {array.dtype} {array.shape}"
     if array.nbytes <= _SHOWN:
