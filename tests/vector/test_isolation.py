@@ -20,7 +20,7 @@ import pysampler
 from pysampler._vector.isolation import check as check_module
 from pysampler._vector.isolation.check import check_envs
 from pysampler.envs.classic import CartPole
-from pysampler.errors import EnvError, WorkerLostError
+from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
 
 
 class Plain(gym.Env):
@@ -441,6 +441,17 @@ def test_an_env_that_hangs_beside_others_must_not_share_its_process(monkeypatch)
     found = check(Hangs)
     assert found.isolated is False
     assert "did not answer within" in found.reasons[0]
+
+
+def test_an_env_that_hangs_alone_is_an_error(monkeypatch):
+    monkeypatch.setattr(check_module, "_LONGEST", 0.1)
+
+    class Hangs(Plain):
+        def begin(self):
+            signal.pause()
+
+    with pytest.raises(EnvTimeoutError, match="alone, the env did not answer within"):
+        check(Hangs)
 
 
 def test_siblings_are_made_by_the_other_functions():

@@ -13,7 +13,7 @@ from pysampler._vector.serving import WorkerInfo, worker_init_for
 from pysampler._workers.exceptions import error_from
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import WorkerAssignment
-from pysampler.errors import LostError
+from pysampler.errors import EnvTimeoutError, LostError
 from pysampler.sync import Segment
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _log = logging.getLogger("pysampler")
 STEPS = 200
 _ALONE, _AGAIN, _BESIDE = range(3)  # the processes
 _SECONDS = 3.0  # of steps alone, after which a run ends early
+_LONGEST = 60.0  # seconds of a run alone: to make the env, reset it and step it
 # Envs beside others may take this many seconds, and times as long as alone.
 _PATIENCE, _TIMES = 20.0, 10.0
 _NAMED = 5  # results in a sentence
@@ -102,6 +103,7 @@ def check_isolation(env_fn: Callable[[], Any], steps: int = STEPS, seed: int = 0
 
     Raises:
         EnvError: The env raised an exception alone.
+        EnvTimeoutError: The env did not answer alone: the first run may take 60 seconds.
         WorkerLostError: The env ended its process alone.
 
     >>> check = check_isolation(lambda: gym.make("CartPole-v1"))
@@ -149,8 +151,10 @@ def check_envs(
     )
     try:
         pool.lay_out(Segment(1), AttachNothing())
-        alone = _run(pool, _ALONE, RunJob(steps, steps, seed, seconds=_SECONDS))
-        assert alone is not None
+        job = RunJob(steps, steps, seed, seconds=_SECONDS)
+        alone = _run(pool, _ALONE, job, _LONGEST)
+        if alone is None:
+            raise _timeout("alone", _LONGEST)
         if alone.batch:
             raise _BatchEnvError(
                 f"cannot check isolation: env_fn made a {alone.batch}, a BatchEnv, expected one env"
@@ -159,8 +163,11 @@ def check_envs(
             doing, raised = alone.failed
             text = f"cannot check isolation: the env raised {raised.kind} {doing}"
             raise error_from(raised, text)
-        again = _run(pool, _AGAIN, RunJob(steps, alone.steps, seed, slowly=True))
-        assert again is not None
+        job = RunJob(steps, alone.steps, seed, slowly=True)
+        longest = _LONGEST + _TIMES * alone.seconds
+        again = _run(pool, _AGAIN, job, longest)
+        if again is None:
+            raise _timeout("alone again", longest)
         patience = _PATIENCE + _TIMES * max(alone.seconds, again.seconds)
         job = RunJob(steps, alone.steps, seed, beside=True)
         try:
@@ -207,6 +214,12 @@ def _run(pool: Pool, process: int, job: RunJob, timeout: float | None = None) ->
     if not isinstance(result, RunResult):
         raise pool.error_of(process, result)
     return result
+
+
+def _timeout(where: str, seconds: float) -> EnvTimeoutError:
+    return EnvTimeoutError(
+        f"cannot check isolation: {where}, the env did not answer within {seconds:.0f} seconds"
+    )
 
 
 def _found(
