@@ -82,6 +82,7 @@ class NestedBlock(RepeatableBlock):
         self._rows = _core.BatchRows(first, self.count, meter, np.zeros(self.count, np.int64), 0)
         self._returned: list[Any] = []  # results of the calls in the current step
         self._replayed = 0  # how many of them the current attempt has used
+        self._repeats = False  # whether the current step was attempted before
         self._over_before = self._over  # self._over when the step began
         self._stepping: Any = None  # the actions of the last step, unless they were in a frame
 
@@ -122,7 +123,8 @@ class NestedBlock(RepeatableBlock):
 
     def step_once(self, frame: int, number: int) -> bool:
         """Make step ``number``; the same number again repeats a step that an exception ended."""
-        if number != self._number:
+        self._repeats = number == self._number
+        if not self._repeats:
             self._returned = []
             self._number = number
             self._over_before = self._over
@@ -134,7 +136,8 @@ class NestedBlock(RepeatableBlock):
 
         The same actions again repeat a step that an exception ended.
         """
-        if not self.here or actions is None or actions is not self._stepping:
+        self._repeats = self.here and actions is not None and actions is self._stepping
+        if not self._repeats:
             self._returned = []
             self._over_before = self._over
         self._replayed = 0
@@ -219,7 +222,8 @@ class NestedBlock(RepeatableBlock):
         try:
             begin(*args, **kwargs)
         except AlreadyPendingCallError as error:
-            if error.name != name:  # an abandoned call, whose results are dropped
+            # The results of an abandoned call are dropped.
+            if error.name != name or (name == "step" and not self._repeats):
                 getattr(self._env, f"{error.name}_wait")()
                 begin(*args, **kwargs)
         return getattr(self._env, f"{name}_wait")()

@@ -9,8 +9,8 @@ which env is in which slot, and with which seed, follows from the seed of the ru
 at which episodes end: it does not depend on time or on the number of workers.
 
 To its ``VectorEnv`` this is a vector env in the user's process, in one block (nested.py), as is any
-other that a function returns: samplers, autoreset modes and frames need nothing more. A signal
-handler may raise at any line: calls have two parts, and a second attempt continues the first.
+other that a function returns: samplers, autoreset modes and frames need nothing more. Calls
+have two parts, so that a second attempt continues one that was interrupted while it waited.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 from pysampler import _core
 from pysampler._closing import Uncopyable, ends_by_signal
 from pysampler._frames.spec import Spaces, spec_of
-from pysampler._numbers import true_or_false
+from pysampler._numbers import true_or_false, whole_number
 from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout, VectorCore
 from pysampler._vector.division import Division, divide
@@ -233,7 +233,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         spare_envs: int = 0,
     ) -> None:
         self._spares: SpareEnvs | None = None
-        if spare_envs:
+        if whole_number("make vector env", "spare_envs", spare_envs, 0) > 0:
             from pysampler._vector.spares import SpareEnvs, divided  # noqa: PLC0415 - rare
 
             given = locals()

@@ -1,5 +1,6 @@
 """Spare envs: a slot goes on with an env that was reset before, and nobody waits for a reset."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -328,3 +329,38 @@ def test_close_does_not_wait_for_resets_of_spares(how):
         envs.step(np.zeros(4, int))
     envs.close(**how)
     assert envs._spares.inner.closed
+
+
+class FailsLater(Simple):
+    """Its second reset raises."""
+
+    resets = 0
+
+    def reset(self, **options):
+        self.resets += 1
+        if self.resets == 2:
+            raise LookupError("no second reset")
+        return super().reset(**options)
+
+    def step(self, action):
+        observation, *results, info = super().step(action % 3)
+        return observation, *results, {**info, "action": int(action)}
+
+
+def test_step_after_a_failed_reset_takes_its_own_actions():
+    with make(FailsLater, autoreset_mode="NextStep") as envs:
+        envs.reset(seed=1)
+        with pytest.raises(LookupError, match="no second reset"):
+            while True:
+                envs.step(np.ones(4, int))
+        infos = None
+        while infos is None:
+            with contextlib.suppress(LookupError):  # of another spare
+                infos = envs.step(np.full(4, 2))[4]
+        assert set(infos["action"][infos["_action"]].tolist()) == {2}
+
+
+@pytest.mark.parametrize("spares", [None, "", 0.0, [], -1])
+def test_spare_envs_are_a_whole_number(spares):
+    with pytest.raises(ValueError, match="spare_envs"):
+        make(Simple, spares=spares)
