@@ -477,6 +477,7 @@ def test_the_worker_init_runs_before_the_envs_are_made():
     assert check_envs([Reads], steps=5, worker_init=init, context="fork").isolated is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_functions_may_make_vector_envs(mode):
     def make():
@@ -807,6 +808,7 @@ class Slow(Plain):
         Slow.lost = True
 
 
+@pytest.mark.slow
 def test_siblings_of_slow_envs_are_closed_too(monkeypatch):
     monkeypatch.setattr(check_module, "_SECONDS", 0.3)
     found = check(Slow, steps=200)
