@@ -17,6 +17,7 @@ from pysampler._workers.jobs import (
     Repeated,
     Replace,
     ReportLoss,
+    Retire,
     failure_of,
 )
 from pysampler._workers.remote import dumps
@@ -47,8 +48,12 @@ def test_jobs_and_notes_are_importable_frozen_dataclasses():
         assert dataclasses.is_dataclass(kind), kind
         assert kind.__dataclass_params__.frozen, kind
         assert pickle.loads(pickle.dumps(kind)) is kind
-    # The worker itself handles these two.
-    assert {kind for kind in kinds if getattr(kind, "run", None) is Job.run} == {Close, LayOut}
+    # The worker itself handles these.
+    assert {kind for kind in kinds if getattr(kind, "run", None) is Job.run} == {
+        Close,
+        LayOut,
+        Retire,
+    }
     assert all(kind.apply is not Note.apply for kind in kinds if issubclass(kind, Note))
 
 
