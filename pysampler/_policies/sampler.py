@@ -344,7 +344,12 @@ def makes_envs(envs: Any) -> bool:
 
 
 def _expect_workers_alone(envs: VectorEnv, purpose: str) -> None:
-    """Raise ValueError if this process steps some of the envs and workers the others."""
+    """Raise ValueError if this process takes part in steps for which there are workers."""
+    if spares := envs.division.spare_envs:
+        raise ValueError(
+            f"cannot {purpose} with spare_envs={spares}: the workers do not put spares into slots; "
+            'expected none, or Rollouts with policy_in="main"'
+        )
     if envs.num_workers > 0 and (own := envs.division.main_envs) > 0:
         raise ValueError(
             f"cannot {purpose} with a policy in the workers: {own} of the envs live in this "

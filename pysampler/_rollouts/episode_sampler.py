@@ -91,7 +91,7 @@ class EpisodeSampler(Sampler):
         normalize: Normalizer | None,
         leave_out: Sequence[str],
     ) -> None:
-        if getattr(leasable.envs, "_spares", None) is not None:
+        if leasable.envs.division.spare_envs:
             raise ValueError(
                 "cannot evaluate: the vector env has spare_envs, whose episodes have other seeds; "
                 "expected one without. With more envs than CPUs, some step while others reset"

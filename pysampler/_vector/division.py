@@ -58,12 +58,14 @@ class Division:
         step_seconds: Measured seconds per step of one env; None if nothing was "auto".
         round_seconds: Predicted seconds per step of all envs; None if nothing was "auto", or if
             workers may step the envs together.
+        spare_envs: The number of spare envs, which the workers reset while others step.
     """
 
     num_workers: int
     main_envs: int
     step_seconds: float | None = None
     round_seconds: float | None = None
+    spare_envs: int = 0
 
     def __str__(self) -> str:
         """Return the choice and the reason as a sentence."""

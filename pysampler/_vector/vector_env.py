@@ -242,7 +242,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             mode = arguments.autoreset_mode(autoreset_mode)
             spares = SpareEnvs(VectorEnv, core_of, env_fns, spare_envs, mode, inner)
             VectorEnv.__init__(self, [lambda: spares], num_workers=0, **outer)
-            self._spares, self.env_fns, self.division = spares, env_fns, spares.inner.division
+            self._spares, self.env_fns = spares, env_fns
+            self.division = replace(spares.inner.division, spare_envs=spare_envs)
             self.num_workers, self._name = spares.inner.num_workers, spares.inner._name
             self.context, self.worker_init = context, worker_init
             self.seed_globals = seed_globals

@@ -267,6 +267,14 @@ def test_evaluations_refuse_spare_envs():
         pysampler.evaluate(envs, zero, 2)
 
 
+@pytest.mark.parametrize("sampler", ["Rollouts", "Actors"])
+def test_policies_in_workers_refuse_spare_envs(sampler):
+    kind = getattr(pysampler, sampler)
+    options = {"horizon": 8, "policy_in": "workers"} if sampler == "Rollouts" else {}
+    with pytest.raises(ValueError, match="with spare_envs=1: the workers do not"):
+        kind(Simple, zero, num_envs=2, spare_envs=1, **options)
+
+
 def test_spare_envs_make_no_chunks():
     with make(Simple) as envs:
         envs.reset(seed=1)
