@@ -82,7 +82,7 @@ def test_the_hash_seed_of_the_program_and_its_workers_is_reported(seed, found, m
         (
             "levels:Counted",
             "look",
-            "envs of Counted must not share a process; beside others, observations of the reset",
+            "envs of Counted must not share a process (200 steps compared)",
             "pass isolate=True, which gives each env a process",
         ),
         (

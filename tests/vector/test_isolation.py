@@ -227,7 +227,8 @@ def test_interference_is_found_with_its_cause(env, what, cause, tmp_path, monkey
     assert difference.startswith(f"beside others, {what}")
     assert len(causes) == 1
     assert cause in causes[0]
-    assert str(found).startswith(f"envs of {env.__name__} must not share a process:\n- beside")
+    verdict = f"envs of {env.__name__} must not share a process (20 steps compared)"
+    assert str(found).startswith(f"{verdict}:\n- beside others, ")
 
 
 def test_a_difference_that_begins_with_a_close_says_so():
@@ -490,12 +491,6 @@ def test_functions_may_make_vector_envs(mode):
     assert check(make_drawing, steps=40).isolated is False
 
 
-def test_causes_are_looked_for_in_the_envs_of_a_vector_env():
-    found = check(lambda: SyncVectorEnv([Counts] * 2))
-    assert found.isolated is False
-    assert "Counts.count" in found.reasons[1]
-
-
 def test_causes_are_looked_for_in_wrapped_vector_envs_of_other_modules():
     module = types.ModuleType("elsewhere")
     module.Plain, module.np, module.__name__ = Plain, np, "elsewhere"
@@ -533,7 +528,32 @@ def test_isolate_check_leaves_batch_envs_as_they_are():
 def test_slow_envs_are_stepped_less_often(monkeypatch):
     monkeypatch.setattr("pysampler._vector.isolation.check._SECONDS", 0.0)
     found = check(Plain)
-    assert (found.isolated, found.steps) == (True, 1)
+    assert (found.isolated, found.steps) == (True, 2)
+
+
+class ResetsOften(Plain):
+    """Shows how often all envs were reset, from its own second reset on."""
+
+    resets = 0
+
+    def __init__(self):
+        super().__init__()
+        self.own = 0
+
+    def begin(self):
+        ResetsOften.resets += 1
+        self.own += 1
+
+    def observation(self):
+        return np.array([self.position, ResetsOften.resets if self.own > 1 else 0.0])
+
+
+def test_slow_envs_are_reset_twice(monkeypatch):
+    monkeypatch.setattr("pysampler._vector.isolation.check._SECONDS", 0.0)
+    found = check(ResetsOften)
+    assert found.isolated is False
+    assert "of the second reset differ" in str(found)
+    assert "(2 steps compared)" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -649,8 +669,9 @@ def test_isolate_check_gives_each_env_a_process_and_warns_with_the_reason(caplog
         assert envs.num_workers == 3
     [record] = caplog.records
     text = record.getMessage()
-    assert text.startswith("pysampler: envs of Draws must not share a process (beside others, obs")
-    assert "the env uses global random generators: np.random)" in text
+    verdict = "envs of Draws must not share a process (200 steps compared)"
+    assert text.startswith(f"pysampler: {verdict}: beside others, observations of the reset differ")
+    assert "the env uses global random generators: np.random;" in text
     assert text.endswith("isolate='check' starts 3 workers, one for each")
 
 

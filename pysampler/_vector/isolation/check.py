@@ -63,20 +63,24 @@ class Isolation:
     @property
     def verdict(self) -> str:
         """Whether the envs may share a process, as a sentence without its end."""
-        if self.isolated is None:
+        if self.isolated:
             return (
+                f"envs of {self.name} may share a process: {self.steps} steps beside others gave "
+                "the same results as alone"
+            )
+        if self.isolated is None:
+            text = (
                 f"{self.name} is not deterministic alone, so the check cannot tell whether its "
                 "envs may share a process"
             )
-        if not self.isolated:
-            return f"envs of {self.name} must not share a process"
-        return f"envs of {self.name} may share a process"
+        else:
+            text = f"envs of {self.name} must not share a process"
+        return f"{text} ({self.steps} steps compared)"
 
     def __str__(self) -> str:
         """Return the verdict and the reasons, in lines."""
-        end = f": {self.steps} steps beside others gave the same results as alone"
-        first = self.verdict + (end if self.isolated else ":")
-        lines = [first, *(f"- {reason}" for reason in self.reasons)]
+        lines = [self.verdict + ":" * bool(self.reasons)]
+        lines += [f"- {reason}" for reason in self.reasons]
         if self.ignored:
             lines.append(
                 f"not compared, since they differ alone or do not pickle: {_listed(self.ignored)}"
@@ -163,13 +167,13 @@ def check_envs(
             doing, raised = alone.failed
             text = f"cannot check isolation: the env raised {raised.kind} {doing}"
             raise error_from(raised, text)
-        job = RunJob(steps, alone.steps, seed, slowly=True)
+        job = RunJob(steps, alone.steps, seed, second=alone.second, slowly=True)
         longest = _LONGEST + _TIMES * alone.seconds
         again = _run(pool, _AGAIN, job, longest)
         if again is None:
             raise _timeout("alone again", longest)
         patience = _PATIENCE + _TIMES * max(alone.seconds, again.seconds)
-        job = RunJob(steps, alone.steps, seed, beside=True)
+        job = RunJob(steps, alone.steps, seed, second=alone.second, beside=True)
         try:
             beside = _run(pool, _BESIDE, job, patience)
         except LostError as error:
@@ -197,7 +201,7 @@ def may_share(
     if not found.isolated:
         reasons = "; ".join(found.reasons)
         _log.warning(
-            "pysampler: %s (%s): isolate='check' starts %d workers, one for each",
+            "pysampler: %s: %s; isolate='check' starts %d workers, one for each",
             *(found.verdict, reasons, len(env_fns)),
         )
     return found.isolated is True

@@ -41,6 +41,7 @@ __all__ = ["AttachNothing", "RunJob", "RunResult", "RunServer", "Value"]
 
 _SHOWN = 64  # the largest number of bytes of an array that is recorded as it is
 _DEPTH = 8  # of nested infos
+_SECOND = 0.75  # of a run, after which the env is reset once more
 _FRAMES = 20  # of a run: rendering may be slow
 
 
@@ -63,6 +64,7 @@ class RunResult:
         records: For each call of the env, its name, and the values that it returned by their path,
             such as "infos['speed']".
         steps: How many steps the env made.
+        second: The number of the step before which the env was reset once more.
         seconds: How long the run took.
         failed: What raised an exception, and the exception; None if nothing did.
         batch: The name of the class, if the function made a BatchEnv.
@@ -73,6 +75,7 @@ class RunResult:
     name: str = ""
     records: list[tuple[str, dict[str, Value]]] = field(default_factory=list)
     steps: int = 0
+    second: int | None = None
     seconds: float = 0.0
     failed: tuple[str, Report] | None = None
     batch: str = ""
@@ -141,9 +144,11 @@ class RunJob(Job):
     """Job: make a run.
 
     Attributes:
-        steps: The number of steps for which the env's second reset and pictures are planned.
+        steps: The number of steps for which pictures are planned.
         most: The number of steps to make; siblings are reset and closed within them.
         seed: The seed of the env and its actions; siblings get others.
+        second: The number of the step before which the env is reset once more; None: after three
+            quarters of the steps, or of the seconds.
         beside: Whether the env has siblings.
         slowly: Whether to pause after each step for as long as siblings would take. Results that
             depend on the time then differ from those of a quick run.
@@ -153,6 +158,7 @@ class RunJob(Job):
     steps: int
     most: int
     seed: int
+    second: int | None = None
     beside: bool = False
     slowly: bool = False
     seconds: float | None = None
@@ -205,7 +211,6 @@ class _Run:
         self._shared.look()
         # The run alone may have made fewer steps than planned: the siblings' part fits into them.
         closes, resets = job.most // 2, job.most // 4
-        second = 3 * job.steps // 4
         every = max(1, job.steps // _FRAMES)
         begun = time.perf_counter()
         for step in range(job.most):
@@ -215,7 +220,8 @@ class _Run:
             if step == closes and job.beside:
                 self.result.closed = len(self.result.records)
                 self._with(self._members.pop(0), _Member.close)
-            if step == second:
+            if self._is_second(step, time.perf_counter() - begun):
+                self.result.second = step
                 self._with(env, lambda one: one.reset("the second reset"))
             stepped = time.perf_counter()
             self._doing = "being stepped"
@@ -226,8 +232,17 @@ class _Run:
             self.result.steps = step + 1
             if job.slowly:
                 time.sleep(2 * (time.perf_counter() - stepped))
-            if job.seconds is not None and time.perf_counter() - begun > job.seconds:
+            late = job.seconds is not None and time.perf_counter() - begun > job.seconds
+            if late and self.result.second is not None:
                 break
+
+    def _is_second(self, step: int, seconds: float) -> bool:
+        """Return whether the second reset belongs before this step."""
+        job = self._job
+        if job.second is not None or self.result.second is not None:
+            return step == job.second
+        late = job.seconds is not None and seconds > job.seconds * _SECOND
+        return step > 0 and (late or step >= job.steps * _SECOND)
 
     def _add(self, make: Callable[[], Any], seed: int, result: RunResult | None = None) -> _Member:
         with self._shared.of(len(self._members)):
