@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,12 +14,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "copy_of_module",
     "get_torch_threads",
     "is_distribution",
     "is_module",
+    "is_script",
     "is_tensor",
     "loaded_torch",
     "needs_torch",
+    "script_bytes",
+    "script_from",
     "set_torch_threads",
     "tensor_from",
     "to_array",
@@ -33,6 +39,34 @@ def is_module(policy: Any) -> bool:
     """Return whether a policy is a ``torch.nn.Module``."""
     torch = loaded_torch()
     return torch is not None and isinstance(policy, torch.nn.Module)
+
+
+def is_script(policy: Any) -> bool:
+    """Return whether a policy is a module of TorchScript."""
+    torch = loaded_torch()
+    return torch is not None and isinstance(policy, torch.jit.ScriptModule)
+
+
+def script_bytes(script: Any) -> bytes:
+    """Return a module of TorchScript as the bytes of a file."""
+    file = io.BytesIO()
+    loaded_torch().jit.save(script, file)
+    return file.getvalue()
+
+
+def script_from(content: bytes) -> Any:
+    """Return the module of TorchScript that ``script_bytes`` saved."""
+    import torch  # noqa: PLC0415 - torch is optional
+
+    return torch.jit.load(io.BytesIO(content))
+
+
+def copy_of_module(module: Any) -> Any:
+    """Return a copy of a module.
+
+    ``deepcopy`` of TorchScript would make parameters that are no leaves.
+    """
+    return script_from(script_bytes(module)) if is_script(module) else copy.deepcopy(module)
 
 
 def is_tensor(value: Any) -> bool:

@@ -41,19 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the episodes and print the results."""
     import pysampler  # noqa: PLC0415 - samplers only where they are needed
-    from pysampler._cli.policies import SCRIPTS, policy_of  # noqa: PLC0415
+    from pysampler._cli.policies import policy_of  # noqa: PLC0415
     from pysampler._cli.sources import SourceError, source_of  # noqa: PLC0415
 
     if options.csv is not None and not (folder := Path(options.csv).parent).is_dir():
         raise MeasureError(f"cannot write {options.csv}: there is no folder {folder}")
     try:
         policy, source = policy_of(options.policy), source_of(options.env)
-        if options.policy_in == "workers" and Path(options.policy).suffix in SCRIPTS:
-            raise MeasureError(
-                f"cannot evaluate: --policy-in workers with {options.policy}: a TorchScript file "
-                "cannot be sent to workers; expected --policy-in main, or FILE.py:policy with a "
-                "torch module"
-            )
         env = options.env if source.made_by is not None else source.function
         evaluation = pysampler.evaluate(
             *(env, policy, options.episodes),

@@ -10,9 +10,9 @@ from typing import Any
 
 from pysampler._cli.sources import SourceError, named
 
-__all__ = ["SCRIPTS", "policy_of"]
+__all__ = ["policy_of"]
 
-SCRIPTS = ".pt", ".pth"  # files of torch.jit.save
+_SCRIPTS = ".pt", ".pth"  # files of torch.jit.save
 
 # Algorithms of Stable-Baselines3 by the module of their policies. PPO loads models of A2C too.
 _ALGORITHMS = {"common": "PPO", "dqn": "DQN", "sac": "SAC", "td3": "TD3"}
@@ -38,7 +38,7 @@ def policy_of(text: str) -> Any:
             Stable-Baselines3 (".zip").
     """
     path = Path(text)
-    if path.suffix in (*SCRIPTS, ".zip"):
+    if path.suffix in (*_SCRIPTS, ".zip"):
         if not path.is_file():
             raise SourceError(f"file not found: {text}")
         return _model(path) if path.suffix == ".zip" else _script(path)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from pysampler._torch import is_module
+from pysampler._torch import copy_of_module, is_module
 from pysampler._workers.remote import copy_from, dumps_by_value
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["copied", "fingerprint", "pickled", "send_policy"]
 def copied(policy: Any) -> Any:
     """Return a copy of a policy; a function is copied with the objects that it refers to."""
     try:
-        return copy.deepcopy(policy) if is_module(policy) else copy_from(_by_value(policy))
+        return copy_of_module(policy) if is_module(policy) else copy_from(_by_value(policy))
     except Exception as error:
         with contextlib.suppress(Exception):
             if (own := copy.deepcopy(policy)) is not policy:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pysampler._torch import is_module, is_tensor, loaded_torch, tensor_from, to_array
+from pysampler._torch import (
+    copy_of_module,
+    is_module,
+    is_tensor,
+    loaded_torch,
+    tensor_from,
+    to_array,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -107,4 +113,4 @@ def copy_weights(module: Any, other: Any) -> None:
 
 def portable(policy: Any) -> Any:
     """Return a policy that other processes can use: for a module, a copy on the CPU."""
-    return copy.deepcopy(policy).cpu() if is_module(policy) else policy
+    return copy_of_module(policy).cpu() if is_module(policy) else policy

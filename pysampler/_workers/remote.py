@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 from cloudpickle import cloudpickle as _cloudpickle
 
+from pysampler._torch import is_script, script_bytes, script_from
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -135,8 +137,11 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         """Register the module of a function or class if it cannot be imported elsewhere.
 
-        Code keeps its file name, which tracebacks show but newer versions of cloudpickle omit.
+        TorchScript, which does not pickle, is saved as in a file. Code keeps its file name, which
+        tracebacks show but newer versions of cloudpickle omit.
         """
+        if is_script(obj):
+            return script_from, (script_bytes(obj),)
         if isinstance(obj, types.CodeType):
             make, arguments = self.dispatch_table[types.CodeType](obj)
             at = [i for i, one in enumerate(arguments) if isinstance(one, str)]

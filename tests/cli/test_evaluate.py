@@ -103,7 +103,8 @@ def test_videos_are_named(file, capsys, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_torchscript_is_evaluated(tmp_path, capsys):
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_torchscript_is_evaluated(tmp_path, capsys, where):
     torch = pytest.importorskip("torch")
 
     class Right(torch.nn.Module):
@@ -111,7 +112,8 @@ def test_torchscript_is_evaluated(tmp_path, capsys):
             return torch.ones(observations.shape[0], dtype=torch.int64)
 
     torch.jit.script(Right()).save(str(tmp_path / "right.pt"))
-    report = evaluated(capsys, tmp_path / "right.pt", "CartPole-v1", *EIGHT)
+    script = tmp_path / "right.pt"
+    report = evaluated(capsys, script, "CartPole-v1", "--policy-in", where, *EIGHT)
     assert report["mean"] < 12
 
 
@@ -176,16 +178,6 @@ def test_ctrl_c_says_how_to_continue(file, capsys, tmp_path):
     arguments = ["--workers", "0", "--resume", str(tmp_path / "results")]
     assert main(["evaluate", f"{file}:interrupted", f"{file}:make", *arguments]) == 130
     assert "episodes are in" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_torchscript_in_workers_is_refused(tmp_path, capsys):
-    torch = pytest.importorskip("torch")
-    torch.jit.script(torch.nn.Identity()).save(str(tmp_path / "script.pt"))
-    arguments = [str(tmp_path / "script.pt"), "CartPole-v1", "--policy-in", "workers"]
-    assert main(["evaluate", *arguments]) == 2
-    assert "expected --policy-in main, or FILE.py:policy" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
+from pysampler._policies.copying import copied, pickled
 from pysampler._policies.weights import (
     arrays_of,
     copy_weights,
@@ -14,6 +15,7 @@ from pysampler._policies.weights import (
     portable,
     weights_of,
 )
+from pysampler._workers.remote import loads
 
 
 class Net(torch.nn.Module):
@@ -174,6 +176,16 @@ def test_copy_weights_refuses_missing_weights():
 
     with pytest.raises(KeyError, match=r"head\.weight"):
         copy_weights(Larger(), Net())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_is_copied_and_travels():
+    script = torch.jit.script(Net(5))
+    for copy in (portable(script), copied(script), loads(pickled(script))):
+        assert_same(weights_of(copy), GIVEN)
+        assert all(one.is_leaf and one.requires_grad for one in copy.parameters())
+        load_weights(copy, {**GIVEN, "calls": np.array(6)})
+    assert_same(weights_of(script), GIVEN)
 
 
 def test_portable_copies_modules_and_returns_other_policies_unchanged():
