@@ -1358,6 +1358,10 @@ class EnvBlock(Block):
         """
         Write the results of the step in which the envs that these replace were lost.
         """
+    def rests(self, i: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether steps leave env i alone.
+        """
     def set_ended(self, i: typing.SupportsInt | typing.SupportsIndex, ended: bool) -> None:
         """
         Set whether the next step resets env i.

@@ -100,7 +100,7 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
     for_each(frame, [&](std::size_t i) {
         if (resting_[i]) return;
         if (ended_[i]) {
-            reset_one(frame, i, nullptr, nullptr);
+            begin_next(frame, i);
             return;
         }
         const py::object action =
@@ -191,7 +191,7 @@ bool EnvBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) {
     use_action_types(frame);
     std::int64_t now = now_ns();
     for (std::size_t i = std::exchange(start_, 0); i < count_ && !stopped_; ++i) {
-        bool over = false;
+        bool over = resting_[i];
         for (step_ = std::exchange(start_step_, 0); step_ < steps && !stopped_; ++step_) {
             const std::uint32_t at = frame + step_;
             if (over) {
@@ -217,8 +217,7 @@ bool EnvBlock::step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen) {
     unseen = unseen && !ended_[i] && !reaches_limit(i);
     tell_unseen(i, unseen);
     if (ended_[i]) {
-        reset_one(frame, i, nullptr, nullptr);
-        has_final_.mutable_at(frame, first_ + i) = kBegun;
+        begin_next(frame, i);
         return true;
     }
     const py::object action = action_.load(frame, first_ + i, action_leaves_);
@@ -410,6 +409,12 @@ void EnvBlock::clear_results(std::uint32_t frame, std::size_t i) {
     truncated_.mutable_at(frame, first_ + i) = false;
 }
 
+// Resets an env instead of stepping it.
+void EnvBlock::begin_next(std::uint32_t frame, std::size_t i) {
+    reset_one(frame, i, nullptr, nullptr);
+    has_final_.mutable_at(frame, first_ + i) = kBegun;
+}
+
 void EnvBlock::reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options) {
     py::object results = call_reset(i, seed, options);
     const auto [obs, info] = take_apart<2>(results, "reset");
@@ -510,8 +515,8 @@ void EnvBlock::report(std::size_t i, bool same, PyObject* obs, PyObject* reward)
     leave(kUnlike, i, py::tuple(results));
 }
 
-// A copy, since a reset may write to the same arrays before they are sent; the object itself if it
-// cannot be copied.
+// A copy, since a reset, or the next step of a chunk, may write to the same arrays before they are
+// sent; the object itself if it cannot be copied.
 py::object EnvBlock::copied(PyObject* value) {
     try {
         return py::module_::import("copy").attr("deepcopy")(py::handle(value));
@@ -522,7 +527,9 @@ py::object EnvBlock::copied(PyObject* value) {
 }
 
 void EnvBlock::store_info(std::uint32_t frame, std::size_t i, PyObject* info) {
-    if (auto rest = infos_->store(frame, first_ + i, info, nullptr)) leave(kInfo, i, *rest);
+    if (auto rest = infos_->store(frame, first_ + i, info, nullptr)) {
+        leave(kInfo, i, in_chunk_ ? copied(rest->ptr()) : *rest);
+    }
 }
 
 void EnvBlock::leave(OverflowKind kind, std::size_t i, const py::object& object) {
@@ -568,6 +575,7 @@ void register_env_block(py::module_& m) {
              "Set the last observation of env i, which a reset that leaves it unchanged returns.")
         .def("ended", &EnvBlock::ended, py::arg("i"), "Whether the next step resets env i.")
         .def("ended_envs", &EnvBlock::ended_envs, "The envs that the next step resets.")
+        .def("rests", &EnvBlock::rests, py::arg("i"), "Whether steps leave env i alone.")
         .def("rest", &EnvBlock::rest, py::arg("i"),
              "Let steps leave env i alone until it is reset.")
         .def("set_ended", &EnvBlock::set_ended, py::arg("i"), py::arg("ended"),

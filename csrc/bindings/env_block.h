@@ -83,6 +83,7 @@ class EnvBlock : public Block {
     void set_ended(std::size_t i, bool ended) { ended_.at(i) = ended; }
     // Steps leave env i alone, and its rows of the frame as they are, until it is reset.
     void rest(std::size_t i) { resting_.at(i) = true; }
+    bool rests(std::size_t i) const { return resting_.at(i); }
 
     // Returns and forgets the results that do not fit into the frame: [(OverflowKind, index among
     // the envs of the frame, object)].
@@ -106,6 +107,7 @@ class EnvBlock : public Block {
     static py::list time_limits(const py::object& env);
     bool reaches_limit(std::size_t i) const;
     void resume_or_begin(std::uint32_t number);
+    void begin_next(std::uint32_t frame, std::size_t i);
     void reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options);
     py::object call_reset(std::size_t i, PyObject* seed, PyObject* options);
     void write_options_version(std::uint32_t frame, std::size_t i);

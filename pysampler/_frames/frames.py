@@ -15,10 +15,9 @@ price: memory for every frame, and fixed shapes only; everything else goes by ma
 ``rewards``                    float64: a number, or several where an env has a ``reward_space``
 ``terminated`` ``truncated``   bool
 ``has_final``                  0, FINAL, FINAL_BY_MAIL (a message holds the object itself, too),
-                               or LOST: the env was lost in this step (rollouts only), or BEGUN:
-                               a vector env that had ended the episode reset the env in this step,
-                               so that frames with finals have the next first observation only here
-                               (or a chunk did); or SKIPPED: the env's chunk had ended before
+                               or LOST: the env was lost in this step (rollouts only); or BEGUN:
+                               the env was reset in this step, since the last one had ended its
+                               episode; or SKIPPED: the env's chunk had ended before, or it rests
 ``options_versions``           the version of the options that an episode was reset with; 0: none
 ``extras``                     a policy's outputs besides actions: an array for each field
 ``infos``                      bytes for columns of infos (infos.py), after all other fields: they

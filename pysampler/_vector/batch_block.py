@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from pysampler import _core
-from pysampler._frames.frames import FINAL
+from pysampler._frames.frames import BEGUN, FINAL
 from pysampler._vector.blocks import ChunkBlock, GivenActions
 from pysampler._vector.columns import InfoColumns, row_of
 from pysampler._vector.env_calls import reward_shape, reward_space_of
@@ -228,6 +228,7 @@ class BatchBlock(ChunkBlock):
         observations, rewards, terminated, infos = self.advance(None, actions)
         self._rows.write(frame, observations, rewards, terminated, infos, uncounted=self.ended)
         self._reset(frame, resets)  # which clears the ends of these envs
+        self._has_final[frame, resets] = BEGUN
         self._end_some(frame, observations, infos)
 
     def _done(self, frame: int) -> bool:
@@ -279,6 +280,7 @@ class BatchBlock(ChunkBlock):
         resets = np.flatnonzero(self.ended & ~makes_none)
         if len(resets):
             self._reset(frame, resets.astype(np.int32))
+            self._has_final[frame, resets] = BEGUN
         began = now()
         going = self.begun & ~self.resting
         going[resets] = False

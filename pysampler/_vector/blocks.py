@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ __all__ = ["ChunkBlock", "GivenActions", "GroupBlock", "Overflow", "PythonBlock"
 
 # Results that do not fit into the frame, as (kind, env, object); those of a chunk with the step.
 Overflow = list[Any]
-_ERROR = _core.EnvBlock.ERROR
+_INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
 # dtypes by their NumPy type number.
 _CODES = np.typecodes["AllInteger"] + "?efdgFD"
 _DTYPES: dict[int, np.dtype[Any]] = {np.dtype(code).num: np.dtype(code) for code in _CODES}
@@ -158,6 +159,7 @@ class ChunkBlock(RepeatableBlock):
     Attributes:
         stopped: In a chunk, the envs that make no more steps; None: all make steps.
         ended: For each env, whether the next step resets it.
+        resting: For each env, whether steps leave it alone.
         count: The number of envs.
         first: The index of the first env.
         failed: Whether the last step or reset raised before it had written all results.
@@ -165,6 +167,7 @@ class ChunkBlock(RepeatableBlock):
 
     stopped: Array | None = None
     ended: Array
+    resting: Array
     count: int
     first: int
     failed = False
@@ -179,21 +182,21 @@ class ChunkBlock(RepeatableBlock):
 
     def step_chunk(self, frame: int, steps: int, last: bool) -> bool:  # noqa: ARG002, FBT001
         overflow: Overflow = []
-        stopped = np.zeros(self.count, bool)
+        stopped = self.resting.copy()
         try:
             for k in range(steps):
                 at = frame + k
-                begins = self.ended & ~stopped
                 self.stopped = stopped.copy() if stopped.any() else None
                 self._overflow = []
                 self.step_in_chunk(at)
                 if self.stopped is not None:
                     self._skip(at, self.stopped)
-                self._has_final[at, begins] = BEGUN
-                stopped |= begins | self._terminated[at] | self._truncated[at] | self.failed
-                for kind, env, _ in self._overflow:
+                stopped |= self._terminated[at] | self._truncated[at] | self.failed
+                stopped |= self._has_final[at] == BEGUN
+                for kind, env, value in self._overflow:
                     stopped[env - self.first] |= kind == _ERROR
-                overflow += [(*one, k) for one in self._overflow]
+                    # The next step may write to arrays of these infos.
+                    overflow.append((kind, env, _copied(value) if kind == _INFO else value, k))
         finally:
             self.stopped = None
         self._overflow = overflow
@@ -204,6 +207,14 @@ class ChunkBlock(RepeatableBlock):
         self._has_final[frame, envs] = SKIPPED
         self._rewards[frame, envs] = 0
         self._terminated[frame, envs] = self._truncated[frame, envs] = False
+
+
+def _copied(info: Any) -> Any:
+    """Return a copy, or the object itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(info)
+    except Exception:
+        return info
 
 
 class GroupBlock(PythonBlock):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from pysampler._frames.spec import leaves
+from pysampler._frames.spec import build, leaves
 from pysampler._vector import arguments
 
 if TYPE_CHECKING:
@@ -189,6 +189,14 @@ class Chunks:
         stepped = results.read_chunks(chunks, answers, self.steps, every=self._every)
         results.add_env_ids(stepped[4], groups)
         return stepped
+
+    def last_of(self, observations: Any) -> Any:
+        """Return the observations after the last steps, out of those that a call returns."""
+        if not self._every:
+            return observations
+        tree = self._core.spec.observation_tree
+        arrays = [leaf[:, -1] for _, leaf in leaves(tree, observations)]
+        return build(tree, arrays.__getitem__, arrays.__getitem__)
 
     def nothing(self) -> Stepped:
         """Return empty results, for no env."""

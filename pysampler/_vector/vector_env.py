@@ -343,7 +343,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             spec = self._describe(self._pool.descriptions)
             for found in sorted({one for d in self._pool.descriptions for one in d.interfering}):
                 log_once(f"{found}; pass isolate=True")
-            self._expect_native(native, self._pool.descriptions)
+            self._expect_native(native, isolate, self._pool.descriptions)
             self._pool.descriptions.clear()  # envs' spaces may be large
             self._core = core = VectorCore(
                 self._pool,
@@ -399,7 +399,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             arguments.refuse_custom(self.single_observation_space, spec)
         return spec
 
-    def _expect_native(self, native: Any, descriptions: Sequence[EnvDescription]) -> None:
+    def _expect_native(
+        self, native: Any, isolate: Any, descriptions: Sequence[EnvDescription]
+    ) -> None:
         """Record whether all envs are native; raise or log a warning if they could be but are not.
 
         Raises:
@@ -409,7 +411,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         why = why_not_native(stacks)
         self._native = why is None
         if why is not None and native is True:
-            raise ValueError(f"cannot make vector env: native=True, but {why}")
+            given = "native=True" + f" with isolate={isolate!r}" * (isolate is not False)
+            raise ValueError(f"cannot make vector env: {given}, but {why}")
         if why is not None and native == "auto" and might_be_native(stacks):
             log_once(f"{self._name} is stepped in Python, which is slow: {why}")
 
@@ -555,8 +558,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         with core.enter("step_wait"):
             self._expect_pending("step", "step_wait")
             results = self._finish("step_wait", timeout)
+            last = self._last_of(results[0])
         core.call.returned = True
-        self.observations = results[0]
+        self.observations = last
         return results
 
     def _send(self, actions: Any) -> None:
@@ -601,7 +605,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 and then that of an action.
             observations: "last" returns the observations after each env's last step. "all" returns
                 those after each step, ``[num_envs, steps, ...]``; after the end of an episode, the
-                last one is repeated.
+                last one is repeated. The attribute ``observations`` has the last ones, as after
+                ``step``.
 
         Returns:
             Observations, rewards (``[num_envs, steps]``), terminated, truncated, infos of each
@@ -619,12 +624,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if observations == "last":
             results = core.call.step_chunk(actions)  # as in step
         if isinstance(results, bool):
-            results = self._step_chunk(actions, observations, sent=results)
+            results, last = self._step_chunk(actions, observations, sent=results)
+        else:
+            last = results[0]
         core.call.returned = True
-        self.observations = results[0]
+        self.observations = last
         return results
 
-    def _step_chunk(self, actions: Any, observations: ChunkObservations, *, sent: bool) -> Stepped:
+    def _step_chunk(
+        self, actions: Any, observations: ChunkObservations, *, sent: bool
+    ) -> tuple[Stepped, Any]:
+        """Return the results of a chunk, and the observations after the last steps."""
         from pysampler._vector.chunks import Chunks  # noqa: PLC0415 - most programs need none
 
         core = self._core
@@ -639,7 +649,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             results = self._finish("step_wait", None)
             if not self._check_actions:
                 core.arm_fast_path(results[1].shape[1])
-        return results
+            return results, self._last_of(results[0])
+
+    def _last_of(self, observations: Any) -> Any:
+        """Return the observations after the last steps, out of those that a call returns."""
+        chunks = self._batches.chunks
+        return observations if chunks is None else chunks.last_of(observations)
 
     def _finish(self, what: str, timeout: float | None) -> Stepped:
         """Wait for all groups and read their results from the frame."""

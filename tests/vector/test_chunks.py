@@ -17,7 +17,10 @@ from interrupts_in_tests import closing_while_pending, counters
 from made_up import SpaceEnv, same
 
 import pysampler
+from pysampler._frames.frames import SKIPPED
 from pysampler._vector.batch_block import OwnBlock
+from pysampler._vector.jobs import Rest
+from pysampler._vector.vector_env import core_of
 from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
 
 MODES = list(AutoresetMode)
@@ -262,6 +265,19 @@ def test_steps_and_chunks_may_alternate():
             assert envs.step(np.zeros(4, np.int64))[0][:, 0].tolist() == [first + 2] * 4
 
 
+@pytest.mark.parametrize("observations", ["last", "all"])
+def test_the_vector_envs_own_observations_are_the_last_ones(observations):
+    space = spaces.Dict({"a": BOX, "b": spaces.Tuple([spaces.Discrete(3)])})
+    fns = [functools.partial(SpaceEnv, space, BOX, ends=0)] * 3
+    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=1)) as envs:
+        envs.reset(seed=1)
+        for _ in range(3):
+            seen = envs.step_chunk(np.zeros((3, 2, 3), np.float32), observations=observations)[0]
+            last = row(seen, slice(None), None if observations == "last" else -1)
+            same(envs.observations, last)
+            assert envs.observations["a"].shape == (3, 3)
+
+
 def test_results_of_a_chunk_are_not_overwritten():
     with scripted() as envs:
         first = envs.step_chunk(chunk(envs), observations="all")
@@ -311,6 +327,28 @@ def test_envs_that_step_together_only_make_no_chunks():
         envs.reset()
         with pytest.raises(ValueError, match="SyncVectorEnv.* steps all of its envs or none"):
             envs.step_chunk(chunk(envs))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_resting_envs_make_no_step_of_a_chunk(native):
+    """Their rows are marked as left out, as after the end of an episode."""
+    make, count = (cart, 16) if native else (Scripted, 4)
+    with contextlib.closing(pysampler.VectorEnv([make] * count, num_workers=1)) as envs:
+        assert ("native" in repr(envs)) == native
+        envs.reset(seed=1)
+        envs.step_chunk(np.zeros((count, 3), np.int64))  # lays out the frames
+        before = envs.stats().steps.count.copy()
+        core = core_of(envs)
+        with core.enter("rest"):
+            core.pool.note(lambda _: Rest([1, 2]))
+        rewards = envs.step_chunk(np.zeros((count, 3), np.int64))[1]
+        frames = core.results.frames
+        skipped = frames.has_final[frames.ring : frames.ring + 3] == SKIPPED
+        assert (skipped.sum(axis=0) == [0, 3, 3] + [0] * (count - 3)).all()
+        assert not rewards[1:3].any()
+        assert rewards[0].tolist() == [1] * 3
+        made = envs.stats().steps.count - before
+        assert made.tolist() == [3, 0, 0] + [3] * (count - 3)
 
 
 def test_nan_in_any_step_of_a_chunk_is_refused():
@@ -543,6 +581,30 @@ def test_reset_among_chunks_takes_no_action():
         assert steps == {0: 0, 1: 0, 2: 3, 3: 3}
         assert rewards.shape == (4, 3)
         assert rewards.sum(axis=1).tolist() == infos["steps"].tolist()
+
+
+@pytest.mark.parametrize("make", ["in Python", "native"])
+def test_step_that_resets_among_chunks_takes_no_action(make):
+    """With NEXT_STEP, ``send`` to envs whose episode has ended resets them."""
+    fns = [cart] * 32 if make == "native" else [Scripted] * 4
+    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=2)) as envs:
+        assert ("native" in repr(envs)) == (make == "native")
+        envs.reset(seed=1)
+        half = envs.num_envs // 2
+        first, second = np.arange(half), np.arange(half, 2 * half)
+        ends = np.zeros((half, 12), np.int64)
+        if make == "in Python":
+            ends[0, 3] = Scripted.END
+        envs.send_chunk(ends, first)
+        *_, terminated, truncated, infos = envs.recv(half)
+        over = (terminated | truncated)[np.argsort(infos["env_id"])]
+        assert over.any()
+        for action, expected in ((0, ~over), (1, np.ones(half, bool))):
+            envs.send_chunk(np.zeros((half, 12), np.int64), second)
+            envs.send(np.full(half, action), first)
+            *_, infos = envs.recv()
+            steps = infos["steps"][np.argsort(infos["env_id"])]
+            assert steps[:half].tolist() == expected.astype(int).tolist()
 
 
 def test_send_after_chunks_returns_steps_again():

@@ -337,6 +337,10 @@ def test_zeros_of_rewards_have_no_sign():
 def test_few_envs_stay_in_python():
     with pytest.raises(ValueError, match=r"native=True, but too few envs to gain by it \(15\)"):
         pysampler.make_vec("CartPole-v1", 15, num_workers=1, native=True)
+    with pytest.raises(
+        ValueError, match=r"native=True with isolate=True, but too few envs .*\(1\)"
+    ):
+        pysampler.make_vec("CartPole-v1", 4, native=True, isolate=True)
     with pysampler.make_vec("CartPole-v1", 31, num_workers=2, max_episode_steps=40) as ours:
         native, python = ours.describe().split("envs 16 to 30:")
         assert "in Python" not in native

@@ -52,7 +52,7 @@ class _Twins(OwnBlock):
         self._successor: Any = None
 
     def why_leave(self, frame: int, actions: Any) -> str | None:
-        if not self._all_begun:
+        if not (self._all_begun or self.begun.all()):
             return "an env was stepped before its first reset"
         if not self._options_are_valid:
             return "it was given invalid options"
@@ -63,7 +63,7 @@ class _Twins(OwnBlock):
                 return None
             if kind.kind in "iu" and kind != np.uint64:
                 wrong = self.env.outside(given)
-                if not wrong.any() or not (wrong & ~self.ended).any():
+                if not wrong.any() or not (wrong & ~(self.ended | self.resting)).any():
                     return None
         return "an action was not in its space"
 

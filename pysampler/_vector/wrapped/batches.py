@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from pysampler import _core
 from pysampler._vector.wrapped.block import LayeredBlock, PythonEnvs
 from pysampler._vector.wrapped.layers import (
@@ -117,6 +119,8 @@ class Batch:
                 self.store(place)
         inner, ended, used = self.inner, self.inner.ended, self.inner.used
         observations = self._last_observations()
+        for place in np.flatnonzero(inner.resting).tolist():
+            block.rest(place)
         if len(inner.seeds) == len(self.rows):
             block.replace([inner.seeds[place] for place in range(len(self.rows))])
         for place, observation in enumerate(observations):

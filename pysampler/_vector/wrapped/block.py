@@ -116,6 +116,11 @@ class PythonEnvs:
         return ended
 
     @property
+    def resting(self) -> Array:
+        """The envs that steps leave alone, as a mask."""
+        return np.array([self.block.rests(i) for i in range(self.count)])
+
+    @property
     def any_ended(self) -> bool:
         """Whether the next step resets any env."""
         return bool(self.block.ended_envs())
@@ -235,6 +240,12 @@ class LayeredBlock(ChunkBlock):
         """For each env, whether the next step resets it."""
         ended: Array = self.inner.ended
         return ended
+
+    @property
+    def resting(self) -> Array:  # type: ignore[override]
+        """For each env, whether steps leave it alone."""
+        resting: Array = self.inner.resting
+        return resting
 
     @property
     def failed(self) -> bool:  # type: ignore[override]
