@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, help="how many processes (one per CPU)")
     parser.add_argument("--policy-in", choices=("main", "workers"), default="main")
     parser.add_argument("--batch", type=int, help="rows of each call of the policy")
+    parser.add_argument("--chunk", type=int, help="steps that the policy acts for at once")
     parser.add_argument("--videos", metavar="FOLDER", help="film episodes to this directory")
     parser.add_argument("--record", type=int, default=4, help="how many episodes to film (4)")
     parser.add_argument("--resume", metavar="FILE", help="keep results here, and continue there")
@@ -55,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
             vector_kwargs=None if options.workers is None else {"num_workers": options.workers},
             policy_in=options.policy_in,
             batch=options.batch,
+            chunk=options.chunk,
             videos=options.videos,
             record=options.record,
             resume=options.resume,

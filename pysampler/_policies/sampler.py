@@ -285,6 +285,15 @@ class Leasable:
     transforms: Transforms | None
     given: GymVectorEnv[Any, Any, Any]
 
+    def expect_chunks(self, purpose: str, normalize: Any) -> None:
+        """Raise ValueError if a sampler cannot let the envs make several steps in a row."""
+        self.expect_no_wrappers(purpose, "they would not see each step of a chunk")
+        why = core_of(self.envs).why_no_chunks
+        if normalize is not None:
+            why = "normalize follows single steps, so wrap each env instead"
+        if why is not None:
+            raise ValueError(f"cannot {purpose}: {why}, expected chunk=None")
+
     def expect_no_wrappers(self, purpose: str, why: str) -> None:
         """Raise ValueError if the vector env is wrapped, with the reason ``why``."""
         if self.transforms is not None:

@@ -148,7 +148,9 @@ class WorkerPolicy:
         }
         caller = PolicyCaller(policy, frames.spec.shaped, settings, chunk=setup.chunk)
         if setup.batch is not None:
-            caller = FixedBatchCaller(policy, frames.spec.shaped, batch=setup.batch)
+            caller = FixedBatchCaller(
+                policy, frames.spec.shaped, chunk=setup.chunk, batch=setup.batch
+            )
         entropy = setup.entropy
         replacement_seeds, random_state = replaced
         if replacement_seeds:  # the same numbers might kill it at the same point again

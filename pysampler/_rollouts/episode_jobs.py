@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,9 +47,13 @@ class EpisodesReport:
     failures: list[Failure] = field(default_factory=list)
 
 
-def infos_in(overflow: Overflow) -> dict[int, Any]:
-    """Return the infos in a block's overflow, by env."""
-    return {env: info for kind, env, info in overflow if kind == _core.EnvBlock.INFO}
+def infos_in(overflow: Overflow) -> dict[int, dict[int, Any]]:
+    """Return the infos in a block's overflow, by step of a chunk (otherwise 0) and env."""
+    found: dict[int, dict[int, Any]] = {}
+    for kind, env, info, *step in overflow:
+        if kind == _core.EnvBlock.INFO:
+            found.setdefault(sum(step), {})[env] = info
+    return found
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,8 @@ class EpisodePolicy(WorkerPolicy):
         policy.normalization = job.normalization
         report = EpisodesReport()
 
-        def took(overflow: Overflow) -> dict[int, Any]:
-            report.failures += [value for _, _, value in overflow if isinstance(value, Failure)]
+        def took(overflow: Overflow) -> dict[int, dict[int, Any]]:
+            report.failures += [value for _, _, value, *_ in overflow if isinstance(value, Failure)]
             return infos_in(overflow)
 
         def begin(at: int, starts: dict[int, Start], *, resets: bool) -> None:
@@ -98,18 +103,24 @@ class EpisodePolicy(WorkerPolicy):
         self.carry(job.last, frame, rows)
         for env in job.rests:
             of_block.rest(env - envs.start)
-        act, step, at = policy.act, of_block.step, frame
+        act, step, at, steps = policy.act, of_block.step, frame, 1
+        if (chunk := policy.caller.chunk) is not None:
+            step = functools.partial(of_block.step_chunk, steps=chunk, last=job.reads_last)
+            steps = chunk
         spares = list(job.spares)
         runs = self.rows.runs(envs)
-        follows = policy.needs_after_step
+        follows = policy.needs_after_step and chunk is None
         while not report.failures and report.steps < job.steps and not self._progress.stopped:
             act([(at, first, count) for first, count in runs])
-            at += 1
-            infos = took(server.take_overflow(block)) if step(at) else {}
+            infos = took(server.take_overflow(block)) if step(at + 1) else {}
             if follows:
-                policy.after_step(at, rows)
-            report.steps += 1
-            if ended := self.rows.after_step(at, envs, infos):
+                policy.after_step(at + 1, rows)
+            ended = []
+            for k in range(steps):
+                at += 1
+                ended += self.rows.after_step(at, envs, infos.get(k, {}))
+            report.steps += steps
+            if ended:
                 report.finished += ended
                 for one in ended:
                     report.begun.pop(one.env, None)
@@ -156,6 +167,7 @@ class EpisodesJob(Job):
         spares: The next episodes. Envs whose episodes end begin these without asking.
         resets_spares: Whether the envs must be reset for these.
         normalization: The normalization of observations.
+        reads_last: Whether only the last results of an env's chunk are read, and all rewards.
     """
 
     last: int
@@ -166,6 +178,7 @@ class EpisodesJob(Job):
     spares: Sequence[Start]
     resets_spares: bool
     normalization: Normalization | None
+    reads_last: bool = False
     doing = "acting and stepping"
     culprit = ("the policy", "acting")
     settles = "group"

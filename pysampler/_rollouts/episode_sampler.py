@@ -7,6 +7,9 @@ rests is not stepped at all.
 
 With the policy in the workers, a round is a job of a group: it acts until one of its episodes ends.
 
+With chunks, a round is a chunk of steps. An env whose episode ends makes none of the others, and
+takes the next episode when the chunk is over.
+
 Groups walk the frames together, or each by itself if the policy is in the workers. Frame 0 follows
 the last one: observations are copied there, and so are those of a group that has fallen behind.
 """
@@ -103,6 +106,8 @@ class EpisodeSampler(Sampler):
             leasable.expect_no_wrappers(self._purpose, "`normalize` applies to the envs' results")
         if options.as_ready or leave_out:
             leasable.expect_no_wrappers(self._purpose, "the policy does not act for all together")
+        if options.chunk is not None:
+            leasable.expect_chunks(self._purpose, normalize)
         self._policy = policy
         self._options = options
         self._batch = batch
@@ -119,7 +124,12 @@ class EpisodeSampler(Sampler):
         row = sum(
             math.prod(field.shape) * field.dtype.itemsize for field in self._spec.observations
         )
-        self._horizon = min(_MOST_FRAMES, max(8, _BYTES // (row * leasable.envs.num_envs + 1)))
+        frames = min(_MOST_FRAMES, max(8, _BYTES // (row * leasable.envs.num_envs + 1)))
+        self._steps = options.chunk or 1
+        self._horizon = max(1, frames // self._steps) * self._steps
+        # Statistics read each step, otherwise the envs may skip the frames of all steps but the
+        # last one of a chunk.
+        self._reads_last = statistics is None
         self._pool = self._core.pool
         self._groups = self._core.groups
         # A vector env steps all of its envs, so those whose episodes end are reset at once. Unless
@@ -129,10 +139,10 @@ class EpisodeSampler(Sampler):
         self.resets_itself = own not in (None, AutoresetMode.DISABLED)
 
     def _make_caller(self, policy: Any) -> PolicyCaller:
-        device = self._options.device
+        arguments = {"device": self._options.device, "chunk": self._options.chunk}
         if self._batch is None:
-            return PolicyCaller(policy, self._spec, device=device)
-        return FixedBatchCaller(policy, self._spec, device=device, batch=self._batch)
+            return PolicyCaller(policy, self._spec, **arguments)
+        return FixedBatchCaller(policy, self._spec, **arguments, batch=self._batch)
 
     def run(self, starts: Sequence[Start]) -> Generator[Finished]:
         """Run these episodes, and yield the result of each when it is over."""
@@ -193,7 +203,8 @@ class EpisodeSampler(Sampler):
             autoreset=self._autoreset,
             options=[None if start is None else start.options for start in begun],
         )
-        self._act, self._follows = prepared.policy, prepared.policy.needs_after_step
+        self._act = prepared.policy
+        self._follows = self._act.needs_after_step and self._options.chunk is None
         self._rows = EpisodeRows(
             *(prepared.policy, prepared.frames, self._max_steps, self._statistics),
             begins_late=self.resets_itself,
@@ -219,6 +230,7 @@ class EpisodeSampler(Sampler):
                 entropy=list(queue[0].entropy),
                 policies_before=0,
                 own_process=self.envs.num_workers > 0,
+                chunk=self._options.chunk,
                 batch=self._batch,
                 max_steps=self._max_steps,
                 begins_late=self.resets_itself,
@@ -241,6 +253,7 @@ class EpisodeSampler(Sampler):
         """Return whether all groups step now: the usual case, made fast."""
         return (
             not (self._in_workers or self._options.as_ready or self._starts or self._rests)
+            and self._options.chunk is None
             and len(ready) == len(self._groups)
             and all(map(self._rows.runs, self._groups))
         )
@@ -292,9 +305,13 @@ class EpisodeSampler(Sampler):
         if not stepping:
             return
         at = self._next_frame(stepping)
-        self._frame = at + 1
+        self._frame = at + self._steps
         self._act_on([span for g in stepping for span in self._rows.spans(at, self._groups[g])])
-        self._pool.step_some([(group, at + 1) for group in stepping])
+        group_frames = [(group, at + 1) for group in stepping]
+        if self._options.chunk is None:
+            self._pool.step_some(group_frames)
+        else:
+            self._pool.step_chunk(group_frames, self._steps, last=self._reads_last)
 
     def _next_frame(self, groups: Sequence[int]) -> int:
         """Return the frame from which groups step next, with their newest observations.
@@ -335,6 +352,7 @@ class EpisodeSampler(Sampler):
             jobs[group] = EpisodesJob(
                 *(last, self._horizon - last % self._horizon, starts, resets, rests),
                 *(self._spares[group], not self.resets_itself, self._normalization),
+                self._reads_last,
             )
         if jobs:
             self._pool.request([(group, self._frame_of[group]) for group in jobs], jobs)
@@ -365,12 +383,13 @@ class EpisodeSampler(Sampler):
                 self._act.after_step(at, self._rows_of(group))
                 self._rows.begin(at, self._starts.pop(group))
             else:
-                self._frame_of[group] += 1
-                at = self._frame_of[group]
+                at = self._frame_of[group] + 1
+                self._frame_of[group] += self._steps
                 if self._follows:
                     self._act.after_step(at, self._rows_of(group))
                 infos = {} if answer is None else infos_in(answer.result)
-                finished += self._rows.after_step(at, envs, infos)
+                for k in range(self._steps):
+                    finished += self._rows.after_step(at + k, envs, infos.get(k, {}))
         return finished
 
     def _reported(

@@ -52,6 +52,7 @@ def evaluate(
     leave_out: Sequence[str] = (),
     max_steps: int = 100_000,
     batch: int | None = None,
+    chunk: int | None = None,
     statistics: Describes | None = None,
     normalize: Normalizer | None = None,
     videos: str | os.PathLike[str] | None = None,
@@ -93,6 +94,9 @@ def evaluate(
             time limit may never end one.
         batch: Call the policy with exactly this many rows: larger batches are split, smaller ones
             padded with copies of a row. A network rounds differently for other sizes of its batch.
+        chunk: The number of steps that the policy acts for at once, as in
+            :class:`pysampler.Rollouts`: it returns actions ``[rows, chunk, ...]``. When an episode
+            ends, the rest of its chunk is dropped. By default that of the open rollouts.
         statistics: A :class:`pysampler.EpisodeStatistics`: each episode gets its statistics. If it
             keeps "infos", each key that all steps have is an array.
         normalize: Normalise observations with the statistics of this
@@ -135,6 +139,8 @@ def evaluate(
     max_steps = whole_number("evaluate", "max_steps", max_steps, 1)
     if batch is not None:
         batch = whole_number("evaluate", "batch", batch, 1)
+    if chunk is not None:
+        chunk = whole_number("evaluate", "chunk", chunk, 1)
     if statistics is not None:
         expect_describes(statistics)
     if not (order is None or isinstance(order, Evaluation)):
@@ -151,13 +157,20 @@ def evaluate(
         envs = paused.given_envs
         normalize = paused.normalizer if normalize is None else normalize
         leave_out = leave_out or paused.leave_out
+        chunk = paused.chunk if chunk is None else chunk
     elif num_envs is None and makes_envs(envs):
         num_envs = min(len(starts), 8)
+    if chunk is not None and not (min_envs is None and timeout is None):
+        raise ValueError(
+            "cannot evaluate: min_envs and timeout are for single steps, expected chunk=None"
+        )
     runs = _Runs(
         *(policy, specs, batch, max_steps, normalize and normalize.frozen(), leave_out),
         RolloutOptions(
-            *(1, policy_in, False, 1, min_envs, timeout, "call", False, False, (), threads),
+            *(chunk or 1, policy_in, False, 1, min_envs, timeout, "call", False, False, ()),
+            *(threads,),
             device=device,
+            chunk=chunk,
         ),
     )
     film = None if videos is None else Videos(videos, record, envs, vector_kwargs)

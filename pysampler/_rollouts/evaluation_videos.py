@@ -82,6 +82,9 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
                     self._video = None
         return result
 
+    def skip_frames(self, unseen: bool) -> None:  # noqa: FBT001 - as chunks of steps call it
+        """Skip none: the film shows each step."""
+
     def _drop(self) -> None:
         if self._video is not None:
             self._video.close()

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from pysampler._policies.normalize import Normalization, Normalizer
-    from pysampler._policies.sampler import Leasable
     from pysampler._rollouts.options import PolicyIn
     from pysampler._rollouts.rollout import Rollout
     from pysampler._rollouts.runner import RolloutRunner
@@ -252,6 +251,7 @@ class Rollouts(Sampler):
             self.given_envs = leasable.given
             self.transforms = leasable.transforms
             self.leave_out = leave_out
+            self.chunk = chosen.chunk
             self._spec = visible_spec(
                 *(self._purpose, leasable.envs, leave_out), vector_rewards=self._vector_rewards
             )
@@ -261,22 +261,11 @@ class Rollouts(Sampler):
             if leasable.transforms is not None:
                 self._spec = leasable.transforms.spec
             if chosen.chunk is not None:
-                self._expect_chunks(leasable)
+                leasable.expect_chunks(self._purpose, normalize)
             self._caller = self._make_caller(policy)
             self._lease_envs(leasable.envs, owned=leasable.owned)
             if normalize is not None:
                 normalize.claim(self)
-
-    def _expect_chunks(self, leasable: Leasable) -> None:
-        """Raise ValueError if the envs cannot make several steps in a row."""
-        leasable.expect_no_wrappers(self._purpose, "they would not see each step of a chunk")
-        if self.normalizer is not None:
-            raise ValueError(
-                "cannot sample rollouts: normalize follows single steps, expected chunk=None; wrap "
-                "each env instead"
-            )
-        if (why := core_of(leasable.envs).why_no_chunks) is not None:
-            raise ValueError(f"cannot sample rollouts: {why}, expected chunk=None")
 
     @property
     def normalization(self) -> Normalization | None:

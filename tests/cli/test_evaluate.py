@@ -31,6 +31,10 @@ class Model:
         return np.zeros(len(observations), int), None
 
 
+def plan(observations):
+    return np.ones((len(observations), 3), int)
+
+
 model = Model()
 number = 3
 
@@ -74,6 +78,13 @@ def test_a_function_of_a_file_is_evaluated(file, capsys):
 def test_classes_and_models_are_policies(file, capsys, name):
     report = evaluated(capsys, f"{file}:{name}", f"{file}:make", *EIGHT)
     assert [row["length"] for row in report["episodes"]] == [5] * 8
+
+
+def test_a_policy_may_act_for_several_steps(file, capsys):
+    chunked = evaluated(capsys, f"{file}:plan", "CartPole-v1", "--chunk", 3, *EIGHT)
+    single = evaluated(capsys, f"{file}:right", "CartPole-v1", *EIGHT)
+    lengths = [[row["length"] for row in report["episodes"]] for report in (chunked, single)]
+    assert lengths[0] == lengths[1]
 
 
 @pytest.mark.slow

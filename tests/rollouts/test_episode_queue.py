@@ -1,51 +1,14 @@
 """The results of evaluate do not depend on how it was run."""
 
 import functools
-import os
-import signal
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 from gymnasium.wrappers import NormalizeObservation
+from walks import SPECS, Walk, results
 
 import pysampler
 from pysampler import EpisodeSpec
-
-
-class Walk(gym.Env):
-    """Episodes of 1 to 60 steps by the seed, whose rewards depend on all actions so far.
-
-    Observes (a number of the env's generator, the last action, the options' "bonus").
-    """
-
-    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
-    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-
-    def __init__(self, dies=None):
-        self.dies = dies  # a file: kill the process in the first step 3 after which it is missing
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.length = int(self.np_random.choice([1, 2, 7, 60]))
-        self.steps, self.total = 0, 0.0
-        self.bonus = float((options or {}).get("bonus", 0))
-        return self.observe(0.0), {}
-
-    def observe(self, action):
-        return np.array([self.np_random.random(), action, self.bonus])
-
-    def step(self, action):
-        self.steps += 1
-        assert self.steps <= self.length, "an env without an episode was stepped"
-        if self.dies is not None and self.steps == 3 and not self.dies.exists():
-            self.dies.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.total = self.total * 0.9 + float(action[0]) + self.bonus
-        over = self.steps == self.length
-        info = {"is_success": self.total > 0, "ignored": "text"}
-        return self.observe(float(action[0])), self.total, over, False, info
 
 
 class Drawing:
@@ -59,10 +22,6 @@ class Drawing:
         state = state * 0.8 + observations[:, :2]
         actions = noise + state[:, 0] + 0.1 * previous_actions[:, 0] + 0.1 * previous_rewards
         return actions[:, None], {"state": state}
-
-
-SPECS = [EpisodeSpec()] * 20 + [EpisodeSpec(options={"bonus": i % 3}) for i in range(20)]
-SPECS += [EpisodeSpec(seed=5)] * 3 + [EpisodeSpec(seed=5, options={"bonus": 2})]
 
 
 @functools.cache
@@ -86,10 +45,6 @@ def expected(episodes=None):
             total, steps = total + reward, steps + 1
         found.append((seed, total, steps, info["is_success"]))
     return found
-
-
-def results(evaluation):
-    return [(one.seed, one.return_, one.length, one.success) for one in evaluation.episodes]
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
@@ -153,26 +108,39 @@ def test_envs_without_an_episode_are_not_stepped(where):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("chunk", [None, 4])
 @pytest.mark.parametrize(
-    ("env", "wrapper"),
-    [("CartPole-v1", None), ("Pendulum-v1", NormalizeObservation), ("Hopper-v5", None)],
+    ("env", "wrapper", "count"),
+    [
+        ("CartPole-v1", None, 8),
+        ("CartPole-v1", None, 16),
+        ("CartPole-v1", NormalizeObservation, 16),
+        ("Pendulum-v1", NormalizeObservation, 8),
+        ("Hopper-v5", None, 8),
+    ],
 )
-def test_every_step_is_one_of_an_episode(env, wrapper):
+def test_every_step_is_one_of_an_episode(env, wrapper, count, chunk):
     """Also where envs step together: native MuJoCo, and wrappers that run on arrays."""
     if env == "Hopper-v5":
         pytest.importorskip("mujoco")
     wrappers = None if wrapper is None else [wrapper]
-    with pysampler.make_vec(env, 8, num_workers=1, max_episode_steps=50, wrappers=wrappers) as envs:
+    with pysampler.make_vec(
+        env, count, num_workers=1, max_episode_steps=50, wrappers=wrappers
+    ) as envs:
+        steps = () if chunk is None else (chunk,)
 
         def policy(observations):
             space = envs.single_action_space
-            return np.zeros((len(observations), *space.shape), space.dtype)
+            return np.zeros((len(observations), *steps, *space.shape), space.dtype)
 
-        evaluation = pysampler.evaluate(envs, policy, 11, seed=3)
+        stacks = envs.describe()
+        evaluation = pysampler.evaluate(envs, policy, count + 3, seed=3, chunk=chunk)
         assert envs.stats().steps.count.sum() == evaluation.lengths.sum()
+        if chunk is None or "on the batch" not in stacks:
+            assert envs.describe() == stacks
         if env != "CartPole-v1":  # which warns
             envs.step(envs.action_space.sample())  # all of them
-            assert envs.stats().steps.count.sum() == evaluation.lengths.sum() + 8
+            assert envs.stats().steps.count.sum() == evaluation.lengths.sum() + count
 
 
 def test_a_vector_env_steps_all_envs_again_after_an_evaluation():

@@ -93,6 +93,37 @@ def test_a_video_shows_every_step(tmp_path, where):
     assert names(tmp_path)[1] == "episode-1-seed-1-return-1-failure.mp4"
 
 
+class Skipping(Shown):
+    """Renders the same picture again while nobody reads its observations."""
+
+    unseen = False
+
+    def skip_frames(self, unseen):
+        self.unseen = unseen
+
+    def render(self):
+        if not self.unseen:
+            self.picture = super().render()
+        return self.picture
+
+
+@pytest.mark.filterwarnings("error:pysampler")
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_a_video_of_chunks_shows_every_step(tmp_path, where):
+    evaluation = pysampler.evaluate(
+        *(Skipping, lambda o: np.zeros((len(o), 4, 1)), SPECS),
+        chunk=4,
+        seed=0,
+        num_workers=1,
+        videos=tmp_path,
+        record=8,
+        policy_in=where,
+    )
+    for i, one in enumerate(evaluation.episodes):
+        steps = [round(float(picture.mean()) / 20) for picture in pictures_of(one.video)]
+        assert steps == list(range(2 + i))
+
+
 def test_envs_of_an_id_are_made_to_be_filmed(tmp_path):
     pytest.importorskip("pygame")
     evaluation = pysampler.evaluate(
