@@ -349,6 +349,10 @@ def test_resting_envs_make_no_step_of_a_chunk(native):
         assert rewards[0].tolist() == [1] * 3
         made = envs.stats().steps.count - before
         assert made.tolist() == [3, 0, 0] + [3] * (count - 3)
+        with pytest.raises(EnvError):  # native envs are then stepped one by one
+            envs.step_chunk(np.full((count, 1), 7 if native else Scripted.RAISE))
+        envs.step_chunk(np.zeros((count, 2), np.int64))
+        assert (envs.stats().steps.count - before)[:4].tolist() == [6, 0, 0, 6]
 
 
 def test_nan_in_any_step_of_a_chunk_is_refused():
