@@ -127,9 +127,9 @@ class EpisodeSampler(Sampler):
         frames = min(_MOST_FRAMES, max(8, _BYTES // (row * leasable.envs.num_envs + 1)))
         self._steps = options.chunk or 1
         self._horizon = max(1, frames // self._steps) * self._steps
-        # Statistics read each step, otherwise the envs may skip the frames of all steps but the
-        # last one of a chunk.
-        self._reads_last = statistics is None
+        # Otherwise the envs may skip the frames of all steps but the last one of a chunk.
+        reads_all = statistics is not None and {"observations", "infos"} & {*statistics.keep}
+        self._reads_last = not reads_all
         self._pool = self._core.pool
         self._groups = self._core.groups
         # A vector env steps all of its envs, so those whose episodes end are reset at once. Unless

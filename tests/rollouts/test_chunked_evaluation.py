@@ -252,12 +252,11 @@ def test_envs_may_skip_the_frames_that_no_policy_sees():
                 drawn.append(self.drawn)
             return result
 
-    evaluate(Noting, still, 3, num_workers=0, num_envs=2)
-    assert drawn == [1 + 4 + 1] * 3  # the first, one a chunk, the last
-    drawn.clear()
-    keep = pysampler.EpisodeStatistics(lambda _: {}, keep=["observations"])
-    evaluate(Noting, still, 3, num_workers=0, num_envs=2, statistics=keep)
-    assert drawn == [19] * 3
+    for keep, expected in ((None, 1 + 4 + 1), (["rewards"], 1 + 4 + 1), (["observations"], 19)):
+        drawn.clear()
+        statistics = keep and pysampler.EpisodeStatistics(lambda _: {}, keep=keep)
+        evaluate(Noting, still, 3, num_workers=0, num_envs=2, statistics=statistics)
+        assert drawn == [expected] * 3  # the first, one a chunk, the last; or all
 
 
 def takes_previous(observations, previous_actions):
