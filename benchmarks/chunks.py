@@ -96,17 +96,17 @@ def alone(case: str, count: int) -> Callable[[dict], dict]:
     envs = [CASES[case]() for _ in range(count)]
     for i, env in enumerate(envs):
         env.reset(seed=i)
-    actions = [envs[0].action_space.sample() for _ in range(64)]
+    actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
         steps, begun = 0, time.perf_counter()
         while (took := time.perf_counter() - begun) < cell["seconds"]:
-            for action in actions[:16]:
-                for env in envs:
+            for chosen in actions:
+                for env, action in zip(envs, chosen, strict=True):
                     _, _, terminated, truncated, _ = env.step(action)
                     if terminated or truncated:
                         env.reset()
-            steps += 16 * count
+            steps += len(actions) * count
         return {"rate": steps / took}
 
     return measure

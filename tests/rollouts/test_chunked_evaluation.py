@@ -18,15 +18,18 @@ STEPS = 4
 
 
 class Planning:
-    """A recurrent policy that draws, and plans ``STEPS`` actions."""
+    """A recurrent policy that draws, and plans several actions."""
+
+    def __init__(self, steps=STEPS):
+        self.steps = steps
 
     def initial_state(self, count):
         return np.ones((count, 2))
 
     def __call__(self, observations, state, generators):
-        noise = np.array([generator.normal(size=STEPS) for generator in generators])
+        noise = np.array([generator.normal(size=self.steps) for generator in generators])
         state = state * 0.8 + observations[:, :2]
-        actions = noise + state[:, :1] + 0.1 * observations[:, 1:2] * np.arange(STEPS)
+        actions = noise + state[:, :1] + 0.1 * observations[:, 1:2] * np.arange(self.steps)
         return actions[..., None], {"state": state, "noise": noise}
 
 
@@ -57,14 +60,14 @@ class Told(Walk):
 
 
 @functools.cache
-def expected():
+def expected(chunk=STEPS):
     """Return results of a plain loop over single episodes, and the statistics of their steps."""
     found, described, repeats = [], [], {}
     for index, spec in enumerate(SPECS):
         seed = 11 + index if spec.seed is None else spec.seed
         repeats[seed] = repeat = repeats.get(seed, -1) + 1
         generator = np.random.default_rng(np.random.SeedSequence((seed, repeat)))
-        env, policy = Walk(), Planning()
+        env, policy = Walk(), Planning(chunk)
         observation, _ = env.reset(seed=seed, options=spec.options)
         state, over, total, steps = policy.initial_state(1), False, 0.0, []
         while not over:
@@ -100,6 +103,15 @@ def test_results_of_chunks_do_not_depend_on_the_number_of_envs(num_envs, where, 
     assert results(evaluation) == expected()[0]
     if statistics is not None:
         assert [one.statistics for one in evaluation.episodes] == expected()[1]
+
+
+@pytest.mark.parametrize("where", ["main", "workers"])
+@pytest.mark.parametrize("chunk", [1, 3, 70, 300])  # 300: more than an evaluation's usual frames
+def test_chunks_of_any_length_are_those_of_a_plain_loop(chunk, where):
+    evaluation = evaluate(
+        policy=Planning(chunk), chunk=chunk, num_envs=3, num_workers=0, policy_in=where
+    )
+    assert results(evaluation) == expected(chunk)[0]
 
 
 @pytest.mark.slow
@@ -207,6 +219,7 @@ def test_chunks_of_open_rollouts_are_those_of_their_evaluations():
             pysampler.evaluate(rollouts, still, 3, max_steps=50)
 
 
+@pytest.mark.slow
 def test_env_that_raises_in_a_chunk_of_an_evaluation_is_named_with_its_step():
     fns = [functools.partial(Mortal, *fault) for fault in [(), ("raise", 7), ()]]
     for where in ("main", "workers"):
@@ -286,13 +299,18 @@ def test_options_that_evaluations_in_chunks_cannot_have_are_refused(name):
 
 def test_vector_envs_that_step_all_envs_or_none_make_no_chunks():
     nested = functools.partial(SyncVectorEnv, [Mortal] * 2)
-    for envs in ([nested], SyncVectorEnv([Mortal] * 2)):
-        with pytest.raises(ValueError, match=r"cannot evaluate: .* all of its envs or none, exp"):
-            evaluate(envs, still, 3)
+    with pysampler.VectorEnv([nested], num_workers=0) as ours:
+        for envs in (ours, SyncVectorEnv([Mortal] * 2)):
+            with pytest.raises(
+                ValueError, match=r"cannot evaluate: .* all of its envs or none, ex"
+            ):
+                evaluate(envs, still, 3)
 
 
 def test_wrapped_vector_envs_make_no_chunks():
-    envs = gym.wrappers.vector.TransformReward(pysampler.VectorEnv([Mortal] * 2), np.sign)
+    envs = gym.wrappers.vector.TransformReward(
+        pysampler.VectorEnv([Mortal] * 2, num_workers=0), np.sign
+    )
     with pytest.raises(ValueError, match="they would not see each step of a chunk"):
         evaluate(envs, still, 3)
     envs.close()
