@@ -268,8 +268,10 @@ py::tuple FrameAccess::read_chunks(const Chunks& chunks) const {
     if (!has_unshaped_) {
         observations = obs_.build([&](std::size_t i) { return obs_leaves_[i].load_all(batch); });
     }
-    const py::tuple read = results(observations, batch);
-    return py::make_tuple(read[0], read[2], read[3], read[4], read[5], ends, taken);
+    auto [infos, mixed] = infos_->collect(batch);
+    add_final(batch, infos);
+    return py::make_tuple(observations, results_[1].load_all(batch), results_[2].load_all(batch),
+                          infos, mixed, ends, taken);
 }
 
 bool FrameAccess::write_chunk(std::uint32_t steps, const py::handle& actions) {
@@ -293,21 +295,14 @@ py::tuple FrameAccess::read_chunk(std::uint32_t steps) {
         chunks.emplace_back(group, ring_, steps);
     }
     const py::tuple read = read_chunks(chunks);
-    Selection rows;
-    for (std::size_t env = 0; env < envs_; ++env) {
-        for (std::uint32_t k = 0; k < steps; ++k) rows.add({ring_ + k, env, 1});
-    }
-    auto rewards = results_[0].load_all(rows).cast<py::array>();
-    std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(envs_),
-                                   static_cast<py::ssize_t>(steps)};
-    shape.insert(shape.end(), rewards.shape() + 1, rewards.shape() + rewards.ndim());
     auto infos = read[3].cast<py::dict>();
     infos["steps"] = read[6];
     py::array_t<bool> mask(static_cast<py::ssize_t>(envs_));
     std::fill_n(mask.mutable_data(), envs_, true);
     infos["_steps"] = mask;
     if (spare_ > 1) note_seen(read[5].cast<py::array_t<std::int64_t>>().data());
-    return py::make_tuple(read[0], rewards.reshape(shape), read[1], read[2], infos, read[4]);
+    return py::make_tuple(read[0], results_[0].load_chunk(ring_, steps), read[1], read[2], infos,
+                          read[4]);
 }
 
 // If a worker is lost in the next step, its last observations must be in a frame of steps.

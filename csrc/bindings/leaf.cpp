@@ -277,6 +277,19 @@ py::object Leaf::load_all(const Selection& batch, const bool* mask) const {
     return all;
 }
 
+py::object Leaf::load_chunk(std::uint32_t frame, std::uint32_t steps) const {
+    std::vector<py::ssize_t> shape = batch_shape_;
+    shape.insert(shape.begin() + 1, static_cast<py::ssize_t>(steps));
+    py::object all = fresh(shape);
+    char* to = array_of(all.ptr())->data;
+    for (std::size_t env = 0; env < static_cast<std::size_t>(shape[0]); ++env) {
+        for (std::uint32_t k = 0; k < steps; ++k, to += row_bytes_) {
+            std::memcpy(to, row(frame + k, env), row_bytes_);
+        }
+    }
+    return all;
+}
+
 py::array Leaf::view_all(std::uint32_t frame) const {
     return py::array(dtype_, batch_shape_, row(frame, 0), array_);
 }

@@ -90,6 +90,8 @@ class Leaf {
     py::object load(std::uint32_t frame, std::size_t env) const;
     // A copy of the rows of a batch; zeros where `mask`, if given, is false.
     py::object load_all(const Selection& batch, const bool* mask = nullptr) const;
+    // A copy of the rows of all envs in these frames: an array [envs, steps, *shape].
+    py::object load_chunk(std::uint32_t frame, std::uint32_t steps) const;
     // Copies a row to row `at` of an array of such rows.
     void copy_row(std::uint32_t frame, std::size_t env, PyObject* rows, std::size_t at) const {
         std::memcpy(array_of(rows)->data + at * row_bytes_, row(frame, env), row_bytes_);
