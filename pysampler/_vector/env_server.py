@@ -39,6 +39,7 @@ from pysampler._workers.exceptions import Raised, report
 from pysampler._workers.jobs import Failure, is_users
 from pysampler._workers.remote import dumps
 from pysampler.envs.batch import BatchEnv
+from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
     import types
@@ -523,7 +524,11 @@ class _Blaming(AbstractContextManager[Any]):
                 self._server.take_back(self._i)
         self._server.count_at(None)
         if error is not None and not is_users(error, here=self._server.here):
-            raise Raised(self._server.first + self._i, self._doing) from error
+            first, of_one = self._server.first + self._i, self._i not in self._server.nested
+            env: int | None = first
+            if isinstance(error, EnvError) and not of_one:
+                env = None if error.env is None else first + error.env
+            raise Raised(env, self._doing) from error
 
 
 def is_kept_open(env_fn: Any) -> bool:

@@ -185,6 +185,8 @@ class NestedBlock(RepeatableBlock):
             if is_users(error, here=self.here):
                 raise
             self._leave(_ERROR, 0, error)
+        for i, raised in getattr(self._env, "errors", ()):  # of single envs
+            self._leave(_ERROR, i, raised)
         self._meter.idle()
         if self._options:
             self._versions[frame] = self._used

@@ -178,8 +178,8 @@ class Batches:
                 wait = wait.by(tuner.rule)
             groups, answers = wait.wait(core.pool)
         if answers and (failures := core.results.failed(answers)):
-            failed = sorted({group for group, _ in failures})
-            core.call.keep(failed, None, core.pool.error_of(*first(failures)))
+            group, failure = first(failures)
+            core.call.keep([group], None, core.pool.error_of(group, failure))
         elif groups:
             try:
                 read = core.results.read_some if self.chunks is None else self.chunks.read_some

@@ -1,48 +1,57 @@
 """SpareEnvs: a vector env whose slots change to spare envs, so that nobody waits for resets.
 
-It steps N of its N + M envs, in processes of an inner vector env. If an episode ends, its slot goes
-on with a spare env that has been reset before; the env that ended becomes the last of the spares,
-and is reset while the others step.
+It steps N of its N + M envs, in processes of an inner vector env. If an episode ends, its slot
+becomes vacant: the env that ended becomes the last of the spares and is reset while the others
+step, and the first of the spares, which has been reset before, takes the slot.
 
 Spares are used in the order in which they became spares, even if a later one is ready before. So
 which env is in which slot, and with which seed, follows from the seed of the run and from the steps
 at which episodes end: it does not depend on time or on the number of workers.
 
 To its ``VectorEnv`` this is a vector env in the user's process, in one block (nested.py), as is any
-other that a function returns: samplers, autoreset modes and frames need nothing more. Calls
-have two parts, so that a second attempt continues one that was interrupted while it waited.
+other that a function returns: samplers, autoreset modes and frames need nothing more.
+
+A signal handler may raise at any point, and the block then calls ``step`` or ``reset`` again. So
+all that they change is in one immutable ``_State``, which each transition replaces by a single
+assignment. Calls are told apart by the number of the command that the outer pool runs: with the
+same number, a call continues where it was interrupted, or returns its results again. Commands to
+the inner vector env go out once, because the pool knows which envs are at work.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections import Counter, deque
+import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymVectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array
 
 from pysampler._numbers import whole_number
 from pysampler._vector.arguments import seeds as seeds_of
-from pysampler._vector.env_calls import reward_shape
+from pysampler._vector.env_calls import call, reward_shape
+from pysampler._vector.jobs import Apply
 from pysampler._vector.nested import info_of_row
 from pysampler._workers.counters import SpareUse
+from pysampler._workers.jobs import for_caller
 from pysampler._workers.remote import dumps
-from pysampler.errors import EnvError
+from pysampler.errors import EnvError, EnvTimeoutError, PysamplerError, WaitTimeoutError
+from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
     from pysampler._vector.core import VectorCore
     from pysampler._workers.counters import Stats
+    from pysampler._workers.pool import Pool
 
 __all__ = ["SpareEnvs", "divided"]
 
@@ -56,6 +65,8 @@ _NOT_WITH = {
     "record_to": None,
     "replay_from": None,
 }
+# The largest number of envs in a worker, and of workers unless num_workers is given.
+_MOST = 1024
 
 
 def divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -78,6 +89,112 @@ def divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     outer = {name: options[name] for name in _OUTER}
     both = {*_OUTER, *_NOT_WITH, "spare_envs"}
     return outer, {name: one for name, one in options.items() if name not in both}
+
+
+class _Result(NamedTuple):
+    """The result of an env: a row of a batch of the inner vector env."""
+
+    batch: Any
+    row: int
+
+
+class _State(NamedTuple):
+    """All that steps and resets change."""
+
+    env_of: tuple[int, ...]  # by slot
+    spares: tuple[int, ...]  # the next one first, with the envs of vacant slots
+    vacant: tuple[int, ...] = ()  # slots that wait for spares, in this order
+    over: tuple[int, ...] = ()  # slots that the next step makes vacant
+    seed: tuple[int, ...] | None = None  # of the run; None: none was given
+    drawn: int = 0  # the number of seeds drawn from it
+    unsent: Mapping[int, int | None] = {}  # spares whose resets are to be sent, with their seeds
+    ready: Mapping[int, _Result | EnvError] = {}  # spares that were reset, or could not be
+    received: Any = None  # the last batch in this state
+    was_reset: bool = False  # whether all slots have been reset
+    use: SpareUse = SpareUse(0)
+    needed: Mapping[int, int] = {}  # how many episodes would have needed how many spares
+    # Of the newest call:
+    call: tuple[Any, ...] = (0,)  # the number of its command, its name and arguments
+    sent: bool = True
+    awaited: Mapping[int, int] = {}  # the slots of envs that are at work for it
+    to_fill: tuple[int, ...] = ()  # vacant slots that it has yet to fill
+    results: Mapping[int, _Result] = {}  # by slot
+    # Of all calls of its command:
+    errors: tuple[tuple[int, EnvError], ...] = ()  # with the slots
+    returned: Mapping[tuple[Any, ...], Any] = {}
+
+    def restarted(self, envs: int, seed: tuple[int, ...] | None) -> _State:
+        """Return the state at the beginning of a run, in which all spares are to be reset."""
+        slots = len(self.env_of)
+        state = _State(
+            tuple(range(slots)),
+            tuple(range(slots, envs)),
+            seed=seed,
+            received=self.received,
+            use=self.use,
+            needed=self.needed,
+            call=self.call,
+            errors=self.errors,
+            returned=self.returned,
+        )
+        for env in state.spares:
+            state = state.resetting(env)
+        return state
+
+    def vacated(self, slots: Iterable[int]) -> _State:
+        """Return the state in which slots are vacant, and their envs spares to be reset."""
+        state = self
+        for slot in slots:
+            if slot not in state.vacant:
+                env = state.env_of[slot]
+                state = state.resetting(env)._replace(
+                    spares=(*state.spares, env), vacant=(*state.vacant, slot)
+                )
+        return state._replace(over=tuple(set(state.over).difference(slots)))
+
+    def resetting(self, env: int) -> _State:
+        """Return the state in which a spare is to be reset, with the next seed."""
+        seed = None
+        if self.seed is not None:
+            child = np.random.SeedSequence(self.seed, spawn_key=(self.drawn,))
+            seed = int(child.generate_state(1)[0])
+        return self._replace(
+            drawn=self.drawn + 1,
+            unsent={**self.unsent, env: seed},
+            ready=_without(self.ready, env),
+        )
+
+    def filled(self, slot: int) -> _State:
+        """Return the state in which the next spare has taken a slot."""
+        env, *spares = self.spares
+        return self._replace(
+            env_of=(*self.env_of[:slot], env, *self.env_of[slot + 1 :]),
+            spares=tuple(spares),
+            vacant=tuple(one for one in self.vacant if one != slot),
+            unsent=_without(self.unsent, env),
+            ready=_without(self.ready, env),
+        )
+
+    def with_batch(self, batch: Any) -> _State:
+        """Return the state with what was received: a batch of results, or the error of an env."""
+        awaited, results, ready = dict(self.awaited), dict(self.results), dict(self.ready)
+        errors = self.errors
+        if isinstance(batch, EnvError):
+            each: Any = {batch.env: batch}
+        else:
+            envs = batch[4]["env_id"].tolist()
+            each = {env: _Result(batch, row) for row, env in enumerate(envs)}
+        for env, one in each.items():
+            slot = awaited.pop(env, None)
+            if slot is None:
+                ready[env] = one
+            elif isinstance(one, EnvError):
+                errors = (*errors, (slot, one))
+            else:
+                results[slot] = one
+        return self._replace(
+            received=batch, awaited=awaited, results=results, ready=ready, errors=errors
+        )
 
 
 class SpareEnvs(GymVectorEnv[Any, Any, Any]):
@@ -103,16 +220,24 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         mode: AutoresetMode,
         options: dict[str, Any],
     ) -> None:
-        spares = whole_number("make vector env", "spare_envs", spares, 0)
-        functions = [*env_fns, *itertools.islice(itertools.cycle(env_fns), spares)]
-        count = len(functions)
+        count = len(env_fns) + spares
         if options["num_workers"] is None:  # a worker steps nothing while it resets an env
             options = {**options, "num_workers": count}
+            most = _MOST
+        else:
+            most = _MOST * whole_number("make vector env", "num_workers", options["num_workers"], 1)
+        if count > most:
+            raise ValueError(
+                f"cannot make vector env: spare_envs {spares}, expected at most "
+                f"{max(0, most - len(env_fns))} for {len(env_fns)} envs and this num_workers"
+            )
+        functions = [*env_fns, *itertools.islice(itertools.cycle(env_fns), spares)]
         # Each env is a group, so that each can step while others reset.
         self.inner = make(
             functions, autoreset_mode=AutoresetMode.DISABLED, groups=count, infos="all", **options
         )
-        self._pool = core_of(self.inner).pool  # the group of each env has its number
+        self._core = core_of(self.inner)
+        self._pool = self._core.pool  # the group of each env has its number
         try:
             if self.inner.num_envs != count:
                 raise ValueError("cannot make vector env: spare_envs needs envs, not vector envs")
@@ -128,241 +253,311 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.reward_space = self.inner.reward_space
         self._observations: Any = create_empty_array(self.single_observation_space, self.num_envs)
-        self._env_of: npt.NDArray[np.int64] = np.arange(self.num_envs)  # by slot
-        self._spares: deque[int] = deque(range(self.num_envs, count))  # the next one first
-        # Of spares that have been reset: the batch that they came in, the row there, the info.
-        self._reset_results: dict[int, tuple[Any, int, dict[str, Any]] | EnvError] = {}
-        self._sequence: np.random.SeedSequence | None = None  # of seeds; None: none was given
-        self._was_reset = False
-        self._pending = ""  # the call that is under way
-        self._awaited: dict[int, int] = {}  # the slots of envs that are at work for it
-        self._to_change: list[int] = []  # slots that still have to take a spare in it
-        self._batch: Any = None  # received from the inner vector env, not yet read
-        self._error: EnvError | None = None  # of an env in a slot, to be raised at the end
-        self._infos: dict[int, dict[str, Any]] = {}  # by slot
-        self._over: npt.NDArray[np.bool_] = np.zeros(self.num_envs, bool)
-        self._use = SpareUse(spares)
-        self._needed: Counter[int] = Counter()
-        self._begin_results()
+        self._step_timeout: float | None = options["step_timeout"]
+        slots = tuple(range(self.num_envs))
+        self._state = _State(slots, (), use=SpareUse(spares)).restarted(count, None)
+        self._batch: Any = None  # received from the inner vector env; the state may not have it yet
+        self._asked = 0  # the number of the newest command that called envs
+
+    def serve(self, outer: Pool) -> None:
+        """Serve the pool of the vector env around it, without a reference that keeps it alive."""
+        self._outer = weakref.ref(outer)
 
     def use_mode(self, mode: AutoresetMode) -> AutoresetMode:
         """Follow the autoreset mode of new frames; return that of this vector env for them.
 
         For SAME_STEP it is DISABLED: the block then asks for a reset in the step.
         """
-        self._next_step = mode is AutoresetMode.NEXT_STEP
-        own = mode if self._next_step else AutoresetMode.DISABLED
+        self.next_step = mode is AutoresetMode.NEXT_STEP
+        own = mode if self.next_step else AutoresetMode.DISABLED
         self.metadata = {**self.inner.metadata, "autoreset_mode": own}
         return own
 
-    def _begin_results(self) -> None:
-        self._infos = {}
-        self._rewards = np.zeros((self.num_envs, *reward_shape(self.reward_space)))
-        self._terminated = np.zeros(self.num_envs, bool)
-        self._truncated = np.zeros(self.num_envs, bool)
-
-    # -- step ------------------------------------------------------------------------------------
-
-    def step_async(self, actions: Any) -> None:
-        """Start a step of the envs in the slots."""
-        self._expect_idle()
-        slots = np.flatnonzero(~self._over) if self._next_step else np.arange(self.num_envs)
-        envs = self._env_of[slots]
-        # An exception of a signal handler may have come right after some of them were sent.
-        idle: Any = [not self._pool.is_pending(env) for env in envs.tolist()]
-        self._begin_results()
-        self._awaited = dict(zip(envs.tolist(), slots.tolist(), strict=True))
-        self._to_change = np.flatnonzero(self._over).tolist() if self._next_step else []
-        if any(idle):
-            chosen = _rows(self.single_action_space, actions, slots[idle])
-            self.inner.send(chosen, env_ids=envs[idle])
-        self._pending = "step"
-
-    def step_wait(self) -> Any:
-        """Return the results of the step."""
-        infos = self._finish()
-        self._over = self._terminated | self._truncated
-        results = self._rewards, self._terminated, self._truncated, infos
-        self._pending = ""
-        self._raise_error()
-        return self._observations, *results
+    # -- steps and resets ------------------------------------------------------------------------
 
     def step(self, actions: Any) -> Any:
-        """Step the envs in the slots; in the mode NEXT_STEP, change those that have ended."""
-        self.step_async(actions)
-        return self.step_wait()
+        """Step the envs in the slots; fill vacant slots, which take no action.
 
-    # -- reset -----------------------------------------------------------------------------------
-
-    def reset_async(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> None:
-        """Start a reset of all slots, or of those in a mask.
-
-        Slots without a seed and options take spares, once all envs have been reset.
+        In the mode NEXT_STEP, slots whose episodes have ended become vacant before.
         """
-        self._expect_idle()
-        options = dict(options or {})
-        mask = options.pop("reset_mask", None)
-        seeds = seeds_of(seed, self.num_envs)
-        slots: list[int] = list(range(self.num_envs))
-        self._to_change = []
-        if mask is None and self._was_reset and all(one is None for one in seeds):
-            mask = np.ones(self.num_envs, bool)
-        if mask is None:
-            self._settle()
-            self._reset_results.clear()
-            self._env_of[:] = slots
-            self._spares = deque(range(self.num_envs, self.inner.num_envs))
-            if any(one is not None for one in seeds):
-                entropy = [0 if one is None else abs(int(one)) for one in seeds]
-                self._sequence = np.random.SeedSequence(entropy)
-        else:
-            slots = np.flatnonzero(mask).tolist()
-            if not options:
-                self._to_change = [slot for slot in slots if seeds[slot] is None]
-                slots = [slot for slot in slots if seeds[slot] is not None]
-        envs = self._env_of[slots].tolist()
-        self._begin_results()
-        self._awaited = dict(zip(envs, slots, strict=True))
-        self._over[slots] = False
-        if slots:
-            given = [seeds[slot] for slot in slots]
-            self.inner.async_reset(given, options=options or None, env_ids=envs)
-        if mask is None:
-            for env in self._spares:
-                self._reset_spare(env)
-        self._pending = "reset"
-
-    def reset_wait(self) -> tuple[Any, dict[str, Any]]:
-        """Return the observations of all slots, and the infos of those that were reset."""
-        infos = self._finish()
-        self._was_reset = True
-        self._pending = ""
-        self._raise_error()
-        return self._observations, infos
+        with self._calling():
+            key = self._number, "step"
+            if (results := self._state.returned.get(key)) is not None:
+                return results
+            if self._is_new(key):
+                state = self._state.vacated(self._state.over)
+                stepped = [slot for slot in range(self.num_envs) if slot not in state.vacant]
+                self._begin(key, state, stepped, state.vacant)
+            if (slots := self._to_send()) is not None:
+                chosen = _rows(self.single_action_space, actions, slots)
+                self.inner.send(chosen, env_ids=np.array(self._state.env_of)[slots])
+            return self._finish()
 
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all slots, or those in a mask."""
-        self.reset_async(seed=seed, options=options)
-        return self.reset_wait()
+        """Reset all slots, or those in a mask.
 
-    def _reset_spare(self, env: int) -> None:
-        """Start the reset of a spare with the next seed."""
-        seed = None
-        if self._sequence is not None:
-            seed = int(self._sequence.spawn(1)[0].generate_state(1)[0])
-        self.inner.async_reset([seed], env_ids=[env])
+        Slots without a seed and options take spares, once all envs have been reset.
+        """
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        seeds = seeds_of(seed, self.num_envs)
+        with self._calling():
+            key = self._number, dumps((seeds, options, mask))
+            results = self._state.returned.get(key)
+            if results is None:
+                if self._is_new(key):
+                    self._begin_reset(key, seeds, mask, by_spares=not options)
+                if (slots := self._to_send()) is not None:
+                    given = [seeds[slot] for slot in slots]
+                    envs = np.array(self._state.env_of)[slots]
+                    self.inner.async_reset(given, options=options or None, env_ids=envs)
+                results = self._finish()
+        observations, *_, infos = results
+        return observations, infos
 
-    # -- results ---------------------------------------------------------------------------------
+    def _begin_reset(
+        self, key: tuple[Any, ...], seeds: Sequence[int | None], mask: Any, *, by_spares: bool
+    ) -> None:
+        state, slots = self._state, list(range(self.num_envs))
+        if mask is not None:
+            slots = np.flatnonzero(mask).tolist()
+        elif not state.was_reset or any(one is not None for one in seeds):
+            self._await_idle()
+            entropy = None
+            if any(one is not None for one in seeds):
+                entropy = tuple(0 if one is None else abs(int(one)) for one in seeds)
+            state = self._state.restarted(self.inner.num_envs, entropy)
+            self._begin(key, state._replace(was_reset=True), slots, ())
+            return
+        own = [slot for slot in slots if not by_spares or seeds[slot] is not None]
+        to_fill = [slot for slot in slots if slot not in own]
+        self._await_idle(state.spares[: len(state.vacant)])
+        state = self._state
+        for slot in own:
+            if slot in state.vacant:  # its reset failed
+                state = state.filled(slot)
+        state = state.vacated(to_fill)
+        over = tuple(slot for slot in state.over if slot not in own)
+        self._begin(key, state._replace(over=over), own, to_fill)
 
-    def _expect_idle(self) -> None:
-        if self._pending:
-            raise AlreadyPendingCallError(f"a {self._pending} is pending", self._pending)
+    # -- the parts of a call ---------------------------------------------------------------------
 
-    def _finish(self) -> dict[str, Any]:
-        """Wait for the envs of the pending call; change slots to spares; return the infos."""
-        while self._awaited:
-            self._receive(len(self._awaited))
-        if self._to_change:
-            busy = sum(env not in self._reset_results for env in self._spares)
-            self._needed[busy + len(self._to_change)] += len(self._to_change)
-        while self._to_change:
-            self._change(self._to_change[0])
-            del self._to_change[0]
-        infos: dict[str, Any] = {}
-        for slot, info in self._infos.items():
-            infos = self._add_info(infos, info, slot)
-        infos["env_in_slot"] = self._env_of.copy()
-        infos["_env_in_slot"] = np.ones(self.num_envs, bool)
-        return infos
+    @property
+    def _served(self) -> Pool:
+        outer = self._outer()
+        assert outer is not None
+        return outer
+
+    @property
+    def _number(self) -> int:
+        """The number of the command that the outer pool runs."""
+        return self._served.native.number_of(0)
+
+    def _is_new(self, key: tuple[Any, ...]) -> bool:
+        """Return whether a call is new; first wait for envs of a call that was abandoned."""
+        if key == self._state.call:
+            return False
+        self._drop_apply()
+        self._await_idle(self._state.awaited)
+        return True
+
+    def _begin(
+        self, key: tuple[Any, ...], state: _State, slots: Sequence[int], to_fill: Iterable[int]
+    ) -> None:
+        """Begin a call that sends commands to the envs of some slots, and fills others."""
+        if key[0] != state.call[0]:
+            state = state._replace(errors=(), returned={})
+        self._state = state._replace(
+            call=key,
+            sent=False,
+            awaited={state.env_of[slot]: slot for slot in slots},
+            to_fill=tuple(to_fill),
+            results={},
+        )
+
+    def _to_send(self) -> npt.NDArray[np.int64] | None:
+        """Return the slots to which the call has to send commands; None: it has sent them."""
+        awaited = self._state.awaited
+        if self._state.sent or not awaited or self._pool.is_pending(next(iter(awaited))):
+            return None
+        return np.array(list(awaited.values()))
+
+    def _finish(self) -> Any:
+        """Wait for the envs of the call, fill vacant slots, and return the results."""
+        self._state = self._state._replace(sent=True)
+        while self._state.awaited:
+            self._receive(len(self._state.awaited))
+        while self._state.to_fill:
+            self._fill(self._state.to_fill[0])
+        state = self._state
+        results = self._batched(state.results)
+        _, _, terminated, truncated, _ = results
+        if self.next_step:
+            ended = np.flatnonzero(terminated | truncated).tolist()
+            state = state._replace(over=(*state.over, *ended))
+        self._state = state._replace(returned={**state.returned, state.call: results})
+        return results
+
+    def _fill(self, slot: int) -> None:
+        """Let the next spare take a vacant slot, or record that it could not be reset."""
+        env, *others = self._state.spares
+        needed = sum(one not in self._state.ready for one in self._state.spares)
+        waits = env not in self._state.ready
+        began = time.perf_counter()
+        while env not in self._state.ready:
+            self._receive(1)
+        state, result = self._state, self._state.ready[env]
+        state = state._replace(to_fill=tuple(one for one in state.to_fill if one != slot))
+        if isinstance(result, EnvError):
+            state = state._replace(spares=(*others, env), errors=(*state.errors, (slot, result)))
+            self._state = state.resetting(env)
+            return
+        self._state = state.filled(slot)._replace(
+            results={**state.results, slot: result},
+            use=state.use.after(waited=waits, seconds=time.perf_counter() - began),
+            needed={**state.needed, needed: state.needed.get(needed, 0) + 1},
+        )
 
     def _receive(self, least: int) -> None:
         """Receive results of at least so many envs, in slots or not."""
-        if self._batch is None:
+        if self._batch is self._state.received:
+            self._send_resets()
+            deadline = self._served.deadline
+            timeout = None if deadline is None else max(0, deadline - now()) / 1e9
             try:
-                self._batch = self.inner.recv(min_envs=min(least, self.inner.pending))
+                self._batch = self.inner.recv(min(least, self.inner.pending), timeout=timeout)
             except EnvError as error:
-                if error.env is None:
-                    raise
-                slot = self._awaited.pop(error.env, None)
-                if slot is None:
-                    self._reset_results[error.env] = error
-                else:
-                    self._error = self._error or error
-                return
-        observations, rewards, terminated, truncated, infos = self._batch
-        envs = infos["env_id"].tolist()
-        rest = {key: one for key, one in infos.items() if key not in ("env_id", "_env_id")}
-        rows, slots = [], []
-        for row, env in enumerate(envs):
-            info = info_of_row(rest, row, len(envs)) if rest else {}
-            slot = self._awaited.get(env)
-            if slot is None:
-                self._reset_results[env] = observations, row, info
-                continue
-            rows.append(row)
-            slots.append(slot)
-            if info:
-                self._infos[slot] = info
-        if rows:
+                self._batch = error
+            except EnvTimeoutError:
+                if (late := self._late_error()) is not None:
+                    raise late from None
+                return  # no slot waits for that env
+        batch = self._batch
+        self._state = self._state.with_batch(batch)
+        if not isinstance(batch, EnvError) and not len(batch[1]):
+            raise WaitTimeoutError("cannot wait for envs any longer: the time is up")
+
+    def _send_resets(self) -> None:
+        """Send the resets of spares that have not been sent."""
+        if self._state.unsent:
+            for env, seed in self._state.unsent.items():
+                if not self._pool.is_pending(env):
+                    self.inner.async_reset([seed], env_ids=[env])
+            self._state = self._state._replace(unsent={})
+
+    def _await_idle(self, envs: Iterable[int] | None = None) -> None:
+        """Wait for envs at work, by default for all; a call that asked for them was abandoned."""
+        if self._batch is not self._state.received:
+            self._receive(0)
+        chosen = range(self.inner.num_envs) if envs is None else tuple(envs)
+        while any(map(self._pool.is_pending, chosen)):
+            self._receive(1)
+
+    def _drop_apply(self) -> None:
+        """Drop the rest of a call of envs that was interrupted, and whose results nobody wants."""
+        if self._core.call.name not in (None, "send") and self._core.at_work:
+            self._core.drop_work("a call", stopped=True)
+
+    def _batched(self, results: Mapping[int, _Result]) -> Any:
+        """Return the results of a call, with the last observations of all slots."""
+        rewards = np.zeros((self.num_envs, *reward_shape(self.reward_space)))
+        ends = np.zeros((2, self.num_envs), bool)
+        info_of: dict[int, dict[str, Any]] = {}
+        batches = {id(one.batch): one.batch for one in results.values()}
+        for number, batch in batches.items():
+            slots = [slot for slot, one in results.items() if id(one.batch) == number]
+            rows = [results[slot].row for slot in slots]
+            observations, *columns, infos = batch
             space = self.single_observation_space
             self._observations = _place(space, self._observations, slots, observations, rows)
-            self._rewards[slots] = rewards[rows]
-            self._terminated[slots], self._truncated[slots] = terminated[rows], truncated[rows]
-        for row in rows:
-            self._awaited.pop(envs[row], None)
-        self._batch = None
+            for target, column in zip((rewards, *ends), columns, strict=True):
+                target[slots] = column[rows]
+            named = {key: one for key, one in infos.items() if key not in ("env_id", "_env_id")}
+            for slot, row in zip(slots, rows, strict=True):
+                info_of[slot] = info_of_row(named, row, len(columns[0]))
+        merged: dict[str, Any] = {}
+        for slot in sorted(info_of):
+            merged = self._add_info(merged, info_of[slot], slot)
+        merged["env_in_slot"] = np.array(self._state.env_of)
+        merged["_env_in_slot"] = np.ones(self.num_envs, bool)
+        return self._observations, rewards, *ends, merged
 
-    def _change(self, slot: int) -> None:
-        """Let a slot go on with the next spare, and reset its env."""
-        env, old = self._spares[0], int(self._env_of[slot])
-        if not self._pool.is_pending(old) and old not in self._reset_results:
-            self._reset_spare(old)
-        waits = env not in self._reset_results
-        began = time.perf_counter()
-        while env not in self._reset_results:
-            self._receive(1)
-        result = self._reset_results[env]
-        if isinstance(result, EnvError):
-            del self._reset_results[env]
-            self._reset_spare(env)
-            self._spares.rotate(-1)
-            raise result
-        self._use = self._use.after(waited=waits, seconds=time.perf_counter() - began)
-        observations, row, info = result
-        space = self.single_observation_space
-        self._observations = _place(space, self._observations, [slot], observations, [row])
-        self._infos[slot] = info
-        self._over[slot] = False
-        self._env_of[slot] = env
-        self._spares.append(old)
-        self._spares.popleft()
-        del self._reset_results[env]
+    # -- errors ----------------------------------------------------------------------------------
 
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+    @property
+    def errors(self) -> list[tuple[int, EnvError]]:
+        """The errors of envs in the command that the outer pool runs, with their slots."""
+        return [(slot, _named(error, slot)) for slot, error in self._state.errors]
 
-    def _settle(self) -> None:
-        """Wait for the resets under way, so that the envs can be called."""
-        while self._batch is not None or self.inner.pending:
-            self._receive(1)
+    @property
+    def late(self) -> list[int]:
+        """The slots whose envs have not answered for longer than ``step_timeout``."""
+        return sorted(slot for slot, *_ in self._overdue())
+
+    def _overdue(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (slot, worker, env) where a slot waits for an env that is late."""
+        if self._step_timeout is None or self.inner.closed:
+            return
+        state = self._state
+        waiting = {**state.awaited, **dict(zip(state.spares, state.to_fill, strict=False))}
+        if not waiting:  # the envs are called, if any
+            waiting = {env: slot for slot, env in enumerate(state.env_of)}
+        for worker, env, _ in self._pool.overdue(int(self._step_timeout * 1e9)):
+            if env in waiting:
+                yield waiting[env], worker, env
+
+    def _late_error(self) -> EnvTimeoutError | None:
+        for slot, worker, env in self._overdue():
+            error = EnvTimeoutError(
+                f"slot {slot}: env {env} in worker {worker} (pid {self._pool.pids[worker]}) has "
+                f"not answered for longer than step_timeout, {self._step_timeout:.3g} s"
+            )
+            error.env, error.worker = slot, worker
+            return error
+        return None
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Raise errors that are not of envs to the caller; close with the inner vector env."""
+        try:
+            yield
+        except EnvError:
+            raise
+        except PysamplerError as error:
+            if self.inner.closed and (outer := self._outer()) is not None and not outer.closed:
+                outer.interrupt_wait()
+                outer.kill()
+            for_caller(error)
+            raise
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of all envs; return the results of those in slots."""
-        self._settle()
-        results = self.inner.call(name, *args, **kwargs)
-        return tuple(results[env] for env in self._env_of)
-
     def apply(self, function: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
         """Call a function with each env in a slot."""
-        self._settle()
-        results: tuple[Any, ...] = self.inner.apply(function, *args, envs=self._env_of.tolist())
-        return results
+        envs = self._state.env_of
+        with self._calling():
+            if self._core.pending != "call" or self._asked != self._number:
+                self._drop_apply()
+                self._await_idle()
+                envs = self._state.env_of
+                what = args[0] if function is call else getattr(function, "__name__", "a function")
+                job = Apply(function, args, f"{what}()", envs)
+                self._asked = self._number
+                with self._core.enter("apply"):
+                    self._core.expect_idle("apply")
+                    self._core.request(dict.fromkeys(self._core.all_groups, job), "call")
+            try:
+                results = self.inner.call_wait()
+            except EnvError as error:
+                if error.env in envs:
+                    raise _named(error, envs.index(error.env)) from error.__cause__
+                raise
+            except EnvTimeoutError as error:
+                raise self._late_error() or error from None
+        by_env = dict(zip(sorted(set(envs)), results, strict=True))
+        return tuple(by_env[env] for env in envs)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of all envs."""
@@ -374,17 +569,31 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
                     "same for all"
                 )
             values = values[0]
-        self._settle()
-        self.inner.set_attr(name, [values] * self.inner.num_envs)
+        with self._calling():
+            self._drop_apply()
+            self._await_idle()
+            self.inner.set_attr(name, [values] * self.inner.num_envs)
 
     def stats(self) -> Stats:
         """Return the statistics of all envs, with those of the spares."""
         stats: Stats = self.inner.stats()
-        return replace(stats, spares=self._use.with_needed(self._needed))
+        return replace(stats, spares=self._state.use.with_needed(self._state.needed))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all envs."""
         self.inner.close(**kwargs)
+
+
+def _without(items: Mapping[int, Any], env: int) -> Mapping[int, Any]:
+    return {key: one for key, one in items.items() if key != env}
+
+
+def _named(error: EnvError, slot: int) -> EnvError:
+    """Let an error of an env name the slot too. May be repeated."""
+    error.env = slot
+    if not str(error).startswith(text := f"slot {slot}: "):
+        error.args = (f"{text}{error}",)
+    return error
 
 
 def _place(

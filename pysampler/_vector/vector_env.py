@@ -195,6 +195,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     num_workers: int
     reward_space: gym.spaces.Box | None
     _name: str
+    _core: VectorCore
 
     def __init__(
         self,
@@ -242,6 +243,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             mode = arguments.autoreset_mode(autoreset_mode)
             spares = SpareEnvs(VectorEnv, core_of, env_fns, spare_envs, mode, inner)
             VectorEnv.__init__(self, [lambda: spares], num_workers=0, **outer)
+            spares.serve(self._core.pool)
             self._spares, self.env_fns = spares, env_fns
             self.division = replace(spares.inner.division, spare_envs=spare_envs)
             self.num_workers, self._name = spares.inner.num_workers, spares.inner._name
@@ -927,6 +929,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     @property
     def late(self) -> list[int]:
         """The indices of envs that have not answered for longer than ``step_timeout``."""
+        if self._spares is not None:
+            return self._spares.late
         if self._step_timeout is None or self.closed:
             return []
         return [env for _, env, _ in self._pool.overdue(int(self._step_timeout * 1e9))]

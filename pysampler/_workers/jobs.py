@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from pysampler._workers.gauges import WorkerGauges
+    from pysampler.errors import PysamplerError
     from pysampler.sync import Segment
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Retire",
     "Server",
     "failure_of",
+    "for_caller",
     "is_users",
 ]
 
@@ -234,7 +236,7 @@ class Answer(NamedTuple):
 
 
 def is_users(error: BaseException, *, here: bool) -> bool:
-    """Return whether an exception comes from the user, such as Ctrl-C, and not from an env.
+    """Return whether an exception is for the caller, such as Ctrl-C, and not from an env.
 
     Args:
         error: The exception.
@@ -242,7 +244,16 @@ def is_users(error: BaseException, *, here: bool) -> bool:
     """
     if isinstance(error, KeyboardInterrupt):
         return True
-    return here and not isinstance(error, (Exception, SystemExit, GeneratorExit))
+    raised_by_env = isinstance(error, (Exception, SystemExit, GeneratorExit))
+    return here and (not raised_by_env or hasattr(error, "for_caller"))
+
+
+def for_caller(error: PysamplerError) -> None:
+    """Let an error of envs in the user's process end the wait, as those of workers do.
+
+    The command stays pending, and the next wait continues it.
+    """
+    error.for_caller = True  # type: ignore[attr-defined]
 
 
 def failure_of(error: BaseException, message: _Message | str) -> Failure:

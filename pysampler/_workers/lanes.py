@@ -25,7 +25,7 @@ from pysampler import _core
 from pysampler._workers.exceptions import error_from, report
 from pysampler._workers.jobs import Failure, failure_of, is_users
 from pysampler._workers.remote import loads
-from pysampler.errors import ClosedError
+from pysampler.errors import ClosedError, EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pysampler._workers.mail import Inbox
     from pysampler._workers.processes import Processes, WorkerAssignment
     from pysampler._workers.setup import MakeServer
-    from pysampler.errors import EnvError
     from pysampler.sync import Segment
 
 __all__ = ["InlineLane", "Lane", "ProcessLane"]
@@ -197,6 +196,9 @@ class InlineLane:
 
     def error_of(self, failure: Failure, doing: str) -> EnvError:
         """Return the error, which names no worker."""
+        original = failure.report.error
+        if isinstance(original, EnvError) and original.env == failure.env:
+            return original  # of a vector env with workers: it names the env already
         error = error_from(failure.report, self.assignment.describe(failure, "", doing))
         error.env = failure.env
         return error

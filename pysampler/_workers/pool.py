@@ -23,7 +23,14 @@ from pysampler._workers.links import Links
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S, Processes, WorkerAssignment
 from pysampler._workers.recovery import Faults, Recovery
 from pysampler._workers.setup import Layout
-from pysampler.errors import BusyError, EnvError, LostError, PysamplerError, WaitTimeoutError
+from pysampler.errors import (
+    BusyError,
+    EnvError,
+    EnvTimeoutError,
+    LostError,
+    PysamplerError,
+    WaitTimeoutError,
+)
 from pysampler.sync import Segment, now, usable_cpus
 
 if TYPE_CHECKING:
@@ -89,6 +96,8 @@ class Pool:
     ) -> None:
         self.closed = False  # True as soon as the workers are being ended
         self._gone = False  # True once they have ended and the memory is released
+        # When the wait ends for which inline groups run, in ns; None: it has no limit.
+        self.deadline: int | None = None
         self._faults = faults or Faults()
         self._learn_modules = preload is None and context == "forkserver" and len(assignments) > 0
         self._layouts = 0
@@ -426,7 +435,8 @@ class Pool:
         while True:
             if self._recovery.replacing:
                 self._recovery.finish()
-            self._run_inline()
+            if not self._run_inline(deadline):
+                return None
             try:
                 if not self._recovery.wait(self._native.wait, deadline):
                     return None
@@ -457,7 +467,8 @@ class Pool:
         while True:
             if self._recovery.replacing:
                 self._recovery.finish()
-            self._run_inline()
+            if not self._run_inline(deadline):
+                return [], []
             try:
                 self._recovery.wait(wait, deadline)
                 if not self._native.has_mail():
@@ -501,10 +512,23 @@ class Pool:
         for group in groups:
             self._lanes[self.worker_of[group]].drop(group)
 
-    def _run_inline(self) -> None:
-        """Run inline commands; called before each wait for workers."""
-        if self._inline is not None:
+    def _run_inline(self, deadline: int | None = None) -> bool:
+        """Run inline commands before a wait for workers; return False if the deadline ends them.
+
+        Only those that wait for workers of their own end by the deadline.
+        """
+        if self._inline is None:
+            return True
+        try:
+            self.deadline = deadline
             self._inline.run(self._commands.job_of)
+        except EnvTimeoutError:
+            raise
+        except WaitTimeoutError:
+            return False
+        finally:
+            self.deadline = None
+        return True
 
     def _answers(self, deadline: int | None) -> list[Answer] | None:
         """Return the answers that come by the deadline; None after a check for late envs.
