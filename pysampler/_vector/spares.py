@@ -11,11 +11,11 @@ at which episodes end: it does not depend on time or on the number of workers.
 To its ``VectorEnv`` this is a vector env in the user's process, in one block (nested.py), as is any
 other that a function returns: samplers, autoreset modes and frames need nothing more.
 
-A signal handler may raise at any point, and the block then calls ``step`` or ``reset`` again. So
-all that they change is in one immutable ``_State``, which each transition replaces by a single
+A signal handler may raise at any point, and the block then calls ``step`` or ``reset`` again. All
+that they change is in one immutable value (slots.py), which each transition replaces by a single
 assignment. Calls are told apart by the number of the command that the outer pool runs: with the
 same number, a call continues where it was interrupted, or returns its results again. Commands to
-the inner vector env go out once, because the pool knows which envs are at work.
+the inner vector env go out once, because its pool knows which envs are at work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import itertools
 import time
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -38,6 +38,7 @@ from pysampler._vector.arguments import seeds as seeds_of
 from pysampler._vector.env_calls import call, reward_shape
 from pysampler._vector.jobs import Apply
 from pysampler._vector.nested import info_of_row
+from pysampler._vector.slots import Slots
 from pysampler._workers.counters import SpareUse
 from pysampler._workers.jobs import for_caller
 from pysampler._workers.remote import dumps
@@ -45,13 +46,17 @@ from pysampler.errors import EnvError, EnvTimeoutError, PysamplerError, WaitTime
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
     from pysampler._vector.core import VectorCore
     from pysampler._workers.counters import Stats
     from pysampler._workers.pool import Pool
+
+    Array = npt.NDArray[np.int64]
+    # The state, the slots whose envs get a command, and those to be filled.
+    _Begun = tuple[Slots, Sequence[int], Sequence[int]]
 
 __all__ = ["SpareEnvs", "divided"]
 
@@ -89,112 +94,6 @@ def divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     outer = {name: options[name] for name in _OUTER}
     both = {*_OUTER, *_NOT_WITH, "spare_envs"}
     return outer, {name: one for name, one in options.items() if name not in both}
-
-
-class _Result(NamedTuple):
-    """The result of an env: a row of a batch of the inner vector env."""
-
-    batch: Any
-    row: int
-
-
-class _State(NamedTuple):
-    """All that steps and resets change."""
-
-    env_of: tuple[int, ...]  # by slot
-    spares: tuple[int, ...]  # the next one first, with the envs of vacant slots
-    vacant: tuple[int, ...] = ()  # slots that wait for spares, in this order
-    over: tuple[int, ...] = ()  # slots that the next step makes vacant
-    seed: tuple[int, ...] | None = None  # of the run; None: none was given
-    drawn: int = 0  # the number of seeds drawn from it
-    unsent: Mapping[int, int | None] = {}  # spares whose resets are to be sent, with their seeds
-    ready: Mapping[int, _Result | EnvError] = {}  # spares that were reset, or could not be
-    received: Any = None  # the last batch in this state
-    was_reset: bool = False  # whether all slots have been reset
-    use: SpareUse = SpareUse(0)
-    needed: Mapping[int, int] = {}  # how many episodes would have needed how many spares
-    # Of the newest call:
-    call: tuple[Any, ...] = (0,)  # the number of its command, its name and arguments
-    sent: bool = True
-    awaited: Mapping[int, int] = {}  # the slots of envs that are at work for it
-    to_fill: tuple[int, ...] = ()  # vacant slots that it has yet to fill
-    results: Mapping[int, _Result] = {}  # by slot
-    # Of all calls of its command:
-    errors: tuple[tuple[int, EnvError], ...] = ()  # with the slots
-    returned: Mapping[tuple[Any, ...], Any] = {}
-
-    def restarted(self, envs: int, seed: tuple[int, ...] | None) -> _State:
-        """Return the state at the beginning of a run, in which all spares are to be reset."""
-        slots = len(self.env_of)
-        state = _State(
-            tuple(range(slots)),
-            tuple(range(slots, envs)),
-            seed=seed,
-            received=self.received,
-            use=self.use,
-            needed=self.needed,
-            call=self.call,
-            errors=self.errors,
-            returned=self.returned,
-        )
-        for env in state.spares:
-            state = state.resetting(env)
-        return state
-
-    def vacated(self, slots: Iterable[int]) -> _State:
-        """Return the state in which slots are vacant, and their envs spares to be reset."""
-        state = self
-        for slot in slots:
-            if slot not in state.vacant:
-                env = state.env_of[slot]
-                state = state.resetting(env)._replace(
-                    spares=(*state.spares, env), vacant=(*state.vacant, slot)
-                )
-        return state._replace(over=tuple(set(state.over).difference(slots)))
-
-    def resetting(self, env: int) -> _State:
-        """Return the state in which a spare is to be reset, with the next seed."""
-        seed = None
-        if self.seed is not None:
-            child = np.random.SeedSequence(self.seed, spawn_key=(self.drawn,))
-            seed = int(child.generate_state(1)[0])
-        return self._replace(
-            drawn=self.drawn + 1,
-            unsent={**self.unsent, env: seed},
-            ready=_without(self.ready, env),
-        )
-
-    def filled(self, slot: int) -> _State:
-        """Return the state in which the next spare has taken a slot."""
-        env, *spares = self.spares
-        return self._replace(
-            env_of=(*self.env_of[:slot], env, *self.env_of[slot + 1 :]),
-            spares=tuple(spares),
-            vacant=tuple(one for one in self.vacant if one != slot),
-            unsent=_without(self.unsent, env),
-            ready=_without(self.ready, env),
-        )
-
-    def with_batch(self, batch: Any) -> _State:
-        """Return the state with what was received: a batch of results, or the error of an env."""
-        awaited, results, ready = dict(self.awaited), dict(self.results), dict(self.ready)
-        errors = self.errors
-        if isinstance(batch, EnvError):
-            each: Any = {batch.env: batch}
-        else:
-            envs = batch[4]["env_id"].tolist()
-            each = {env: _Result(batch, row) for row, env in enumerate(envs)}
-        for env, one in each.items():
-            slot = awaited.pop(env, None)
-            if slot is None:
-                ready[env] = one
-            elif isinstance(one, EnvError):
-                errors = (*errors, (slot, one))
-            else:
-                results[slot] = one
-        return self._replace(
-            received=batch, awaited=awaited, results=results, ready=ready, errors=errors
-        )
 
 
 class SpareEnvs(GymVectorEnv[Any, Any, Any]):
@@ -255,7 +154,8 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         self._observations: Any = create_empty_array(self.single_observation_space, self.num_envs)
         self._step_timeout: float | None = options["step_timeout"]
         slots = tuple(range(self.num_envs))
-        self._state = _State(slots, (), use=SpareUse(spares)).restarted(count, None)
+        self._state = Slots(slots, (), use=SpareUse(spares)).restarted(count, None)
+        self._state = self._state._replace(was_reset=False)
         self._batch: Any = None  # received from the inner vector env; the state may not have it yet
         self._asked = 0  # the number of the newest command that called envs
 
@@ -280,18 +180,16 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
 
         In the mode NEXT_STEP, slots whose episodes have ended become vacant before.
         """
-        with self._calling():
-            key = self._number, "step"
-            if (results := self._state.returned.get(key)) is not None:
-                return results
-            if self._is_new(key):
-                state = self._state.vacated(self._state.over)
-                stepped = [slot for slot in range(self.num_envs) if slot not in state.vacant]
-                self._begin(key, state, stepped, state.vacant)
-            if (slots := self._to_send()) is not None:
-                chosen = _rows(self.single_action_space, actions, slots)
-                self.inner.send(chosen, env_ids=np.array(self._state.env_of)[slots])
-            return self._finish()
+
+        def begin() -> _Begun:
+            state = self._state.vacated(self._state.over)
+            stepped = [slot for slot in range(self.num_envs) if slot not in state.vacant]
+            return state, stepped, state.vacant
+
+        def send(slots: Array, envs: Array) -> None:
+            self.inner.send(_rows(self.single_action_space, actions, slots), env_ids=envs)
+
+        return self._call("step", begin, send)
 
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
@@ -300,99 +198,76 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
 
         Slots without a seed and options take spares, once all envs have been reset.
         """
-        options = dict(options or {})
-        mask = options.pop("reset_mask", None)
+        mask = (options or {}).get("reset_mask")
+        options = {key: one for key, one in (options or {}).items() if key != "reset_mask"}
         seeds = seeds_of(seed, self.num_envs)
-        with self._calling():
-            key = self._number, dumps((seeds, options, mask))
-            results = self._state.returned.get(key)
-            if results is None:
-                if self._is_new(key):
-                    self._begin_reset(key, seeds, mask, by_spares=not options)
-                if (slots := self._to_send()) is not None:
-                    given = [seeds[slot] for slot in slots]
-                    envs = np.array(self._state.env_of)[slots]
-                    self.inner.async_reset(given, options=options or None, env_ids=envs)
-                results = self._finish()
-        observations, *_, infos = results
+        seeded = [slot for slot, one in enumerate(seeds) if one is not None]
+
+        def begin() -> _Begun:
+            if mask is None and (seeded or not self._state.was_reset):
+                self._await_idle()
+                entropy = tuple(0 if one is None else abs(int(one)) for one in seeds)
+                state = self._state.restarted(self.inner.num_envs, entropy if seeded else None)
+                return state, range(self.num_envs), ()
+            chosen = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+            own = [slot for slot in chosen if options or slot in seeded]
+            self._await_idle(self._state.spares[: len(self._state.vacant)])
+            state = self._state.keeping(own)
+            to_fill = [slot for slot in chosen if slot not in own]
+            return state.vacated(to_fill), own, to_fill
+
+        def send(slots: Array, envs: Array) -> None:
+            given = [seeds[slot] for slot in slots]
+            self.inner.async_reset(given, options=options or None, env_ids=envs)
+
+        observations, *_, infos = self._call(dumps((seeds, options, mask)), begin, send)
         return observations, infos
 
-    def _begin_reset(
-        self, key: tuple[Any, ...], seeds: Sequence[int | None], mask: Any, *, by_spares: bool
-    ) -> None:
-        state, slots = self._state, list(range(self.num_envs))
-        if mask is not None:
-            slots = np.flatnonzero(mask).tolist()
-        elif not state.was_reset or any(one is not None for one in seeds):
-            self._await_idle()
-            entropy = None
-            if any(one is not None for one in seeds):
-                entropy = tuple(0 if one is None else abs(int(one)) for one in seeds)
-            state = self._state.restarted(self.inner.num_envs, entropy)
-            self._begin(key, state._replace(was_reset=True), slots, ())
-            return
-        own = [slot for slot in slots if not by_spares or seeds[slot] is not None]
-        to_fill = [slot for slot in slots if slot not in own]
-        self._await_idle(state.spares[: len(state.vacant)])
-        state = self._state
-        for slot in own:
-            if slot in state.vacant:  # its reset failed
-                state = state.filled(slot)
-        state = state.vacated(to_fill)
-        over = tuple(slot for slot in state.over if slot not in own)
-        self._begin(key, state._replace(over=over), own, to_fill)
+    def _call(
+        self, what: Any, begin: Callable[[], _Begun], send: Callable[[Array, Array], None]
+    ) -> Any:
+        """Make a call, continue it after an exception, or return its results again.
 
-    # -- the parts of a call ---------------------------------------------------------------------
+        Args:
+            what: Tells it from other calls in the same command of the outer pool.
+            begin: Returns the state at its beginning, the slots whose envs get a command, and those
+                to be filled.
+            send: Sends the commands.
+        """
+        with self._calling():
+            call = self._served.native.number_of(0), what
+            if call in self._state.returned:
+                return self._state.returned[call]
+            if call != self._state.call:
+                self._end_abandoned_calls()
+                state, slots, to_fill = begin()
+                self._state = state.with_call(call, slots, to_fill)
+            if self._is_unsent():
+                chosen = np.array(list(self._state.awaited.values()))
+                send(chosen, np.array(list(self._state.awaited)))
+            return self._finish()
 
-    @property
-    def _served(self) -> Pool:
-        outer = self._outer()
-        assert outer is not None
-        return outer
-
-    @property
-    def _number(self) -> int:
-        """The number of the command that the outer pool runs."""
-        return self._served.native.number_of(0)
-
-    def _is_new(self, key: tuple[Any, ...]) -> bool:
-        """Return whether a call is new; first wait for envs of a call that was abandoned."""
-        if key == self._state.call:
-            return False
+    def _end_abandoned_calls(self) -> None:
+        """Wait for the rest of calls whose results nobody wants."""
         self._drop_apply()
-        self._await_idle(self._state.awaited)
-        return True
+        if self._state.call not in self._state.returned and not self._is_unsent():
+            self._finish()
 
-    def _begin(
-        self, key: tuple[Any, ...], state: _State, slots: Sequence[int], to_fill: Iterable[int]
-    ) -> None:
-        """Begin a call that sends commands to the envs of some slots, and fills others."""
-        if key[0] != state.call[0]:
-            state = state._replace(errors=(), returned={})
-        self._state = state._replace(
-            call=key,
-            sent=False,
-            awaited={state.env_of[slot]: slot for slot in slots},
-            to_fill=tuple(to_fill),
-            results={},
-        )
-
-    def _to_send(self) -> npt.NDArray[np.int64] | None:
-        """Return the slots to which the call has to send commands; None: it has sent them."""
-        awaited = self._state.awaited
-        if self._state.sent or not awaited or self._pool.is_pending(next(iter(awaited))):
-            return None
-        return np.array(list(awaited.values()))
+    def _is_unsent(self) -> bool:
+        """Return whether the call has yet to send its commands: either all are sent or none."""
+        envs, sent = self._state.awaited, self._state.sent
+        return not sent and any(not self._pool.is_pending(env) for env in envs)
 
     def _finish(self) -> Any:
         """Wait for the envs of the call, fill vacant slots, and return the results."""
         self._state = self._state._replace(sent=True)
+        self._send_resets()
         while self._state.awaited:
             self._receive(len(self._state.awaited))
         while self._state.to_fill:
             self._fill(self._state.to_fill[0])
         state = self._state
-        results = self._batched(state.results)
+        results = self._batched(state)
         _, _, terminated, truncated, _ = results
         if self.next_step:
             ended = np.flatnonzero(terminated | truncated).tolist()
@@ -402,23 +277,30 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
 
     def _fill(self, slot: int) -> None:
         """Let the next spare take a vacant slot, or record that it could not be reset."""
-        env, *others = self._state.spares
-        needed = sum(one not in self._state.ready for one in self._state.spares)
+        env = self._state.spares[0]
         waits = env not in self._state.ready
+        needed = sum(one not in self._state.ready for one in self._state.spares)
         began = time.perf_counter()
         while env not in self._state.ready:
             self._receive(1)
         state, result = self._state, self._state.ready[env]
-        state = state._replace(to_fill=tuple(one for one in state.to_fill if one != slot))
         if isinstance(result, EnvError):
-            state = state._replace(spares=(*others, env), errors=(*state.errors, (slot, result)))
-            self._state = state.resetting(env)
+            self._state = state.not_filled(slot, result)
+            self._send_resets()
             return
         self._state = state.filled(slot)._replace(
             results={**state.results, slot: result},
             use=state.use.after(waited=waits, seconds=time.perf_counter() - began),
             needed={**state.needed, needed: state.needed.get(needed, 0) + 1},
         )
+
+    # -- the inner vector env --------------------------------------------------------------------
+
+    @property
+    def _served(self) -> Pool:
+        outer = self._outer()
+        assert outer is not None
+        return outer
 
     def _receive(self, least: int) -> None:
         """Receive results of at least so many envs, in slots or not."""
@@ -435,8 +317,12 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
                     raise late from None
                 return  # no slot waits for that env
         batch = self._batch
-        self._state = self._state.with_batch(batch)
-        if not isinstance(batch, EnvError) and not len(batch[1]):
+        if isinstance(batch, EnvError):
+            env = next(env for env in self._state.at_work if not self._pool.is_pending(env))
+            self._state = self._state.received_error(env, batch)
+            return
+        self._state = self._state.received_batch(batch)
+        if not len(batch[1]):
             raise WaitTimeoutError("cannot wait for envs any longer: the time is up")
 
     def _send_resets(self) -> None:
@@ -447,28 +333,28 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
                     self.inner.async_reset([seed], env_ids=[env])
             self._state = self._state._replace(unsent={})
 
-    def _await_idle(self, envs: Iterable[int] | None = None) -> None:
-        """Wait for envs at work, by default for all; a call that asked for them was abandoned."""
+    def _await_idle(self, envs: Sequence[int] | None = None) -> None:
+        """Wait until some envs are not at work, by default all."""
         if self._batch is not self._state.received:
             self._receive(0)
-        chosen = range(self.inner.num_envs) if envs is None else tuple(envs)
+        chosen = range(self.inner.num_envs) if envs is None else envs
         while any(map(self._pool.is_pending, chosen)):
             self._receive(1)
 
     def _drop_apply(self) -> None:
-        """Drop the rest of a call of envs that was interrupted, and whose results nobody wants."""
+        """Drop the rest of a call of methods that was interrupted."""
         if self._core.call.name not in (None, "send") and self._core.at_work:
             self._core.drop_work("a call", stopped=True)
 
-    def _batched(self, results: Mapping[int, _Result]) -> Any:
-        """Return the results of a call, with the last observations of all slots."""
+    def _batched(self, state: Slots) -> Any:
+        """Return the results of the call, with the last observations of all slots."""
         rewards = np.zeros((self.num_envs, *reward_shape(self.reward_space)))
         ends = np.zeros((2, self.num_envs), bool)
         info_of: dict[int, dict[str, Any]] = {}
-        batches = {id(one.batch): one.batch for one in results.values()}
+        batches = {id(one.batch): one.batch for one in state.results.values()}
         for number, batch in batches.items():
-            slots = [slot for slot, one in results.items() if id(one.batch) == number]
-            rows = [results[slot].row for slot in slots]
+            slots = [slot for slot, one in state.results.items() if id(one.batch) == number]
+            rows = [state.results[slot].row for slot in slots]
             observations, *columns, infos = batch
             space = self.single_observation_space
             self._observations = _place(space, self._observations, slots, observations, rows)
@@ -480,7 +366,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         merged: dict[str, Any] = {}
         for slot in sorted(info_of):
             merged = self._add_info(merged, info_of[slot], slot)
-        merged["env_in_slot"] = np.array(self._state.env_of)
+        merged["env_in_slot"] = np.array(state.env_of)
         merged["_env_in_slot"] = np.ones(self.num_envs, bool)
         return self._observations, rewards, *ends, merged
 
@@ -538,13 +424,14 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         """Call a function with each env in a slot."""
         envs = self._state.env_of
         with self._calling():
-            if self._core.pending != "call" or self._asked != self._number:
+            number = self._served.native.number_of(0)
+            if self._core.pending != "call" or self._asked != number:
                 self._drop_apply()
                 self._await_idle()
                 envs = self._state.env_of
                 what = args[0] if function is call else getattr(function, "__name__", "a function")
                 job = Apply(function, args, f"{what}()", envs)
-                self._asked = self._number
+                self._asked = number
                 with self._core.enter("apply"):
                     self._core.expect_idle("apply")
                     self._core.request(dict.fromkeys(self._core.all_groups, job), "call")
@@ -582,10 +469,6 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
     def close_extras(self, **kwargs: Any) -> None:
         """Close all envs."""
         self.inner.close(**kwargs)
-
-
-def _without(items: Mapping[int, Any], env: int) -> Mapping[int, Any]:
-    return {key: one for key, one in items.items() if key != env}
 
 
 def _named(error: EnvError, slot: int) -> EnvError:
