@@ -409,13 +409,17 @@ class NestedBlock(RepeatableBlock):
         """
         seeds: list[int | None] = [None] * self.count
         by_options: dict[bytes, tuple[list[int], dict[str, Any] | None]] = {}
+        options_of: dict[int, dict[str, Any] | None] = {}
         for i in envs.tolist():
             call = None if calls is None else calls[i]
             seeds[i], options = (None, None) if call is None else call
             self._used[i] = 0
             if not options and i in self._options:
                 options, self._used[i] = self._options[i]
+            options_of[i] = options or None
             by_options.setdefault(dumps(options or None), ([], options or None))[0].append(i)
+        if getattr(self._env, "resets_with_options_of", False):  # in one call
+            by_options = {b"": (envs.tolist(), {"options_of": options_of})}
         groups = [(np.array(rows), options) for rows, options in by_options.values()]
         for own, options in groups:
             first = self._last is None and len(envs) == self.count

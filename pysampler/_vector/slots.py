@@ -102,7 +102,7 @@ class Slots(NamedTuple):
                 state = state.resetting(env)._replace(
                     spares=(*state.spares, env), vacant=(*state.vacant, slot)
                 )
-        return state._replace(over=tuple(set(state.over).difference(slots)))
+        return state._replace(over=tuple(one for one in state.over if one not in slots))
 
     def resetting(self, env: int) -> Slots:
         """Return the state in which a spare is to be reset, with the next seed."""
@@ -146,7 +146,7 @@ class Slots(NamedTuple):
         for slot in slots:
             if slot in state.vacant:  # since a spare has failed
                 state = state.filled(slot)
-        return state._replace(over=tuple(set(state.over).difference(slots)))
+        return state._replace(over=tuple(one for one in state.over if one not in slots))
 
     @property
     def at_work(self) -> list[int]:

@@ -109,6 +109,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
     """
 
     applies_to_each = True  # functions that are applied to it get each env
+    resets_with_options_of = True  # each env, in one call
 
     def __init__(
         self,
@@ -194,33 +195,34 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all slots, or those in a mask.
+        """Reset all slots, or those of ``options["reset_mask"]``.
 
-        Slots without a seed and options take spares, once all envs have been reset.
+        Slots without a seed and options take spares. With seeds for all slots, everything starts
+        again. The options of each slot are in ``options["options_of"]``.
         """
-        mask = (options or {}).get("reset_mask")
-        options = {key: one for key, one in (options or {}).items() if key != "reset_mask"}
+        given = options or {}
+        mask, options_of = given.get("reset_mask"), given.get("options_of", {})
         seeds = seeds_of(seed, self.num_envs)
-        seeded = [slot for slot, one in enumerate(seeds) if one is not None]
+        slots = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        seeded = [slot for slot in slots if seeds[slot] is not None]
 
         def begin() -> _Begun:
-            if mask is None and (seeded or not self._state.was_reset):
+            if len(seeded) == self.num_envs or not self._state.was_reset:
                 self._await_idle()
                 entropy = tuple(0 if one is None else abs(int(one)) for one in seeds)
                 state = self._state.restarted(self.inner.num_envs, entropy if seeded else None)
                 return state, range(self.num_envs), ()
-            chosen = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
-            own = [slot for slot in chosen if options or slot in seeded]
+            own = [slot for slot in slots if options_of.get(slot) or slot in seeded]
             self._await_idle(self._state.spares[: len(self._state.vacant)])
             state = self._state.keeping(own)
-            to_fill = [slot for slot in chosen if slot not in own]
+            to_fill = [slot for slot in slots if slot not in own]
             return state.vacated(to_fill), own, to_fill
 
         def send(slots: Array, envs: Array) -> None:
-            given = [seeds[slot] for slot in slots]
-            self.inner.async_reset(given, options=options or None, env_ids=envs)
+            each = [options_of.get(slot) for slot in slots.tolist()]
+            self.inner.async_reset([seeds[slot] for slot in slots], each, env_ids=envs)
 
-        observations, *_, infos = self._call(dumps((seeds, options, mask)), begin, send)
+        observations, *_, infos = self._call(dumps((seeds, given)), begin, send)
         return observations, infos
 
     def _call(

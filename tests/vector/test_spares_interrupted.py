@@ -1,0 +1,461 @@
+"""Spare envs against a model of one process, with signal handlers that raise or close meanwhile."""
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from interrupts import Interrupted, at_each_point, at_point, handler, points
+from interrupts_in_tests import closing_while_pending
+
+import pysampler
+from pysampler._vector import slots, spares
+from pysampler.errors import ClosedError, EnvError
+
+MODES = ["NextStep", "SameStep", "Disabled"]
+
+
+class Dice(gym.Env):
+    """Has episodes of a random length. Action 3 raises, and so do resets with some seeds."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(4)
+    options = None
+    fails = True
+
+    def reset(self, *, seed=None, options=None):
+        if self.fails and seed is not None and seed % 11 == 0:
+            raise LookupError("no such seed")
+        super().reset(seed=seed)
+        self.options = options
+        self.left = int(self.np_random.integers(2, 6))
+        return self._observe(), {"begins": self.left}
+
+    def step(self, action):
+        if self.fails and action == 3:
+            raise LookupError("no such action")
+        if self.fails and self.left <= 0:
+            raise RuntimeError("its episode has ended")
+        self.left -= 1
+        return self._observe(), float(action), self.left == 0, False, {"left": self.left}
+
+    def _observe(self):
+        return np.array([self.np_random.random(), self.left])
+
+
+class Sound(Dice):
+    """Never raises."""
+
+    fails = False
+
+
+def make(mode, num=3, count=2, env=Dice, **options):
+    options = {"num_workers": 2, **options}
+    return pysampler.VectorEnv([env] * num, spare_envs=count, autoreset_mode=mode, **options)
+
+
+class Model:
+    """What spare envs return, one env after the other."""
+
+    def __init__(self, mode, num, count):
+        self.mode, self.num = mode, num
+        self.envs = [Dice() for _ in range(num + count)]
+        self.options = [None] * num
+        self.seen = np.zeros((num, 2))
+
+    def draw(self):
+        child = np.random.SeedSequence(self.entropy, spawn_key=(self.drawn,))
+        self.drawn += 1
+        return int(child.generate_state(1)[0])
+
+    def reset_spare(self, env):
+        """Note the result of a reset, which nobody sees before the env takes a slot."""
+        try:
+            self.ready[env] = self.envs[env].reset(seed=self.draw())
+        except LookupError:
+            self.ready[env] = None
+
+    def reset_all(self, seed, options=None):
+        seeds = seed if isinstance(seed, list) else [seed + slot for slot in range(self.num)]
+        self.entropy, self.drawn = seeds, 0
+        self.env_of = list(range(self.num))
+        self.spares = list(range(self.num, len(self.envs)))
+        self.ready, self.vacant, self.over = {}, [], []
+        for env in self.spares:
+            self.reset_spare(env)
+        self.begin()
+        for slot in range(self.num):
+            self.reset_own(slot, seeds[slot], options or self.options[slot])
+        return self.result(reset=True)
+
+    def begin(self):
+        self.rewards, self.ends = np.zeros(self.num), np.zeros(self.num, bool)
+        self.infos = [{} for _ in range(self.num)]
+        self.failed = []
+
+    def result(self, *, reset):
+        if self.failed:
+            return min(self.failed)
+        infos = [dict(one) for one in self.infos]
+        rest = () if reset else (self.rewards.copy(), self.ends.copy())
+        for slot, info in enumerate(infos):
+            if not reset or info:  # a reset returns the infos of its slots
+                info["env"] = self.env_of[slot]
+        return self.seen.copy(), *rest, infos
+
+    def reset_own(self, slot, seed, options):
+        if slot in self.vacant:
+            env = self.spares.pop(0)
+            self.vacant.remove(slot)
+            self.env_of[slot] = env
+        if slot in self.over:
+            self.over.remove(slot)
+        try:
+            self.seen[slot], info = self.envs[self.env_of[slot]].reset(seed=seed, options=options)
+            self.infos[slot].update(info)
+        except LookupError:
+            self.failed.append(slot)
+
+    def vacate(self, slots):
+        for slot in slots:
+            if slot in self.over:
+                self.over.remove(slot)
+            if slot not in self.vacant:
+                self.spares.append(self.env_of[slot])
+                self.vacant.append(slot)
+                self.reset_spare(self.env_of[slot])
+
+    def fill(self, slots):
+        for slot in slots:
+            env = self.spares.pop(0)
+            if self.ready[env] is None:
+                self.failed.append(slot)
+                self.spares.append(env)
+                self.reset_spare(env)
+                continue
+            self.seen[slot], info = self.ready[env]
+            self.infos[slot].update(info)
+            self.env_of[slot] = env
+            self.vacant.remove(slot)
+
+    def step(self, actions):
+        self.begin()
+        self.vacate(list(self.over))
+        to_fill = list(self.vacant)
+        for slot in range(self.num):
+            if slot not in to_fill:
+                try:
+                    result = self.envs[self.env_of[slot]].step(actions[slot])
+                    self.seen[slot], self.rewards[slot], self.ends[slot], _, info = result
+                    self.infos[slot].update(info)
+                except (LookupError, RuntimeError):
+                    self.failed.append(slot)
+        self.fill(to_fill)
+        ended = np.flatnonzero(self.ends).tolist()
+        if self.mode == "NextStep":
+            self.over += ended
+        if self.mode == "SameStep" and ended:
+            for slot in ended:
+                final = {"final": (self.seen[slot].copy(), dict(self.infos[slot]))}
+                self.infos[slot] = final
+            self.reset(ended, [None] * self.num, None)
+        return self.result(reset=False)
+
+    def reset(self, chosen, seeds, options):
+        own = [slot for slot in chosen if options or self.options[slot] or seeds[slot] is not None]
+        for slot in own:
+            self.reset_own(slot, seeds[slot], options or self.options[slot])
+        rest = [slot for slot in chosen if slot not in own]
+        self.vacate(rest)
+        self.fill(rest)
+
+    def reset_some(self, mask, seeds, options):
+        if all(mask) and None not in seeds:
+            return self.reset_all(seeds, options)
+        self.begin()
+        self.reset(np.flatnonzero(mask).tolist(), seeds, options)
+        return self.result(reset=True)
+
+
+def each(infos, num):
+    """Return infos env by env, as the model has them."""
+    found = [{} for _ in range(num)]
+    for key in ("begins", "left"):
+        for slot in np.flatnonzero(infos.get(f"_{key}", ())):
+            found[slot][key] = infos[key][slot]
+    for slot in np.flatnonzero(infos["_env_in_slot"]):
+        found[slot]["env"] = infos["env_in_slot"][slot]
+    for slot in np.flatnonzero(infos.get("_final_info", ())):
+        final = {"left": infos["final_info"]["left"][slot]}
+        found[slot]["final"] = infos["final_obs"][slot], final
+    return found
+
+
+def equal(a, b):
+    if isinstance(a, int) or isinstance(b, int):
+        return a == b
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return np.array_equal(a, b)
+
+
+def seen_of(call, num):
+    """Return the results of a call as the model has them; the slot, if an env raised."""
+    try:
+        observations, *rest, infos = call()
+    except EnvError as error:
+        assert f"slot {error.env}: " in str(error)
+        return error.env
+    rest = rest[:2]  # without truncated
+    return observations.copy(), *rest, each(infos, num)
+
+
+def program(dice, mode, num):
+    """Yield calls as (name, arguments of the vector env, a function of the model)."""
+    while True:
+        if dice.random() < 0.03:
+            seed = dice.randrange(1000)
+            yield "reset", {"seed": seed}, lambda model, seed=seed: model.reset_all(seed)
+        elif dice.random() < (0.3 if mode == "Disabled" else 0.1):
+            mask = np.array([dice.random() < 0.5 for _ in range(num)])
+            mask[dice.randrange(num)] = True
+            seeds = [dice.randrange(1000) if dice.random() < 0.2 else None for _ in range(num)]
+            options = {"size": 1} if dice.random() < 0.2 else None
+            yield (
+                "reset",
+                {"seed": seeds, "options": {"reset_mask": mask, **(options or {})}},
+                lambda model, one=(mask, seeds, options): model.reset_some(*one),
+            )
+        else:
+            weights = [5, 5, 5, 0.3]
+            actions = np.array(dice.choices(range(4), weights, k=num))
+            yield "step", actions, lambda model, actions=actions: model.step(actions)
+
+
+def call_of(envs, name, arguments):
+    return (lambda: envs.step(arguments)) if name == "step" else lambda: envs.reset(**arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_return_what_a_model_of_one_process_returns(mode, seed):
+    dice = random.Random(seed)
+    num, count = dice.randint(1, 5), dice.randint(1, 4)
+    model = Model(mode, num, count)
+    with make(mode, num, count, num_workers=dice.randint(1, num + count)) as envs:
+        call = call_of(envs, "reset", {"seed": 1})
+        assert equal(seen_of(call, num), model.reset_all(1))
+        for (name, arguments, of_model), _ in zip(program(dice, mode, num), range(300)):
+            if mode != "NextStep" and dice.random() < 0.05:
+                slot, options = dice.randrange(num), dice.choice([None, {"size": 2}])
+                envs.set_options([slot], options)
+                model.options[slot] = options
+            call = call_of(envs, name, arguments)
+            assert equal(seen_of(call, num), of_model(model)), (name, arguments)
+        assert envs.get_attr("options") == tuple(model.envs[e].options for e in model.env_of)
+
+
+class Lines:
+    """Trace function that raises before the n-th line of ``SpareEnvs``.
+
+    Python runs no signal handlers before most lines: only an exception on its way to an ``except``
+    could be lost there.
+    """
+
+    files = spares.__file__, slots.__file__
+
+    def __init__(self, at):
+        self.left = at
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_filename not in self.files:
+            return None
+        return self.inside
+
+    def inside(self, frame, event, _):
+        if event == "line" and self.left > 0:
+            self.left -= 1
+            if self.left == 0:
+                raise Interrupted
+        return self.inside
+
+
+def at_line(n, call, wait):
+    """Raise at the n-th line of a call, then wait for it; return the results and what is left."""
+    lines = Lines(n)
+    sys.settrace(lines)
+    try:
+        results = call()
+    except Interrupted:
+        sys.settrace(None)
+        results = wait()
+    finally:
+        sys.settrace(None)
+    return results, lines.left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_results_are_the_same_if_a_handler_raises_at_any_line(mode):
+    def run(envs, at=0):
+        """Raise at line ``at`` of each call."""
+        found, left = [], []
+        for (name, arguments, _), _ in zip(calls(), range(8)):
+            wait = envs.step_wait if name == "step" else envs.reset_wait
+            call = call_of(envs, name, arguments)
+            found.append(seen_of(lambda c=call, w=wait: noted(at_line(at, c, w), left), 3))
+        return found, min(left, default=at)
+
+    def noted(results, left):
+        left.append(results[1])
+        return results[0]
+
+    def calls():
+        yield "reset", {"seed": 5}, None
+        yield from program(random.Random(1), mode, 3)
+
+    with make(mode, 3, 1, Sound) as envs:
+        expected, _ = run(envs)
+        at, left = 0, 0
+        while left == 0:
+            at += 1
+            found, left = run(envs, at)
+            assert equal(found, expected), at
+    assert at > 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_next_wait_returns_an_interrupted_call(mode):
+    model = Model(mode, 3, 1)
+    calls = program(random.Random(2), mode, 3)
+    with make(mode, 3, 1) as envs:
+        assert equal(seen_of(lambda: envs.reset(seed=3), 3), model.reset_all(3))
+        for n in points():
+            name, arguments, of_model = next(calls)
+            call = call_of(envs, name, arguments)
+            wait = envs.step_wait if name == "step" else envs.reset_wait
+            where = reached = None
+
+            def interrupted(n=n, call=call, wait=wait):
+                nonlocal where, reached
+                reached, results, where = at_point(n, call)
+                if results is None and envs.pending:
+                    reached, results, where = at_point(n, wait)
+                    results = wait() if results is None and envs.pending else results
+                return call() if results is None else results
+
+            assert equal(seen_of(interrupted, 3), of_model(model)), (n, where)
+            if n > 700:
+                break
+
+
+@pytest.mark.slow
+@closing_while_pending
+def test_handler_can_close_at_any_point_of_a_step():
+    closed = 0
+    for n in range(1, 2000, 37):
+        envs = make("SameStep", 2, 1, Sound)
+        envs.reset(seed=n)
+
+        def close(*_, envs=envs):
+            envs.close()
+
+        try:
+            reached, results, where = at_point(n, lambda envs=envs: envs.step([0, 0]), close)
+        except ClosedError:
+            reached, closed = True, closed + 1
+        else:
+            assert not reached or results is not None, where
+        assert envs.closed == envs._spares.inner.closed == reached
+        envs.close()
+        if not reached:
+            break
+    assert closed > 5
+
+
+class Hangs(Sound):
+    """Action 3 never returns, nor does a reset with options, or any but the first."""
+
+    resets = 0
+
+    def reset(self, **options):
+        self.resets += 1
+        if options.get("options") or (self.resets > 1 and not self.goes_on):
+            threading.Event().wait()
+        return super().reset(**options)
+
+    goes_on = True
+
+    def step(self, action):
+        if action == 3:
+            threading.Event().wait()
+        return super().step(action)
+
+
+class ResetsOnce(Hangs):
+    goes_on = False
+
+
+@closing_while_pending
+@pytest.mark.parametrize("waits", ["for a step", "for a spare"])
+def test_closing_in_a_handler_ends_an_endless_wait(waits):
+    kind, action = (Hangs, 3) if waits == "for a step" else (ResetsOnce, 0)
+    envs = make("SameStep", 2, 1, kind, num_workers=None)
+    envs.reset(seed=1)
+    main = threading.get_ident()
+    timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    with handler(lambda *_: envs.close(terminate=True)):
+        timer.start()
+        with pytest.raises(ClosedError):
+            while True:
+                envs.step(np.full(2, action))
+        timer.join()
+    assert envs.closed
+    assert envs._spares.inner.closed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_slots_have_different_envs_while_workers_die(mode, caplog):
+    dice = random.Random(4)
+    options = {"on_worker_loss": "restart", "max_restarts": 10**6, "num_workers": 3}
+    with make(mode, 3, 2, **options) as envs:
+        pool = envs._spares.inner._pool
+        envs.reset(seed=1)
+        over, lost = np.zeros(3, bool), 0
+        for step in range(150):
+            if dice.random() < 0.1:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(dice.choice(pool.pids), signal.SIGKILL)
+            wait = envs.step_wait
+            if mode == "Disabled" and over.any():
+                call, wait = (
+                    lambda over=over: envs.reset(options={"reset_mask": over}),
+                    envs.reset_wait,
+                )
+            else:
+                call = lambda step=step: envs.step(np.full(3, step % 3))  # noqa: E731
+            try:
+                _, results, where = at_point(dice.randrange(1, 3000), call)
+                if results is None:
+                    results = wait() if envs.pending else call()
+            except EnvError:  # a reset with a bad seed, or an episode that had ended
+                continue
+            *_, infos = results
+            assert len(set(infos["env_in_slot"][infos["_env_in_slot"]].tolist())) == sum(
+                infos["_env_in_slot"]
+            ), where
+            over = results[2] | results[3] if len(results) == 5 else np.zeros(3, bool)
+            lost += np.sum(infos.get("worker_lost", 0))
+            lost += np.sum(infos.get("final_info", {}).get("worker_lost", 0))
+        assert lost > 0
+        assert envs.stats().losses.sum() > 3
