@@ -190,7 +190,10 @@ class EnvServer:
             self.stacks,
             tuple(self.sizes),
             [
-                (name_of(env), None if hasattr(env, "use_mode") else autoreset_of(env))
+                (
+                    getattr(env, "title", None) or name_of(env),
+                    None if hasattr(env, "use_mode") else autoreset_of(env),
+                )
                 for rows in dict.fromkeys(self.nested.values())
                 if isinstance(env := self.envs[rows.start], GymVectorEnv)
             ],

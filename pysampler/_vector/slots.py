@@ -55,14 +55,16 @@ class Slots(NamedTuple):
     errors: tuple[tuple[int, EnvError], ...] = ()  # with the slots
     returned: Mapping[tuple[Any, ...], Any] = {(0,): None}  # the results of calls
 
-    def restarted(self, envs: int, seed: tuple[int, ...] | None) -> Slots:
+    def restarted(
+        self, envs: int, seed: tuple[int, ...] | None, *, was_reset: bool = True
+    ) -> Slots:
         """Return the state at the beginning of a run, in which all spares are to be reset."""
         slots = len(self.env_of)
         state = Slots(
             tuple(range(slots)),
             tuple(range(slots, envs)),
             seed=seed,
-            was_reset=True,
+            was_reset=was_reset,
             received=self.received,
             use=self.use,
             needed=self.needed,
@@ -93,6 +95,18 @@ class Slots(NamedTuple):
             results={},
         )
 
+    def commanded(self) -> Slots:
+        """Return the state in which the call has sent its commands."""
+        return self._replace(sent=True)
+
+    def returning(self, results: Any) -> Slots:
+        """Return the state in which the call has results, which it returns again if repeated."""
+        return self._replace(returned={**self.returned, self.call: results})
+
+    def ended(self, slots: Iterable[int]) -> Slots:
+        """Return the state in which the next step makes slots vacant."""
+        return self._replace(over=(*self.over, *slots))
+
     def vacated(self, slots: Iterable[int]) -> Slots:
         """Return the state in which slots are vacant, and their envs spares to be reset."""
         state = self
@@ -114,6 +128,18 @@ class Slots(NamedTuple):
             drawn=self.drawn + 1,
             unsent={**self.unsent, env: seed},
             ready=_without(self.ready, env),
+        )
+
+    def resets_sent(self) -> Slots:
+        """Return the state in which all spares have been told to reset."""
+        return self._replace(unsent={})
+
+    def begun(self, slot: int, result: Result, use: SpareUse, needed: int) -> Slots:
+        """Return the state in which the call has filled a slot; see the attributes."""
+        return self.filled(slot)._replace(
+            results={**self.results, slot: result},
+            use=use,
+            needed={**self.needed, needed: self.needed.get(needed, 0) + 1},
         )
 
     def filled(self, slot: int) -> Slots:

@@ -108,6 +108,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         options: The options of the inner vector env.
     """
 
+    title = "a vector env with spare_envs"  # in errors
     applies_to_each = True  # functions that are applied to it get each env
     resets_with_options_of = True  # each env, in one call
 
@@ -155,8 +156,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         self._observations: Any = create_empty_array(self.single_observation_space, self.num_envs)
         self._step_timeout: float | None = options["step_timeout"]
         slots = tuple(range(self.num_envs))
-        self._state = Slots(slots, (), use=SpareUse(spares)).restarted(count, None)
-        self._state = self._state._replace(was_reset=False)
+        self._state = Slots(slots, (), use=SpareUse(spares)).restarted(count, None, was_reset=False)
         self._batch: Any = None  # received from the inner vector env; the state may not have it yet
         self._asked = 0  # the number of the newest command that called envs
 
@@ -262,7 +262,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
 
     def _finish(self) -> Any:
         """Wait for the envs of the call, fill vacant slots, and return the results."""
-        self._state = self._state._replace(sent=True)
+        self._state = self._state.commanded()
         self._send_resets()
         while self._state.awaited:
             self._receive(len(self._state.awaited))
@@ -273,8 +273,8 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         _, _, terminated, truncated, _ = results
         if self.next_step:
             ended = np.flatnonzero(terminated | truncated).tolist()
-            state = state._replace(over=(*state.over, *ended))
-        self._state = state._replace(returned={**state.returned, state.call: results})
+            state = state.ended(ended)
+        self._state = state.returning(results)
         return results
 
     def _fill(self, slot: int) -> None:
@@ -290,11 +290,8 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             self._state = state.not_filled(slot, result)
             self._send_resets()
             return
-        self._state = state.filled(slot)._replace(
-            results={**state.results, slot: result},
-            use=state.use.after(waited=waits, seconds=time.perf_counter() - began),
-            needed={**state.needed, needed: state.needed.get(needed, 0) + 1},
-        )
+        use = state.use.after(waited=waits, seconds=time.perf_counter() - began)
+        self._state = state.begun(slot, result, use, needed)
 
     # -- the inner vector env --------------------------------------------------------------------
 
@@ -304,8 +301,13 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         assert outer is not None
         return outer
 
-    def _receive(self, least: int) -> None:
-        """Receive results of at least so many envs, in slots or not."""
+    def _receive(self, least: int, *, every: bool = False) -> None:
+        """Receive results of at least so many envs, in slots or not.
+
+        Args:
+            least: The number of envs.
+            every: Whether the call waits for all envs, rather than for those in slots.
+        """
         if self._batch is self._state.received:
             self._send_resets()
             deadline = self._served.deadline
@@ -315,8 +317,8 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             except EnvError as error:
                 self._batch = error
             except EnvTimeoutError:
-                if (late := self._late_error()) is not None:
-                    raise late from None
+                if self.late or every:
+                    raise
                 return  # no slot waits for that env
         batch = self._batch
         if isinstance(batch, EnvError):
@@ -333,7 +335,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             for env, seed in self._state.unsent.items():
                 if not self._pool.is_pending(env):
                     self.inner.async_reset([seed], env_ids=[env])
-            self._state = self._state._replace(unsent={})
+            self._state = self._state.resets_sent()
 
     def _await_idle(self, envs: Sequence[int] | None = None) -> None:
         """Wait until some envs are not at work, by default all."""
@@ -341,7 +343,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             self._receive(0)
         chosen = range(self.inner.num_envs) if envs is None else envs
         while any(map(self._pool.is_pending, chosen)):
-            self._receive(1)
+            self._receive(1, every=True)
 
     def _drop_apply(self) -> None:
         """Drop the rest of a call of methods that was interrupted."""
@@ -396,23 +398,32 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             if env in waiting:
                 yield waiting[env], worker, env
 
-    def _late_error(self) -> EnvTimeoutError | None:
+    def _late_error(self, error: EnvTimeoutError) -> EnvTimeoutError:
+        """Return the error of the first slot that waits for a late env."""
         for slot, worker, env in self._overdue():
-            error = EnvTimeoutError(
+            late = EnvTimeoutError(
                 f"slot {slot}: env {env} in worker {worker} (pid {self._pool.pids[worker]}) has "
                 f"not answered for longer than step_timeout, {self._step_timeout:.3g} s"
             )
-            error.env, error.worker = slot, worker
-            return error
-        return None
+            late.env, late.worker = slot, worker
+            return late
+        error.env = -1  # it is in no slot
+        return error
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
         """Raise errors that are not of envs to the caller; close with the inner vector env."""
         try:
             yield
-        except EnvError:
+        except EnvError as error:  # of a call of methods
+            if error.env is not None:
+                slot_of = {env: slot for slot, env in enumerate(self._state.env_of)}
+                _named(error, slot_of.get(error.env))
             raise
+        except EnvTimeoutError as error:
+            late = self._late_error(error)
+            for_caller(late)
+            raise late from None
         except PysamplerError as error:
             if self.inner.closed and (outer := self._outer()) is not None and not outer.closed:
                 outer.interrupt_wait()
@@ -437,14 +448,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
                 with self._core.enter("apply"):
                     self._core.expect_idle("apply")
                     self._core.request(dict.fromkeys(self._core.all_groups, job), "call")
-            try:
-                results = self.inner.call_wait()
-            except EnvError as error:
-                if error.env in envs:
-                    raise _named(error, envs.index(error.env)) from error.__cause__
-                raise
-            except EnvTimeoutError as error:
-                raise self._late_error() or error from None
+            results = self.inner.call_wait()
         by_env = dict(zip(sorted(set(envs)), results, strict=True))
         return tuple(by_env[env] for env in envs)
 
@@ -463,6 +467,14 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             self._await_idle()
             self.inner.set_attr(name, [values] * self.inner.num_envs)
 
+    def describe(self) -> str:
+        """Return how each env is stepped."""
+        with self._calling():
+            self._drop_apply()
+            self._await_idle()
+            description: str = self.inner.describe()
+            return description
+
     def stats(self) -> Stats:
         """Return the statistics of all envs, with those of the spares."""
         stats: Stats = self.inner.stats()
@@ -473,10 +485,11 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         self.inner.close(**kwargs)
 
 
-def _named(error: EnvError, slot: int) -> EnvError:
-    """Let an error of an env name the slot too. May be repeated."""
+def _named(error: EnvError, slot: int | None) -> EnvError:
+    """Let an error of an env name its slot too; None: it is in no slot. May be repeated."""
     error.env = slot
-    if not str(error).startswith(text := f"slot {slot}: "):
+    text = "a spare: " if slot is None else f"slot {slot}: "
+    if not str(error).startswith(text):
         error.args = (f"{text}{error}",)
     return error
 

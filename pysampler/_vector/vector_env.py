@@ -867,6 +867,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             env's current episode was reset with; 0 if none were set.
         """
         core = self._core
+        if self._spares is not None and self._spares.next_step:
+            raise ValueError(
+                "cannot set options: autoreset_mode NEXT_STEP with spare_envs, which are reset "
+                "before they take a slot, expected SAME_STEP or DISABLED"
+            )
         with core.enter("set_options"):
             envs = arguments.indices(self._indices(env_ids), self.num_envs)
             each = arguments.options(options, envs)
@@ -921,6 +926,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         core = self._core
         with core.enter("describe"):
             core.expect_idle("describe")
+            if self._spares is not None:
+                return self._spares.describe()
             core.request(dict.fromkeys(core.all_groups, GetStacks()), "describe")
             stacks = self._answers("describe", None)
         core.call.returned = True
@@ -1051,6 +1058,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         core = self._core
         with core.enter("get_state"):
             core.expect_idle("get_state")
+            self._expect_no_spares("get states")
             envs = arguments.indices(self._indices(env_ids), self.num_envs)
             chosen = [[env for env in envs if env in group] for group in core.groups]
             core.request(dict(enumerate(map(GetStates, chosen))), "get_state")
@@ -1074,6 +1082,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         core = self._core
         with core.enter("set_state"):
             core.expect_idle("set_state")
+            self._expect_no_spares("set states")
             envs = arguments.indices(self._indices(env_ids), self.num_envs)
             states = arguments.rows(states)
             if len(states) != len(envs):
@@ -1087,6 +1096,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             core.request(dict(enumerate(jobs)), "set_state")
             self._answers("set_state", None)
         core.call.returned = True
+
+    def _expect_no_spares(self, what: str) -> None:
+        if self._spares is not None:
+            raise ValueError(f"cannot {what}: the vector env has spare_envs, and envs change slots")
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of each env.

@@ -8,10 +8,18 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector.utils import iterate
 
 import pysampler
 from pysampler._workers.counters import SpareUse
+from pysampler.errors import (
+    ClosedError,
+    EnvError,
+    EnvTimeoutError,
+    WaitTimeoutError,
+    WorkerLostError,
+)
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 
@@ -278,9 +286,21 @@ def test_policies_in_workers_refuse_spare_envs(sampler):
 def test_spare_envs_make_no_chunks():
     with make(Simple) as envs:
         envs.reset(seed=1)
-        with pytest.raises(ValueError, match="SpareEnvs steps all of its envs or none"):
+        with pytest.raises(ValueError, match="a vector env with spare_envs steps all of its envs"):
             envs.step_chunk(np.zeros((4, 3), int))
         envs.step(np.zeros(4, int))
+
+
+def test_spare_envs_have_no_states_and_say_so():
+    with make(Simple) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(ValueError, match="cannot get states: the vector env has spare_envs"):
+            envs.get_state()
+        with pytest.raises(ValueError, match="cannot set states: the vector env has spare_envs"):
+            envs.set_state(np.zeros(4))
+        with pytest.raises(ValueError, match="NEXT_STEP with spare_envs"):
+            envs.set_options(None, {"size": 1})
+        assert envs.describe().splitlines()[0] == "envs 0 to 5:"
 
 
 def test_options_that_do_not_work_with_spares_are_refused():
@@ -289,32 +309,11 @@ def test_options_that_do_not_work_with_spares_are_refused():
         ({"groups": 2}, "groups 2 with spare_envs, expected 1"),
         ({"main_envs": 1}, "main_envs 1 with spare_envs, expected 0"),
         ({"spares": -1}, "spare_envs -1, expected a whole number of at least 0"),
+        ({"spares": 20_000}, "spare_envs 20000, expected at most 1020 for 4 envs"),
+        ({"spares": 20_000, "num_workers": 2}, "spare_envs 20000, expected at most 2044"),
     ):
         with pytest.raises(ValueError, match=text):
             make(**options)
-
-
-def test_an_interrupted_step_goes_on(monkeypatch):
-    with make(Simple, autoreset_mode="SameStep") as envs:
-        expected = run(envs, "SameStep", steps=12)
-        envs.action_space.seed(0)
-        envs.reset(seed=5)
-        inner, receive = envs._spares.inner, envs._spares.inner.recv
-        for step in range(12):
-            actions, interrupted = envs.action_space.sample(), []
-
-            def recv(*args, interrupted=interrupted, **kwargs):
-                if not interrupted:
-                    interrupted.append(True)
-                    raise KeyboardInterrupt
-                return receive(*args, **kwargs)
-
-            monkeypatch.setattr(inner, "recv", recv)
-            with pytest.raises(KeyboardInterrupt):
-                envs.step(actions)
-            observations, *rest = envs.step_wait()
-            assert equal(list(observations), expected[step + 1][0])
-            assert equal(tuple(rest), expected[step + 1][1:])
 
 
 class NeverReset(Simple):
@@ -366,6 +365,180 @@ def test_step_after_a_failed_reset_takes_its_own_actions():
             with contextlib.suppress(LookupError):  # of another spare
                 infos = envs.step(np.full(4, 2))[4]
         assert set(infos["action"][infos["_action"]].tolist()) == {2}
+
+
+class Fixed(Simple):
+    """Has episodes of three steps. Action 1 raises, action 2 waits for a file."""
+
+    def __init__(self, gate=""):
+        self.gate = gate
+
+    def reset(self, **options):
+        result = super().reset(**options)
+        self.left = 3
+        return result
+
+    def wait(self):
+        while not os.path.exists(self.gate):  # noqa: PTH110
+            threading.Event().wait(0.001)
+
+    def step(self, action):
+        if action == 1:
+            raise LookupError("no such action")
+        if action == 2:
+            self.wait()
+        observation, *results, info = super().step(action)
+        return observation, *results, {**info, "action": int(action)}
+
+
+def swap(envs):
+    """Step to the end of all episodes of Fixed, and reset: spares take the slots."""
+    while True:
+        *_, terminated, _, infos = envs.step(np.zeros(2, int))
+        if terminated.all():
+            break
+    _, infos = envs.reset(options={"reset_mask": np.ones(2, bool)})
+    assert infos["env_in_slot"].tolist() == [2, 3]
+
+
+def test_others_are_reset_in_a_step_in_which_an_env_raises():
+    with make(Fixed, num=2, autoreset_mode="SameStep") as envs:
+        envs.reset(seed=1)
+        envs.step(np.zeros(2, int))
+        envs.step(np.zeros(2, int))
+        with pytest.raises(LookupError, match="no such action"):
+            envs.step(np.array([0, 1]))  # the episode in slot 0 ends here
+        *_, terminated, _, infos = envs.step(np.zeros(2, int))
+        assert terminated.tolist() == [False, True]
+        assert infos["left"][0] == 2
+        assert infos["env_in_slot"][0] == 2
+
+
+def test_errors_name_the_slot_and_its_env():
+    with make(Fixed, num=2, autoreset_mode="Disabled") as envs:
+        envs.reset(seed=1)
+        swap(envs)
+        with pytest.raises(LookupError, match=r"slot 1: env 3 in worker 3 \(pid \d+\)") as raised:
+            envs.step(np.array([0, 1]))
+        assert (raised.value.env, raised.value.worker) == (1, 3)
+        with pytest.raises(AttributeError, match="slot 0: env 2 in worker 2") as raised:
+            envs.call("fly")
+        assert raised.value.env == 0
+        assert "in fly()" in str(raised.value)
+
+
+def test_each_env_that_raised_in_a_step_is_stepped_again():
+    with make(Fixed, num=3, num_workers=1) as envs:
+        envs.reset(seed=1)
+        for _ in range(3):
+            with pytest.raises(LookupError) as raised:
+                envs.step(np.array([0, 1, 1]))
+            assert raised.value.env == 1
+        *_, infos = envs.step(np.zeros(3, int))
+        assert infos["left"].tolist()[1:] == [2, 2]
+
+
+def late_in_slot_1(tmp_path, **options):
+    """Return envs in whose slot 1 env 3 waits for a file."""
+    gate = tmp_path / "gate"
+    envs = make(lambda: Fixed(str(gate)), num=2, autoreset_mode="Disabled", **options)
+    envs.reset(seed=1)
+    swap(envs)
+    return envs, gate
+
+
+def test_a_late_step_names_its_slot_and_continues(tmp_path):
+    envs, gate = late_in_slot_1(tmp_path, step_timeout=0.2)
+    with envs:
+        with pytest.raises(EnvTimeoutError, match="slot 1: env 3 in worker 3") as raised:
+            envs.step(np.array([0, 2]))
+        assert not isinstance(raised.value, EnvError)
+        assert (raised.value.env, raised.value.worker) == (1, 3)
+        assert envs.late == [1]
+        with pytest.raises(EnvTimeoutError):
+            envs.step_wait()
+        with pytest.raises(AlreadyPendingCallError):
+            envs.step(np.zeros(2, int))
+        gate.touch()
+        *_, infos = envs.step_wait()
+        assert infos["action"].tolist() == [0, 2]
+        assert envs.late == []
+
+
+def test_timeouts_of_waits_count_for_spares(tmp_path):
+    envs, gate = late_in_slot_1(tmp_path)
+    with envs:
+        envs.step_async(np.array([0, 2]))
+        with pytest.raises(WaitTimeoutError, match="The call to `step_wait` has timed out"):
+            envs.step_wait(timeout=0.01)
+        gate.touch()
+        assert envs.step_wait(timeout=60)[4]["action"].tolist() == [0, 2]
+        gate.unlink()
+        envs.send(np.array([0, 2]))
+        assert len(envs.recv(timeout=0.01)[1]) == 0
+        gate.touch()
+        assert envs.recv(timeout=60)[4]["action"].tolist() == [0, 2]
+
+
+def test_a_late_call_names_its_slot_and_continues(tmp_path):
+    envs, gate = late_in_slot_1(tmp_path, step_timeout=0.2)
+    with envs:
+        with pytest.raises(EnvTimeoutError, match="slot 0: env 2|slot 1: env 3"):
+            envs.call("wait")
+        gate.touch()
+        assert envs.call_wait() == (None, None)
+
+
+def test_nobody_hears_of_a_late_reset_before_a_slot_waits_for_it(tmp_path):
+    gate = str(tmp_path / "gate")
+    with make(lambda: Waits(gate), 1, 2, step_timeout=0.1, autoreset_mode="SameStep") as envs:
+        envs.reset(seed=1)
+        with pytest.raises(EnvTimeoutError, match="slot 0: env 0 in worker 0") as raised:
+            while True:
+                envs.step(np.zeros(1, int))
+        assert raised.value.env == 0
+        assert envs.stats().spares.episodes == 2  # the next waits for env 0
+        assert envs.late == [0]
+        (tmp_path / "gate").touch()
+        assert envs.step_wait()[4]["env_in_slot"].tolist() == [0]
+
+
+def test_a_lost_worker_closes_spare_envs():
+    with make(Fixed, num=2) as envs:
+        envs.reset(seed=1)
+        os.kill(envs.apply(lambda _: os.getpid())[1], signal.SIGKILL)
+        with pytest.raises(WorkerLostError, match="signal 9") as raised:
+            while True:
+                envs.step(np.zeros(2, int))
+        assert not isinstance(raised.value, EnvError)
+        assert raised.value.worker == 1
+        assert envs.closed
+        with pytest.raises(ClosedError):
+            envs.step(np.zeros(2, int))
+
+
+class FailsOnce(Fixed):
+    """Its second reset raises."""
+
+    resets = 0
+
+    def reset(self, **options):
+        self.resets += 1
+        if self.resets == 2:
+            raise LookupError("no second reset")
+        return super().reset(**options)
+
+
+def test_seeds_of_a_reset_count_after_a_failed_reset():
+    with make(FailsOnce, num=2, spares=1, autoreset_mode="SameStep") as envs:
+        envs.reset(seed=1)
+        with pytest.raises(LookupError, match="slot 1: .*no second reset"):
+            while True:
+                envs.step(np.zeros(2, int))
+        with contextlib.suppress(LookupError):
+            envs.reset(seed=50)
+        _, infos = envs.reset(seed=60)
+        assert infos["seed"].tolist() == [60, 61]
 
 
 @pytest.mark.parametrize("spares", [None, "", 0.0, [], -1])
