@@ -51,9 +51,9 @@ class Slots(NamedTuple):
     awaited: Mapping[int, int] = {}  # the slots of envs that are at work for it
     to_fill: tuple[int, ...] = ()  # vacant slots that it has yet to fill
     results: Mapping[int, Result] = {}  # by slot
+    done: bool = True  # whether it has ended
     # Of all calls of its command:
     errors: tuple[tuple[int, EnvError], ...] = ()  # with the slots
-    returned: Mapping[tuple[Any, ...], Any] = {(0,): None}  # the results of calls
 
     def restarted(
         self, envs: int, seed: tuple[int, ...] | None, *, was_reset: bool = True
@@ -70,7 +70,6 @@ class Slots(NamedTuple):
             needed=self.needed,
             call=self.call,
             errors=self.errors,
-            returned=self.returned,
         )
         for env in state.spares:
             state = state.resetting(env)
@@ -86,26 +85,23 @@ class Slots(NamedTuple):
             slots: The slots whose envs it commands.
             to_fill: The vacant slots that it fills.
         """
-        state = self if call[0] == self.call[0] else self._replace(errors=(), returned={})
+        state = self if call[0] == self.call[0] else self._replace(errors=())
         return state._replace(
             call=call,
             sent=False,
             awaited={state.env_of[slot]: slot for slot in slots},
             to_fill=tuple(to_fill),
             results={},
+            done=False,
         )
 
     def commanded(self) -> Slots:
         """Return the state in which the call has sent its commands."""
         return self._replace(sent=True)
 
-    def returning(self, results: Any) -> Slots:
-        """Return the state in which the call has results, which it returns again if repeated."""
-        return self._replace(returned={**self.returned, self.call: results})
-
     def ended(self, slots: Iterable[int]) -> Slots:
-        """Return the state in which the next step makes slots vacant."""
-        return self._replace(over=(*self.over, *slots))
+        """Return the state in which the call has ended, and the next step makes slots vacant."""
+        return self._replace(done=True, over=(*self.over, *slots))
 
     def vacated(self, slots: Iterable[int]) -> Slots:
         """Return the state in which slots are vacant, and their envs spares to be reset."""

@@ -228,7 +228,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
     def _call(
         self, what: Any, begin: Callable[[], _Begun], send: Callable[[Array, Array], None]
     ) -> Any:
-        """Make a call, continue it after an exception, or return its results again.
+        """Make a call. The same call again continues it, or returns its results again.
 
         Args:
             what: Tells it from other calls in the same command of the outer pool.
@@ -238,8 +238,6 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         """
         with self._calling():
             call = self._served.native.number_of(0), what
-            if call in self._state.returned:
-                return self._state.returned[call]
             if call != self._state.call:
                 self._end_abandoned_calls()
                 state, slots, to_fill = begin()
@@ -252,7 +250,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
     def _end_abandoned_calls(self) -> None:
         """Wait for the rest of calls whose results nobody wants."""
         self._drop_apply()
-        if self._state.call not in self._state.returned and not self._is_unsent():
+        if not self._state.done and not self._is_unsent():
             self._finish()
 
     def _is_unsent(self) -> bool:
@@ -268,13 +266,11 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             self._receive(len(self._state.awaited))
         while self._state.to_fill:
             self._fill(self._state.to_fill[0])
-        state = self._state
-        results = self._batched(state)
-        _, _, terminated, truncated, _ = results
-        if self.next_step:
-            ended = np.flatnonzero(terminated | truncated).tolist()
-            state = state.ended(ended)
-        self._state = state.returning(results)
+        results = self._batched(self._state)
+        if not self._state.done:
+            _, _, terminated, truncated, _ = results
+            ended = np.flatnonzero((terminated | truncated) & self.next_step)
+            self._state = self._state.ended(ended.tolist())
         return results
 
     def _fill(self, slot: int) -> None:

@@ -371,7 +371,7 @@ class Fixed(Simple):
     """Has episodes of three steps. Action 1 raises, action 2 waits for a file."""
 
     def __init__(self, gate=""):
-        self.gate = gate
+        self.gate, self.waited = gate, 0
 
     def reset(self, **options):
         result = super().reset(**options)
@@ -379,6 +379,7 @@ class Fixed(Simple):
         return result
 
     def wait(self):
+        self.waited += 1
         while not os.path.exists(self.gate):  # noqa: PTH110
             threading.Event().wait(0.001)
 
@@ -418,10 +419,10 @@ def test_errors_name_the_slot_and_its_env():
     with make(Fixed, num=2, autoreset_mode="Disabled") as envs:
         envs.reset(seed=1)
         swap(envs)
-        with pytest.raises(LookupError, match=r"slot 1: env 3 in worker 3 \(pid \d+\)") as raised:
+        with pytest.raises(LookupError, match=r"^slot 1: env 3 in worker 3 \(pid \d+\)") as raised:
             envs.step(np.array([0, 1]))
         assert (raised.value.env, raised.value.worker) == (1, 3)
-        with pytest.raises(AttributeError, match="slot 0: env 2 in worker 2") as raised:
+        with pytest.raises(AttributeError, match="^slot 0: env 2 in worker 2") as raised:
             envs.call("fly")
         assert raised.value.env == 0
         assert "in fly()" in str(raised.value)
@@ -485,19 +486,32 @@ def test_a_late_call_names_its_slot_and_continues(tmp_path):
     with envs:
         with pytest.raises(EnvTimeoutError, match="slot 0: env 2|slot 1: env 3"):
             envs.call("wait")
+        with pytest.raises(EnvTimeoutError):
+            envs.call_wait()
         gate.touch()
         assert envs.call_wait() == (None, None)
+        assert envs.get_attr("waited") == (1, 1)
+
+
+class EndsBy2(Waits):
+    """Ends its episode with action 2."""
+
+    def step(self, action):
+        self.left = 1 if action == 2 else 10
+        return super().step(action)
 
 
 def test_nobody_hears_of_a_late_reset_before_a_slot_waits_for_it(tmp_path):
     gate = str(tmp_path / "gate")
-    with make(lambda: Waits(gate), 1, 2, step_timeout=0.1, autoreset_mode="SameStep") as envs:
+    with make(lambda: EndsBy2(gate), 1, 1, step_timeout=0.05, autoreset_mode="SameStep") as envs:
         envs.reset(seed=1)
-        with pytest.raises(EnvTimeoutError, match="slot 0: env 0 in worker 0") as raised:
-            while True:
-                envs.step(np.zeros(1, int))
+        assert envs.step(np.array([2]))[2].all()
+        while not envs._spares.inner._pool.overdue(200_000_000):
+            envs.step(np.zeros(1, int))
+        assert envs.late == []
+        with pytest.raises(EnvTimeoutError, match="^slot 0: env 0 in worker 0") as raised:
+            envs.step(np.array([2]))
         assert raised.value.env == 0
-        assert envs.stats().spares.episodes == 2  # the next waits for env 0
         assert envs.late == [0]
         (tmp_path / "gate").touch()
         assert envs.step_wait()[4]["env_in_slot"].tolist() == [0]
