@@ -73,12 +73,17 @@ class BasicCommandSender {
     // Queues a note before the next command. May be called while another thread is in deliver().
     void note(std::string message) { notes_.push_back(std::move(message)); }
 
+    // Sends the queued notes now, or keeps them; never waits. Throws CorruptRing. `group`: one of
+    // the worker's.
+    void send_notes(std::uint32_t group) {
+        keep_notes(group);
+        NoWait look;
+        deliver(0, look);
+    }
+
     // Sends the command or keeps it; never waits. Throws CorruptRing.
     void send(const Command& command, const std::optional<std::string>& message) {
-        for (std::string& note : notes_) {
-            unsent_.push_back({{Command::kNote, 1, command.group, 0, 0}, true, std::move(note)});
-        }
-        notes_.clear();
+        keep_notes(command.group);
         if (!message && unsent_.empty() && publish(command)) return;
         unsent_.push_back({command, message.has_value(), message.value_or("")});
         NoWait look;
@@ -122,6 +127,13 @@ class BasicCommandSender {
         bool published = false;     // the command
         std::uint64_t written = 0;  // of the message
     };
+
+    void keep_notes(std::uint32_t group) {
+        for (std::string& note : notes_) {
+            unsent_.push_back({{Command::kNote, 1, group, 0, 0}, true, std::move(note)});
+        }
+        notes_.clear();
+    }
 
     bool publish(const Command& command) {
         const Run run = commands_.claim(1);

@@ -1065,6 +1065,10 @@ class Pool:
         """
         Send commands (group, kind, frame, message or None, steps), all or none of them; return False if commands remain to be flushed. Settled groups are no longer new.
         """
+    def send_notes(self, worker: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Send a worker these messages now, without a command; return False if some remain to be flushed.
+        """
     def set_inline_blocks(self, blocks: list) -> None:
         """
         Set the blocks of the inline groups, which run_inline() steps.
@@ -1353,6 +1357,10 @@ class EnvBlock(Block):
     def rest(self, i: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         Let steps leave env i alone until it is reset.
+        """
+    def resting(self, i: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether steps leave env i alone.
         """
     def restore(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """

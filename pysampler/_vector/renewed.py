@@ -2,24 +2,27 @@
 
 If a worker is renewed (see ``_workers/renewal.py``), the new process makes all envs, and asks the
 old one to step those that are within an episode. Each block steps a ``Handed`` for each env, which
-goes to the old env until its episode is over: a reset closes that, and resets the new one. The new
-env then has the random generators of the old one, so that its episodes are those that would have
-come without a renewal.
+goes to the old env until its episode is over: a reset closes that, and resets the new one.
+
+The new env continues the random generators of the old one (``np_random``, with ``seed_globals``
+those of the process), so that its episodes are those that would have come without a renewal. What
+else it draws from is not known here. So it is first reset once with a seed that follows from the
+run's: then at least each run with this seed draws the same numbers.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-import pickle
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 import numpy as np
 
 from pysampler._vector.env_server import EnvServer
+from pysampler._workers.exceptions import Forwarded, Raised, report
 from pysampler._workers.remote import dumps, dumps_by_value, loads
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ class Handed:
         self.i = i
         self.old: OldEnv | None = None
         self._seed: int | None = None
+        self._left: _Generators | None = None  # by an old env, for the next reset
 
     def __getattr__(self, name: str) -> Any:
         if name == "skip_frames" and _skips_frames(self.env):  # blocks look for it
@@ -62,40 +66,59 @@ class Handed:
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the new env; the old one has done its work."""
-        if self.old is not None and not self.leave_old() and kwargs.get("seed") is None:
-            kwargs = {**kwargs, "seed": self._seed}
+        if self.old is not None:
+            self.leave_old()
+        if kwargs.get("seed") is None:
+            self.prepare(**copy.deepcopy(kwargs))
+        self._left = None
         return self.env.reset(**kwargs)
 
     def take_over(self, old: OldEnv, seed: int) -> None:
-        """Continue an old env. The seed is for the first reset, if that has no generator."""
+        """Continue an old env. The seed is for the first reset of the new one."""
         self.old, self._seed = old, seed
 
-    def leave_old(self) -> bool:
-        """Close the old env; return whether the new one has its generator."""
+    def leave_old(self) -> None:
+        """Close the old env, and keep its generators for the new one."""
         assert self.old is not None
-        generator, seed, of_globals = self.old.ask("leave")
+        self._left = _Generators(*self.old.ask("leave"))
         self.old = None
-        if of_globals is not None:
-            self.env.set_globals(of_globals)
-        if generator is None:
-            return of_globals is not None
-        inner = self.env.unwrapped
-        inner._np_random, inner._np_random_seed = generator, seed
-        return True
+
+    def prepare(self, **kwargs: Any) -> None:
+        """Let the new env draw the numbers that come next, once it has left the old one."""
+        left = self._left
+        if left is None:
+            return
+        self.env.reset(**{**kwargs, "seed": self._seed})
+        if left.of_globals is not None:
+            self.env.set_globals(left.of_globals)
+        if left.own is not None:
+            inner = self.env.unwrapped
+            inner._np_random, inner._np_random_seed = left.own, left.seed
+        self._left = None
+
+
+class _Generators(NamedTuple):
+    """The random generators of an env: gymnasium's, its seed, and those of the process."""
+
+    own: np.random.Generator | None
+    seed: int | None
+    of_globals: Any  # None: the envs of the process share them
 
 
 class OldEnv:
     """An env in the process that the worker replaces."""
 
-    def __init__(self, connection: Connection, i: int) -> None:
-        self._connection = connection
+    def __init__(self, server: RenewedServer, i: int) -> None:
+        self._server = server
         self._i = i
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """Return the answer of the old process; raise what its env raised."""
+        connection = self._server.predecessor
+        assert connection is not None
         try:
-            self._connection.send_bytes(dumps_by_value((what, self._i, arguments)))
-            raised, answer = loads(self._connection.recv_bytes())
+            connection.send_bytes(dumps_by_value((what, self._i, arguments)))
+            raised, answer = loads(connection.recv_bytes())
         except (EOFError, OSError):
             # A loss like any other: this process is lost with its predecessor.
             print(
@@ -105,12 +128,12 @@ class OldEnv:
             )
             os._exit(1)
         if raised:
-            raise answer
+            raise Forwarded(answer)
         return answer
 
     def step(self, action: Any) -> Any:
         """Step the env."""
-        return self.ask("step", action)
+        return self.ask("step", action, self._server.kept_infos)
 
     def set_wrapper_attr(self, name: str, value: Any, *args: Any) -> None:
         """Set an attribute of the env."""
@@ -156,17 +179,24 @@ class RenewedServer(EnvServer):
         assert self.predecessor is not None
         self.predecessor.recv_bytes()  # that it has retired
         for i, handed in self._handed.items():
-            old = OldEnv(self.predecessor, i)
-            ended, last, used = old.ask("places")
+            old = OldEnv(self, i)
+            ended, resting, last, used = old.ask("places")
             block, place = self._places[i]
             if last is not None:
                 block.set_last(place, last)
             block.set_ended(place, ended)
+            if resting:
+                block.rest(place)
             if i + self.first in self._options:
                 block.set_options(place, *copy.deepcopy(self._options[i + self.first]), used)
             handed.take_over(old, int(seeds[i]))
         self.seeds = seeds
         self._took_over = True
+
+    @property
+    def kept_infos(self) -> str:
+        """Which infos the blocks write."""
+        return self._use[3]
 
     def attach(self, *args: Any) -> None:
         """Let the blocks use other frames; a policy that acts on them begins anew."""
@@ -176,7 +206,7 @@ class RenewedServer(EnvServer):
     def policy_of_lost(self) -> tuple[Sequence[int], Any]:
         if not self._took_over or self.predecessor is None:
             return super().policy_of_lost()
-        return self.seeds, OldEnv(self.predecessor, 0).ask("policy")
+        return self.seeds, OldEnv(self, 0).ask("policy")
 
     def note_options(self, options: dict[int, tuple[Any, int]]) -> None:
         """Record the options of later resets, for ``take_over``."""
@@ -216,7 +246,9 @@ class RenewedServer(EnvServer):
     def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
         for i in envs:
             if self._old_of(i) is not None:
-                self._handed[i].leave_old()
+                with self.blaming(i, "reset()"):
+                    self._handed[i].leave_old()
+                    self._handed[i].prepare()
         super().set_states(block, envs, states)
 
     def close(self) -> None:
@@ -239,22 +271,25 @@ class RenewedServer(EnvServer):
                 return
             try:
                 what, i, arguments = cloudpickle.loads(message)
-                answer = False, getattr(self, f"_answer_{what}")(i, *arguments)
-            except Exception as error:
-                answer = True, _sendable(error)
-            try:
-                pickled = dumps(answer)
-            except Exception as error:
-                pickled = dumps((True, _sendable(error)))
+                pickled = dumps((False, getattr(self, f"_answer_{what}")(i, *arguments)))
+            except BaseException as error:  # also sys.exit(), as in a step of this process
+                pickled = dumps((True, report(_cause_of(error))))
             with suppress(OSError):
                 connection.send_bytes(pickled)
 
-    def _answer_places(self, i: int) -> tuple[bool, Any, int]:
+    def _answer_places(self, i: int) -> tuple[bool, bool, Any, int]:
         block, place = self._places[i]
-        return block.ended(place), block.last(place), block.options_used(place)
+        last = block.last(place)
+        return block.ended(place), block.rests(place), last, block.options_used(place)
 
-    def _answer_step(self, i: int, action: Any) -> Any:
-        return self._handed[i].step(action)
+    def _answer_step(self, i: int, action: Any, keep: str) -> Any:
+        results = self._handed[i].step(action)
+        # Infos that the block drops may hold what cannot be pickled.
+        if isinstance(results, tuple) and len(results) == 5:
+            *others, _ = results
+            if keep == "NONE" or (keep == "FINAL" and not (others[2] or others[3])):
+                return *others, {}
+        return results
 
     def _answer_call(self, i: int, function: Any, args: tuple[Any, ...]) -> Any:
         return function(self.envs[i], *args)
@@ -265,13 +300,13 @@ class RenewedServer(EnvServer):
     def _answer_state(self, i: int, block: int) -> Any:
         return self.states(block, [i])[0]
 
-    def _answer_leave(self, i: int) -> tuple[Any, Any, Any]:
+    def _answer_leave(self, i: int) -> _Generators:
         """Close an env; return its generators, for the env in its place."""
         env, inner = self.envs[i], self.envs[i].unwrapped
-        own = self._handed[i].env
-        left = (
-            *(getattr(inner, "_np_random", None), getattr(inner, "_np_random_seed", None)),
-            getattr(own, "globals_state", None),
+        left = _Generators(
+            getattr(inner, "_np_random", None),
+            getattr(inner, "_np_random_seed", None),
+            getattr(self._handed[i].env, "globals_state", None),
         )
         self.envs[i] = None  # type: ignore[call-overload]
         with suppress(Exception):  # it is thrown away, like the process
@@ -279,10 +314,6 @@ class RenewedServer(EnvServer):
         return left
 
 
-def _sendable(error: Exception) -> Exception:
-    """Return an exception that can be pickled."""
-    try:
-        pickle.loads(dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+def _cause_of(error: BaseException) -> BaseException:
+    """Return the exception of an env, without the number that this process gave it."""
+    return error.__cause__ or error if isinstance(error, Raised) else error

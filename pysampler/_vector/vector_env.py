@@ -290,11 +290,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             isolate=arguments.isolate(isolate) is True,
         )
         process = arguments.context(context)
-        if faults.recycles and process == "fork":
-            raise ValueError(
-                "cannot make vector env: recycle_after and recycle_above with context 'fork', "
-                "expected 'forkserver' or 'spawn': a fork keeps the connections of the others open"
-            )
         if isolate == "check" and self.division.shares(len(functions)):
             from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pysampler import _core
+from pysampler._workers.jobs import Retire
 from pysampler._workers.remote import dumps_by_value
 
 if TYPE_CHECKING:
@@ -120,6 +121,11 @@ class Commands:
         """Send groups their last jobs, as they are even if envs have replaced lost ones."""
         self._jobs.update(jobs)
         self._native.send([self._command(group, job, 0) for group, job in jobs.items()])
+
+    def retire(self, index: int) -> bool:
+        """Make a worker retire, which has no command in flight."""
+        self._native.note([(index, dumps_by_value(Retire()))])
+        return self._native.send_notes(index)
 
     def resume(self, index: int) -> None:
         """Send the successor of a retired worker its notes; its groups continue where they are."""

@@ -24,7 +24,7 @@ from pysampler.errors import EnvError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Raised", "Report", "error_from", "report"]
+__all__ = ["Forwarded", "Raised", "Report", "error_from", "report"]
 
 
 class Raised(Exception):  # noqa: N818 - not an error itself: it carries one
@@ -137,8 +137,18 @@ class RemoteTraceback(Exception):  # noqa: N818
         return f'\n"""\n{self.args[0]}"""'
 
 
+class Forwarded(Exception):  # noqa: N818 - not an error itself: it carries one
+    """Carries the report of an exception of another process, which ``report`` returns."""
+
+    def __init__(self, carried: Report) -> None:
+        super().__init__(carried.kind, carried.text)
+        self.carried = carried
+
+
 def report(error: BaseException) -> Report:
     """Return a report of an exception, to send to another process."""
+    if isinstance(error, Forwarded):
+        return error.carried
     try:
         lines = traceback.format_exception(type(error), error, _user_traceback(error))
     except Exception:

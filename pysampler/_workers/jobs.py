@@ -63,7 +63,7 @@ class Server(Protocol):
         """
 
     def take_over(self, seeds: Sequence[int]) -> None:
-        """Continue the envs of ``predecessor``; ``seeds`` are for envs without a generator.
+        """Continue the envs of ``predecessor``; ``seeds`` are for their first resets here.
 
         Only servers that a pool with ``Faults.recycles`` makes need this, and the next.
         """
@@ -157,13 +157,17 @@ class Close(Job):
 
 
 @dataclass(frozen=True)
-class Retire(Job):
+class Retire(Note):
     """Ends the commands of a worker: from then on it serves the worker that takes its place.
 
-    The descriptor of the connection to that worker comes through the socket before.
+    A note, since no answer may be lost: the worker tells its successor that it has retired. If the
+    note comes twice, the worker does not read the second one.
     """
 
     doing = "handing over its envs"
+
+    def apply(self, server: Any) -> None:
+        """Do nothing: the loop of the worker ends."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,14 @@ from pysampler.errors import ClosedError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-__all__ = ["CONTEXTS", "Launcher", "allow_workers", "files_for", "open_files"]
+__all__ = [
+    "CONTEXTS",
+    "Launcher",
+    "allow_workers",
+    "connection_pair",
+    "files_for",
+    "open_files",
+]
 
 CONTEXTS = ("forkserver", "fork", "spawn")
 
@@ -30,7 +37,7 @@ CONTEXTS = ("forkserver", "fork", "spawn")
 # and two that report the worker's end; and some for the rest of a pool.
 _FILES_PER_WORKER, _FILES_PER_POOL = 4, 32
 
-# This process's ends of the connections to its own children.
+# This process's ends of the connections to its own children, and between them.
 _own_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 _files_before: int | None = None  # the limit on open files before it was raised here
 
@@ -101,6 +108,13 @@ def _start_here(context: str, server: Any) -> children.Child:
     finally:
         if os.getpid() != parent:  # a signal handler raised in the fork, which must not continue
             os._exit(1)
+
+
+def connection_pair() -> tuple[children.OwnedConnection, children.OwnedConnection]:
+    """Return both ends of a new connection; workers that are forked later inherit neither."""
+    first, second = map(children.OwnedConnection, children.socket_pair())
+    _own_ends.update((first, second))
+    return first, second
 
 
 def allow_workers(count: int) -> None:

@@ -115,6 +115,7 @@ class Pool:
             context,
             replaceable=self._faults.recycles
             or "restart" in (self._faults.on_worker_loss, self._faults.on_hang),
+            renewable=self._faults.recycles,
             one_first=new and self._learn_modules and len(assignments) > 2 * usable_cpus(),
         )
         self.descriptions = self._processes.descriptions
@@ -168,7 +169,14 @@ class Pool:
         if self._faults.recycles and self.assignments:
             from pysampler._workers.renewal import Renewal  # noqa: PLC0415 - rare
 
-            self._renewal = Renewal(self, links, self._processes, self._commands, self._faults)
+            self._renewal = Renewal(
+                links,
+                self._processes,
+                self._commands,
+                self._faults,
+                self.current_layout,
+                self._flush,
+            )
         self._lanes: list[Lane] = [*links.lanes]
         if self._inline is not None:
             self._lanes.append(self._inline)
@@ -192,12 +200,12 @@ class Pool:
     def _lay_out_again(self) -> None:
         self.gauges.clear()
         # If a worker is lost meanwhile, its replacement starts with this segment.
-        self._recovery.finish()
+        self._finish_replacements()
         for index in range(len(self.assignments)):
             self._processes.lay_out(index, self.current_layout())
         heads = [groups.start for groups in self._links.groups_of]
         # Without a renewal in between: the layouts are on their way to these processes.
-        self.send_now(dict.fromkeys(heads, 0).items(), dict.fromkeys(heads, LayOut(self._layouts)))
+        self._send(dict.fromkeys(heads, 0), dict.fromkeys(heads, LayOut(self._layouts)))
         answers = self.wait() or []
         self.take_all()
         for answer in answers:
@@ -367,20 +375,24 @@ class Pool:
         arguments of a job afterwards.
         """
         self._prepare()
-        self.send_now(group_frames, jobs)
+        self._send(dict(group_frames), jobs)
 
-    def send_now(self, group_frames: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
-        """Do the same without preparations: the workers are those that they are now."""
-        if not self._commands.send(jobs, dict(group_frames)):
+    def _send(self, frames: Mapping[int, int], jobs: Mapping[int, Job]) -> None:
+        if not self._commands.send(jobs, frames):
             self._flush()
         self._run_inline()
 
     def _prepare(self) -> None:
         """Finish interrupted replacements, and renew workers that are due."""
-        if self._recovery.replacing:
-            self._recovery.finish()
+        self._finish_replacements()
         if self._renewal is not None and self.renews:
             self._renewal.renew_due()
+
+    def _finish_replacements(self) -> None:
+        if self._recovery.replacing:
+            self._recovery.finish()
+        if self._renewal is not None:
+            self._renewal.finish()
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
         """Send each lane the note for its envs, if it has one, before its next command.

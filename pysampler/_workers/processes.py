@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
 from pysampler._workers import fork_server
-from pysampler._workers.children import STOPPED, await_answer, environment, stopped_error
+from pysampler._workers.children import (
+    STOPPED,
+    await_answer,
+    environment,
+    is_at_end,
+    is_readable,
+    stopped_error,
+)
 from pysampler._workers.exceptions import error_from
 from pysampler._workers.jobs import Failure
-from pysampler._workers.launcher import Launcher, allow_workers, open_files
+from pysampler._workers.launcher import Launcher, allow_workers, connection_pair, open_files
 from pysampler._workers.remote import loads
 from pysampler._workers.setup import LoggingSetup, PackedServers, Setup, send_message
 from pysampler.errors import EnvError, PysamplerError, WorkerLostError
@@ -25,13 +32,15 @@ from pysampler.errors import EnvError, PysamplerError, WorkerLostError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pysampler._workers.children import Child
+    from pysampler._workers.children import Child, OwnedConnection
     from pysampler._workers.setup import Attachment, Layout, MakeServer
 
 __all__ = ["SHUTDOWN_TIMEOUT_S", "Processes", "WorkerAssignment"]
 
 # Seconds to wait for a process to end.
 SHUTDOWN_TIMEOUT_S = 10.0
+# Seconds between two checks whether a worker that should retire has ended.
+_LOOK = 0.1
 # Seconds that the other workers wait for the imports of the first one.
 _FIRST = 5.0
 
@@ -88,6 +97,7 @@ class Processes:
         servers: The function that makes the env server of each worker, and its arguments.
         context: How to start processes: "forkserver", "fork" or "spawn".
         replaceable: Whether to keep the pickled ``servers`` for replacements.
+        renewable: Whether a process may take the place of one that lives.
         one_first: Whether to start one worker first, so that the fork server imports its modules
             for all: with a few workers for each CPU, importing in each costs time and memory.
     """
@@ -99,12 +109,13 @@ class Processes:
         context: str,
         *,
         replaceable: bool,
+        renewable: bool = False,
         one_first: bool = False,
     ) -> None:
         self.children: list[Child] = []
         self.retired: list[Child] = []  # still finish episodes for the workers in their places
-        self._retired_of: dict[int, Child] = {}  # the last of each worker
-        self._starts = [0] * len(assignments)  # how often each worker has retired
+        # By worker, how many processes have retired, and the last one.
+        self._retirements: dict[int, tuple[int, Child]] = {}
         self.assignments = list(assignments)
         self._context = context
         self._launcher = Launcher(context)
@@ -114,8 +125,9 @@ class Processes:
         own = self.children, self.retired
         weakref.finalize(self, _end, own, self._launcher, self._owner)
         self._servers = servers
+        self._renewable = renewable
         if assignments:
-            allow_workers(len(assignments))
+            allow_workers(len(assignments) * (2 if renewable else 1))
         self._packed = None if context == "fork" else PackedServers(servers)
         described: dict[int, Any] = {}
         try:
@@ -154,8 +166,8 @@ class Processes:
 
     def _start(self, index: int) -> Child:
         # The fork server ends an earlier process with the same number, and a retired one goes on.
-        number = index + len(self.assignments) * self._starts[index]
-        return self._launcher.start(number, self._servers[index])
+        retired = self._retirements[index][0] if index in self._retirements else 0
+        return self._launcher.start(index + len(self.assignments) * retired, self._servers[index])
 
     def _setup(self, *, is_replacement: bool) -> Setup:
         """Return the part of the setup that is the same for all workers."""
@@ -172,19 +184,24 @@ class Processes:
             arrays=(),
             shared=0,
             is_replacement=is_replacement,
+            may_retire=self._renewable,
         )
 
     def _set_up(self, index: int, setup: Setup) -> None:
         """Send a worker its setup, from which it makes its env server."""
         setup = replace(setup, index=index)
-        connection = self.children[index].connection
-        if self._packed is None:
-            connection.send(setup)
-            return
-        packed = self._packed
-        server, arrays, shared = packed.pickled[index], packed.arrays[index], packed.shared[index]
-        connection.send(replace(setup, server=server, arrays=arrays, shared=len(shared)))
-        packed.send_arrays(connection, index)
+        child, packed = self.children[index], self._packed
+        if packed is None:
+            child.connection.send(setup)
+        else:
+            server, arrays = packed.pickled[index], packed.arrays[index]
+            shared = len(packed.shared[index])
+            child.connection.send(replace(setup, server=server, arrays=arrays, shared=shared))
+            packed.send_arrays(child.connection, index)
+        if setup.may_retire:
+            child.for_successor, its_end = connection_pair()
+            with its_end:
+                _send_end(child, its_end)
 
     def _receive_descriptions(
         self, described: dict[int, Any], timeout: float | None = None
@@ -259,59 +276,86 @@ class Processes:
         self, index: int, attachment: Attachment, fd: int, layout: tuple[Layout, int]
     ) -> None:
         """End a worker and start another in its place, without waiting for it. May be repeated."""
-        before = self.children[index]
-        before.kill()
-        before.ended(SHUTDOWN_TIMEOUT_S)
-        self.children[index] = self._start(index)
-        before.release()
+        self._restart(index)
         # If the new worker is lost already, the watch notices.
         with contextlib.suppress(ConnectionError):
             self._set_up(index, self._setup(is_replacement=True))
             self._send(index, attachment, fd)
             self._send(index, *layout)
 
+    def _restart(self, index: int) -> None:
+        before = self.children[index]
+        before.kill()
+        before.ended(SHUTDOWN_TIMEOUT_S)
+        self.children[index] = self._start(index)
+        before.release()
+
+    def await_retirement(self, index: int) -> bool:
+        """Wait until a worker serves its successor; return False if it was lost before."""
+        child = self.children[index]
+        assert child.for_successor is not None
+        for _ in range(int(SHUTDOWN_TIMEOUT_S / _LOOK)):
+            if is_readable(child.for_successor, _LOOK):
+                return not is_at_end(child.for_successor)
+            if child.ended():
+                return False
+        raise PysamplerError(
+            f"cannot renew worker {index}: pid {child.pid} did not retire in "
+            f"{SHUTDOWN_TIMEOUT_S:.0f} s"
+        )
+
     def succeed(
-        self,
-        index: int,
-        pid: int,
-        link: int,
-        attachment: Attachment,
-        fd: int,
-        layout: tuple[Layout, int],
+        self, index: int, pid: int, attachment: Attachment, fd: int, layout: tuple[Layout, int]
     ) -> None:
-        """Start another worker in the place of one that has retired. May be repeated.
+        """Start another worker in the place of the one that has retired. May be repeated.
 
         Args:
             index: The worker.
             pid: The pid of the retired process.
-            link: The descriptor of the new worker's connection to that process.
             attachment: As for ``replace``.
             fd: Likewise.
             layout: Likewise.
         """
-        if self.children[index].pid == pid:
-            self._starts[index] += 1
-            self._retired_of[index] = self.children[index]
-            self.retired.append(self.children[index])
+        before = self.children[index]
+        if before.pid == pid:
+            if before not in self.retired:
+                self.retired.append(before)
+            count, last = self._retirements.get(index, (0, None))
+            if last is not before:
+                self._retirements[index] = count + 1, before
             self.children[index] = self._start(index)
         else:  # an exception of a signal handler interrupted its setup
-            before, self.children[index] = self.children[index], self._start(index)
-            before.kill()
-            before.ended(SHUTDOWN_TIMEOUT_S)
-            before.release()
+            self._restart(index)
+        retired = self._retirements[index][1].for_successor
+        assert retired is not None
         with contextlib.suppress(ConnectionError):
             self._set_up(index, replace(self._setup(is_replacement=True), takes_over=True))
-            _core.send_descriptors(self.children[index].connection.fileno(), b"retired", [link])
+            _send_end(self.children[index], retired)
             self._send(index, attachment, fd)
             self._send(index, *layout)
 
-    def is_succeeding(self, index: int) -> bool:
-        """Return whether a worker still finishes episodes of an earlier process."""
-        return self._retired_of.get(index) in self.retired
+    def has_retired(self, index: int, pid: int) -> bool:
+        """Return whether this process is the last of a worker that has retired."""
+        return index in self._retirements and self._retirements[index][1].pid == pid
 
-    def release_retired(self) -> None:
-        """Forget retired workers that have ended. May be repeated."""
-        for child in [child for child in self.retired if child.ended()]:
+    def let_go(self) -> None:
+        """Leave retired processes to the workers in their places, and end with these."""
+        for child in self.retired:
+            if child.for_successor is not None:
+                child.for_successor.close()
+
+    def predecessor(self, index: int) -> Child | None:
+        """Return the process that a worker has replaced and that still finishes episodes."""
+        _, child = self._retirements.get(index, (0, None))
+        return child if child in self.retired else None
+
+    def release_retired(self, index: int) -> None:
+        """Wait until the process that a worker has replaced has ended. May be repeated."""
+        child = self.predecessor(index)
+        if child is not None:
+            if not child.ended(SHUTDOWN_TIMEOUT_S):
+                child.kill()
+                child.ended(SHUTDOWN_TIMEOUT_S)
             child.release()
             self.retired.remove(child)
 
@@ -387,6 +431,11 @@ def _block_daemon_thread_at_exit() -> None:
     """Never return in a daemon thread while the program exits: the exit has ended the workers."""
     if threading.current_thread().daemon and not threading.main_thread().is_alive():
         threading.Event().wait()
+
+
+def _send_end(child: Child, end: OwnedConnection) -> None:
+    """Send a worker the end of a connection to another process."""
+    _core.send_descriptors(child.connection.fileno(), b"end", [end.fileno()])
 
 
 def _directory() -> str | None:

@@ -5,7 +5,9 @@ process in its place. There each env is a new one, but the old env finishes its 
 the new process passes its steps on. With the last episode the old process ends. So no step is lost,
 in any autoreset mode, even if the envs of a worker never end their episodes together.
 
-``Recovery`` replaces what has died; both start processes and connect them in the same way.
+Signal handlers may raise between any two lines, so each step may be repeated: a worker that is
+retiring stays on a list, and the next command of the pool begins with it. A worker that dies before
+it has retired is taken off the list, and ``Recovery`` replaces it like any other.
 """
 
 from __future__ import annotations
@@ -13,21 +15,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from pysampler import _core
-from pysampler._workers.children import OwnedConnection, is_readable, socket_pair
-from pysampler._workers.jobs import Failure, Retire
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
-from pysampler.errors import PysamplerError
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
 
     from pysampler._workers.commands import Commands
-    from pysampler._workers.jobs import Answer, Job
     from pysampler._workers.links import Links
     from pysampler._workers.processes import Processes
     from pysampler._workers.recovery import Faults
@@ -37,6 +38,8 @@ __all__ = ["Renewal", "own_memory"]
 
 # Seconds between two looks at the memory of the workers: the kernel walks all their pages.
 LOOK_S = 5.0
+# Steps of an env that keeps its worker from being renewed again, after which we warn.
+LONG_EPISODE = 1000
 _MEMORY = ("smaps_rollup", ("Private_Clean:", "Private_Dirty:")), ("status", ("RssAnon:",))
 
 _log = logging.getLogger("pysampler")
@@ -53,169 +56,171 @@ def own_memory(pid: int) -> int:
     return 0
 
 
-class CommandsOfPool(Protocol):
-    """The methods of a ``Pool`` that a renewal needs."""
+@dataclass
+class _Start:
+    """The state when the present process of a worker began."""
 
-    closed: bool
-
-    def send_now(self, group_frames: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
-        """Send jobs to groups, without a renewal before."""
-
-    def wait_for(self, groups: Sequence[int]) -> list[Answer]:
-        """Wait until these groups are back, and return their answers."""
-
-    def take(self, groups: Sequence[int]) -> None:
-        """Take groups that have come back."""
-
-    def current_layout(self) -> tuple[Layout, int]:
-        """Return the layout of the frames, and the descriptor of their segment."""
-
-    def kill(self) -> None:
-        """End the pool."""
+    pid: int
+    resets: npt.NDArray[np.int64]  # of each of its envs
+    steps: npt.NDArray[np.int64]  # likewise
 
 
 class Renewal:
-    """Renews the workers of a pool. Each step may be repeated, as in ``Recovery``.
+    """Renews the workers of a pool.
 
     Args:
-        pool: The pool.
         links: The links to its workers.
         processes: The workers.
         commands: The commands that they were given.
         faults: When a worker is due.
+        current_layout: Returns the layout of the frames, and the descriptor of their segment.
+        flush: Waits until all commands have gone out.
     """
 
     def __init__(
         self,
-        pool: CommandsOfPool,
         links: Links,
         processes: Processes,
         commands: Commands,
         faults: Faults,
+        current_layout: Callable[[], tuple[Layout, int]],
+        flush: Callable[[], None],
     ) -> None:
-        self._pool = pool
         self._links = links
         self._processes = processes
         self._commands = commands
         self._faults = faults
-        workers = range(len(processes.assignments))
-        self._before = [0] * len(workers)  # resets of each worker's envs when it started
-        self._pids = [0] * len(workers)
-        self._resets = links.counters.envs["resets"]["count"]
+        self._current_layout = current_layout
+        self._flush = flush
+        self._workers = range(len(processes.assignments))
+        self._starts = [self._start_of(index) for index in self._workers]
+        self._retiring: dict[int, tuple[int, str]] = {}  # by worker: the pid, and why
         self._begun = -1  # resets of all envs at the last look
         self._waiting = False  # whether a worker is due that cannot retire yet
         self._next_look = time.monotonic() + LOOK_S
-        self._large: dict[int, int] = {}  # the memory of workers that have too much
-        # Workers that are retiring: the pid, why, and both ends of a connection to the successor.
-        self._retiring: dict[int, tuple[int, str, OwnedConnection, OwnedConnection]] = {}
+        self._memory: dict[int, int] = {}  # of processes that have too much, by pid
+        self._warned: set[int] = set()  # pids of processes that a long episode keeps
 
     @property
     def interrupted(self) -> bool:
-        """Whether a worker has retired, and none has taken its place yet."""
+        """Whether a worker is retiring, and none has taken its place yet."""
         return bool(self._retiring)
+
+    def finish(self) -> None:
+        """Finish renewals that exceptions of signal handlers interrupted."""
+        for index in list(self._retiring):
+            self._renew(index)
 
     def renew_due(self) -> None:
         """Renew the workers that are due and have nothing in flight."""
-        for index in list(self._retiring):
-            self._renew(index)
-        # Resets begin episodes: of each env, one has not ended yet.
-        begun = int(self._resets.sum())
+        self.finish()
+        self._processes.let_go()
+        begun = int(self._links.counters.envs["resets"]["count"].sum())
         if begun == self._begun and time.monotonic() < self._next_look and not self._waiting:
             return
         self._begun, self._waiting = begun, False
         self._look()
-        for index in range(len(self._before)):
-            if (why := self._due(index)) and self._retire(index, why):
+        for index in self._workers:
+            if why := self._due(index):
+                self._retiring[index] = self._processes.children[index].pid, why
                 self._renew(index)
+
+    # -- who is due ------------------------------------------------------------------------------
+
+    def _start_of(self, index: int) -> _Start:
+        share = self._processes.assignments[index].envs
+        envs = self._links.counters.envs[share.start : share.stop]
+        resets, steps = envs["resets"]["count"].copy(), envs["steps"]["count"].copy()
+        return _Start(self._processes.children[index].pid, resets, steps)
 
     def _due(self, index: int) -> str:
         """Return why a worker is due; an empty string if it is not, or cannot retire now."""
-        native, groups = self._links.native, self._links.groups_of[index]
-        envs = self._processes.assignments[index].envs
-        pid = self._processes.children[index].pid
-        begun = int(self._resets[envs.start : envs.stop].sum())
-        if self._pids[index] != pid:  # it has just started
-            if self._pids[index]:
-                self._before[index] = begun
-            self._pids[index] = pid
-            self._large.pop(index, None)
-        ended = begun - self._before[index] - len(envs)
-        why = ""
+        if self._starts[index].pid != self._processes.children[index].pid:  # it replaced a lost one
+            self._starts[index] = self._start_of(index)
+        # Resets begin episodes: of each env, one has not ended yet.
+        begun = self._start_of(index).resets - self._starts[index].resets
+        ended = int(begun.sum()) - len(begun)
         if (after := self._faults.recycle_after) is not None and ended >= after:
             why = f"after {ended} episodes"
-        elif index in self._large:
-            why = f"with {self._large[index] / 1e9:.3g} GB of memory"
-        if not why:
+        elif used := self._memory.get(self._starts[index].pid):
+            why = f"with {used / 1e9:.3g} GB of memory"
+        else:
             return ""
-        self._processes.release_retired()
-        cannot = self._processes.is_succeeding(index) or any(
-            native.in_flight(group) or native.is_new(group) for group in groups
-        )
-        self._waiting = self._waiting or cannot
-        return "" if cannot else why
+        native, groups = self._links.native, self._links.groups_of[index]
+        # Counted by episodes: when exactly a process ends must not decide what the envs do.
+        succeeding = self._processes.predecessor(index) is not None and not begun.all()
+        if succeeding or any(native.in_flight(group) or native.is_new(group) for group in groups):
+            self._waiting = True
+            return ""
+        self._processes.release_retired(index)
+        return why
 
     def _look(self) -> None:
         """Measure the memory of the workers now and then."""
-        if time.monotonic() < self._next_look:
-            return
         most = self._faults.recycle_above
-        for index, child in enumerate(self._processes.children if most is not None else ()):
-            if (used := own_memory(child.pid)) > (most or 0):
-                self._large[index] = used
+        if most is None or time.monotonic() < self._next_look:
+            return
+        self._memory.clear()
+        for index in self._workers:
+            retired = self._processes.predecessor(index)
+            for child in (self._processes.children[index], *([] if retired is None else [retired])):
+                if (used := own_memory(child.pid)) > most:
+                    self._memory[child.pid] = used
+                    if retired is not None:
+                        self._warn(index, child.pid, retired.pid)
         self._next_look = time.monotonic() + LOOK_S
 
+    def _warn(self, index: int, pid: int, retired: int) -> None:
+        """Warn once if an episode that does not end keeps a worker above its limit."""
+        before, share = self._starts[index], self._processes.assignments[index].envs
+        after = self._start_of(index)
+        steps = (after.steps - before.steps) * (after.resets == before.resets)
+        if retired in self._warned or steps.max() < LONG_EPISODE:
+            return
+        self._warned.add(retired)
+        _log.warning(
+            "pysampler: worker %s (pid %s) uses %.3g GB, recycle_above is %.3g GB; it is not "
+            "renewed before env %s ends its episode, %s steps after the last renewal",
+            *(index, pid, self._memory[pid] / 1e9, (self._faults.recycle_above or 0) / 1e9),
+            *(share[int(steps.argmax())], steps.max()),
+        )
+
+    # -- renewing --------------------------------------------------------------------------------
+
     def _renew(self, index: int) -> None:
-        """Put another process in the place of one that has retired."""
-        pid, why, ours, theirs = self._retiring[index]
+        """Put another process in the place of one that is retiring. May be repeated."""
+        pid, why = self._retiring[index]
         links, processes = self._links, self._processes
-        # It reports once more when it has left the commands behind.
-        if not is_readable(theirs, SHUTDOWN_TIMEOUT_S):
-            self._pool.kill()
-            raise PysamplerError(f"cannot renew worker {index}: pid {pid} did not retire")
-        links.watch.forget(pid)  # its end is no loss
-        links.renew(index, pid)
+        child = processes.children[index]
+        if child.pid == pid:
+            retired = self._retire(index)
+        elif retired := processes.has_retired(index, pid):
+            child.kill()  # its setup was interrupted
+            child.ended(SHUTDOWN_TIMEOUT_S)
+        if not retired:  # it was lost before
+            del self._retiring[index]
+            return
+        links.renew(index, child.pid)
         start = now() + int(SHUTDOWN_TIMEOUT_S * 1e9)
         links.counters.begin(index, processes.assignments[index].envs.start, start)
-        attachment, layout = links.attachments[index], self._pool.current_layout()
-        processes.succeed(index, pid, theirs.fileno(), attachment, links.segment.fd, layout)
-        links.watch_worker(index, processes.children[index].pid)
-        self._commands.resume(index)
-        del self._retiring[index]
-        ours.close()
-        theirs.close()
+        attachment = links.attachments[index]
+        processes.succeed(index, pid, attachment, links.segment.fd, self._current_layout())
         new = processes.children[index].pid
+        links.watch_worker(index, new)
+        self._commands.resume(index)
+        self._starts[index] = self._start_of(index)
+        del self._retiring[index]
+        processes.let_go()
         _log.info("pysampler: worker %s (pid %s) renewed %s: pid %s", index, pid, why, new)
 
-    def _retire(self, index: int, why: str) -> bool:
+    def _retire(self, index: int) -> bool:
         """Make a worker retire; return False if it was lost before."""
-        child, group = self._processes.children[index], self._links.groups_of[index].start
-        ours, theirs = map(OwnedConnection, socket_pair())  # close if they are dropped
-        try:
-            _core.send_descriptors(child.connection.fileno(), b"retire", [ours.fileno()])
-        except OSError:  # the watch notices its loss
+        pid = self._processes.children[index].pid
+        if not self._commands.retire(index):
+            self._flush()  # may replace a lost worker
+        if self._processes.children[index].pid != pid:
             return False
-        try:
-            self._pool.send_now([(group, 0)], {group: Retire()})
-        finally:
-            self._await_retirement(index, child.pid, why, (ours, theirs))
-        return index in self._retiring
-
-    def _await_retirement(
-        self, index: int, pid: int, why: str, ends: tuple[OwnedConnection, OwnedConnection]
-    ) -> None:
-        """Wait for the worker's answer, also if a signal handler raises: no call expects it."""
-        group = self._links.groups_of[index].start
-        raised: BaseException | None = None
-        while not self._pool.closed and self._links.native.in_flight(group):
-            try:
-                answers = self._pool.wait_for([group])
-                if not isinstance(answers[0].result, Failure):
-                    self._retiring[index] = pid, why, *ends
-                self._pool.take([group])
-            except BaseException as error:
-                if raised is not None:  # the second time: the worker seems to hang
-                    self._pool.kill()
-                    raise
-                raised = error
-        if raised is not None:
-            raise raised
+        if not self._processes.await_retirement(index):
+            return False
+        self._links.watch.forget(pid)  # its end is no loss
+        return True

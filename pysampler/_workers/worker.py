@@ -75,6 +75,9 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
         _imitate_parent(setup)
         before = set(sys.modules)
         server = _make_server(setup, connection, inherited)
+        successor = _received_end(connection) if setup.may_retire else None
+        if setup.takes_over:
+            server.predecessor = _received_end(connection)
         description = server.describe()
         _core.set_process_title(
             f"pysampler: worker {setup.index}/{setup.workers} {description.name}"
@@ -92,9 +95,10 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
             connection.send_bytes(b"attached")
     with _reporting_failure(connection, "serving"):
         loop.run()
-        if loop.successor is not None:
+        if loop.retired:
+            assert successor is not None
             _core.set_process_title(f"pysampler: former worker {setup.index}/{setup.workers}")
-            server.serve_successor(loop.successor)
+            server.serve_successor(successor)
 
 
 def become_worker(fd: int, outputs: list[int], parent: int, server: Any = None) -> NoReturn:
@@ -178,9 +182,12 @@ def _imitate_parent(setup: Setup) -> None:
 def _make_server(setup: Setup, connection: Connection, inherited: Any) -> Server:
     function, arguments = inherited if setup.server is None else unpack_server(setup, connection)
     server: Server = function(*arguments)
-    if setup.takes_over:
-        server.predecessor = Connection(receive_descriptor(connection)[1])
     return server
+
+
+def _received_end(connection: Connection) -> Connection:
+    """Return the connection to another process whose descriptor comes next."""
+    return Connection(receive_descriptor(connection)[1])
 
 
 def _expect_sizes(expected: Sequence[int], got: Sequence[int]) -> None:
@@ -227,7 +234,7 @@ class _CommandLoop:
         self.lay_out(1)
         meter.idle()
         self.failed_note: Failure | None = None
-        self.successor: Connection | None = None  # once this worker is retired
+        self.retired = False
         self.first_group = sum(at.groups[: setup.index])
         policy = wait_policy(at.policy)
         self.core = _core.Worker(
@@ -247,7 +254,7 @@ class _CommandLoop:
             layout.attach.attach(self.server, segment)
 
     def run(self) -> None:
-        """Serve the parent's commands until it sends ``Close``."""
+        """Serve the parent's commands until it sends ``Close`` or ``Retire``."""
         while True:
             kind, group, frame, number = self.core.serve(
                 self.server.blocks, self.report, self.outbox.flush
@@ -265,12 +272,13 @@ class _CommandLoop:
                         self.server.close()
                     case LayOut():
                         self.lay_out(request.number)
-                    case Retire():
-                        self.successor = Connection(receive_descriptor(self.connection)[1])
                     case _:
                         answer = request.run(self.server, block, frame)
             except BaseException as error:
                 answer = failure_of(error, request)
+            if isinstance(request, Retire):
+                self.retired = True
+                return
             if kind == _core.Command.NOTE:
                 # Notes have no answer: the next answer reports a note's failure.
                 self.failed_note = self.failed_note or answer
@@ -281,7 +289,7 @@ class _CommandLoop:
             # Before the completion: that wakes the parent, which must find the message.
             unsent = self.outbox.post(group, number, self.pickled(answer, doing))
             self.core.complete(group, message=True)
-            if isinstance(request, (Close, Retire)):
+            if isinstance(request, Close):
                 while unsent:
                     unsent = self.outbox.flush()
                 return

@@ -3,11 +3,14 @@
 import logging
 import os
 import signal
+import sys
+import threading
 
 import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from interrupts import at_each_point
 
 import pysampler
 from pysampler._workers import renewal
@@ -64,6 +67,11 @@ def results(envs, mode, steps=60, seed=1):
     return seen, pids
 
 
+def copied(results):
+    observations, *others = results
+    return observations.copy(), *others
+
+
 def equal(a, b):
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
@@ -114,9 +122,9 @@ def test_a_renewal_is_logged_and_old_processes_end(caplog):
     assert len(lines) == len({each[0] for each in pids}) - 1
 
 
-def renewed(**options):
+def renewed(env=Counting, **options):
     """Return envs whose worker has just been renewed, within episodes, and how often they acted."""
-    envs = pysampler.VectorEnv([Counting] * 3, num_workers=1, recycle_after=1, **options)
+    envs = pysampler.VectorEnv([env] * 3, num_workers=1, recycle_after=1, **options)
     envs.reset(seed=2)
     first = pids_of(envs)
     for steps in range(1, 50):
@@ -148,11 +156,54 @@ def test_calls_reach_the_old_env_until_its_episode_ends():
     envs.close()
 
 
-def test_exceptions_of_the_old_env_arrive():
-    envs, _ = renewed()
-    with pytest.raises(LookupError, match="no such action") as caught:
+class CannotAct(Exception):  # noqa: N818
+    """Cannot be pickled: its constructor takes other arguments than it passes on."""
+
+    def __init__(self, action, lock):
+        super().__init__(f"no such action: {action}")
+        self.action = action
+        self.lock = lock
+
+
+class Raises(Counting):
+    def step(self, action):
+        if action == 7:
+            raise CannotAct(7, threading.Lock())
+        if action == 6:
+            sys.exit("no more")
+        return super().step(action)
+
+
+def test_exceptions_of_the_old_env_arrive_as_those_of_others():
+    envs, _ = renewed(env=Raises)
+    with pytest.raises(CannotAct, match="env 0 in worker 0 .* raised CannotAct stepping") as caught:
         envs.step(np.full(3, 7))
     assert isinstance(caught.value, pysampler.EnvError)
+    assert caught.value.action == 7
+    assert "raise CannotAct(7" in str(caught.value.__cause__.__cause__)
+    envs.step(np.zeros(3, int))
+    envs.close()
+    envs, _ = renewed(env=Raises)
+    with pytest.raises(pysampler.EnvError, match="raised SystemExit stepping: no more"):
+        envs.step(np.full(3, 6))
+    with pytest.raises(ZeroDivisionError):
+        envs.apply(lambda _: 1 / 0)
+    envs.step(np.zeros(3, int))
+    envs.close()
+
+
+class Locks(Counting):
+    def step(self, action):
+        *others, infos = super().step(action)
+        return *others, infos if others[2] else {"lock": threading.Lock()}
+
+
+@pytest.mark.parametrize("infos", ["none", "final"])
+def test_infos_that_are_not_kept_need_no_pickle(infos):
+    envs, _ = renewed(env=Locks, infos=infos)
+    [old] = [one.pid for one in envs._pool._processes.retired]
+    envs.step(np.zeros(3, int))
+    assert old in envs.apply(lambda _: os.getpid())
     envs.close()
 
 
@@ -171,8 +222,9 @@ def test_options_stay_set():
 
 
 @pytest.mark.slow
-def test_the_loss_of_the_old_process_is_a_loss_of_the_worker():
-    envs, _ = renewed(on_worker_loss="restart")
+@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
+def test_the_loss_of_the_old_process_is_a_loss_of_the_worker(context):
+    envs, _ = renewed(on_worker_loss="restart", context=context)
     [retired] = envs._pool._processes.retired
     os.kill(retired.pid, signal.SIGKILL)
     lost = False
@@ -184,8 +236,9 @@ def test_the_loss_of_the_old_process_is_a_loss_of_the_worker():
     envs.close()
 
 
-def test_the_loss_of_the_new_process_is_handled_as_ever():
-    envs, _ = renewed(on_worker_loss="restart")
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
+def test_the_loss_of_the_new_process_is_handled_as_ever(context):
+    envs, _ = renewed(on_worker_loss="restart", context=context)
     [retired] = envs._pool._processes.retired
     os.kill(pids_of(envs)[0], signal.SIGKILL)
     *_, infos = envs.step(np.zeros(3, int))
@@ -193,6 +246,51 @@ def test_the_loss_of_the_new_process_is_handled_as_ever():
     assert retired.ended(10)  # it has nobody to work for
     envs.step(np.zeros(3, int))
     envs.close()
+
+
+class DiesOnce:
+    """Lets the first worker that retires die before it serves its successor."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __call__(self):
+        from pysampler._vector.renewed import RenewedServer
+
+        serve = RenewedServer.serve_successor
+
+        def serve_or_die(server, connection):
+            if not self.marker.exists():
+                self.marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            serve(server, connection)
+
+        RenewedServer.serve_successor = serve_or_die
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
+def test_a_worker_that_dies_while_it_retires_is_replaced(tmp_path, context):
+    options = {"context": context, "recycle_after": 1}
+    init = DiesOnce(tmp_path / "died")
+    with pysampler.VectorEnv(
+        [Counting] * 2, num_workers=1, worker_init=init, on_worker_loss="restart", **options
+    ) as envs:
+        envs.reset(seed=1)
+        lost, pids = 0, set()
+        for _ in range(60):
+            *_, infos = envs.step(np.zeros(2, int))
+            lost += int(infos.get("worker_lost", np.zeros(2)).sum())
+            pids.update(pids_of(envs))
+        assert lost == 2
+        assert envs.stats().losses.tolist() == [1]
+        assert len(pids) > 3  # it is renewed again
+    init.marker.unlink()
+    with pysampler.VectorEnv([Counting] * 2, num_workers=1, worker_init=init, **options) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(pysampler.WorkerLostError, match="signal 9"):
+            for _ in range(60):
+                envs.step(np.zeros(2, int))
 
 
 @pytest.mark.slow
@@ -235,6 +333,45 @@ def test_chunks_go_on_across_renewals():
     assert equal(*found)
 
 
+class Draws(gym.Env):
+    """Draws from a generator of its own, which only a seed of reset() seeds."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float64)
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self):
+        self.generator = np.random.default_rng()
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.generator = np.random.default_rng(seed)
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._observe(), 0.0, self.steps >= 3 + action, False, {}
+
+    def _observe(self):
+        return np.array([self.generator.random(), self.np_random.random()])
+
+
+@pytest.mark.slow
+def test_seeded_runs_are_equal_whatever_envs_draw_from():
+    runs = []
+    for options in ({}, {"recycle_after": 3}, {"recycle_after": 3}):
+        with pysampler.VectorEnv([Draws] * 3, num_workers=1, **options) as envs:
+            seen, pids = results(envs, "NextStep", steps=100)
+            runs.append((np.array([each[0] for each in seen]), seen))
+            assert len({each[0] for each in pids}) > 5 or not options
+    assert equal(runs[1][1], runs[2][1])
+    assert np.array_equal(runs[0][0][..., 1], runs[1][0][..., 1])  # np_random is continued
+    drawn = runs[1][0][..., 0]
+    assert len(np.unique(drawn)) == drawn.size  # no env repeats what it or another drew
+
+
 def zero(observations):
     return np.zeros(len(observations), int)
 
@@ -268,28 +405,59 @@ def test_a_policy_in_the_workers_continues_its_generators():
     assert np.array_equal(*found)
 
 
-@pytest.mark.parametrize("at", ["wait_for", "take", "current_layout"])
-def test_an_interrupted_renewal_goes_on(monkeypatch, at):
-    with pysampler.VectorEnv([Counting] * 3, num_workers=1, recycle_after=1) as envs:
-        envs.reset(seed=2)
-        first, pool, interrupts = pids_of(envs), envs._pool, []
-        original = getattr(pool, at)
+# Functions that a renewal runs, besides those of Recovery.
+RENEWING = (
+    *("renew_due", "finish", "_due", "_start_of", "_renew", "_retire", "retire", "resume", "renew"),
+    *("await_retirement", "has_retired", "succeed", "_restart", "_start", "_setup", "_set_up"),
+    *("send_arrays", "connection_pair", "_send_end", "_send", "let_go", "predecessor"),
+    *("release_retired", "watch_worker", "_prepare", "_finish_replacements"),
+)
 
-        def interrupted(*args):
-            if not interrupts:
-                interrupts.append(True)
-                raise KeyboardInterrupt
-            return original(*args)
 
-        monkeypatch.setattr(pool, at, interrupted)
-        while pids_of(envs) == first:
-            try:
-                envs.step(np.zeros(3, int))
-            except KeyboardInterrupt:
-                interrupts.append(True)
-        assert len(interrupts) == 2
-        for _ in range(20):
-            envs.step(np.zeros(3, int))
+def calls_of(envs, mode, count):
+    """Return some steps and resets: names, arguments, and the results of these envs."""
+    calls = [("reset", {"seed": 2}, copied(envs.reset(seed=2)))]
+    for _ in range(count):
+        results = copied(envs.step([0, 1]))
+        calls.append(("step", {"actions": [0, 1]}, results))
+        if mode == "Disabled" and (over := results[2] | results[3]).any():
+            options = {"options": {"reset_mask": over}}
+            calls.append(("reset", options, copied(envs.reset(**options))))
+    return calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_interrupted_renewals_go_on(mode):
+    options = {"num_workers": 1, "autoreset_mode": mode}
+    with pysampler.VectorEnv([Counting] * 2, **options) as envs:
+        calls = calls_of(envs, mode, 10_000)
+    done = 0  # calls
+
+    with pysampler.VectorEnv([Counting] * 2, recycle_after=1, **options) as envs:
+
+        def until_renewed():
+            before = pids_of(envs)
+            while pids_of(envs) == before:
+                name, arguments, _ = calls[done]
+                compare(getattr(envs, name)(**arguments))
+            return True
+
+        def compare(results):
+            nonlocal done
+            assert equal(calls[done][2], results)
+            done += 1
+
+        def check(finished, where):
+            if finished is None:
+                name, arguments, _ = calls[done]
+                pending = envs.pending
+                compare(
+                    getattr(envs, f"{name}_wait")() if pending else getattr(envs, name)(**arguments)
+                )
+            assert envs.stats().losses.tolist() == [0], where
+
+        assert at_each_point(until_renewed, check, only=RENEWING) > 100
 
 
 class Leaks(Counting):
@@ -357,8 +525,3 @@ def test_evaluations_keep_their_workers(policy_in):
 
 def _zeros(observations):
     return np.zeros(len(observations), int)
-
-
-def test_forks_are_not_renewed():
-    with pytest.raises(ValueError, match="recycle_after and recycle_above with context 'fork'"):
-        pysampler.VectorEnv([Counting], num_workers=1, recycle_after=1, context="fork")
