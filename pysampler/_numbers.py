@@ -5,7 +5,6 @@ Functions that return the value raise *cannot <operation>: <name> <got>, <expect
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -48,21 +47,23 @@ def whole_number(operation: str, name: str, got: Any, minimum: int) -> int:
     return int(got)
 
 
-_UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+# A number and a unit: 2 GB, 500mib, 1.5G, 300 B.
+_BYTES = r"\s*(\d+\.?\d*|\.\d+)\s*(?:([kmgt])(i?)b?|b)\s*"
 
 
 def byte_count(operation: str, name: str, got: Any) -> int:
     """Return a number of bytes, which may be text such as "2 GB", or raise ValueError."""
-    text = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)(i?)B?\s*", got) if isinstance(got, str) else None
     number: Any = got
-    if text is not None:
-        with contextlib.suppress(ValueError):
-            unit = _UNITS[text[2]]
-            number = float(text[1]) * (2 ** (10 * round(math.log(unit, 1000))) if text[3] else unit)
+    if isinstance(got, str):
+        text = re.fullmatch(_BYTES, got, re.IGNORECASE)
+        number = math.nan
+        if text is not None:
+            power = "bkmgt".index((text[2] or "b").lower())
+            number = float(text[1]) * (1024 if text[3] else 1000) ** power
     if not (is_real(number, 1) and math.isfinite(number)):
         raise ValueError(
-            f"cannot {operation}: {name} {got!r}, expected a number of bytes, or text such as "
-            "'2 GB'"
+            f"cannot {operation}: {name} {got!r}, expected a number of bytes, or text with a unit "
+            "such as '2 GB' or '500 MiB'"
         )
     return int(number)
 

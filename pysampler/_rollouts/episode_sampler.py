@@ -151,7 +151,8 @@ class EpisodeSampler(Sampler):
             set_torch_threads(self._options.threads)
             with self._enter("evaluate"):
                 self._queue = deque(starts)
-                self._pool.renews = False  # a new process would not know the episodes under way
+                # A worker that acts knows what no other could go on with: its episodes' records.
+                self._pool.renews = not self._in_workers
                 yield from self._run()
         except Exception:
             self._core.drop_work(self._work_name, stopped=True)

@@ -481,6 +481,44 @@ def test_a_worker_with_too_much_memory_is_renewed(monkeypatch):
             envs.step([0])
 
 
+class LeaksLong(Leaks):
+    """Leaks; every second one is in an episode that does not end."""
+
+    made = 0
+
+    def __init__(self):
+        self.long = LeaksLong.made % 2 == 1
+        LeaksLong.made += 1
+
+    def step(self, action):
+        observation, reward, ended, *others = super().step(action)
+        return observation, reward, ended and not self.long, *others
+
+
+@pytest.mark.slow
+def test_a_long_episode_that_keeps_much_memory_is_told_of_once(monkeypatch, caplog):
+    monkeypatch.setattr(renewal, "LOOK_S", 0.0)
+    monkeypatch.setattr(renewal, "LONG_EPISODE", 50)
+    options = {"num_workers": 1, "autoreset_mode": "SameStep"}
+    with pysampler.VectorEnv([LeaksLong] * 2, recycle_above=1e9, **options) as envs:
+        envs.reset()
+        most = renewal.own_memory(pids_of(envs)[0]) + 50_000_000
+    with pysampler.VectorEnv([LeaksLong] * 2, recycle_above=most, **options) as envs:
+        envs.reset(seed=1)
+        first = pids_of(envs)
+        while pids_of(envs) == first:
+            envs.step([0, 0])
+        for _ in range(49):
+            envs.step([0, 0])
+        assert not caplog.records
+        for _ in range(50):
+            envs.step([0, 0])
+        assert envs.stats().losses.tolist() == [0]
+    [line] = [one.getMessage() for one in caplog.records]
+    assert line.startswith("pysampler: worker 0 (pid ")
+    assert f"GB, recycle_above is {most / 1e9:.3g} GB; it is not renewed before env 1 ends" in line
+
+
 def test_own_memory_leaves_out_what_others_share():
     before = psutil.Process().memory_full_info()
     own = renewal.own_memory(os.getpid())
@@ -493,6 +531,13 @@ def test_bad_limits_are_refused():
     for given, text in (
         ({"recycle_after": 0}, "recycle_after 0, expected a whole number of at least 1"),
         ({"recycle_above": "2 XB"}, "recycle_above '2 XB', expected a number of bytes"),
+        (
+            {"recycle_above": "5"},
+            "recycle_above '5', expected a number of bytes, or text with a un",
+        ),
+        ({"recycle_above": "2 iB"}, "recycle_above '2 iB', expected"),
+        ({"recycle_above": "0 GB"}, "recycle_above '0 GB', expected"),
+        ({"recycle_above": "1.2.3 GB"}, "recycle_above '1.2.3 GB', expected"),
         ({"recycle_above": True}, "recycle_above True, expected"),
         ({"recycle_after": 3, "native": True}, "native=True, but recycle_after is given"),
     ):
@@ -502,25 +547,55 @@ def test_bad_limits_are_refused():
         pysampler.VectorEnv(
             [lambda: gym.vector.SyncVectorEnv([Counting])], num_workers=1, recycle_after=3
         )
-    for text, count in (("2 GB", 2 * 10**9), ("1.5MiB", 3 * 2**19), (77, 77), ("5", 5)):
+    for text, count in (
+        *(("2 GB", 2 * 10**9), ("2gb", 2 * 10**9), ("2 Gb ", 2 * 10**9), ("2G", 2 * 10**9)),
+        *(("1.5MiB", 3 * 2**19), ("500 mib", 500 * 2**20), ("1 kB", 1000), ("1Ki", 1024)),
+        *(("300 B", 300), (".5 TB", 5 * 10**11), (77, 77)),
+    ):
         envs = pysampler.VectorEnv([Counting], num_workers=0, recycle_above=text)
         assert envs._pool._faults == Faults(recycle_above=count)
         envs.close()
 
 
+class Strict(Counting):
+    """Raises if it is stepped after the end of its episode."""
+
+    left = 0
+
+    def step(self, action):
+        assert self.left > 0
+        return super().step(action)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("policy_in", ["main", "workers"])
-def test_evaluations_keep_their_workers(policy_in):
-    with pysampler.VectorEnv([Counting] * 3, num_workers=1, recycle_after=1) as envs:
+def test_evaluations_go_on_across_renewals(policy_in):
+    with pysampler.VectorEnv([Strict] * 3, num_workers=1) as envs:
+        expected = pysampler.evaluate(envs, _zeros, 40, seed=1).lengths
+    with pysampler.VectorEnv([Strict] * 3, num_workers=1, recycle_after=1) as envs:
         before = pids_of(envs)
-        policy = _zeros
-        lengths = pysampler.evaluate(envs, policy, 12, seed=1, policy_in=policy_in).lengths
-        assert pids_of(envs) == before
+        lengths = pysampler.evaluate(envs, _zeros, 40, seed=1, policy_in=policy_in).lengths
+        # A policy in the workers keeps them until the evaluation ends.
+        assert (pids_of(envs) == before) == (policy_in == "workers")
         envs.reset()
-        while pids_of(envs) == before:  # later steps may renew them
+        before = pids_of(envs)
+        while pids_of(envs) == before:
             envs.step(np.zeros(3, int))
-    with pysampler.VectorEnv([Counting] * 3, num_workers=1) as envs:
-        expected = pysampler.evaluate(envs, policy, 12, seed=1).lengths
     assert np.array_equal(lengths, expected)
+
+
+@pytest.mark.slow
+def test_envs_that_rest_in_an_evaluation_rest_in_the_new_process(monkeypatch):
+    monkeypatch.setattr(renewal, "LOOK_S", 0.0)
+    monkeypatch.setattr(renewal, "own_memory", lambda _: 10)  # due whenever it can be renewed
+    found = []
+    for options in ({}, {"recycle_above": 1}):
+        for episodes in range(1, 5):  # some envs have nothing to do
+            with pysampler.VectorEnv([Strict] * 4, num_workers=1, **options) as envs:
+                before = pids_of(envs)
+                found.append(pysampler.evaluate(envs, _zeros, episodes, seed=1).lengths.tolist())
+                assert (pids_of(envs) == before) != bool(options)
+    assert found[:4] == found[4:]
 
 
 def _zeros(observations):

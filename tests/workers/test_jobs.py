@@ -17,7 +17,6 @@ from pysampler._workers.jobs import (
     Repeated,
     Replace,
     ReportLoss,
-    Retire,
     failure_of,
 )
 from pysampler._workers.remote import dumps
