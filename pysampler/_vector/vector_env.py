@@ -143,9 +143,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         recycle_after: Renew each worker after this many episodes of its envs together, so that
             memory that a simulator leaks is freed. Another process takes its place; each env moves
             there when its episode ends, so that no step is lost. Envs are stepped one by one.
-        recycle_above: Renew a worker that itself uses more than this many bytes, or text such as
-            "2 GB". Memory that it shares with others does not count. Workers are measured every few
-            seconds.
+        recycle_above: Renew a worker that itself uses more memory than this: bytes, or text with a
+            unit such as "2 GB" or "500 MiB". Memory that it shares with others does not count.
+            Workers are measured every few seconds.
         record_to: A file to which ``recv`` writes the envs of each batch, for ``replay_from``.
         replay_from: A file that ``record_to`` wrote in an earlier run: ``recv`` returns the same
             batches in the same order.
