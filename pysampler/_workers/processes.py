@@ -349,11 +349,11 @@ class Processes:
         _, child = self._retirements.get(index, (0, None))
         return child if child in self.retired else None
 
-    def release_retired(self, index: int) -> None:
+    def release_retired(self, index: int, *, kill: bool = False) -> None:
         """Wait until the process that a worker has replaced has ended. May be repeated."""
         child = self.predecessor(index)
         if child is not None:
-            if not child.ended(SHUTDOWN_TIMEOUT_S):
+            if kill or not child.ended(SHUTDOWN_TIMEOUT_S):
                 child.kill()
                 child.ended(SHUTDOWN_TIMEOUT_S)
             child.release()

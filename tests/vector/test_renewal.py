@@ -248,6 +248,26 @@ def test_the_loss_of_the_new_process_is_handled_as_ever(context):
     envs.close()
 
 
+class Hangs(Counting):
+    def step(self, action):
+        if action == 5:
+            signal.pause()
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_an_old_process_that_hangs_is_killed():
+    envs, _ = renewed(env=Hangs, step_timeout=0.5, on_hang="restart")
+    [retired] = envs._pool._processes.retired
+    *_, infos = envs.step(np.full(3, 5))
+    assert infos["worker_lost"].all()
+    old = psutil.Process(retired.pid)
+    envs.step(np.zeros(3, int))
+    envs.step(np.zeros(3, int))
+    old.wait(10)
+    envs.close()
+
+
 class DiesOnce:
     """Lets the first worker that retires die before it serves its successor."""
 
