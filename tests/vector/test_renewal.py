@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from interrupts import at_each_point
+from interrupts import at_each_point, at_point
 
 import pysampler
 from pysampler._workers import renewal
@@ -478,6 +478,24 @@ def test_interrupted_renewals_go_on(mode):
             assert envs.stats().losses.tolist() == [0], where
 
         assert at_each_point(until_renewed, check, only=RENEWING) > 100
+
+
+@pytest.mark.slow
+def test_frames_are_laid_out_after_an_interrupted_renewal():
+    with pysampler.VectorEnv([Counting] * 2, num_workers=1, recycle_after=1) as envs:
+        envs.reset(seed=2)
+
+        def until_interrupted():
+            while True:
+                envs.step([0, 0])
+
+        for n, steps in ((3, 2), (6, 4), (9, 6)):
+            before = pids_of(envs)
+            at_point(n, until_interrupted, only=("_renew",))
+            assert envs._pool._renewal.interrupted
+            envs.step_chunk(np.zeros((2, steps), int))
+            assert pids_of(envs) != before
+        assert envs.stats().losses.tolist() == [0]
 
 
 class Leaks(Counting):
