@@ -118,12 +118,13 @@ class Renewal:
         begun = int(self._links.counters.envs["resets"]["count"].sum())
         if begun == self._begun and time.monotonic() < self._next_look and not self._waiting:
             return
-        self._begun, self._waiting = begun, False
+        self._begun, self._waiting = -1, False  # if interrupted, the next call looks again
         self._look()
         for index in self._workers:
             if why := self._due(index):
                 self._retiring[index] = self._processes.children[index].pid, why
                 self._renew(index)
+        self._begun = begun
 
     # -- who is due ------------------------------------------------------------------------------
 

@@ -430,7 +430,8 @@ RENEWING = (
     *("renew_due", "finish", "_due", "_start_of", "_renew", "_retire", "retire", "resume", "renew"),
     *("await_retirement", "has_retired", "succeed", "_restart", "_start", "_setup", "_set_up"),
     *("send_arrays", "connection_pair", "_send_end", "_send", "let_go", "predecessor"),
-    *("release_retired", "watch_worker", "_prepare", "_finish_replacements"),
+    *("release_retired", "watch_worker", "_prepare", "_finish_replacements", "_close", "__init__"),
+    *("fork", "_line", "start", "begin", "ended", "kill", "release", "send_message", "environment"),
 )
 
 
@@ -456,28 +457,26 @@ def test_interrupted_renewals_go_on(mode):
 
     with pysampler.VectorEnv([Counting] * 2, recycle_after=1, **options) as envs:
 
-        def until_renewed():
-            before = pids_of(envs)
-            while pids_of(envs) == before:
-                name, arguments, _ = calls[done]
-                compare(getattr(envs, name)(**arguments))
-            return True
-
-        def compare(results):
+        def call(*, wait=False):
             nonlocal done
-            assert equal(calls[done][2], results)
+            name, arguments, expected = calls[done]
+            results = getattr(envs, f"{name}_wait")() if wait else getattr(envs, name)(**arguments)
+            assert equal(expected, results)
             done += 1
+            return True
 
         def check(finished, where):
             if finished is None:
-                name, arguments, _ = calls[done]
-                pending = envs.pending
-                compare(
-                    getattr(envs, f"{name}_wait")() if pending else getattr(envs, name)(**arguments)
-                )
+                call(wait=envs.pending)
             assert envs.stats().losses.tolist() == [0], where
+            while not envs._pool._renewal._due(0):
+                call()
 
-        assert at_each_point(until_renewed, check, only=RENEWING) > 100
+        check(call(), "")
+        before = pids_of(envs)
+        # Each call that is interrupted renews the worker.
+        assert at_each_point(call, check, only=RENEWING) > 100
+        assert pids_of(envs) != before
 
 
 @pytest.mark.slow
