@@ -248,6 +248,21 @@ def test_the_loss_of_the_new_process_is_handled_as_ever(context):
     envs.close()
 
 
+@pytest.mark.slow
+def test_forks_hold_no_connection_between_others():
+    options = {"recycle_after": 1, "context": "fork", "on_worker_loss": "restart"}
+    with pysampler.VectorEnv([Counting] * 4, num_workers=2, **options) as envs:
+        envs.reset(seed=1)
+        for worker in (1, 0):  # worker 1 is forked while worker 0 may still retire
+            before = pids_of(envs)[worker]
+            while pids_of(envs)[worker] == before:
+                envs.step(np.zeros(4, int))
+        old = envs._pool._processes.predecessor(0)
+        os.kill(pids_of(envs)[0], signal.SIGKILL)
+        assert old.ended(10)
+        envs.step(np.zeros(4, int))
+
+
 class Hangs(Counting):
     def step(self, action):
         if action == 5:
