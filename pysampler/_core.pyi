@@ -1358,10 +1358,6 @@ class EnvBlock(Block):
         """
         Let steps leave env i alone until it is reset.
         """
-    def resting(self, i: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        """
-        Whether steps leave env i alone.
-        """
     def restore(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Write the results of the step in which the envs that these replace were lost.
