@@ -297,6 +297,23 @@ def test_actions_of_a_chunk_keep_their_dtype(given, workers):
         assert all(np.dtype(given).name in text for text in infos["action"])
 
 
+class TwoRewards(Scripted):
+    reward_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def step(self, action):
+        seen, _, *rest = super().step(action)
+        return seen, np.array([self.steps, -self.steps], np.float64), *rest
+
+
+def test_rewards_of_several_numbers_come_for_each_step():
+    with contextlib.closing(pysampler.VectorEnv([TwoRewards] * 3, num_workers=1)) as envs:
+        envs.reset()
+        for call in range(4):  # the later ones are one call of C++ each
+            rewards = envs.step_chunk(chunk(envs, 2))[1]
+            expected = [[2 * call + k, -2 * call - k] for k in (1, 2)]
+            assert rewards.tolist() == [expected] * 3
+
+
 def test_actions_may_be_nested_lists():
     with scripted() as envs:
         assert envs.step_chunk([[0, 0, 1]] * 4)[2].all()
