@@ -213,7 +213,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
                 state = self._state.restarted(self.inner.num_envs, entropy if seeded else None)
                 return state, range(self.num_envs), ()
             own = [slot for slot in slots if options_of.get(slot) or slot in seeded]
-            self._await_idle(self._state.spares[: len(self._state.vacant)])
+            self._await_idle(self._state.spares[: len(set(own).intersection(self._state.vacant))])
             state = self._state.keeping(own)
             to_fill = [slot for slot in slots if slot not in own]
             return state.vacated(to_fill), own, to_fill

@@ -448,6 +448,7 @@ def late_in_slot_1(tmp_path, **options):
     return envs, gate
 
 
+@pytest.mark.slow
 def test_a_late_step_names_its_slot_and_continues(tmp_path):
     envs, gate = late_in_slot_1(tmp_path, step_timeout=0.2)
     with envs:
@@ -481,6 +482,7 @@ def test_timeouts_of_waits_count_for_spares(tmp_path):
         assert envs.recv(timeout=60)[4]["action"].tolist() == [0, 2]
 
 
+@pytest.mark.slow
 def test_a_late_call_names_its_slot_and_continues(tmp_path):
     envs, gate = late_in_slot_1(tmp_path, step_timeout=0.2)
     with envs:
@@ -501,6 +503,7 @@ class EndsBy2(Waits):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_nobody_hears_of_a_late_reset_before_a_slot_waits_for_it(tmp_path):
     gate = str(tmp_path / "gate")
     with make(lambda: EndsBy2(gate), 1, 1, step_timeout=0.05, autoreset_mode="SameStep") as envs:

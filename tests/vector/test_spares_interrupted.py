@@ -405,6 +405,7 @@ class ResetsOnce(Hangs):
     slow_resets = True
 
 
+@pytest.mark.slow
 @closing_while_pending
 @pytest.mark.parametrize("waits", ["for a step", "for a spare"])
 def test_closing_in_a_handler_ends_an_endless_wait(waits):
