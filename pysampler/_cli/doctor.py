@@ -312,6 +312,8 @@ def _isolation(env: str) -> _Result:
     text = "; ".join([found.verdict, *found.reasons])
     if found.isolated:
         return _ok(text)
+    if len(found.reasons) == 2 and "seed_globals" in found.reasons[-1]:
+        return _look(text, "pass seed_globals=True, which gives each env generators of its own")
     return _look(text, "pass isolate=True, which gives each env a process")
 
 

@@ -21,7 +21,12 @@ _ENVS = 3  # of a run
 
 def checked(source: EnvSource) -> Isolation:
     """Check envs of a source; raise an exception if they do not run alone."""
-    return check_envs(source.env_fns(_ENVS), worker_init=source.options.get("worker_init"))
+    options = source.options
+    return check_envs(
+        source.env_fns(_ENVS),
+        worker_init=options.get("worker_init"),
+        seed_globals=options.get("seed_globals", False),
+    )
 
 
 def isolation_lines(isolation: Mapping[str, Any]) -> list[str]:

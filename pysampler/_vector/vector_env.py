@@ -105,7 +105,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             CPUs that this process may use: lower it to leave CPUs to a learner, raise it if envs
             wait for something other than a CPU. 0 steps all envs in this process, for debugging or
             for very short steps. "auto" times one extra env for some milliseconds and chooses
-            ``num_workers`` and ``main_envs`` for the fastest steps; see ``division``.
+            ``num_workers`` and ``main_envs`` for the fastest steps; see ``division``. With
+            ``worker_init``, ``step_timeout``, ``on_worker_loss="restart"`` and ``recycle_...``,
+            which only workers have, it is the default.
         main_envs: The number of envs that this process steps while the workers step theirs; it
             takes the last envs. With one process per CPU this beats one more worker, so the default
             ``num_workers`` is then one lower. "auto" times one extra env to choose the number.
@@ -281,8 +283,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             recycle_above=recycle_above is not None,
         )
         alike = all(function is functions[0] for function in functions)
-        if num_workers == "auto" and alike and getattr(functions[0], "makes_tasks", False):
-            num_workers = None  # "auto" goes by the time of a step in Python
+        # "auto" goes by the time of a step in Python, and may step envs in this process.
+        tasks = alike and getattr(functions[0], "makes_tasks", False)
+        for_workers = worker_init is not None or faults.for_workers
+        if num_workers == "auto" and (tasks or for_workers):
+            num_workers = None
         self.division = divide(
             *(num_workers, main_envs, functions, self.max_concurrency),
             groups=options.groups,
@@ -293,7 +298,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if isolate == "check" and self.division.shares(len(functions)):
             from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare
 
-            if not may_share(functions, worker_init, process):
+            if not may_share(functions, worker_init, process, seed_globals=seed_globals):
                 self.division = Division(len(functions), 0)
         self.num_workers = self.division.num_workers
         modules = arguments.preload(preload)

@@ -55,6 +55,12 @@ class Faults:
         """Whether workers are replaced while they live."""
         return self.recycle_after is not None or self.recycle_above is not None
 
+    @property
+    def for_workers(self) -> bool:
+        """Whether the user relies on what only worker processes give."""
+        timed = self.step_timeout is not None
+        return timed or self.recycles or self.on_worker_loss == "restart"
+
 
 class Recovery:
     """Replaces workers of a pool.

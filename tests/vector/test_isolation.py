@@ -231,6 +231,17 @@ def test_interference_is_found_with_its_cause(env, what, cause, tmp_path, monkey
     assert str(found).startswith(f"{verdict}:\n- beside others, ")
 
 
+@pytest.mark.parametrize("env", [Draws, DrawsInReset])
+def test_envs_with_generators_of_their_own_may_share_a_process(env):
+    assert check(env, seed_globals=True).isolated is True
+
+
+def test_isolate_check_lets_envs_with_generators_of_their_own_share_a_process():
+    options = {"num_workers": 1, "context": "fork", "isolate": "check", "seed_globals": True}
+    with pysampler.VectorEnv([Draws] * 2, **options) as envs:
+        assert envs.num_workers == 1
+
+
 def test_a_difference_that_begins_with_a_close_says_so():
     said = "; this begins when one of the others is closed"
     assert check(ResetByClose).reasons[0].endswith(said)
@@ -671,7 +682,7 @@ def test_isolate_check_gives_each_env_a_process_and_warns_with_the_reason(caplog
     text = record.getMessage()
     verdict = "envs of Draws must not share a process (200 steps compared)"
     assert text.startswith(f"pysampler: {verdict}: beside others, observations of the reset differ")
-    assert "the env uses global random generators: np.random;" in text
+    assert "the env uses global random generators: np.random. seed_globals=True gives" in text
     assert text.endswith("isolate='check' starts 3 workers, one for each")
 
 
@@ -690,7 +701,7 @@ def test_isolate_check_gives_each_env_a_process_if_it_cannot_tell(caplog):
     "options", [{"num_workers": 2}, {"num_workers": 1, "main_envs": 1}], ids=str
 )
 def test_isolate_check_is_left_out_if_no_process_has_two_envs(options, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise AssertionError("it was checked")
 
     monkeypatch.setattr("pysampler._vector.isolation.check.may_share", refuse)

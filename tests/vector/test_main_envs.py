@@ -265,6 +265,21 @@ def test_auto_keeps_envs_in_workers_that_may_step_them_together(make, count, tog
         assert "of this kind" not in str(envs.division)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"worker_init": int},
+        {"step_timeout": 5.0},
+        {"on_worker_loss": "restart"},
+        {"recycle_after": 3},
+    ],
+    ids=str,
+)
+def test_auto_keeps_envs_in_workers_for_options_that_need_them(option):
+    with pysampler.VectorEnv([Scripted] * 2, num_workers="auto", **option) as envs:
+        assert (envs.num_workers, envs.division.main_envs) == (min(2, usable_cpus()), 0)
+
+
 def test_auto_trial_is_reported_and_leaves_global_generators_alone():
     class Draws(Scripted):
         def __init__(self):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pysampler._numbers import whole_number
+from pysampler._numbers import true_or_false, whole_number
 from pysampler._vector.isolation.runs import AttachNothing, RunJob, RunResult, RunServer
 from pysampler._vector.registry import registered
 from pysampler._vector.serving import WorkerInfo, worker_init_for
@@ -88,7 +88,13 @@ class Isolation:
         return "\n".join(lines)
 
 
-def check_isolation(env_fn: Callable[[], Any], steps: int = STEPS, seed: int = 0) -> Isolation:
+def check_isolation(
+    env_fn: Callable[[], Any],
+    steps: int = STEPS,
+    seed: int = 0,
+    *,
+    seed_globals: bool = False,
+) -> Isolation:
     """Check whether envs may share a process, as they do in the workers of a ``VectorEnv``.
 
     It steps an env in three new processes: alone, alone again, and beside two others with other
@@ -101,6 +107,8 @@ def check_isolation(env_fn: Callable[[], Any], steps: int = STEPS, seed: int = 0
             functions: the first makes the env, the next two others its siblings.
         steps: The number of steps. The check takes fewer if they take longer than 3 seconds.
         seed: The seed of the env and its actions.
+        seed_globals: Whether each env has its own global random generators, as with this option of
+            ``VectorEnv``.
 
     Returns:
         The verdict, with reasons.
@@ -124,7 +132,8 @@ def check_isolation(env_fn: Callable[[], Any], steps: int = STEPS, seed: int = 0
         )
     steps = whole_number("check isolation", "steps", steps, 1)
     seed = whole_number("check isolation", "seed", seed, 0)
-    return check_envs(env_fns, steps=steps, seed=seed)
+    seed_globals = true_or_false("check isolation", "seed_globals", seed_globals)
+    return check_envs(env_fns, steps=steps, seed=seed, seed_globals=seed_globals)
 
 
 def check_envs(
@@ -134,6 +143,7 @@ def check_envs(
     seed: int = 0,
     worker_init: Callable[[], Any] | None = None,
     context: str = "spawn",
+    seed_globals: bool = False,
 ) -> Isolation:
     """Check the env of the first function, beside envs of the next two different ones.
 
@@ -143,6 +153,7 @@ def check_envs(
         seed: The seed of the env and its actions.
         worker_init: The function that workers run before they make envs.
         context: How to start the processes: "spawn", or "fork" for functions that cannot be sent.
+        seed_globals: Whether each env has its own global random generators.
     """
     worker_init = worker_init_for(worker_init, WorkerInfo(0, 1, range(1)))
     first, *others = {id(function): function for function in env_fns}.values()
@@ -155,7 +166,7 @@ def check_envs(
     )
     try:
         pool.lay_out(Segment(1), AttachNothing())
-        job = RunJob(steps, steps, seed, seconds=_SECONDS)
+        job = RunJob(steps, steps, seed, seconds=_SECONDS, seed_globals=seed_globals)
         alone = _run(pool, _ALONE, job, _LONGEST)
         if alone is None:
             raise _timeout("alone", _LONGEST)
@@ -167,15 +178,14 @@ def check_envs(
             doing, raised = alone.failed
             text = f"cannot check isolation: the env raised {raised.kind} {doing}"
             raise error_from(raised, text)
-        job = RunJob(steps, alone.steps, seed, second=alone.second, slowly=True)
+        job = replace(job, most=alone.steps, second=alone.second, seconds=None)
         longest = _LONGEST + _TIMES * alone.seconds
-        again = _run(pool, _AGAIN, job, longest)
+        again = _run(pool, _AGAIN, replace(job, slowly=True), longest)
         if again is None:
             raise _timeout("alone again", longest)
         patience = _PATIENCE + _TIMES * max(alone.seconds, again.seconds)
-        job = RunJob(steps, alone.steps, seed, second=alone.second, beside=True)
         try:
-            beside = _run(pool, _BESIDE, job, patience)
+            beside = _run(pool, _BESIDE, replace(job, beside=True), patience)
         except LostError as error:
             text = f"beside others, the process of the envs ended: {error}"
             return _found(alone, text, isolated=False)
@@ -188,12 +198,19 @@ def check_envs(
 
 
 def may_share(
-    env_fns: Sequence[Callable[[], Any]], worker_init: Callable[[], Any] | None, context: str
+    env_fns: Sequence[Callable[[], Any]],
+    worker_init: Callable[[], Any] | None,
+    context: str,
+    *,
+    seed_globals: bool,
 ) -> bool:
     """Check the envs of a vector env; log a warning unless they may share a process."""
     try:
         found = check_envs(
-            env_fns, worker_init=worker_init, context="fork" if context == "fork" else "spawn"
+            env_fns,
+            worker_init=worker_init,
+            context="fork" if context == "fork" else "spawn",
+            seed_globals=seed_globals,
         )
     except _BatchEnvError:
         _log.info("pysampler: isolate='check' does not check BatchEnvs: their envs share a process")

@@ -22,6 +22,7 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from pysampler._torch import is_tensor, to_array
 from pysampler._vector.env_calls import autoreset_of, expect_env, expect_whole, is_several
+from pysampler._vector.env_globals import GlobalsOf
 from pysampler._vector.env_server import prepare
 from pysampler._vector.isolation.known import interfering
 from pysampler._vector.isolation.shared import SharedState
@@ -153,6 +154,7 @@ class RunJob(Job):
         slowly: Whether to pause after each step for as long as siblings would take. Results that
             depend on the time then differ from those of a quick run.
         seconds: Seconds of stepping after which the run ends early.
+        seed_globals: Whether each env has its own global random generators.
     """
 
     steps: int
@@ -162,6 +164,7 @@ class RunJob(Job):
     beside: bool = False
     slowly: bool = False
     seconds: float | None = None
+    seed_globals: bool = False
     doing = "being checked"
 
     def run(self, server: RunServer, block: int, frame: int) -> RunResult:  # noqa: ARG002
@@ -247,6 +250,8 @@ class _Run:
     def _add(self, make: Callable[[], Any], seed: int, result: RunResult | None = None) -> _Member:
         with self._shared.of(len(self._members)):
             member = _Member(make, seed, len(self._members), result)
+            if self._job.seed_globals:
+                member.calls = GlobalsOf(member.env)
         self._members.append(member)
         self._shared.look(member.env)
         return member
@@ -276,7 +281,7 @@ class _Member:
         env = make()
         if isinstance(env, BatchEnv):
             raise _BatchMadeError(type(env).__name__)
-        self.env = env
+        self.env = self.calls = env  # the second may swap generators around calls
         self.seed, self.number, self._result = seed, number, result
         (expect_whole if is_several(env) else expect_env)(env, 0)
         if result is not None:
@@ -291,11 +296,11 @@ class _Member:
         self._draws = env.render_mode not in (None, "human")
 
     def reset(self, name: str, seed: int | None = None) -> None:
-        observation, info = self.env.reset(seed=seed)
+        observation, info = self.calls.reset(seed=seed)
         self._record(name, observations=observation, infos=info)
 
     def step(self, name: str) -> None:
-        results = self.env.step(self._actions.sample())
+        results = self.calls.step(self._actions.sample())
         names = "observations", "rewards", "terminated", "truncated", "infos"
         self._record(name, **dict(zip(names, results, strict=True)))
         if self._resets and (np.any(results[2]) or np.any(results[3])):

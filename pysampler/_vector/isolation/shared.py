@@ -88,7 +88,10 @@ class SharedState:
         """Return what the envs changed, as sentences."""
         changed = {kind: _listed(list(names)) for kind, names in self._changed.items() if names}
         sentences = {
-            "generators": "the env uses global random generators: {}",
+            "generators": (
+                "the env uses global random generators: {}. seed_globals=True gives each env its "
+                "own, with the seed of its reset"
+            ),
             "directory": "the env changes the {}",
             "environment": "the env changes environment variables: {}",
             "attributes": "the env changes attributes of modules or classes: {}",
