@@ -63,6 +63,7 @@ class _Start:
     pid: int
     resets: npt.NDArray[np.int64]  # of each of its envs
     steps: npt.NDArray[np.int64]  # likewise
+    is_new: bool = False  # whether it took another's place, and its memory was not measured yet
 
 
 class Renewal:
@@ -100,6 +101,7 @@ class Renewal:
         self._next_look = time.monotonic() + LOOK_S
         self._memory: dict[int, int] = {}  # of processes that have too much, by pid
         self._warned: set[int] = set()  # pids of processes that a long episode keeps
+        self._warned_of_limit = False
 
     @property
     def interrupted(self) -> bool:
@@ -170,7 +172,22 @@ class Renewal:
                     self._memory[child.pid] = used
                     if retired is not None:
                         self._warn(index, child.pid, retired.pid)
+            self._expect_room(index)
         self._next_look = time.monotonic() + LOOK_S
+
+    def _expect_room(self, index: int) -> None:
+        """Warn once if a new process is above the limit from the first look on."""
+        start = self._starts[index]
+        is_new, start.is_new = start.is_new, False
+        if not is_new or self._warned_of_limit or start.pid not in self._memory:
+            return
+        self._warned_of_limit = True
+        _log.warning(
+            "pysampler: worker %s (pid %s) uses %.3g GB right after its renewal, recycle_above is "
+            "%.3g GB: workers are renewed again and again; expected more than envs need at first",
+            *(index, start.pid, self._memory[start.pid] / 1e9),
+            (self._faults.recycle_above or 0) / 1e9,
+        )
 
     def _warn(self, index: int, pid: int, retired: int) -> None:
         """Warn once if an episode that does not end keeps a worker above its limit."""
@@ -211,6 +228,7 @@ class Renewal:
         links.watch_worker(index, new)
         self._commands.resume(index)
         self._starts[index] = self._start_of(index)
+        self._starts[index].is_new = True
         del self._retiring[index]
         processes.let_go()
         _log.info("pysampler: worker %s (pid %s) renewed %s: pid %s", index, pid, why, new)

@@ -533,6 +533,19 @@ def test_a_worker_with_too_much_memory_is_renewed(monkeypatch):
             envs.step([0])
 
 
+@pytest.mark.slow
+def test_a_limit_that_a_new_worker_exceeds_is_told_of_once(monkeypatch, caplog):
+    monkeypatch.setattr(renewal, "LOOK_S", 0.0)
+    with pysampler.VectorEnv([Counting], num_workers=1, recycle_above=1000) as envs:
+        envs.reset(seed=1)
+        seen = set()
+        while len(seen) < 4:
+            envs.step([0])
+            seen.update(pids_of(envs))
+    [line] = [one.getMessage() for one in caplog.records]
+    assert "right after its renewal, recycle_above is 1e-06 GB: workers are renewed again" in line
+
+
 class LeaksLong(Leaks):
     """Leaks; every second one is in an episode that does not end."""
 
