@@ -46,6 +46,9 @@ class BasicPoolWorker {
         return bell_.post(group, now);
     }
 
+    // No further commands come: wait() returns kLost once none is left. Any thread may call this.
+    void end_commands() noexcept { commands_.mark_producer_lost(); }
+
     std::uint32_t groups() const noexcept { return bell_.members(); }
     // How many more completions the sleeping parent waits for.
     std::uint64_t wanted() const noexcept { return bell_.wanted(); }

@@ -216,6 +216,10 @@ class Part:
         ...
     def __repr__(self) -> str:
         ...
+    def mark_lost(self) -> None:
+        """
+        Do what a Watch does when the process dies; for the end of a thread.
+        """
 class Watch:
     def __init__(self) -> None:
         ...
@@ -1178,6 +1182,10 @@ class Worker:
     def complete(self, group: typing.SupportsInt | typing.SupportsIndex, message: bool) -> None:
         """
         Complete the group's command; `message`: one follows.
+        """
+    def end_commands(self) -> None:
+        """
+        Let serve() raise LostError once no command is left; any thread may call this.
         """
     def serve(self, blocks: list, report: typing.Any, flush: typing.Any) -> tuple:
         """

@@ -5,6 +5,8 @@
 // `with` makes without checking for signals.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,10 +21,10 @@ struct GuardState {
     std::string closed_message;  // of the error that an entry after close() raises
     py::object closed_error;     // the type of that error
     pid_t owner = pid_of(self_id());
-    std::uint64_t holder = 0;  // its self_id(), or 0; changed with the GIL only
-    std::string doing;         // the name of the holder's call
-    std::uint64_t entries = 0;
-    bool closed = false;
+    std::atomic<std::uint64_t> holder{0};  // its self_id(), or 0
+    std::string doing;                     // the name of the holder's call; only its thread reads
+    std::atomic<std::uint64_t> entries{0};
+    std::atomic<bool> closed{false};
     bool closed_within = false;  // by a signal handler in the holder's own thread
 
     [[noreturn]] void refuse(const std::string& message) const {
@@ -45,14 +47,16 @@ class Entry {
         }
         if (guard.closed) guard.refuse(guard.closed_message);
         const std::uint64_t self = self_id();
-        if (guard.holder == 0) {
-            guard.holder = self;
+        std::uint64_t holder = 0;
+        // SYNC: pairs with the store in exit(): this holder sees what the last one did.
+        if (guard.holder.compare_exchange_strong(holder, self, std::memory_order_acquire,
+                                                 std::memory_order_relaxed)) {
             guard.doing = what_;
-            ++guard.entries;
+            guard.entries.fetch_add(1, std::memory_order_relaxed);
             nested_ = false;
-        } else if (closing_ && guard.holder == self) {
+        } else if (closing_ && holder == self) {
             nested_ = true;
-        } else if (guard.holder == self) {
+        } else if (holder == self) {
             raise("BusyError", "cannot " + what_ + ": this thread is already using it (" +
                                    guard.doing + "); a signal handler may only close it");
         } else {
@@ -67,7 +71,7 @@ class Entry {
             return;
         }
         const bool closed_within = std::exchange(guard.closed_within, false);
-        guard.holder = 0;
+        guard.holder.store(0, std::memory_order_release);
         // If a call failed because a signal handler closed the object, the error says so.
         if (closed_within && !type.is_none() &&
             PyErr_GivenExceptionMatches(type.ptr(), PyExc_Exception) != 0 &&

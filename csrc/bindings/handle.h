@@ -4,6 +4,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,13 +27,20 @@ class Handle {
  public:
     Handle(const char* name, std::shared_ptr<Segment> segment, std::size_t offset)
         : name_(name), segment_(std::move(segment)), offset_(offset) {}
+    // Of one that Python does not have yet.
+    Handle(Handle&& other) noexcept
+        : name_(other.name_),
+          class_name_(other.class_name_),
+          segment_(std::move(other.segment_)),
+          mappings_(std::move(other.mappings_)),
+          offset_(other.offset_) {}
 
     // Releases the memory once no call uses it and no view is left.
     void close() {
-        closed_ = true;
-        if (pins_ == 0) unmap();
+        // SYNC: pairs with pin() and unpin(): one of them, or this, finds no pin left, and once.
+        if (state_.fetch_or(kClosed, std::memory_order_acq_rel) == 0) unmap();
     }
-    bool closed() const { return closed_; }
+    bool closed() const { return (state_.load(std::memory_order_acquire) & kClosed) != 0; }
     std::size_t offset() const { return offset_; }
 
     [[noreturn]] void busy(const char* verb, std::uint64_t waiter) const {
@@ -48,7 +57,7 @@ class Handle {
     }
 
     std::string repr(const std::string& state) const {
-        return std::string("<pysampler.sync.") + class_name_ + (closed_ ? " closed" : " " + state) +
+        return std::string("<pysampler.sync.") + class_name_ + (closed() ? " closed" : " " + state) +
                ">";
     }
 
@@ -64,6 +73,23 @@ class Handle {
     }
 
  private:
+    static constexpr std::uint32_t kClosed = 1U << 31;
+
+    // Keeps the memory mapped until unpin(); false if the handle is closed.
+    bool pin() {
+        std::uint32_t state = state_.load(std::memory_order_relaxed);
+        do {
+            if ((state & kClosed) != 0) return false;
+            // SYNC: pairs with close(), which unmaps only if it finds no pin.
+        } while (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acquire,
+                                               std::memory_order_relaxed));
+        return true;
+    }
+    void unpin() {
+        // SYNC: pairs with close() and other unpins: the last one's unmap() follows all uses.
+        if (state_.fetch_sub(1, std::memory_order_acq_rel) == (kClosed | 1)) unmap();
+    }
+
     void unmap() {
         segment_.reset();
         mappings_.clear();
@@ -74,8 +100,7 @@ class Handle {
     std::shared_ptr<Segment> segment_;
     std::vector<std::shared_ptr<std::byte>> mappings_;
     std::size_t offset_;
-    bool closed_ = false;
-    unsigned pins_ = 0;  // changed with the GIL only
+    std::atomic<std::uint32_t> state_{0};  // the number of pins, and kClosed
 };
 
 // A call that uses the memory of a handle: the memory stays mapped even if another thread closes
@@ -86,17 +111,14 @@ class Handle {
 class Pin {
  public:
     Pin(const Handle& handle, const char* verb) : handle_(const_cast<Handle&>(handle)) {
-        if (handle.closed_) {
+        if (!handle_.pin()) {
             raise("ClosedError",
                   std::string("cannot ") + verb + " " + handle.name_ + ": it is closed");
         }
-        ++handle_.pins_;
     }
     Pin(const Pin&) = delete;
     Pin& operator=(const Pin&) = delete;
-    ~Pin() {
-        if (--handle_.pins_ == 0 && handle_.closed_) handle_.unmap();
-    }
+    ~Pin() { handle_.unpin(); }
 
     const std::shared_ptr<Segment>& segment() const { return handle_.segment_; }
 
@@ -136,30 +158,37 @@ struct Place {
     }
 };
 
-// One side of a handle (a ring's producer, say), for one thread at a time. Changed with the GIL
-// only.
+// One side of a handle (a ring's producer, say), for one thread at a time.
 class Side {
-    friend class Turn;
-
  public:
-    std::uint64_t by() const { return by_; }
-    void leave() { by_ = 0; }
+    std::uint64_t by() const { return by_.load(std::memory_order_relaxed); }
+    // Whether this thread has the side now. In a forked child, the thread that had it does not
+    // exist.
+    bool take() {
+        const std::uint64_t self = self_id();
+        std::uint64_t by = 0;
+        // SYNC: pairs with leave(): this user sees what the last one did.
+        while (!by_.compare_exchange_weak(by, self, std::memory_order_acquire,
+                                          std::memory_order_relaxed)) {
+            if (by != 0 && pid_of(by) == pid_of(self)) return false;
+        }
+        return true;
+    }
+    void leave() { by_.store(0, std::memory_order_release); }
 
  private:
-    std::uint64_t by_ = 0;  // the user's self_id(), or 0
+    std::atomic<std::uint64_t> by_{0};  // the user's self_id(), or 0
 };
 
 // A call that uses a side, and refuses other threads until it ends. Throws BusyError.
 class Turn : public Pin {
  public:
     Turn(const Handle& handle, Side& side, const char* verb) : Pin(handle, verb), side_(side) {
-        // In a forked child, the thread that used the side does not exist.
-        if (side.by_ != 0 && pid_of(side.by_) == pid_of(self_id())) handle.busy(verb, side.by_);
-        side.by_ = self_id();
+        if (!side.take()) handle.busy(verb, side.by());
     }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
-    ~Turn() { side_.by_ = 0; }
+    ~Turn() { side_.leave(); }
 
  private:
     Side& side_;

@@ -46,7 +46,7 @@ void translate(std::exception_ptr error) {
 
 }  // namespace
 
-PYBIND11_MODULE(_core_of_main_interpreter, m) {
+PYBIND11_MODULE(_core_of_main_interpreter, m, py::mod_gil_not_used()) {
     check_system();
     py::register_exception_translator(translate);
     register_wait(m);

@@ -90,6 +90,9 @@ class PyWorker : public Handle {
         finish(TraceKind::kJob, group, message, job_began_);
     }
 
+    // Lets serve() raise LostError once no command is left. Any thread may call this.
+    void end_commands() { worker_.end_commands(); }
+
     // The next step has overflow, whatever its block returns.
     void set_overflow(bool overflow) { has_overflow_ = overflow; }
 
@@ -314,7 +317,9 @@ void register_pool(py::module_& m) {
         .def("complete", &PyWorker::complete, py::arg("group"), py::arg("message"),
              "Complete the group's command; `message`: one follows.")
         .def("set_overflow", &PyWorker::set_overflow, py::arg("overflow"),
-             "Set whether the next step has overflow, whatever its block returns.");
+             "Set whether the next step has overflow, whatever its block returns.")
+        .def("end_commands", &PyWorker::end_commands,
+             "Let serve() raise LostError once no command is left; any thread may call this.");
     Class<Command> command(m, "Command");
     command.attr("STEP") = static_cast<std::uint32_t>(Command::kStep);
     command.attr("REQUEST") = static_cast<std::uint32_t>(Command::kRequest);

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -68,6 +70,7 @@ class PyPool : public Handle {
     // Sends a step to some groups, each with its frame. False as above.
     bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& group_frames) {
         const Pin pin(*this, "send to");
+        take_notes();
         const Traced sending(track_, TraceKind::kSend,
                              static_cast<std::uint32_t>(group_frames.size()));
         for (const auto& [group, frame] : group_frames) expect_idle(known(group));
@@ -82,6 +85,7 @@ class PyPool : public Handle {
     bool step_chunk(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& group_frames,
                     std::uint16_t steps, bool last) {
         const Pin pin(*this, "send to");
+        take_notes();
         const Traced sending(track_, TraceKind::kSend,
                              static_cast<std::uint32_t>(group_frames.size()));
         for (const auto& [group, frame] : group_frames) expect_idle(known(group));
@@ -96,6 +100,7 @@ class PyPool : public Handle {
     // Sends a command to each of some groups, and settles groups. False as above.
     bool send(const std::vector<Pool::Request>& requests, const Groups& settled) {
         const Pin pin(*this, "send to");
+        take_notes();
         const Traced sending(track_, TraceKind::kSend, static_cast<std::uint32_t>(requests.size()));
         for (const Pool::Request& request : requests) expect_idle(known(request.group));
         for (const std::uint32_t group : settled) known(group);
@@ -111,7 +116,7 @@ class PyPool : public Handle {
     void note(const std::vector<std::pair<std::uint32_t, std::string>>& messages) {
         const Pin pin(*this, "send to");
         for (const auto& [worker, message] : messages) known_worker(worker);
-        for (const auto& [worker, message] : messages) pool_.note(worker, message);
+        for (const auto& [worker, message] : messages) add_note({worker, message, {}});
     }
     // Sends a worker these messages now. False if some remain to be flushed.
     bool send_notes(std::uint32_t worker) {
@@ -131,6 +136,7 @@ class PyPool : public Handle {
     // Python runs. Returns whether nothing is left. A step that a signal handler's exception ends
     // stays due, and the next call resumes it.
     bool run_inline() {
+        take_notes();
         while (const Command* due = pool_.due()) {
             const Turn turn(*this, waiting_, "wait on");
             if (!is_for_block(*due)) return false;
@@ -163,8 +169,7 @@ class PyPool : public Handle {
     }
     void note_inline(py::object note) {
         const Pin pin(*this, "send to");
-        notes_.push_back(std::move(note));
-        pool_.note_inline();
+        add_note({kInline, {}, std::move(note)});
     }
     // Python has run due(). `message`: the answer is more than the results in the frame.
     void complete_inline(bool message) {
@@ -186,6 +191,8 @@ class PyPool : public Handle {
         pool_.release_inline();
         const py::list blocks = std::exchange(inline_blocks_, py::list());
         const std::deque<py::object> notes = std::exchange(notes_, {});
+        const std::lock_guard lock(noting_);
+        noted_.clear();
     }
 
     // Waits until every command, and its message, has gone to its worker. False at the deadline.
@@ -295,6 +302,7 @@ class PyPool : public Handle {
     void renew(std::uint32_t worker) {
         known_worker(worker);
         const Pin pin(*this, "renew");
+        take_notes();
         pool_.renew(worker);
     }
     bool owed(std::uint32_t group) const { return pool_.owed(known(group)); }
@@ -338,6 +346,7 @@ class PyPool : public Handle {
  private:
     bool send_all(std::uint16_t kind, std::uint32_t frame, std::uint16_t steps) {
         const Pin pin(*this, "send to");
+        take_notes();
         const Traced sending(track_, TraceKind::kSend, pool_.groups());
         for (std::uint32_t group = 0; group < pool_.groups(); ++group) expect_idle(group);
         sound([&] {
@@ -347,6 +356,40 @@ class PyPool : public Handle {
             }
         });
         return pool_.unsent() == 0;
+    }
+
+    // A note that some thread has passed, for a worker or for this process.
+    struct Noted {
+        std::uint32_t worker;
+        std::string message;
+        py::object inline_note;
+    };
+    static constexpr std::uint32_t kInline = UINT32_MAX;
+
+    void add_note(Noted note) {
+        const std::lock_guard lock(noting_);
+        noted_.push_back(std::move(note));
+        any_noted_.store(true, std::memory_order_release);
+    }
+    // Queues the notes of all threads before what is sent next.
+    void take_notes() {
+        // SYNC: pairs with the store in add_note(); a note added after this goes out with the next
+        // command.
+        if (!any_noted_.load(std::memory_order_acquire)) return;
+        std::vector<Noted> noted;
+        {
+            const std::lock_guard lock(noting_);
+            noted.swap(noted_);
+            any_noted_.store(false, std::memory_order_relaxed);
+        }
+        for (Noted& note : noted) {
+            if (note.worker == kInline) {
+                notes_.push_back(std::move(note.inline_note));
+                pool_.note_inline();
+            } else {
+                pool_.note(note.worker, std::move(note.message));
+            }
+        }
     }
 
     // Counts how long this process waits, for programs that monitor it.
@@ -449,6 +492,9 @@ class PyPool : public Handle {
     std::uint32_t own_;  // how many groups, the last ones, are inline
     py::list inline_blocks_;
     std::deque<py::object> notes_;  // the inline notes that are due
+    std::mutex noting_;             // guards noted_
+    std::vector<Noted> noted_;      // by any thread, not yet queued
+    std::atomic<bool> any_noted_{false};
     bool has_overflow_ = false;
     std::int64_t look_at_ = kForever;
     PoolParts parts_;

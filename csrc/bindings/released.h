@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <optional>
 #include <utility>
 
@@ -87,13 +88,14 @@ class Site {
 
     template <class Wait, class Wanted>
     Outcome operator()(Wait&& wait, Wanted&& wanted) {
-        if (std::exchange(taken_, true)) {
+        // SYNC: pairs with the store in ~Return(): the policy as the last waiter left it.
+        if (taken_.exchange(true, std::memory_order_acquire)) {
             WaitPolicy fresh(policy_.costs());
             return wait_released(fresh, wait, wanted);
         }
         struct Return {
-            bool& taken;
-            ~Return() { taken = false; }
+            std::atomic<bool>& taken;
+            ~Return() { taken.store(false, std::memory_order_release); }
         } const at_the_end{taken_};
         return wait_released(policy_, wait, wanted);
     }
@@ -107,7 +109,7 @@ class Site {
 
  private:
     WaitPolicy policy_;
-    bool taken_ = false;  // changed with the GIL only
+    std::atomic<bool> taken_{false};
 };
 
 }  // namespace pysampler::bindings

@@ -62,9 +62,13 @@ class PyWatch {
     }
 
     void beat_every(std::int64_t interval_ns) { open("use")->beat_every(interval_ns); }
-    bool broken() const { return watch_ && watch_->broken(); }
+    bool broken() const {
+        const auto watch = watch_.load();
+        return watch && watch->broken();
+    }
     std::int64_t paused_ns(std::int64_t since) {
-        return watch_ && watch_->mine() ? watch_->paused(since) : 0;
+        const auto watch = watch_.load();
+        return watch && watch->mine() ? watch->paused(since) : 0;
     }
 
     std::vector<Loss> wait(const py::object& known_losses, const Seconds& timeout,
@@ -87,31 +91,33 @@ class PyWatch {
     std::vector<pid_t> watched() { return open("look at")->watched(); }
 
     void close() {
-        const std::shared_ptr<Watch> watch = std::move(watch_);  // with the GIL: once only
+        const std::shared_ptr<Watch> watch = watch_.exchange(nullptr);
         if (!watch) return;
         Released released;
         watch->stop();
     }
-    bool closed() const { return watch_ == nullptr; }
+    bool closed() const { return watch_.load() == nullptr; }
 
     std::string repr() const {
-        if (!watch_) return "<pysampler.sync.Watch closed>";
-        if (!watch_->mine()) return "<pysampler.sync.Watch of another process>";
-        return "<pysampler.sync.Watch of " + std::to_string(watch_->watched().size()) +
-               " processes, " + std::to_string(watch_->losses().size()) + " lost>";
+        const auto watch = watch_.load();
+        if (!watch) return "<pysampler.sync.Watch closed>";
+        if (!watch->mine()) return "<pysampler.sync.Watch of another process>";
+        return "<pysampler.sync.Watch of " + std::to_string(watch->watched().size()) +
+               " processes, " + std::to_string(watch->losses().size()) + " lost>";
     }
 
  private:
     std::shared_ptr<Watch> open(const char* verb) const {
-        if (!watch_) raise("ClosedError", std::string("cannot ") + verb + " watch: it is closed");
-        if (!watch_->mine()) {
+        std::shared_ptr<Watch> watch = watch_.load();
+        if (!watch) raise("ClosedError", std::string("cannot ") + verb + " watch: it is closed");
+        if (!watch->mine()) {
             raise("ClosedError",
                   std::string("cannot ") + verb + " watch: another process made it, make one here");
         }
-        return watch_;
+        return watch;
     }
 
-    std::shared_ptr<Watch> watch_;
+    std::atomic<std::shared_ptr<Watch>> watch_;
 };
 
 }  // namespace
@@ -131,6 +137,9 @@ void register_watch(py::module_& m) {
         .def("__str__", &describe)
         .def("__repr__", [](const Loss& loss) { return "<" + describe(loss) + ">"; });
     Class<Part>(m, "Part", "One process's role in a primitive, for Watch.add().")
+        .def(
+            "mark_lost", [](const Part& part) { part.lost(0); },
+            "Do what a Watch does when the process dies; for the end of a thread.")
         .def("__repr__", [](const Part& part) { return "<" + part.name + ">"; });
     Class<PyWatch>(m, "Watch")
         .def(py::init<>())

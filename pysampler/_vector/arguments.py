@@ -20,7 +20,7 @@ from pysampler._workers.recovery import Faults
 from pysampler.sync import now, usable_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -139,7 +139,7 @@ def context(given: str | None) -> str:
     """Return how workers are started, or raise ValueError."""
     if given in (None, "forkserver"):
         return "forkserver"
-    _one_of("context", given, (*CONTEXTS, "forkserver"))
+    _one_of("context", given, (*CONTEXTS, "threads"))
     return given
 
 
@@ -288,6 +288,27 @@ def seconds(timeout: float | None, what: str) -> float | None:
     if not is_real(timeout):
         raise ValueError(f"cannot call {what}: timeout {timeout!r}, expected seconds or None")
     return min(timeout, LONGEST)
+
+
+def expect_for_threads(given: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raise ValueError if an option does not equal its expected value, for want of processes."""
+    for name, (got, expected) in given.items():
+        if got != expected:
+            raise ValueError(
+                f"cannot make vector env: {name} {got!r} with context 'threads', expected "
+                f"{expected!r}: {_NO_PROCESS[name]}"
+            )
+
+
+# Why options need processes.
+_NO_PROCESS = {
+    "on_worker_loss": "a thread is not lost unless the program is",
+    "on_hang": "a thread cannot be killed",
+    "recycle_after": "what envs leak belongs to the program",
+    "recycle_above": "what envs leak belongs to the program",
+    "isolate": "threads share the process",
+    "seed_globals": "threads share the global generators",
+}
 
 
 def isolate(given: Any) -> Literal["check"] | bool:

@@ -295,6 +295,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             isolate=arguments.isolate(isolate) is True,
         )
         process = arguments.context(context)
+        if process == "threads":
+            arguments.expect_for_threads(
+                {
+                    "on_worker_loss": (on_worker_loss, "raise"),
+                    "on_hang": ("raise" if on_hang == "wait" else on_hang, "raise"),
+                    "recycle_after": (recycle_after, None),
+                    "recycle_above": (recycle_above, None),
+                    "isolate": (isolate, False),
+                    "seed_globals": (seed_globals, False),
+                }
+            )
         if isolate == "check" and self.division.shares(len(functions)):
             from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare
 
@@ -322,7 +333,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             init = worker_init_for(
                 worker_init, WorkerInfo(number, len(assignments), assignment.envs)
             )
-            prepared = (b"", None) if assignment is own else (specs, init)
+            is_here = process == "threads"  # which has the specs
+            prepared = (b"", None) if assignment is own else (b"" if is_here else specs, init)
             chosen = functions[assignment.first : assignment.envs.stop]
             of_server = chosen, assignment.first, assignment.sizes
             how = why_python, assignment is own, seed_globals, faults.recycles

@@ -205,7 +205,7 @@ def stopped_error(process: Process | Child, name: str) -> PysamplerError:
     )
 
 
-def await_ends(children: Iterable[Child], left: Callable[[], float]) -> None:
+def await_ends(children: Iterable[Any], left: Callable[[], float]) -> None:
     """Wait until all children have ended, or ``left()`` returns no more seconds."""
     for child in children:
         child.ended(left())

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from pysampler import _core
 from pysampler._workers.jobs import Retire
-from pysampler._workers.remote import dumps_by_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -124,7 +123,7 @@ class Commands:
 
     def retire(self, index: int) -> bool:
         """Make a worker retire, which has no command in flight."""
-        self._native.note([(index, dumps_by_value(Retire()))])
+        self._native.note([(index, self._links.lanes[index].pack(Retire()))])
         return self._native.send_notes(index)
 
     def resume(self, index: int) -> None:
@@ -133,7 +132,9 @@ class Commands:
         # The first note replaces envs, here with those of the retired worker: it needs the others.
         notes = [note.for_successor() for note in reversed(made)]
         standing = [by[index] for by in list(self._standing.values()) if index in by]
-        self._native.note([(index, note) for note in (*map(dumps_by_value, notes), *standing)])
+        self._native.note(
+            [(index, note) for note in (*map(self._links.lanes[index].pack, notes), *standing)]
+        )
         self._native.send([], list(self._links.groups_of[index]))
 
     def resend(self, index: int, lost: str) -> bool:
@@ -143,7 +144,9 @@ class Commands:
         """
         notes = self._replacement_notes(self._assignments[index].envs)
         standing = [by[index] for by in list(self._standing.values()) if index in by]
-        self._native.note([(index, note) for note in (*map(dumps_by_value, notes), *standing)])
+        self._native.note(
+            [(index, note) for note in (*map(self._links.lanes[index].pack, notes), *standing)]
+        )
         settled: list[int] = []
         commands = []
         for group in self._links.groups_of[index]:
@@ -163,7 +166,7 @@ class Commands:
             for index, assignment in enumerate(self._assignments)
             if (note := note_for(assignment.envs)) is not None
         }
-        messages = {index: dumps_by_value(note) for index, note in notes.items()}
+        messages = {index: self._links.lanes[index].pack(note) for index, note in notes.items()}
         for kind in {type(note) for note in notes.values()} if standing else ():
             self._standing[kind] = messages
         self._native.note(list(messages.items()))
@@ -178,7 +181,10 @@ class Commands:
         if job is None:
             kind, steps = step
             return group, kind, frame, None, steps
-        message = None if self._is_inline(group) else dumps_by_value(job)
+        if self._is_inline(group):
+            message = None
+        else:
+            message = self._links.lanes[self._worker_of[group]].pack(job)
         return group, _REQUEST, frame, message, 1
 
     def _is_inline(self, group: int) -> bool:

@@ -19,12 +19,14 @@ the workers get theirs first and step meanwhile.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pysampler import _core
 from pysampler._workers.exceptions import error_from, report
 from pysampler._workers.jobs import Failure, failure_of, is_users
-from pysampler._workers.remote import loads
+from pysampler._workers.mail import Inbox
+from pysampler._workers.remote import dumps_by_value, loads
 from pysampler.errors import ClosedError, EnvError
 
 if TYPE_CHECKING:
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
     from pysampler._workers.gauges import WorkerGauges
     from pysampler._workers.jobs import Attach, Job, Note, Server
-    from pysampler._workers.mail import Inbox
     from pysampler._workers.processes import Processes, WorkerAssignment
     from pysampler._workers.setup import MakeServer
     from pysampler.sync import Segment
@@ -61,15 +62,29 @@ class Lane(Protocol):
 class ProcessLane:
     """The lane of one worker process, and later of its replacements."""
 
-    def __init__(self, index: int, processes: Processes, native: _core.Pool, mail: Inbox) -> None:
-        self.mail = mail
+    def __init__(
+        self,
+        index: int,
+        processes: Processes,
+        native: _core.Pool,
+        outbox: _core.ByteRing,
+        groups: range,
+    ) -> None:
         self._index = index
         self._processes = processes
         self._native = native
+        self._outbox = outbox  # of the worker
+        self._groups = groups
+        self.renew_mail()
+
+    def renew_mail(self) -> None:
+        """Read the mail of the worker's present process from now on."""
+        socket = functools.partial(self._processes.socket_of, self._index)
+        self._mail = Inbox(self._outbox, self._groups, socket)
 
     def answer(self, group: int, doing: str, deadline: int | None) -> Any:
         """Return the worker's answer, or a Failure if it cannot be unpickled here."""
-        message = self.mail.read(group, self._native.number_of(group), deadline)
+        message = self._mail.read(group, self._native.number_of(group), deadline)
         try:
             return loads(message)
         except Exception as error:
@@ -81,9 +96,13 @@ class ProcessLane:
                 return Failure(None, f"when {doing}, in its answer", report(repeated))
             raise error
 
+    def pack(self, message: Job | Note) -> bytes:
+        """Return a message to the worker."""
+        return dumps_by_value(message)
+
     def drop(self, group: int) -> None:
         """Free the memory of the message with a group's answer."""
-        self.mail.drop(group)
+        self._mail.drop(group)
 
     def error_of(self, failure: Failure, doing: str) -> EnvError:
         """Return the error, which names the worker."""

@@ -6,7 +6,6 @@ gauges. A watch marks a worker's parts as lost when its process dies.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from pysampler import _core
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
 from pysampler._workers.lanes import ProcessLane
-from pysampler._workers.mail import Inbox
 from pysampler._workers.manifest import SegmentManifest
 from pysampler._workers.setup import Attachment, wait_policy
 from pysampler._workers.tracing import TraceMemory
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._workers.processes import Processes, WorkerAssignment
+    from pysampler._workers.threads import Threads
 
 __all__ = ["Links"]
 
@@ -49,7 +48,7 @@ class Links:
         self,
         assignments: Sequence[WorkerAssignment],
         policy: tuple[int, int] | None,
-        processes: Processes,
+        processes: Processes | Threads,
         own: WorkerAssignment | None,
     ) -> None:
         workers = len(assignments)
@@ -93,10 +92,8 @@ class Links:
         self.native.trace_to(self.track)
         self.native.count_waits_in(self.gauges.waited_ns)
         self._outboxes = [_core.ByteRing(segment, _MAIL) for _ in assignments]
-        self.lanes = [
-            ProcessLane(index, processes, self.native, self._inbox(index))
-            for index in range(workers)
-        ]
+        mail = zip(self._outboxes, self.groups_of, strict=True)
+        self.lanes = [processes.lane(i, self.native, *of_lane) for i, of_lane in enumerate(mail)]
         self.attachments = [
             Attachment(
                 pool=self.native.offset,
@@ -119,10 +116,6 @@ class Links:
         self.watch: Watch = Watch() if assignments else None  # type: ignore[assignment]
         self._parts: list[_core.Part] = []  # marked as lost with any worker
 
-    def _inbox(self, index: int) -> Inbox:
-        socket = functools.partial(self._processes.socket_of, index)
-        return Inbox(self._outboxes[index], self.groups_of[index], socket)
-
     def at_work(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the env at work in each worker, and since when; see ``Counters.at_work``."""
         envs, since = self.counters.at_work()
@@ -131,14 +124,21 @@ class Links:
 
     def watch_worker(self, index: int, pid: int) -> None:
         """Mark all parts of a worker as lost when its process dies."""
+        if not self._processes.can_die:
+            return
         own = self.native.worker(index), self._outboxes[index].producer()
         self.watch.add(pid, *self._parts, *own, alone=True)
 
     def watch_also(self, part: _core.Part, pids: Iterable[int]) -> None:
         """Mark this part as lost too when any worker dies."""
         self._parts.append(part)
-        for pid in pids:
+        for pid in pids if self._processes.can_die else ():
             self.watch.add(pid, part)
+
+    def forget_worker(self, pid: int) -> None:
+        """Do not take the end of a worker for a loss from now on."""
+        if self._processes.can_die:
+            self.watch.forget(pid)
 
     def watch_no_more(self, pids: Sequence[int]) -> None:
         """Forget the parts of ``watch_also``; ``pids`` are the workers'."""
@@ -151,7 +151,9 @@ class Links:
         self.watch.settle(dead)  # marks must not hit the next process
         self.native.renew(index)
         self._outboxes[index].renew()
-        self.lanes[index].mail = self._inbox(index)
+        lane = self.lanes[index]
+        assert isinstance(lane, ProcessLane)
+        lane.renew_mail()
 
     def close(self) -> None:
         """Release the memory. May be repeated."""

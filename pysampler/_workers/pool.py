@@ -23,6 +23,7 @@ from pysampler._workers.links import Links
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S, Processes, WorkerAssignment
 from pysampler._workers.recovery import Faults, Recovery
 from pysampler._workers.setup import Layout
+from pysampler._workers.threads import Threads, WorkerThread
 from pysampler.errors import (
     BusyError,
     EnvError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pysampler import _core
+    from pysampler._workers.children import Child
     from pysampler._workers.counters import Counters
     from pysampler._workers.gauges import Gauges
     from pysampler._workers.jobs import Attach, Job, Note
@@ -109,14 +111,18 @@ class Pool:
             if restore is not None:
                 modules.add(type(restore).__module__)
             new = fork_server.preload([*sorted(modules), *(preload or ())])
-        self._processes = Processes(
-            assignments,
-            servers,
-            context,
-            replaceable=self._faults.recycles
-            or "restart" in (self._faults.on_worker_loss, self._faults.on_hang),
-            renewable=self._faults.recycles,
-            one_first=new and self._learn_modules and len(assignments) > 2 * usable_cpus(),
+        self._processes: Processes | Threads = (
+            Threads(assignments, servers)
+            if context == "threads"
+            else Processes(
+                assignments,
+                servers,
+                context,
+                replaceable=self._faults.recycles
+                or "restart" in (self._faults.on_worker_loss, self._faults.on_hang),
+                renewable=self._faults.recycles,
+                one_first=new and self._learn_modules and len(assignments) > 2 * usable_cpus(),
+            )
         )
         self.descriptions = self._processes.descriptions
         self.assignments = self._processes.assignments
@@ -169,6 +175,7 @@ class Pool:
         if self._faults.recycles and self.assignments:
             from pysampler._workers.renewal import Renewal  # noqa: PLC0415 - rare
 
+            assert isinstance(self._processes, Processes)
             self._renewal = Renewal(
                 links,
                 self._processes,
@@ -213,17 +220,19 @@ class Pool:
                 raise self.error_of(answer.group, answer.result)
         self._links.watch_no_more(self.pids)
 
-    def current_layout(self) -> tuple[Layout, int]:
-        """Return the layout of the frames, and the descriptor of their segment."""
+    def current_layout(self) -> tuple[Layout, Segment]:
+        """Return the layout of the frames, and their segment."""
         assert self._frames_segment is not None
-        return self._layout, self._frames_segment.fd
+        return self._layout, self._frames_segment
 
     def _attach(self) -> None:
         links = self._links
-        self._processes.attach(links.attachments, links.segment.fd, self.current_layout())
+        parts = [links.native.worker(index) for index in range(len(links.attachments))]
+        self._processes.attach(links.attachments, links.segment, self.current_layout(), parts)
         for index, pid in enumerate(self.pids):
             links.watch_worker(index, pid)
         if self._learn_modules:
+            assert isinstance(self._processes, Processes)
             self._processes.preload()
         if self._inline is not None:
             meter = links.counters.meter(len(self.assignments))
@@ -609,10 +618,10 @@ class Pool:
             return grace - (now() - began - self.paused_ns(began)) / 1e9
 
         # From here on the end of a worker does not count as a loss.
-        children = self._processes.children
+        children: list[Child | WorkerThread] = [*self._processes.children]
         first = dict(zip((groups.start for groups in self._links.groups_of), children, strict=True))
         for child in children:
-            self._links.watch.forget(child.pid)
+            self._links.forget_worker(child.pid)
         self._commands.send_last(dict.fromkeys(first, Close()))
         looks = dict.fromkeys(first, 0)  # consecutive looks that found the worker stopped
         while not self._closed_within(min(_LOOK, left())):
@@ -669,10 +678,23 @@ class Pool:
             return
         self._processes.end(wait)
         if hasattr(self, "_links"):
+            if wait > 0 and not self._processes.can_die:
+                self._warn_of_threads()
             self._links.close()
         if self._frames_segment is not None:
             self._frames_segment.close()
         self._gone = True
+
+    def _warn_of_threads(self) -> None:
+        """Warn of envs that go on with a step, in threads that have not ended."""
+        envs = self._links.at_work()[0].tolist()
+        late = [index for index, child in enumerate(self._processes.children) if not child.ended()]
+        if late:
+            names = ", ".join(f"env {envs[i]} in {self._processes.name_of(i)}" for i in late)
+            warnings.warn(
+                f"pysampler: {names} goes on until its step ends: a thread cannot be killed",
+                stacklevel=2,
+            )
 
     def __repr__(self) -> str:
         inline = ", inline" * (self._inline is not None)

@@ -24,6 +24,7 @@ from pysampler._workers.children import (
 )
 from pysampler._workers.exceptions import error_from
 from pysampler._workers.jobs import Failure
+from pysampler._workers.lanes import ProcessLane
 from pysampler._workers.launcher import Launcher, allow_workers, connection_pair, open_files
 from pysampler._workers.remote import loads
 from pysampler._workers.setup import LoggingSetup, PackedServers, Setup, send_message
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from pysampler._workers.children import Child, OwnedConnection
     from pysampler._workers.setup import Attachment, Layout, MakeServer
+    from pysampler.sync import Segment
 
 __all__ = ["SHUTDOWN_TIMEOUT_S", "Processes", "WorkerAssignment"]
 
@@ -247,15 +249,16 @@ class Processes:
         return self.children[index].connection.fileno()
 
     def attach(
-        self, attachments: Sequence[Attachment], fd: int, layout: tuple[Layout, int]
+        self,
+        attachments: Sequence[Attachment],
+        segment: Segment,
+        layout: tuple[Layout, Segment],
+        parts: Sequence[_core.Part],  # noqa: ARG002 - a watch marks them
     ) -> None:
-        """Attach all workers to a segment and a first layout, and wait until they are attached.
-
-        ``fd`` and the second item of ``layout`` are the descriptors of the segments.
-        """
+        """Attach all workers to a segment and a first layout, and wait until they are attached."""
         for index, attachment in enumerate(attachments):
             with self._noticing_loss(index):
-                self._send(index, attachment, fd)
+                self._send(index, attachment, segment)
                 self._send(index, *layout)
         for index, child in enumerate(self.children):
             await_answer(child.connection, child, f"worker {index}")
@@ -264,23 +267,31 @@ class Processes:
             if answer != b"attached":
                 raise self.error_of(index, loads(answer), "starting")
 
-    def lay_out(self, index: int, layout: tuple[Layout, int]) -> None:
+    can_die = True
+
+    def lane(
+        self, index: int, native: _core.Pool, outbox: _core.ByteRing, groups: range
+    ) -> ProcessLane:
+        """Return the lane of a worker."""
+        return ProcessLane(index, self, native, outbox, groups)
+
+    def lay_out(self, index: int, layout: tuple[Layout, Segment]) -> None:
         """Send a worker another layout and the descriptor of its segment."""
         with contextlib.suppress(ConnectionError):  # the watch notices the loss
             self._send(index, *layout)
 
-    def _send(self, index: int, message: Any, fd: int) -> None:
-        send_message(self.children[index].connection, message, fd)
+    def _send(self, index: int, message: Any, segment: Segment) -> None:
+        send_message(self.children[index].connection, message, segment.fd)
 
     def replace(
-        self, index: int, attachment: Attachment, fd: int, layout: tuple[Layout, int]
+        self, index: int, attachment: Attachment, segment: Segment, layout: tuple[Layout, Segment]
     ) -> None:
         """End a worker and start another in its place, without waiting for it. May be repeated."""
         self._restart(index)
         # If the new worker is lost already, the watch notices.
         with contextlib.suppress(ConnectionError):
             self._set_up(index, self._setup(is_replacement=True))
-            self._send(index, attachment, fd)
+            self._send(index, attachment, segment)
             self._send(index, *layout)
 
     def _restart(self, index: int) -> None:
@@ -305,7 +316,12 @@ class Processes:
         )
 
     def succeed(
-        self, index: int, pid: int, attachment: Attachment, fd: int, layout: tuple[Layout, int]
+        self,
+        index: int,
+        pid: int,
+        attachment: Attachment,
+        segment: Segment,
+        layout: tuple[Layout, Segment],
     ) -> None:
         """Start another worker in the place of the one that has retired. May be repeated.
 
@@ -313,7 +329,7 @@ class Processes:
             index: The worker.
             pid: The pid of the retired process.
             attachment: As for ``replace``.
-            fd: Likewise.
+            segment: Likewise.
             layout: Likewise.
         """
         before = self.children[index]
@@ -331,7 +347,7 @@ class Processes:
         with contextlib.suppress(ConnectionError):
             self._set_up(index, replace(self._setup(is_replacement=True), takes_over=True))
             _send_end(self.children[index], retired)
-            self._send(index, attachment, fd)
+            self._send(index, attachment, segment)
             self._send(index, *layout)
 
     def has_retired(self, index: int, pid: int) -> bool:
@@ -411,9 +427,13 @@ class Processes:
                         return failure
         return None
 
+    def name_of(self, index: int) -> str:
+        """Return the name of a worker in errors."""
+        return f"worker {index} (pid {self.children[index].pid})"
+
     def error_of(self, index: int, failure: Failure, doing: str) -> EnvError:
         """Return the error for a failure of an env, or of something else in its worker."""
-        where = f" in worker {index} (pid {self.children[index].pid})"
+        where = f" in {self.name_of(index)}"
         error = error_from(failure.report, self.assignments[index].describe(failure, where, doing))
         error.env, error.worker = failure.env, index
         return error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
+from pysampler._workers.threads import Threads
 from pysampler.errors import (
     EnvTimeoutError,
     LayoutError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pysampler._workers.links import Links
     from pysampler._workers.processes import Processes, WorkerAssignment
     from pysampler._workers.setup import Layout
+    from pysampler.sync import Segment
 
 __all__ = ["MAX_RESTARTS", "RESTART_WINDOW", "Faults", "Recovery"]
 
@@ -74,18 +76,18 @@ class Recovery:
         links: The links to them.
         commands: The commands that they were given.
         faults: How to handle losses and late envs.
-        current_layout: Returns the layout of the frames, and the descriptor of their segment.
+        current_layout: Returns the layout of the frames, and their segment.
         end: Ends the pool.
     """
 
     def __init__(
         self,
         assignments: Sequence[WorkerAssignment],
-        processes: Processes,
+        processes: Processes | Threads,
         links: Links,
         commands: Commands,
         faults: Faults,
-        current_layout: Callable[[], tuple[Layout, int]],
+        current_layout: Callable[[], tuple[Layout, Segment]],
         end: Callable[[], None],
     ) -> None:
         self.faults = faults
@@ -197,13 +199,13 @@ class Recovery:
             pid = self._processes.children[index].pid
             seconds = self._worked(since, patience) / 1e9
             text = (
-                f"env {env} in worker {index} (pid {pid}) has not answered for {seconds:.3g} s, "
-                f"step_timeout is {self.faults.step_timeout:.3g} s"
+                f"env {env} in {self._processes.name_of(index)} has not answered for "
+                f"{seconds:.3g} s, step_timeout is {self.faults.step_timeout:.3g} s"
             )
             if self.faults.on_hang == "restart":
                 # Before the kill, after which a signal handler may raise: it is not another loss.
                 self._killed[index] = pid, f"killed, since {text},"
-                self._processes.children[index].kill()
+                self._replaceable().children[index].kill()
                 self._replace(index, self._killed[index][1])
             elif self.faults.on_hang == "raise":
                 error = EnvTimeoutError(text)
@@ -256,7 +258,8 @@ class Recovery:
 
     def _replace(self, index: int, why: str = "") -> None:
         """Replace a worker with another process, which makes new envs."""
-        child = self._processes.children[index]
+        processes = self._replaceable()
+        child = processes.children[index]
         if index not in self.replacing:
             if not child.ended(SHUTDOWN_TIMEOUT_S):
                 self._end()
@@ -273,14 +276,19 @@ class Recovery:
         self._links.counters.begin(index, self._assignments[index].envs.start, start)
         attachment, segment = self._links.attachments[index], self._links.segment
         try:
-            self._processes.replace(index, attachment, segment.fd, self._current_layout())
+            processes.replace(index, attachment, segment, self._current_layout())
         except (OSError, PysamplerError) as cause:
             self._end()
             raise error from cause
-        self._links.watch_worker(index, self._processes.children[index].pid)
+        self._links.watch_worker(index, processes.children[index].pid)
         self._commands.resend(index, str(error))
         del self.replacing[index]
         _log.warning("pysampler: %s; another worker takes its place", error)
+
+    def _replaceable(self) -> Processes:
+        """Return the workers, which are processes if they may be replaced."""
+        assert not isinstance(self._processes, Threads)
+        return self._processes
 
     def _loss_of(self, index: int, why: str = "") -> WorkerLostError:
         at = self._links.counters.workers["env"][index]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pysampler._workers.processes import Processes
     from pysampler._workers.recovery import Faults
     from pysampler._workers.setup import Layout
+    from pysampler.sync import Segment
 
 __all__ = ["Renewal", "own_memory"]
 
@@ -74,7 +75,7 @@ class Renewal:
         processes: The workers.
         commands: The commands that they were given.
         faults: When a worker is due.
-        current_layout: Returns the layout of the frames, and the descriptor of their segment.
+        current_layout: Returns the layout of the frames, and their segment.
         flush: Waits until all commands have gone out.
     """
 
@@ -84,7 +85,7 @@ class Renewal:
         processes: Processes,
         commands: Commands,
         faults: Faults,
-        current_layout: Callable[[], tuple[Layout, int]],
+        current_layout: Callable[[], tuple[Layout, Segment]],
         flush: Callable[[], None],
     ) -> None:
         self._links = links
@@ -223,7 +224,7 @@ class Renewal:
         start = now() + int(SHUTDOWN_TIMEOUT_S * 1e9)
         links.counters.begin(index, processes.assignments[index].envs.start, start)
         attachment = links.attachments[index]
-        processes.succeed(index, pid, attachment, links.segment.fd, self._current_layout())
+        processes.succeed(index, pid, attachment, links.segment, self._current_layout())
         new = processes.children[index].pid
         links.watch_worker(index, new)
         self._commands.resume(index)

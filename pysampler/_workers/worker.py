@@ -2,7 +2,7 @@
 
 Every worker begins in ``main``, whatever process it was forked from. It receives the function that
 makes its env server pickled, with its arguments, unless it inherits them in a fork of the parent.
-The loop that steps the blocks is in C++ (``_core.Worker``).
+Then it serves commands (command_loop.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from pysampler import _core
-from pysampler._workers.counters import Counters
-from pysampler._workers.gauges import Gauges
-from pysampler._workers.jobs import Close, Failure, LayOut, Note, Retire, failure_of
+from pysampler._workers.command_loop import CommandLoop
+from pysampler._workers.jobs import failure_of
 from pysampler._workers.mail import Outbox
 from pysampler._workers.remote import dumps
 from pysampler._workers.seeds import seed_globals
@@ -30,7 +29,6 @@ from pysampler._workers.setup import (
     receive_descriptor,
     receive_message,
     unpack_server,
-    wait_policy,
 )
 from pysampler.sync import Watch
 
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pysampler._workers.jobs import Server
-    from pysampler._workers.setup import Attachment, Setup
+    from pysampler._workers.setup import Attachment, Layout, Setup
     from pysampler.sync import Segment
 
 __all__ = ["become_worker", "main"]
@@ -90,7 +88,8 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
         except (EOFError, ConnectionError):
             return
         _expect_sizes(attachment.sizes, description.sizes)
-        loop = _CommandLoop(setup, attachment, segment, server, connection)
+        link = _ProcessLink(attachment, segment, connection)
+        loop = CommandLoop(setup.index, attachment, segment, server, link)
         with contextlib.suppress(ConnectionError):
             connection.send_bytes(b"attached")
     with _reporting_failure(connection, "serving"):
@@ -210,100 +209,31 @@ def _installed_modules(modules: set[str]) -> list[str]:
     ]
 
 
-class _CommandLoop:
-    """The attached worker: reads commands, runs jobs, and sends answers."""
+class _ProcessLink:
+    """The link of a worker process: its connection to the parent, its mail, and pickles."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        attachment: Attachment,
-        segment: Segment,
-        server: Server,
-        connection: Connection,
-    ) -> None:
+    def __init__(self, attachment: Attachment, segment: Segment, connection: Connection) -> None:
         at = attachment
-        size, gauges_size = Counters.size_of(*at.counted), Gauges.size_of(at.counted[1])
-        counted = segment.array((size,), np.dtype(np.uint8), at.counters)[1]
-        meter = Counters(*at.counted, counted).meter(setup.index)
-        meter.trace_to(_core.Track(segment, at.trace, setup.index))
-        gauges = segment.array((gauges_size,), np.dtype(np.uint8), at.gauges)[1]
-        server.count_with(meter, Gauges(at.counted[1], gauges).of(setup.index), at.first)
-        self.server = server
-        self.connection = connection
-        self.layout = 0  # number of the newest layout
-        self.lay_out(1)
-        meter.idle()
-        self.failed_note: Failure | None = None
-        self.retired = False
-        self.first_group = sum(at.groups[: setup.index])
-        policy = wait_policy(at.policy)
-        self.core = _core.Worker(
-            segment, at.pool, at.groups, setup.index, meter, policy, at.own_groups
-        )
-        self.inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
+        self._connection = connection
+        self._inbox = _core.ByteRing(segment, at.capacity, offset=at.inbox)
         ring = _core.ByteRing(segment, at.capacity, offset=at.outbox)
-        self.outbox = Outbox(ring, connection.fileno())
+        self._outbox = Outbox(ring, connection.fileno())
+        self.receive = self._inbox.recv
+        self.unpacked = pickle.loads
+        self.flush = self._outbox.flush
 
-    def lay_out(self, number: int) -> None:
-        """Attach the env server to this layout, unless the worker began with it or a later one."""
-        layout = None
-        while self.layout < number:  # the parent gave up earlier layouts
-            layout, segment = receive_message(self.connection)
-            self.layout = layout.number
-        if layout is not None:
-            layout.attach.attach(self.server, segment)
+    def receive_layout(self) -> tuple[Layout, Segment]:
+        """Return the next layout and its segment."""
+        return receive_message(self._connection)
 
-    def run(self) -> None:
-        """Serve the parent's commands until it sends ``Close`` or ``Retire``."""
-        while True:
-            kind, group, frame, number = self.core.serve(
-                self.server.blocks, self.report, self.outbox.flush
-            )
-            message = self.inbox.recv()
-            block = group - self.first_group
-            request: Any = "reading a request"
-            answer: Any = None
-            try:
-                request = pickle.loads(message)
-                match request:
-                    case Note():
-                        request.apply(self.server)
-                    case Close():
-                        self.server.close()
-                    case LayOut():
-                        self.lay_out(request.number)
-                    case _:
-                        answer = request.run(self.server, block, frame)
-            except BaseException as error:
-                answer = failure_of(error, request)
-            if isinstance(request, Retire):
-                self.retired = True
-                return
-            if kind == _core.Command.NOTE:
-                # Notes have no answer: the next answer reports a note's failure.
-                self.failed_note = self.failed_note or answer
-                self.core.set_overflow(self.failed_note is not None)
-                continue
-            answer, self.failed_note = self.failed_note or answer, None
-            doing = request if isinstance(request, str) else request.doing
-            # Before the completion: that wakes the parent, which must find the message.
-            unsent = self.outbox.post(group, number, self.pickled(answer, doing))
-            self.core.complete(group, message=True)
-            if isinstance(request, Close):
-                while unsent:
-                    unsent = self.outbox.flush()
-                return
+    def post(self, group: int, number: int, answer: Any, doing: str) -> bool:
+        """Send an answer; return whether ``flush`` must send a rest."""
+        return self._outbox.post(group, number, _pickled(answer, doing))
 
-    def report(self, group: int, number: int) -> bool:
-        """Send a group's overflow after a step; return whether some is still unsent."""
-        overflow: Any = self.server.take_overflow(group - self.first_group)
-        if self.failed_note is not None:
-            overflow, self.failed_note = self.failed_note, None
-        return self.outbox.post(group, number, self.pickled(overflow, "stepping"))
 
-    def pickled(self, answer: Any, doing: str) -> bytes:
-        """Return the pickled answer, or a pickled failure if it cannot be pickled."""
-        try:
-            return dumps(answer)
-        except Exception as error:
-            return dumps(failure_of(error, f"sending the result of {doing}"))
+def _pickled(answer: Any, doing: str) -> bytes:
+    """Return the pickled answer, or a pickled failure if it cannot be pickled."""
+    try:
+        return dumps(answer)
+    except Exception as error:
+        return dumps(failure_of(error, f"sending the result of {doing}"))

@@ -1,0 +1,338 @@
+"""``context="threads"``: workers that are threads of this process."""
+
+import gc
+import os
+import signal
+import textwrap
+import threading
+import weakref
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from forks_in_tests import Fork
+from gymnasium.error import AlreadyPendingCallError
+from gymnasium.vector import SyncVectorEnv
+from interrupts import handler
+from programs import completed
+
+import pysampler
+from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
+
+
+class Short(gym.Env):
+    """Has episodes of random lengths."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = self.np_random.integers(1, 6)
+        return self.np_random.random(2), {"left": int(self.left)}
+
+    def step(self, action):
+        self.left -= 1
+        over = bool(self.left <= 0)
+        return self.np_random.random(2), float(action), over, False, {"left": int(self.left)}
+
+
+class Gate(Short):
+    """Waits in a step with action 2 until ``opened``."""
+
+    opened = threading.Event()
+    waiting = threading.Semaphore(0)
+    closed = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2), {"self": self}
+
+    def step(self, action):
+        if action == 2:
+            Gate.waiting.release()
+            Gate.opened.wait()
+        if action == 1:
+            raise KeyError("no such key", self)
+        return np.zeros(2), float(action), False, False, {"self": self}
+
+    def close(self):
+        Gate.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def _gates():
+    Gate.opened.clear()
+    Gate.closed = 0
+    yield
+    Gate.opened.set()
+
+
+def threads():
+    return [one for one in threading.enumerate() if one.name.startswith("pysampler-")]
+
+
+def make(env=Gate, num=2, **options):
+    return pysampler.VectorEnv([env] * num, context="threads", num_workers=2, **options)
+
+
+def equal(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, np.ndarray) and a.dtype == object:
+        return len(a) == len(b) and all(map(equal, a, b))
+    return np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("infos", ["all", "final"])
+def test_results_are_those_of_sync_vector_env(mode, infos):
+    reference = SyncVectorEnv([Short] * 5, autoreset_mode=mode)
+    reference.action_space.seed(3)
+    with make(Short, 5, autoreset_mode=mode, infos=infos) as envs:
+        assert envs.num_workers == len(threads()) == 2
+        results, expected = envs.reset(seed=4), reference.reset(seed=4)
+        assert equal(results[0], expected[0])
+        for _ in range(40):
+            actions = reference.action_space.sample()
+            results, expected = envs.step(actions), reference.step(actions)
+            assert all(map(equal, results[:4], expected[:4]))
+            if infos == "all":
+                assert equal(results[4], expected[4])
+
+
+def test_nothing_is_pickled():
+    lock = threading.Lock()  # which pickle refuses
+    envs = pysampler.VectorEnv([lambda: Gate() if lock else None] * 2, context="threads")
+    envs.reset()
+    envs.step(np.zeros(2, int))
+    live = envs.get_attr("unwrapped")
+    assert live == envs.apply(lambda env: env.unwrapped)
+    envs.set_attr("lock", lock)
+    assert all(env.lock is lock for env in live)
+    envs.close()
+
+
+def test_an_exception_of_an_env_is_the_live_object():
+    with make() as envs:
+        envs.reset()
+        with pytest.raises(EnvError, match=r"env 1 in thread 1 raised KeyError stepping") as error:
+            envs.step(np.array([0, 1]))
+        assert isinstance(error.value, KeyError)
+        assert error.value.env == 1
+        raised = error.value.__cause__
+        assert raised.args[1] is envs.get_attr("unwrapped")[1]
+        assert raised.__traceback__.tb_frame.f_code.co_name == "step"
+
+
+def test_an_env_that_cannot_be_made_ends_all_threads():
+    def refuses():
+        raise RuntimeError("no display")
+
+    with pytest.raises(EnvError, match="env 0 in thread 0 raised RuntimeError being made: no disp"):
+        pysampler.VectorEnv([refuses, Gate], context="threads", num_workers=2)
+    assert all(not one.is_alive() for one in joined(threads()))
+
+
+def joined(found):
+    for one in found:
+        one.join()
+    return found
+
+
+def test_a_step_timeout_names_the_env_and_the_step_stays_pending():
+    with make(step_timeout=0.01) as envs:
+        envs.reset()
+        envs.step_async(np.array([0, 2]))
+        with pytest.raises(EnvTimeoutError, match="env 1 in thread 1 has not answered") as error:
+            envs.step_wait()
+        assert (error.value.env, error.value.worker) == (1, 1)
+        Gate.opened.set()
+        with pytest.raises(AlreadyPendingCallError):
+            envs.step(np.zeros(2, int))
+        while True:
+            try:
+                _, rewards, *_ = envs.step_wait()
+                break
+            except EnvTimeoutError:  # the thread has not run since
+                continue
+        assert rewards.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"on_worker_loss": "restart"},
+        {"on_hang": "restart", "step_timeout": 1.0},
+        {"recycle_after": 3},
+        {"recycle_above": "1 GB"},
+        {"isolate": True},
+        {"isolate": "check"},
+        {"seed_globals": True},
+    ],
+)
+def test_options_that_need_processes_are_refused(option):
+    name = next(iter(option))
+    with pytest.raises(ValueError, match=f"{name} .* with context 'threads', expected .*: "):
+        make(**option)
+
+
+def test_close_waits_for_the_step_under_way():
+    envs = make()
+    envs.reset()
+    envs.step_async(np.array([0, 2]))
+    Gate.waiting.acquire()
+    closing = threading.Timer(0, Gate.opened.set)
+    closing.start()
+    with pytest.warns(UserWarning, match="pending call to `step`"):
+        envs.close()
+    closing.join()
+    assert Gate.closed == 2
+    assert not joined(threads())
+
+
+def test_close_warns_of_an_env_that_does_not_end():
+    envs = make()
+    envs.reset()
+    envs.step_async(np.array([0, 2]))
+    Gate.waiting.acquire()
+    with pytest.warns(UserWarning, match="env 1 in thread 1 goes on until its step ends"):
+        envs.close(terminate=True)
+    Gate.opened.set()
+    joined(threads())
+    assert Gate.closed == 2
+
+
+def test_ctrl_c_ends_a_wait_and_the_step_goes_on():
+    def raises(*_):
+        raise InterruptedError
+
+    with make() as envs, handler(raises):
+        envs.reset()
+        envs.step_async(np.array([0, 2]))
+        Gate.waiting.acquire()
+        sender = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+        sender.start()
+        with pytest.raises(InterruptedError):
+            envs.step_wait()
+        Gate.opened.set()
+        assert envs.step_wait()[1].tolist() == [0, 2]
+        sender.join()
+
+
+def test_a_fork_of_the_program_is_refused():
+    with make() as envs:
+        envs.reset()
+
+        def step():
+            with pytest.raises(ClosedError, match="made by process .*, a fork"):
+                envs.step(np.zeros(2, int))
+
+        Fork(step).result()
+        assert envs.step(np.zeros(2, int))[1].tolist() == [0, 0]
+
+
+def test_a_dropped_vector_env_is_collected_and_closes_its_envs():
+    envs = make()
+    envs.reset()
+    found = threads()
+    gone = weakref.ref(envs)
+    del envs
+    gc.collect()
+    assert gone() is None
+    joined(found)
+    assert Gate.closed == 2
+
+
+def test_a_thread_that_fails_is_a_lost_worker():
+    with make() as envs:
+        envs.reset()
+        child = envs._pool._processes.children[1]
+        child.core[0].set_overflow(True)  # the loop then asks for it
+        child.desk.answers = None  # where it leaves it: the loop itself raises
+        with pytest.raises(WorkerLostError, match="thread 1 ended while stepping env 1") as error:
+            envs.step(np.zeros(2, int))
+        assert error.value.worker == 1
+
+
+@pytest.mark.slow
+def test_a_program_ends_while_envs_step():
+    program = """
+        import threading, time, gymnasium as gym, numpy as np, pysampler
+
+        class Slow(gym.Env):
+            observation_space = gym.spaces.Box(-1, 1, (2,))
+            action_space = gym.spaces.Discrete(2)
+            began = threading.Semaphore(0)
+
+            def reset(self, *, seed=None, options=None):
+                return np.zeros(2, np.float32), {}
+
+            def step(self, action):
+                Slow.began.release()
+                threading.Event().wait()
+
+        envs = pysampler.VectorEnv([Slow] * 2, context="threads")
+        envs.reset()
+        envs.step_async(np.zeros(2, int))
+        Slow.began.acquire()
+        print("the end")
+    """
+    assert completed("-c", textwrap.dedent(program)).stdout == "the end\n"
+
+
+class Nests(Short):
+    def __init__(self):
+        self.inner = make(Short)
+
+    def reset(self, *, seed=None, options=None):
+        return self.inner.reset(seed=seed)[0][0], {}
+
+    def step(self, action):
+        observations, rewards, *_ = self.inner.step(np.full(2, action))
+        return observations[0], float(rewards.sum()), False, False, {}
+
+    def close(self):
+        self.inner.close()
+
+
+def test_envs_may_have_vector_envs_of_threads():
+    with make(Nests) as envs:
+        envs.reset(seed=1)
+        envs.step(np.ones(2, int))
+        assert envs.step(np.full(2, 2))[1].max() <= 4
+        assert len(threads()) == 6
+    assert not joined(threads())
+
+
+def ones(observations):
+    return np.ones(len(observations), np.int64)
+
+
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_rollouts_are_those_of_processes(policy_in):
+    found = []
+    for context in ("threads", "fork"):
+        options = {"num_workers": 2, "context": context, "policy_in": policy_in, "seed": 1}
+        with pysampler.Rollouts([Short] * 4, ones, 8, **options) as rollouts:
+            found.append([next(rollouts).observations.copy() for _ in range(3)])
+    assert all(map(np.array_equal, *found))
+
+
+def test_evaluations_and_actors_run_in_threads():
+    result = pysampler.evaluate([Short] * 3, ones, 6, seed=1, num_workers=2, context="threads")
+    expected = pysampler.evaluate([Short] * 3, ones, 6, seed=1, num_workers=0)
+    assert result.returns.tolist() == expected.returns.tolist()
+    with pysampler.Actors([Short] * 2, ones, context="threads", seed=1) as actors:
+        assert actors.take(20, min_records=20).rewards.tolist() == [1] * 20
+
+
+def test_groups_come_back_as_they_are_ready():
+    with make(groups=1) as envs:
+        envs.async_reset()
+        *_, infos = envs.recv(min_envs=2)
+        envs.send(np.array([2, 0]))
+        *_, infos = envs.recv(min_envs=1)
+        assert infos["env_id"].tolist() == [1]
+        Gate.opened.set()
+        *_, infos = envs.recv(min_envs=1)
+        assert infos["env_id"].tolist() == [0]
