@@ -688,7 +688,7 @@ class Pool:
     def _warn_of_threads(self) -> None:
         """Warn of envs that go on with a step, in threads that have not ended."""
         envs = self._links.at_work()[0].tolist()
-        late = [index for index, child in enumerate(self._processes.children) if not child.ended()]
+        late = sorted({*range(len(self.assignments))} - {*self._processes.ended()})
         if late:
             names = ", ".join(f"env {envs[i]} in {self._processes.name_of(i)}" for i in late)
             warnings.warn(

@@ -427,6 +427,10 @@ class Processes:
                         return failure
         return None
 
+    def ended(self) -> list[int]:
+        """Return the workers that have ended."""
+        return [index for index, child in enumerate(self.children) if child.ended()]
+
     def name_of(self, index: int) -> str:
         """Return the name of a worker in errors."""
         return f"worker {index} (pid {self.children[index].pid})"

@@ -231,7 +231,7 @@ class Recovery:
                 "cannot go on: something in this process closed file descriptors of pysampler, as "
                 "os.closerange(3, ...) does; do that before envs are made"
             ) from None
-        lost = [i for i, child in enumerate(self._processes.children) if child.ended()]
+        lost = self._processes.ended()
         if not lost:
             groups_of = enumerate(self._links.groups_of)
             marked = [index for index, groups in groups_of if set(error.members) & set(groups)]

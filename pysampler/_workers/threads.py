@@ -200,6 +200,10 @@ class Threads:
         """Let the threads leave, and wait for up to ``wait`` seconds. May be repeated."""
         _end(self.children, os.getpid(), wait)
 
+    def ended(self) -> list[int]:
+        """Return the workers that have ended."""
+        return [index for index, child in enumerate(self.children) if child.ended()]
+
     def name_of(self, index: int) -> str:
         """Return the name of a worker in errors."""
         return f"thread {index}"
