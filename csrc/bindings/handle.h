@@ -57,8 +57,8 @@ class Handle {
     }
 
     std::string repr(const std::string& state) const {
-        return std::string("<pysampler.sync.") + class_name_ + (closed() ? " closed" : " " + state) +
-               ">";
+        return std::string("<pysampler.sync.") + class_name_ +
+               (closed() ? " closed" : " " + state) + ">";
     }
 
     static std::string waiter_text(std::uint64_t id) {

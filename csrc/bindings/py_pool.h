@@ -122,6 +122,7 @@ class PyPool : public Handle {
     bool send_notes(std::uint32_t worker) {
         const Pin pin(*this, "send to");
         known_worker(worker);
+        take_notes();
         sound([&] { pool_.send_notes(worker); });
         return pool_.unsent() == 0;
     }

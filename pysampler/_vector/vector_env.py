@@ -92,6 +92,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         context: How workers start. By default ("forkserver") they are forked from a clean
             interpreter. "fork" forks this process with everything that it has loaded, which is
             unsafe if it has threads or a CUDA context. "spawn" starts an interpreter per worker.
+            "threads": workers are threads of this process, for envs that release Python's lock.
         daemon: Accepted for compatibility and ignored: workers always end with this process, and
             may start processes.
         worker: A custom worker function, as in gymnasium. It runs in a thread of the process that
