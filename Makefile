@@ -22,7 +22,10 @@ NATIVE_OFF := -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_TESTS=ON -DPYSAMPLE
 FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo notebooks gallery examples test test-all test-python test-native build-native test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
+# A Python without its lock, kept between runs.
+NOGIL := build/python-nogil
+
+.PHONY: help demo notebooks gallery examples test test-all test-python test-native build-native test-nogil python-nogil test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
   bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels sbom \
   contract recipes clean
 
@@ -64,6 +67,16 @@ test-native: build-native
 build-native: $(VENV)/native.stamp
 	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
 	$(BIN)/cmake --build build/native
+
+python-nogil: $(NOGIL)/bin/python3  ## a Python without its lock, from Debian's sources: seven minutes
+
+$(NOGIL)/bin/python3:
+	$(PYTHON) tests/python_nogil.py $(NOGIL)
+
+test-nogil: python-nogil  ## the tests of threads, workers and primitives, on a Python without its lock
+	$(NOGIL)/bin/python3 -m venv $(NOGIL)/venv
+	$(NOGIL)/venv/bin/python -m pip install -q --only-binary numpy -e . --group contract
+	$(NOGIL)/venv/bin/python -m pytest --quick tests/sync tests/workers tests/vector/test_threads.py
 
 test-faults: build-native $(VENV)/package.stamp $(VENV)/test.stamp  ## every case of every test; kills, signals and damage at random points, at length
 	PYSAMPLER_EVERY_POINT=1 $(PYTEST)

@@ -106,7 +106,8 @@ def test_each_supported_python_is_tested_and_gets_a_wheel():
     assert PROJECT["project"]["requires-python"] == f">={PYTHONS[0]}"
     assert PROJECT["tool"]["ruff"]["target-version"] == "py" + PYTHONS[0].replace(".", "")
     built = PROJECT["tool"]["cibuildwheel"]["build"].split()
-    assert built == [f"cp{one.replace('.', '')}-*" for one in PYTHONS]
+    free_threaded = ["cp313t-*", "cp314t-*"]
+    assert built == [*(f"cp{one.replace('.', '')}-*" for one in PYTHONS), *free_threaded]
     assert JOBS["ci", "tests"]["strategy"]["matrix"]["python"] == PYTHONS
     (set_up,) = (
         one["with"] for one in JOBS["ci", "wheels"]["steps"] if "python-version" in str(one)

@@ -1,17 +1,17 @@
 """Lanes: each runs the commands of some groups and delivers their answers.
 
-A pool has one lane for each worker process, and one more if this process runs groups itself. All
+A pool has one lane for each worker, and one more if the caller's thread runs groups itself. All
 lanes share one ``_core.Pool``, which tracks the groups that are in flight, ready or taken, and the
 order in which they came back. A lane knows only how to reach its side:
 
-==============  =========================  ============================
-                process                    inline
-==============  =========================  ============================
-runs            a worker process           this thread, when it waits
-woken by        its command ring           nothing
-answers         by mail                    kept here
-ends            with its process           with the pool
-==============  =========================  ============================
+==========  ==================  =======================  ===========================
+            process             thread (threads.py)      inline
+==========  ==================  =======================  ===========================
+runs        a worker process    a thread of its own      this thread, when it waits
+woken by    its command ring    its command ring         nothing
+answers     by mail             objects, left for this   objects, kept here
+ends        with its process    after its step           with the pool
+==========  ==================  =======================  ===========================
 
 An inline lane runs its commands when the pool is about to wait, not when they are sent, so that
 the workers get theirs first and step meanwhile.

@@ -118,7 +118,7 @@ class WorkerThread:
         self._thread = threading.Thread(
             target=_run, args=(index, make, self.desk, self.core), name=name, daemon=True
         )
-        self._thread.start()
+        self.start = self._thread.start
 
     @property
     def pid(self) -> int:
@@ -127,6 +127,8 @@ class WorkerThread:
 
     def ended(self, timeout: float = 0) -> bool:
         """Return whether the thread ends within ``timeout`` seconds, or has ended."""
+        if self._thread.ident is None:  # a signal handler raised before it was started
+            return True
         if self._thread is not threading.current_thread():  # whose collection may end a pool
             self._thread.join(max(0.0, timeout))
         return not self._thread.is_alive() or self.desk.failure is not None
@@ -154,7 +156,9 @@ class Threads:
         weakref.finalize(self, _end, self.children, os.getpid())
         try:
             for index, make in enumerate(servers):
-                self.children.append(WorkerThread(index, make))
+                child = WorkerThread(index, make)
+                self.children.append(child)  # first, so that it is told to end
+                child.start()
             self.descriptions = [self._begun(index, "being made") for index in range(len(servers))]
         except BaseException:
             self.end()

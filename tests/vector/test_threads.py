@@ -190,6 +190,7 @@ def test_close_waits_for_the_step_under_way():
     assert not joined(threads())
 
 
+@pytest.mark.slow
 def test_close_warns_of_an_env_that_does_not_end():
     envs = make()
     envs.reset()
