@@ -16,6 +16,7 @@ from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
 from pysampler._workers.lanes import ProcessLane
 from pysampler._workers.manifest import SegmentManifest
+from pysampler._workers.processes import Processes
 from pysampler._workers.setup import Attachment, wait_policy
 from pysampler._workers.tracing import TraceMemory
 from pysampler.sync import Segment, Watch
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler._workers.processes import Processes, WorkerAssignment
-    from pysampler._workers.threads import Threads
+    from pysampler._workers.processes import WorkerAssignment
+    from pysampler._workers.threads import ThreadLane, Threads
 
 __all__ = ["Links"]
 
@@ -92,8 +93,15 @@ class Links:
         self.native.trace_to(self.track)
         self.native.count_waits_in(self.gauges.waited_ns)
         self._outboxes = [_core.ByteRing(segment, _MAIL) for _ in assignments]
-        mail = zip(self._outboxes, self.groups_of, strict=True)
-        self.lanes = [processes.lane(i, self.native, *of_lane) for i, of_lane in enumerate(mail)]
+        self.lanes: list[ProcessLane] | list[ThreadLane]
+        if isinstance(processes, Processes):
+            mail = zip(self._outboxes, self.groups_of, strict=True)
+            self.lanes = [
+                ProcessLane(index, processes, self.native, *of_lane)
+                for index, of_lane in enumerate(mail)
+            ]
+        else:
+            self.lanes = [processes.lane(index, self.native) for index in range(workers)]
         self.attachments = [
             Attachment(
                 pool=self.native.offset,

@@ -23,7 +23,6 @@ from pysampler._workers.links import Links
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S, Processes, WorkerAssignment
 from pysampler._workers.recovery import Faults, Recovery
 from pysampler._workers.setup import Layout
-from pysampler._workers.threads import Threads, WorkerThread
 from pysampler.errors import (
     BusyError,
     EnvError,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from pysampler._workers.lanes import Lane
     from pysampler._workers.renewal import Renewal
     from pysampler._workers.setup import MakeServer
+    from pysampler._workers.threads import Threads, WorkerThread
 
 __all__ = ["Pool"]
 
@@ -111,10 +111,13 @@ class Pool:
             if restore is not None:
                 modules.add(type(restore).__module__)
             new = fork_server.preload([*sorted(modules), *(preload or ())])
-        self._processes: Processes | Threads = (
-            Threads(assignments, servers)
-            if context == "threads"
-            else Processes(
+        self._processes: Processes | Threads
+        if context == "threads":
+            from pysampler._workers.threads import Threads  # noqa: PLC0415 - rare
+
+            self._processes = Threads(assignments, servers)
+        else:
+            self._processes = Processes(
                 assignments,
                 servers,
                 context,
@@ -123,7 +126,6 @@ class Pool:
                 renewable=self._faults.recycles,
                 one_first=new and self._learn_modules and len(assignments) > 2 * usable_cpus(),
             )
-        )
         self.descriptions = self._processes.descriptions
         self.assignments = self._processes.assignments
         self._inline: InlineLane | None = None

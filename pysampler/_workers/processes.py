@@ -24,7 +24,6 @@ from pysampler._workers.children import (
 )
 from pysampler._workers.exceptions import error_from
 from pysampler._workers.jobs import Failure
-from pysampler._workers.lanes import ProcessLane
 from pysampler._workers.launcher import Launcher, allow_workers, connection_pair, open_files
 from pysampler._workers.remote import loads
 from pysampler._workers.setup import LoggingSetup, PackedServers, Setup, send_message
@@ -268,12 +267,6 @@ class Processes:
                 raise self.error_of(index, loads(answer), "starting")
 
     can_die = True
-
-    def lane(
-        self, index: int, native: _core.Pool, outbox: _core.ByteRing, groups: range
-    ) -> ProcessLane:
-        """Return the lane of a worker."""
-        return ProcessLane(index, self, native, outbox, groups)
 
     def lay_out(self, index: int, layout: tuple[Layout, Segment]) -> None:
         """Send a worker another layout and the descriptor of its segment."""

@@ -8,8 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
-from pysampler._workers.threads import Threads
+from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S, Processes
 from pysampler.errors import (
     EnvTimeoutError,
     LayoutError,
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
 
     from pysampler._workers.commands import Commands
     from pysampler._workers.links import Links
-    from pysampler._workers.processes import Processes, WorkerAssignment
+    from pysampler._workers.processes import WorkerAssignment
     from pysampler._workers.setup import Layout
+    from pysampler._workers.threads import Threads
     from pysampler.sync import Segment
 
 __all__ = ["MAX_RESTARTS", "RESTART_WINDOW", "Faults", "Recovery"]
@@ -287,7 +287,7 @@ class Recovery:
 
     def _replaceable(self) -> Processes:
         """Return the workers, which are processes if they may be replaced."""
-        assert not isinstance(self._processes, Threads)
+        assert isinstance(self._processes, Processes)
         return self._processes
 
     def _loss_of(self, index: int, why: str = "") -> WorkerLostError:

@@ -174,7 +174,7 @@ class Threads:
             raise self.error_of(index, answer, doing)
         return answer
 
-    def lane(self, index: int, native: _core.Pool, *_: Any) -> ThreadLane:
+    def lane(self, index: int, native: _core.Pool) -> ThreadLane:
         """Return the lane of a thread."""
         return ThreadLane(index, self, native)
 
