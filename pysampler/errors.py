@@ -80,12 +80,14 @@ class WorkerLostError(LostError):
         pid: Its process id.
         exit_code: Its exit code, or minus the number of the signal that killed it; None if unknown.
         envs: The indices of its envs.
+        env: The index of the env that it was in; None if unknown.
     """
 
     worker: int = -1
     pid: int = 0
     exit_code: int | None = None
     envs: range = range(0)
+    env: int | None = None
 
 
 class HostLostError(LostError):

@@ -17,7 +17,7 @@ the last one: observations are copied there, and so are those of a group that ha
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector.vector_env import AutoresetMode
@@ -37,12 +37,13 @@ from pysampler._rollouts.episode_jobs import (
     infos_in,
 )
 from pysampler._rollouts.episode_rows import EpisodeRows, Finished
+from pysampler._rollouts.episodes import name_episodes
 from pysampler._torch import get_torch_threads, set_torch_threads
 from pysampler._vector.jobs import Reset, Rest
 from pysampler._vector.partial import BatchWait
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
-from pysampler.errors import WorkerLostError
+from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -154,8 +155,13 @@ class EpisodeSampler(Sampler):
                 # A worker that acts knows what no other could go on with: its episodes' records.
                 self._pool.renews = not self._in_workers
                 yield from self._run()
-        except Exception:
-            self._core.drop_work(self._work_name, stopped=True)
+        except Exception as error:
+            if isinstance(error, (EnvError, EnvTimeoutError, WorkerLostError)):
+                self._name_episode(error)
+            if self._owned and isinstance(error, EnvTimeoutError):
+                self.envs.close(terminate=True)  # do not wait again for an env that is late
+            else:
+                self._core.drop_work(self._work_name, stopped=True)
             raise
         except BaseException:
             self._interrupted = True  # do not wait for an env in a long step
@@ -167,7 +173,6 @@ class EpisodeSampler(Sampler):
 
     def _run(self) -> Generator[Finished]:
         self._prepare(self._queue)
-        self._assign(range(self.envs.num_envs))
         ready = list(range(len(self._groups)))
         while True:
             with self._core.enter("evaluate"):
@@ -182,6 +187,8 @@ class EpisodeSampler(Sampler):
                 ended = dict.fromkeys(one.env for one in finished)
                 self._assign([env for env in ended if env not in self._rows.starts])
             yield from finished
+            if self._failure is not None:
+                raise self._failure
 
     # -- beginning -------------------------------------------------------------------------------
 
@@ -193,6 +200,20 @@ class EpisodeSampler(Sampler):
         caller.find_device()
         caller.follow_weights()
         begun = [queue[env] if env < len(queue) else None for env in range(envs)]
+        # The outputs of the first call, if the policy would get the same arguments again.
+        full = len(queue) >= envs and not (self._in_workers or caller.uses_generators)
+        entropy = queue[0].entropy
+        self._frame_of = [0] * len(self._groups)  # by group
+        self._group_of = {env: group for group, envs in enumerate(self._groups) for env in envs}
+        self._starts: dict[int, dict[int, Start]] = {}  # by group, the episodes to begin
+        self._rests: dict[int, list[int]] = {}  # by group, the envs to leave alone
+        self._spares: dict[int, list[Start]] = {}  # by group, those of its job
+        self._resetting: set[int] = set()  # groups that reset envs
+        self._paused: list[int] = []  # groups that wait for those, if all must act together
+        self._losses: Counter[int] = Counter()  # by episode, how often its worker was lost
+        self._failure: EnvError | None = None  # of an env
+        self._running: dict[int, Start] = {}  # by env, the episode that it is in
+        self._assign(range(envs))
         prepared = self._prepare_frames(
             caller,
             [None if start is None else start.seed for start in begun],
@@ -210,25 +231,17 @@ class EpisodeSampler(Sampler):
             *(prepared.policy, prepared.frames, self._max_steps, self._statistics),
             begins_late=self.resets_itself,
         )
-        # The outputs of the first call, if the policy would get the same arguments again.
-        full = len(queue) >= envs and not (self._in_workers or caller.uses_generators)
+        self._running = self._rows.starts
         self._outputs = prepared.outputs if full else None
         self._was_reset = True  # the envs are in their first episodes
         self._frame = 0  # with the newest results, if the policy acts here
-        self._frame_of = [0] * len(self._groups)  # by group
-        self._group_of = {env: group for group, envs in enumerate(self._groups) for env in envs}
-        self._starts: dict[int, dict[int, Start]] = {}  # by group, the episodes to begin
-        self._rests: dict[int, list[int]] = {}  # by group, the envs to leave alone
-        self._spares: dict[int, list[Start]] = {}  # by group, those of its job
-        self._resetting: set[int] = set()  # groups that reset envs
-        self._paused: list[int] = []  # groups that wait for those, if all must act together
         if self._in_workers:
             progress = WorkerProgress(len(self._groups), prepared.segment)
             setup = EpisodeSetup(
                 pickled(portable(self._policy)),
                 *(prepared.policy.outputs, None, progress.offset),
                 groups=len(self._groups),
-                entropy=list(queue[0].entropy),
+                entropy=list(entropy),
                 policies_before=0,
                 own_process=self.envs.num_workers > 0,
                 chunk=self._options.chunk,
@@ -347,8 +360,10 @@ class EpisodeSampler(Sampler):
                 continue
             last = self._frame_of[group]
             self._frame_of[group] = last % self._horizon
-            # Few enough that no group holds episodes for which envs of others wait.
+            # Few enough that no group holds episodes for which envs of others wait. None after a
+            # loss, so that this process knows which episode lost the next worker.
             count = min(len(self._groups[group]), len(self._queue) // (2 * self.envs.num_envs))
+            count *= not self._losses
             self._spares[group] = [self._queue.popleft() for _ in range(count)]
             jobs[group] = EpisodesJob(
                 *(last, self._horizon - last % self._horizon, starts, resets, rests),
@@ -367,9 +382,12 @@ class EpisodeSampler(Sampler):
     def _took(self, groups: Sequence[int], answers: Sequence[Answer]) -> list[Finished]:
         """Process the results of groups, and return the episodes that ended."""
         by_group = {answer.group: answer for answer in answers}
-        self._raise_first(answers)
+        failures = self._failures_in(answers)
+        failed = {group for group, _ in failures if not self._in_workers}
         finished: list[Finished] = []
         for group in groups:
+            if group in failed:
+                continue
             answer, envs = by_group.get(group), self._groups[group]
             spares = self._spares.pop(group, [])
             if answer is not None and answer.replaced is not None:
@@ -377,7 +395,8 @@ class EpisodeSampler(Sampler):
                 self._queue.extendleft(reversed(spares))
             elif self._in_workers:
                 assert answer is not None
-                finished += self._reported(group, answer.result, spares)
+                if isinstance(answer.result, EpisodesReport):
+                    finished += self._reported(group, answer.result, spares)
             elif group in self._resetting:
                 self._resetting.remove(group)
                 at = self._frame_of[group]
@@ -391,6 +410,8 @@ class EpisodeSampler(Sampler):
                 infos = {} if answer is None else infos_in(answer.result)
                 for k in range(self._steps):
                     finished += self._rows.after_step(at + k, envs, infos.get(k, {}))
+        if failures:
+            self._failure = self._pool.error_of(*first(failures))
         return finished
 
     def _reported(
@@ -425,16 +446,26 @@ class EpisodeSampler(Sampler):
 
     # -- faults ----------------------------------------------------------------------------------
 
-    def _raise_first(self, answers: Sequence[Answer]) -> None:
-        """Raise the error of the first env that failed."""
+    def _failures_in(self, answers: Sequence[Answer]) -> list[tuple[int, Failure]]:
         failures: list[tuple[int, Failure]] = []
         for answer in answers:
             if isinstance(answer.result, EpisodesReport):
                 failures += [(answer.group, failure) for failure in answer.result.failures]
             else:
                 failures += self._core.results.failed([answer])
-        if failures:
-            raise self._pool.error_of(*first(failures))
+        return failures
+
+    def _name_episode(self, error: EnvError | EnvTimeoutError | WorkerLostError) -> None:
+        """Let an error name the episode in which an env failed, or those that it may be."""
+        envs: Sequence[int] = [] if error.env is None else [error.env]
+        if isinstance(error, WorkerLostError) and error.env is None:
+            envs = error.envs
+        starts = []
+        for group in dict.fromkeys(self._group_of[env] for env in envs):
+            begun = {**self._running, **self._starts.get(group, {})}
+            starts += [begun[env] for env in envs if env in self._groups[group] and env in begun]
+            starts += self._spares.get(group, [])
+        name_episodes(error, starts, seeded=not self.resets_itself)
 
     def _begin_again(self, group: int) -> None:
         """Let a group whose envs replace lost ones begin its episodes again."""
@@ -447,6 +478,14 @@ class EpisodeSampler(Sampler):
         self._resetting.discard(group)
         self._starts[group] = {**self._rows.forget(envs), **self._starts.get(group, {})}
         self._rests[group] = [env for env in envs if env not in self._starts[group]]
+        loss, most = self._pool.last_loss(group), self._pool.max_restarts
+        for env, start in self._starts[group].items():
+            self._losses[start.index] += loss.env in (None, env)
+            if (count := self._losses[start.index]) > most:
+                limit = f"expected at most {most} (max_restarts)"
+                loss.args = (f"its worker was lost {count} times, {limit}; {loss.args[0]}",)
+                loss.env = env
+                raise loss
 
     # -- ending ----------------------------------------------------------------------------------
 

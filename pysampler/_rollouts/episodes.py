@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from pysampler._numbers import whole_number
 
-__all__ = ["EpisodeSpec", "Start", "longest_first", "starts_of"]
+__all__ = ["EpisodeSpec", "Start", "longest_first", "name_episodes", "starts_of"]
+
+_NAMED = 5  # episodes in an error
 
 
 @dataclass(frozen=True)
@@ -106,3 +108,22 @@ def longest_first(
         lengths[seed, seen[seed]] = length
         seen[seed] += 1
     return sorted(starts, key=lambda start: -lengths.get(start.entropy, np.inf))
+
+
+def name_episodes(error: Any, starts: Sequence[Start], *, seeded: bool) -> None:
+    """Let the error of an env or a worker name the episode that it ended, or those it may have.
+
+    Args:
+        error: The error, which gets the attribute ``episode``: the place of the only episode, or
+            None if there are several.
+        starts: The episodes.
+        seeded: Whether their seeds are those of the resets.
+    """
+    error.episode = starts[0].index if len(starts) == 1 else None
+    if not starts:
+        return
+    names = [f"{one.index} (seed {one.seed})" if seeded else f"{one.index}" for one in starts]
+    names[_NAMED:] = ["others"] * (len(names) > _NAMED)
+    *most, last = names
+    text = f"episode {', '.join(most)} or {last}" if most else f"episode {last}"
+    error.args = (f"cannot evaluate {text}: {error}",)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -124,6 +123,14 @@ def evaluate(
 
     Raises:
         ValueError: An episode did not end within ``max_steps``.
+        EnvError: An env raised an exception.
+        WorkerLostError: A worker was lost, or, with ``on_worker_loss="restart"``, the worker of one
+            episode more than ``max_restarts`` times.
+        EnvTimeoutError: An env took longer than ``step_timeout``.
+
+    The last three have an attribute ``episode``: the place of the episode in the list, or None if
+    it may be one of several. Whatever ends an evaluation early, such as Ctrl-C, has an attribute
+    ``evaluation``: the results of the episodes that were over.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)
@@ -174,13 +181,12 @@ def evaluate(
         ),
     )
     film = None if videos is None else Videos(videos, record, envs, vector_kwargs)
+    found: dict[int, EpisodeResult] = {}
     try:
         with ExitStack() as stack:
-            found: dict[int, EpisodeResult] = {}
             if file is not None:
                 stack.enter_context(file).open(seed, starts, envs, statistics)
-                found = {i: replace(one, task=specs[i].task) for i, one in file.results.items()}
-                stack.push(functools.partial(_note_file, file, found))
+                found |= {i: replace(one, task=specs[i].task) for i, one in file.results.items()}
             left = [start for start in starts if start.index not in found]
             if order is not None:
                 left = longest_first(left, [(one.seed, one.length) for one in order.episodes])
@@ -201,7 +207,10 @@ def evaluate(
             if film is not None:
                 again = film.starts(starts, found)
                 film.name(found, runs.run(again, None, *film.envs(len(again)), **film.making))
-        return Evaluation([found[index] for index in sorted(found)])
+        return _evaluation_of(found)
+    except BaseException as error:
+        _keep_results(error, found, len(specs), file)
+        raise
     finally:
         if paused is not None:
             paused.resume()
@@ -287,8 +296,22 @@ def _expect_plain(specs: Sequence[EpisodeSpec]) -> None:
             )
 
 
-def _note_file(
-    file: EvaluationFile, found: Mapping[int, Any], _: Any, error: BaseException | None, __: Any
+def _evaluation_of(found: Mapping[int, EpisodeResult]) -> Evaluation:
+    return Evaluation([found[index] for index in sorted(found)])
+
+
+def _keep_results(
+    error: BaseException,
+    found: Mapping[int, EpisodeResult],
+    total: int,
+    file: EvaluationFile | None,
 ) -> None:
-    if error is not None:
-        error.add_note(f"{len(found)} episodes are in {file.path}; the same call runs the others")
+    """Let an error that ends an evaluation early have its results so far."""
+    error.evaluation = _evaluation_of(found)  # type: ignore[attr-defined]
+    stopped = isinstance(error, KeyboardInterrupt)
+    if not (found or stopped):
+        return
+    text = f"{len(found)} of {total} episodes are over"
+    if file is not None:
+        text += f" and in {file.path}" + "; the same call runs the others" * stopped
+    error.add_note(f"{text}; the attribute `evaluation` of this exception has their results")

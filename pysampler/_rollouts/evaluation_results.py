@@ -260,6 +260,8 @@ class Evaluation:
         return axes
 
     def __str__(self) -> str:
+        if not self.episodes:
+            return "no episodes"
         low, high = self.interval()
         text = (
             f"return {self.mean:.4g} [{low:.4g}, {high:.4g}] +- {self.std:.2g} over "

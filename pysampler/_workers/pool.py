@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pysampler._workers.renewal import Renewal
     from pysampler._workers.setup import MakeServer
     from pysampler._workers.threads import Threads, WorkerThread
+    from pysampler.errors import WorkerLostError
 
 __all__ = ["Pool"]
 
@@ -314,6 +315,15 @@ class Pool:
         if self._inline is not None:
             losses.append(0)
         return Stats.of(self._links.counters, self._sizes, losses)
+
+    @property
+    def max_restarts(self) -> int:
+        """How often a worker may be lost within a while."""
+        return self._faults.max_restarts
+
+    def last_loss(self, group: int) -> WorkerLostError:
+        """Return the error for the last loss of the worker of a group."""
+        return self._recovery.losses[self.worker_of[group]][-1][1]
 
     def overdue(self, timeout_ns: int) -> list[tuple[int, int, int]]:
         """Return (worker, env, since) of envs that have not answered for ``timeout_ns``."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pysampler._workers.commands import Commands
+    from pysampler._workers.jobs import Job
     from pysampler._workers.links import Links
     from pysampler._workers.processes import WorkerAssignment
     from pysampler._workers.setup import Layout
@@ -44,7 +45,8 @@ class Faults:
     """How to handle lost workers, and envs that do not answer."""
 
     on_worker_loss: Literal["raise", "restart"] = "raise"
-    # The pool ends if one worker restarts more often than this within ``restart_window`` seconds.
+    # The pool ends if one worker restarts more often than this within ``restart_window`` seconds,
+    # or while it runs one command.
     max_restarts: int = MAX_RESTARTS
     restart_window: float = RESTART_WINDOW
     step_timeout: float | None = None
@@ -99,6 +101,8 @@ class Recovery:
         self._end = end
         # By worker: the time of each loss, by time.monotonic(), and its error.
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in assignments]
+        # By worker: how many losses in a row had one command, and the job that was sent again.
+        self._repeats: dict[int, tuple[int, Job | None]] = {}
         # Lost workers that are not replaced yet, by index.
         self.replacing: dict[int, WorkerLostError] = {}
         # Workers that have a step to make but have not begun with an env: when they last moved,
@@ -282,6 +286,7 @@ class Recovery:
             raise error from cause
         self._links.watch_worker(index, processes.children[index].pid)
         self._commands.resend(index, str(error))
+        self._repeats[index] = self._repeats[index][0], next(iter(self._pending_jobs(index)), None)
         del self.replacing[index]
         _log.warning("pysampler: %s; another worker takes its place", error)
 
@@ -290,12 +295,19 @@ class Recovery:
         assert isinstance(self._processes, Processes)
         return self._processes
 
+    def _pending_jobs(self, index: int) -> list[Job]:
+        """Return the jobs that a worker has not answered."""
+        groups = filter(self._links.native.in_flight, self._links.groups_of[index])
+        return [job for group in groups if (job := self._commands.job_of(group)) is not None]
+
     def _loss_of(self, index: int, why: str = "") -> WorkerLostError:
         at = self._links.counters.workers["env"][index]
         doing = self._commands.doing(self._links.groups_of[index].start)
         error = self._processes.lost(index, doing, why)
-        if at in self._assignments[index].envs and len(error.envs) > 1:
-            error.args = (f"{error.args[0]}, at env {at}",)
+        if at in self._assignments[index].envs:
+            error.env = int(at)
+            if len(error.envs) > 1:
+                error.args = (f"{error.args[0]}, at env {at}",)
         return error
 
     def _count_loss(self, index: int, error: WorkerLostError) -> None:
@@ -305,7 +317,14 @@ class Recovery:
         if not losses or losses[-1][1].pid != error.pid:
             losses.append((at, error))
         self._links.gauges.restarts[index] = len(losses)
-        recent = [(t, e) for t, e in losses if at - t <= self.faults.restart_window]
+        count, last = self._repeats.get(index, (0, None))
+        count = 1 + count * any(job is last for job in self._pending_jobs(index))
+        self._repeats[index] = count, last
+        recent = [
+            (t, e)
+            for left, (t, e) in zip(range(len(losses), 0, -1), losses, strict=True)
+            if left <= count or at - t <= self.faults.restart_window
+        ]
         # An error with a cause: the worker could not even start.
         if len(recent) > self.faults.max_restarts or error.__cause__ is not None:
             self._end()

@@ -188,7 +188,7 @@ def test_errors_of_a_policy_keep_their_traceback(file):
 def test_ctrl_c_says_how_to_continue(file, capsys, tmp_path):
     arguments = ["--workers", "0", "--resume", str(tmp_path / "results")]
     assert main(["evaluate", f"{file}:interrupted", f"{file}:make", *arguments]) == 130
-    assert "episodes are in" in capsys.readouterr().err
+    assert "episodes are over and in" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

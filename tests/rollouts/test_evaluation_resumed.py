@@ -70,7 +70,8 @@ def test_an_interrupted_evaluation_continues_with_the_missing_episodes(tmp_path,
     for seed in (6, 9):
         with pytest.raises(KeyboardInterrupt) as caught:
             pysampler.evaluate(Steps, Interrupted(seed), SPECS, **arguments)
-        assert f"{seed - 2} episodes are in {tmp_path / 'file'}" in caught.value.__notes__[0]
+        told = f"{seed - 2} of 9 episodes are over and in {tmp_path / 'file'};"
+        assert told in caught.value.__notes__[0]
     assert begun == [2, 3, 4, 5, 6, 6, 7, 8, 9]
     evaluation = pysampler.evaluate(Steps, still, SPECS, **arguments)
     assert begun[9:] == [9, 10]

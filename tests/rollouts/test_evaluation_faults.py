@@ -1,0 +1,173 @@
+"""Errors of envs and workers in an evaluation name the episode, and keep the other results."""
+
+import functools
+import os
+import signal
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import pysampler
+from pysampler import EnvError, EnvTimeoutError, WorkerLostError
+
+BAD = 5  # the seed of the episode that fails
+
+
+class Failing(gym.Env):
+    """Episodes of 1 + seed % 3 steps; one fails in its first step, or in its reset."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def __init__(self, how, where="step"):
+        self.how, self.where = how, where
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.left = seed, 0 if seed is None else 1 + seed % 3
+        self.fail("reset")
+        return np.zeros(1), {}
+
+    def fail(self, where):
+        if self.seed != BAD or where != self.where:
+            return
+        if self.how == "raise":
+            raise ValueError("broken")
+        if self.how == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "hang":
+            time.sleep(3600)
+
+    def step(self, action):
+        self.fail("step")
+        self.left -= 1
+        return np.zeros(1), 1.0, self.left == 0, False, {}
+
+
+def still(observations):
+    return np.zeros((len(observations), 1))
+
+
+ERRORS = {"raise": EnvError, "crash": WorkerLostError, "hang": EnvTimeoutError}
+RESTARTS = {"on_worker_loss": "restart", "restart_window": 1e-6}
+
+
+def caught(how, where="step", **options):
+    """Return the error of an evaluation of the seeds 2 to 13."""
+    if how == "hang":
+        options["step_timeout"] = 0.05
+    options = {"seed": 2, "num_envs": 2, "num_workers": 2, **options}
+    env = functools.partial(Failing, how, where)
+    with pytest.raises(ERRORS[how]) as info:
+        pysampler.evaluate(env, still, options.pop("episodes", 12), **options)
+    return info.value
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error:pysampler")
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+@pytest.mark.parametrize("where", ["step", "reset"])
+@pytest.mark.parametrize("how", ERRORS)
+def test_errors_name_the_episode(how, where, policy_in):
+    error = caught(how, where, policy_in=policy_in)
+    names = ["3 (seed 5)"]
+    if policy_in == "workers" and how != "raise":  # a worker may have begun a spare episode
+        names.append("1 (seed 3) or 3 (seed 5)")
+    assert str(error).startswith(tuple(f"cannot evaluate episode {name}: " for name in names))
+    assert error.episode == (None if " or " in str(error) else 3)
+    assert error.evaluation.lengths.tolist() == [
+        1 + one.seed % 3 for one in error.evaluation.episodes
+    ]
+    if error.evaluation.episodes:
+        assert "of 12 episodes are over" in error.__notes__[-1]
+
+
+def test_errors_of_the_first_reset_name_the_episode():
+    error = caught("raise", "reset", num_envs=4, num_workers=0)
+    assert str(error).startswith("cannot evaluate episode 3 (seed 5): env 3")
+    assert isinstance(error, ValueError)
+    assert not error.evaluation.episodes
+    assert str(error.evaluation) == "no episodes"
+
+
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_episodes_that_were_over_are_in_the_error(policy_in):
+    error = caught("raise", num_envs=1, num_workers=0, policy_in=policy_in, episodes=40)
+    assert [one.seed for one in error.evaluation.episodes] == [2, 3, 4]
+
+
+def test_episodes_that_end_in_the_round_of_an_error_are_in_it():
+    error = caught("raise", num_envs=4, num_workers=0, groups=2)
+    assert [one.seed for one in error.evaluation.episodes] == [3]
+
+
+def test_ctrl_c_keeps_the_episodes_that_were_over():
+    calls = []
+
+    def policy(observations):
+        calls.append(None)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return still(observations)
+
+    with pytest.raises(KeyboardInterrupt) as info:
+        pysampler.evaluate(
+            functools.partial(Failing, ""), policy, 12, seed=0, num_envs=1, num_workers=0
+        )
+    assert info.value.evaluation.lengths.tolist() == [1, 2]
+    assert "2 of 12 episodes are over" in info.value.__notes__[0]
+
+
+def test_errors_do_not_promise_that_the_same_call_runs_the_others(tmp_path):
+    error = caught("raise", num_envs=1, num_workers=0, resume=tmp_path / "file")
+    assert f"3 of 12 episodes are over and in {tmp_path / 'file'};" in error.__notes__[-1]
+    assert "the same call" not in error.__notes__[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+@pytest.mark.parametrize("how", ["crash", "hang"])
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_an_episode_that_loses_every_worker_ends_the_evaluation(how, num_envs, policy_in):
+    options = {"num_envs": num_envs, "num_workers": 1, "max_restarts": 2, "policy_in": policy_in}
+    options |= {"step_timeout": 0.05, "on_hang": "restart"} if how == "hang" else {}
+    with pytest.raises(WorkerLostError) as info:
+        pysampler.evaluate(
+            functools.partial(Failing, how), still, 40, seed=2, **options, **RESTARTS
+        )
+    assert str(info.value).startswith(
+        "cannot evaluate episode 3 (seed 5): its worker was lost 3 times, expected at most 2 "
+        "(max_restarts); worker 0 "
+    )
+    assert info.value.episode == 3
+    assert (set() if num_envs == 4 else {2, 3, 4}) <= {
+        one.seed for one in info.value.evaluation.episodes
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+@pytest.mark.parametrize("seed", [BAD, BAD - 3])
+def test_a_reset_that_loses_every_worker_ends_the_evaluation(seed, policy_in):
+    with pytest.raises(WorkerLostError) as info:
+        pysampler.evaluate(
+            *(functools.partial(Failing, "crash", "reset"), still, 40),
+            seed=seed,
+            num_envs=2,
+            num_workers=1,
+            policy_in=policy_in,
+            **RESTARTS,
+        )
+    assert f"cannot evaluate episode {BAD - seed} (seed 5): " in str(info.value)
+    assert info.value.episode == BAD - seed
+
+
+@pytest.mark.slow
+def test_a_reset_is_not_repeated_forever():
+    env = functools.partial(Failing, "crash", "reset")
+    with pysampler.VectorEnv([env] * 2, num_workers=1, max_restarts=2, **RESTARTS) as envs:
+        with pytest.raises(WorkerLostError, match="it was replaced before") as info:
+            envs.reset(seed=BAD)
+        assert str(info.value).count("signal 9") == 3
