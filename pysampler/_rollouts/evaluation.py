@@ -23,7 +23,7 @@ from pysampler._vector.make import vector_options
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from typing import Unpack
 
     from pysampler._policies.normalize import Normalizer
@@ -112,8 +112,8 @@ def evaluate(
         resume: A file to write the result of each episode to. If it exists, continue the evaluation
             in it: after Ctrl-C or a crash, the same call runs only the missing episodes. A file of
             other episodes, spaces or statistics is refused; another policy cannot be told.
-        progress: Show how many episodes are over and the time that is left: a bar if ``tqdm`` is
-            installed, otherwise a line on stderr.
+        progress: Show how many episodes are over and the time that is left, on stderr: a bar if
+            ``tqdm`` is installed, otherwise a line. If stderr is no terminal: a line every 10 %.
         seed: The seed of the first episode; the next ones count up from it. None: a random one.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
             envs to make.
@@ -206,7 +206,10 @@ def evaluate(
                     shown.add(result.return_)
             if film is not None:
                 again = film.starts(starts, found)
-                film.name(found, runs.run(again, None, *film.envs(len(again)), **film.making))
+                films = runs.run(again, None, *film.envs(len(again)), **film.making)
+                for _ in film.film(found, films, again):
+                    if shown is not None:
+                        shown.film(len(again))
         return _evaluation_of(found)
     except BaseException as error:
         _keep_results(error, found, len(specs), file)
@@ -238,7 +241,7 @@ class _Runs:
         *,
         begin: Sequence[Callable[[Any], None]] = (),
         **making: Any,
-    ) -> Iterator[tuple[int, EpisodeResult]]:
+    ) -> Generator[tuple[int, EpisodeResult]]:
         """Run episodes, and yield the place and the result of each when it is over.
 
         Each of ``begin`` gets the vector env before the first one.

@@ -1,4 +1,4 @@
-"""Progress of an evaluation: a bar of tqdm, or a line on stderr, with the time that is left."""
+"""Progress of an evaluation: a bar of tqdm, or lines on stderr, with the time that is left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pysampler.sync import now
 
 __all__ = ["Progress"]
 
-_EVERY = 0.1  # seconds between two lines
+_EVERY = 0.1  # seconds between two updates of a line
+_LINES = 10  # lines for all episodes, if stderr is no terminal
 
 
 class Progress(Closing):
@@ -25,7 +26,13 @@ class Progress(Closing):
         self._total, self._done, self._before = total, done, done
         self._sum = 0.0
         self._began = self._shown = now()
+        self._tenth = done * _LINES // total
+        self._filmed = 0
+        self._rewrites = sys.stderr.isatty()
+        self._open = False  # whether a line has no end yet
         self._bar: Any = None
+        if not self._rewrites and "ipykernel" not in sys.modules:  # a file or a pipe
+            return
         try:
             from tqdm.auto import tqdm  # noqa: PLC0415 - an optional dependency
         except ImportError:
@@ -41,21 +48,40 @@ class Progress(Closing):
             self._bar.set_postfix_str(mean, refresh=False)
             self._bar.update()
             return
-        time = now()
-        if time - self._shown < _EVERY * 1e9 and self._done < self._total:
+        time, over = now(), self._done == self._total
+        tenth = self._done * _LINES // self._total
+        due = time - self._shown >= _EVERY * 1e9 if self._rewrites else tenth > self._tenth
+        if not (due or over):
             return
-        self._shown = time
+        self._shown, self._tenth = time, tenth
         seconds = (time - self._began) / 1e9 / (self._done - self._before)
         left = round(seconds * (self._total - self._done))
-        text = (
-            f"pysampler: {self._done} of {self._total} episodes, {left // 60}:{left % 60:02} left"
+        self._write(
+            f"{self._done} of {self._total} episodes, {left // 60}:{left % 60:02} left, {mean} "
         )
-        sys.stderr.write(f"\r{text}, {mean} ")
+
+    def film(self, total: int) -> None:
+        """Count an episode that was filmed.
+
+        Args:
+            total: How many episodes are filmed.
+        """
+        self._filmed += 1
+        text = f"filmed {self._filmed} of {total} episodes "
+        if self._bar is not None:
+            self._bar.set_postfix_str(text.strip())
+        else:
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        before, after = ("\r", "\x1b[K") if self._rewrites else ("", "\n")
+        sys.stderr.write(f"{before}pysampler: {text}{after}")
         sys.stderr.flush()
+        self._open = self._rewrites
 
     def close(self) -> None:
         """End the line."""
         if self._bar is not None:
             self._bar.close()
-        elif self._done > self._before:
+        elif self._open:
             sys.stderr.write("\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,12 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from pysampler._numbers import whole_number
 from pysampler._vector.make import EnvMaker
 from pysampler._vector.vector_env import VectorEnv
-from pysampler._vector.video import Video, expect_writer
+from pysampler._vector.video import Video, expect_writer, part_of
 from pysampler._workers.exceptions import Raised
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from pysampler._rollouts.episodes import Start
     from pysampler._rollouts.evaluation_results import EpisodeResult
@@ -206,34 +207,51 @@ class Videos:
     def _path(self, index: int) -> Path:
         return self._folder / f"episode-{index}.mp4"
 
-    def name(
-        self, results: dict[int, EpisodeResult], films: Iterable[tuple[int, EpisodeResult]]
-    ) -> None:
+    def film(
+        self,
+        results: dict[int, EpisodeResult],
+        films: Generator[tuple[int, EpisodeResult]],
+        chosen: Sequence[Start],
+    ) -> Iterator[None]:
         """Film episodes, and name their files by their results, which get the names.
 
-        If this fails, it is a warning: the results are there already.
+        Yields after each. If filming fails, it is a warning: the results are there already.
         """
+        before = dict(results)
         filmed: dict[int, EpisodeResult] = {}
         try:
-            filmed.update(films)
+            with closing(films):
+                for index, result in films:
+                    filmed[index] = result
+                    path = self._path(index).rename(self._name(index, result))
+                    results[index] = replace(results[index], video=str(path))
+                    yield
         except Exception as error:
             warnings.warn(f"pysampler: cannot film all episodes: {error}", stacklevel=3)
-        unlike = []
-        for index, result in filmed.items():
-            ends = {None: "", True: "-success", False: "-failure"}[result.success]
-            name = f"episode-{index}-seed-{result.seed}-return-{result.return_:.6g}{ends}.mp4"
-            path = self._path(index).rename(self._folder / name)
-            if not _alike(result, results[index]):
-                unlike.append(index)
-            results[index] = replace(results[index], video=str(path))
+        finally:
+            for start in chosen:  # a worker that was killed leaves its file
+                for path in (self._path(start.index), part_of(self._path(start.index))):
+                    path.unlink(missing_ok=True)
+        unlike = [index for index, result in filmed.items() if not _alike(result, before[index])]
         if unlike:
             first = unlike[0]
             warnings.warn(
                 f"pysampler: {len(unlike)} of {len(filmed)} filmed episodes went another way than "
                 f"before, such as episode {first}: it returned {filmed[first].return_:.6g}, before "
-                f"{results[first].return_:.6g}. The env or the policy is not deterministic",
+                f"{before[first].return_:.6g}. The env or the policy is not deterministic",
                 stacklevel=3,
             )
+
+    def _name(self, index: int, result: EpisodeResult) -> Path:
+        """Return the name of a new file for an episode."""
+        end = {None: "", True: "-success", False: "-failure"}[result.success]
+        sign = "minus-" * (result.return_ < 0)
+        name = f"episode-{index}-seed-{result.seed}-return-{sign}{abs(result.return_):.6g}{end}"
+        path, take = self._folder / f"{name}.mp4", 1
+        while path.exists():  # of an earlier evaluation
+            take += 1
+            path = self._folder / f"{name}-take-{take}.mp4"
+        return path
 
 
 def _filming(function: Any) -> Any:

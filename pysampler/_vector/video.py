@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import gymnasium as gym
 
-__all__ = ["NoVideo", "Video", "expect_writer", "naming_file"]
+__all__ = ["NoVideo", "Video", "expect_writer", "naming_file", "part_of"]
 
 
 class NoVideo(Closing):
@@ -47,7 +47,7 @@ class Video(NoVideo):
         import imageio  # noqa: PLC0415 - only where videos are requested
 
         self._env, self._index, self._path = env, index, path
-        self._part = path.with_suffix(".part" + path.suffix)
+        self._part = part_of(path)
         with naming_file(path):
             self._writer: Any = imageio.get_writer(self._part, fps=fps, macro_block_size=1)
 
@@ -85,6 +85,11 @@ class Video(NoVideo):
             with contextlib.suppress(Exception):  # report the earlier exception instead
                 self._writer.close()
             self._part.unlink(missing_ok=True)
+
+
+def part_of(path: Path) -> Path:
+    """Return the file that a video is in until it is complete."""
+    return path.with_suffix(".part" + path.suffix)
 
 
 def expect_writer(purpose: str) -> None:

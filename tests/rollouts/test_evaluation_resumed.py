@@ -273,8 +273,26 @@ def test_progress_says_how_much_is_left(capsys, monkeypatch):
     assert "pysampler: 9 of 9 episodes, 0:00 left, mean return 10 " in capsys.readouterr().err
 
 
-def test_progress_is_a_bar_of_tqdm(capsys):
+def test_progress_is_a_line_every_tenth_unless_stderr_is_a_terminal(capsys):
+    pysampler.evaluate(Steps, still, 35, num_workers=0, num_envs=1, seed=2, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == [
+        "4",
+        "7",
+        "11",
+        "14",
+        "18",
+        "21",
+        "25",
+        "28",
+        "32",
+        "35",
+    ]
+
+
+def test_progress_is_a_bar_of_tqdm(capsys, monkeypatch):
     pytest.importorskip("tqdm")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2, progress=True)
     assert "9/9" in capsys.readouterr().err
 

@@ -1,6 +1,7 @@
 """Videos of episodes of an evaluation."""
 
 import functools
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -289,3 +290,50 @@ def test_episodes_that_go_another_way_are_told_of(tmp_path):
 def test_bad_choices_are_refused(tmp_path, record):
     with pytest.raises(ValueError, match="cannot evaluate: record"):
         pysampler.evaluate(Shown, still, 2, seed=0, videos=tmp_path, record=record)
+
+
+class Stopping:
+    """A policy that Ctrl-C ends in the third step of films of episodes of 1 to 4 steps."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, observations):
+        self.calls += 1
+        if self.calls == 4 * 5 // 2 + 3:
+            raise KeyboardInterrupt
+        return still(observations)
+
+
+def test_ctrl_c_while_filming_keeps_the_results_and_whole_films(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt) as info:
+        pysampler.evaluate(
+            *(Shown, Stopping(), 4),
+            seed=0,
+            num_envs=1,
+            num_workers=1,
+            videos=tmp_path,
+            progress=True,
+        )
+    assert info.value.evaluation.lengths.tolist() == [1, 2, 3, 4]
+    videos = [one.video for one in info.value.evaluation.episodes]
+    assert names(tmp_path) == [Path(one).name for one in videos if one]
+    assert videos[0]
+    assert not videos[2]
+    assert "pysampler: filmed 1 of 4 episodes" in capsys.readouterr().err
+
+
+class Costly(Shown):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, -2.5, *rest
+
+
+def test_a_second_video_of_an_episode_gets_another_name(tmp_path):
+    for take in ("", "-take-2", "-take-3"):
+        evaluation = pysampler.evaluate(
+            *(Costly, still, 1), seed=2, num_workers=0, videos=tmp_path, record=1
+        )
+        name = f"episode-0-seed-2-return-minus-7.5-failure{take}.mp4"
+        assert evaluation.episodes[0].video == str(tmp_path / name)
+    assert len(names(tmp_path)) == 3
