@@ -18,17 +18,6 @@ _SCRIPTS = ".pt", ".pth"  # files of torch.jit.save
 _ALGORITHMS = {"common": "PPO", "dqn": "DQN", "sac": "SAC", "td3": "TD3"}
 
 
-class PredictPolicy:
-    """A policy that calls ``predict`` of a model of Stable-Baselines3."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def __call__(self, observations: Any) -> Any:
-        """Return the most likely actions."""
-        return self.model.predict(observations, deterministic=True)[0]
-
-
 def policy_of(text: str) -> Any:
     """Return the policy that an argument of the command names, or raise SourceError.
 
@@ -45,9 +34,7 @@ def policy_of(text: str) -> Any:
     policy = named(text)
     if isinstance(policy, type):
         policy = policy()
-    if hasattr(policy, "predict") and not callable(policy):
-        return PredictPolicy(policy)
-    if not callable(policy):
+    if not (callable(policy) or hasattr(policy, "predict")):
         raise SourceError(f"{text} is a {type(policy).__name__}, expected a policy")
     return policy
 
@@ -74,7 +61,7 @@ def _model(path: Path) -> Any:
             f"{path} is not a model of Stable-Baselines3's {', '.join(_ALGORITHMS.values())}; load "
             "it in a file of yours and pass FILE.py:policy"
         ) from error
-    return PredictPolicy(algorithm.load(path, device="cpu"))
+    return algorithm.load(path, device="cpu")
 
 
 def _imported(name: str, path: Path) -> Any:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Describes", "EpisodeRecorder", "expect_describes"]
 
+_MISSING = object()  # instead of an info that a step lacks
 _PARTS = "observations", "actions", "rewards", "extras", "infos"
 
 
@@ -117,6 +118,14 @@ class EpisodeRecorder:
 
 
 def _stacked_infos(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the values of each key that all steps have, as an array."""
-    keys = set.intersection(*map(set, infos))
-    return {key: np.array([info[key] for info in infos]) for key in infos[-1] if key in keys}
+    """Return the values of each key as an array, with 0, False or None for steps without it."""
+    keys = dict.fromkeys(key for info in reversed(infos) for key in info)
+    return {key: _stacked([info.get(key, _MISSING) for info in infos]) for key in keys}
+
+
+def _stacked(values: list[Any]) -> Any:
+    if any(value is _MISSING for value in values):
+        like = np.asarray(next(value for value in values if value is not _MISSING))
+        empty = np.zeros_like(like)[()] if like.dtype.kind in "biufc" else None
+        values = [empty if value is _MISSING else value for value in values]
+    return np.array(values)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler._numbers import whole_number
 from pysampler._policies.normalize import expect_normalizer
+from pysampler._policies.predict import PredictPolicy
 from pysampler._policies.sampler import makes_envs, vector_env_of
 from pysampler._rollouts.episode_recorder import expect_describes
 from pysampler._rollouts.episode_sampler import EpisodeSampler
 from pysampler._rollouts.episodes import EpisodeSpec, longest_first, starts_of
-from pysampler._rollouts.evaluation_file import EvaluationFile
+from pysampler._rollouts.evaluation_file import EvaluationFile, identity_of
 from pysampler._rollouts.evaluation_progress import Progress
 from pysampler._rollouts.evaluation_results import EpisodeResult, Evaluation
 from pysampler._rollouts.evaluation_videos import Videos
@@ -76,7 +77,8 @@ def evaluate(
             then used: their next rollout begins with a reset. Reset a vector env of yours before
             you step it again: its envs are left where their episodes ended. All of its envs are
             reset once, also those for which there is no episode.
-        policy: A policy, as in :class:`pysampler.Rollouts`.
+        policy: A policy, as in :class:`pysampler.Rollouts`; or a model of Stable-Baselines3, whose
+            ``predict`` is called with ``deterministic=True``.
         episodes: How many episodes, or a list of :class:`pysampler.EpisodeSpec`.
         num_envs: How many envs to make; by default one for each episode, up to 8.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
@@ -97,7 +99,8 @@ def evaluate(
             :class:`pysampler.Rollouts`: it returns actions ``[rows, chunk, ...]``. When an episode
             ends, the rest of its chunk is dropped. By default that of the open rollouts.
         statistics: A :class:`pysampler.EpisodeStatistics`: each episode gets its statistics. If it
-            keeps "infos", each key that all steps have is an array.
+            keeps "infos", each key that some step has is an array; where the info is missing, the
+            value is 0, False or None.
         normalize: Normalise observations with the statistics of this
             :class:`pysampler.Normalizer`, without updating them; by default that of the open
             rollouts, if any. Returns sum the envs' own rewards.
@@ -171,6 +174,8 @@ def evaluate(
         raise ValueError(
             "cannot evaluate: min_envs and timeout are for single steps, expected chunk=None"
         )
+    if hasattr(policy, "predict") and not callable(policy):
+        policy = PredictPolicy(policy)
     runs = _Runs(
         *(policy, specs, batch, max_steps, normalize and normalize.frozen(), leave_out),
         RolloutOptions(
@@ -195,6 +200,8 @@ def evaluate(
                 if progress and sys.stderr is not None
                 else None
             )
+            if shown is not None and file is not None and found:
+                shown.read(file.path)
             begin = [one.begin for one in (film, file) if one is not None]
             for index, result in runs.run(
                 *(left, statistics, envs, num_envs, vector_kwargs), begin=begin
@@ -210,9 +217,9 @@ def evaluate(
                 for _ in film.film(found, films, again):
                     if shown is not None:
                         shown.film(len(again))
-        return _evaluation_of(found)
+        return _evaluation_of(found, envs)
     except BaseException as error:
-        _keep_results(error, found, len(specs), file)
+        _keep_results(error, _evaluation_of(found, envs), len(specs), file)
         raise
     finally:
         if paused is not None:
@@ -299,22 +306,22 @@ def _expect_plain(specs: Sequence[EpisodeSpec]) -> None:
             )
 
 
-def _evaluation_of(found: Mapping[int, EpisodeResult]) -> Evaluation:
-    return Evaluation([found[index] for index in sorted(found)])
+def _evaluation_of(found: Mapping[int, EpisodeResult], envs: Any) -> Evaluation:
+    return Evaluation([found[index] for index in sorted(found)], identity_of(envs).get("id"))
 
 
 def _keep_results(
     error: BaseException,
-    found: Mapping[int, EpisodeResult],
+    found: Evaluation,
     total: int,
     file: EvaluationFile | None,
 ) -> None:
     """Let an error that ends an evaluation early have its results so far."""
-    error.evaluation = _evaluation_of(found)  # type: ignore[attr-defined]
+    error.evaluation = found  # type: ignore[attr-defined]
     stopped = isinstance(error, KeyboardInterrupt)
-    if not (found or stopped):
+    if not (found.episodes or stopped):
         return
-    text = f"{len(found)} of {total} episodes are over"
+    text = f"{len(found.episodes)} of {total} episodes are over"
     if file is not None:
         text += f" and in {file.path}" + "; the same call runs the others" * stopped
     error.add_note(f"{text}; the attribute `evaluation` of this exception has their results")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pysampler._rollouts.episode_recorder import Describes
     from pysampler._rollouts.episodes import Start
 
-__all__ = ["EvaluationFile"]
+__all__ = ["EvaluationFile", "identity_of"]
 
 _HEADER = "pysampler evaluation"
 _BEGIN = f'{{"{_HEADER}"'
@@ -53,8 +53,10 @@ class EvaluationFile(Closing):
         self.path = Path(path)
         self.results: dict[int, EpisodeResult] = {}
         self.seed: int | None = None
+        # Of the episodes in the last header: a longer list has appended another one.
         self._digest: str | None = None
-        self._new: str | None = None  # what the header of a new file says of its episodes
+        self._count = 0
+        self._new: dict[str, Any] | None = None  # what a header to write says of the episodes
         self._envs: dict[str, str] = {}
         self._file: IO[str] | None = None
         if self.path.exists():
@@ -68,12 +70,16 @@ class EvaluationFile(Closing):
             return  # the first run ended before it had written the header
         self._whole = len("".join(line + "\n" for line in lines).encode())
         try:
-            header, *rows = map(json.loads, lines)
-            self.seed, self._digest = header[_HEADER]["seed"], header[_HEADER]["episodes"]
-            self._envs = header[_HEADER]["envs"]
-            for row in rows:
+            for row in map(json.loads, lines):
+                if _HEADER in row or self._digest is None:
+                    header = row[_HEADER]
+                    self.seed, self._digest = header["seed"], header["episodes"]
+                    self._count, self._envs = header["count"], header["envs"]
+                    continue
                 index = row.pop("index")
                 self.results[index] = EpisodeResult(**row)
+            if self._digest is None:
+                raise ValueError("no header")
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"cannot resume evaluation: {self.path} is not the file of an evaluation"
@@ -93,7 +99,7 @@ class EvaluationFile(Closing):
         Raises:
             ValueError: The file is of another evaluation, or another process writes to it.
         """
-        digest = _digest_of(starts)
+        header = {"seed": seed, "count": len(starts), "episodes": _digest_of(starts)}
         self._file = self.path.open("a")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,18 +110,25 @@ class EvaluationFile(Closing):
         except OSError:
             pass  # a file system without locks
         self._read()  # another process may have written meanwhile
-        self._seed = seed
+        self._source = identity_of(envs)
         if self._digest is None:
             self._file.truncate(0)
-            self._new = digest
+            self._new = header
             return
-        if self._digest != digest:
+        if self._count > len(starts) or self._digest != _digest_of(starts[: self._count]):
+            why = "other seeds, options, tasks or states"
+            if self.seed != seed:
+                why = f"seed {self.seed}, got {seed}"
+            elif self._count != len(starts):
+                why = f"{self._count}, got {len(starts)}"
             raise ValueError(
-                f"cannot resume evaluation: {self.path} has other episodes (seed {self.seed}, got "
-                f"{seed}), expected the same seed and the same list; remove the file to begin again"
+                f"cannot resume evaluation: {self.path} has other episodes ({why}), expected the "
+                "same seed and the same list, or a longer one; remove the file to begin again"
             )
         self._file.truncate(self._whole)
-        self._expect(_identity(envs))
+        if self._count < len(starts):
+            self._new = header
+        self._expect(identity_of(envs))
         self._expect_names([] if statistics is None else None)
 
     def begin(self, envs: GymVectorEnv[Any, Any, Any]) -> None:
@@ -124,13 +137,12 @@ class EvaluationFile(Closing):
         Raises:
             ValueError: The file has results of other envs.
         """
-        if self._new is None:
-            self._expect(_identity(envs))
-            return
-        self._envs = _identity(envs)
-        header = {"seed": self._seed, "episodes": self._new, "envs": self._envs}
-        self._write({_HEADER: header})
-        self._new = None
+        found = {**identity_of(envs), **self._source}
+        if self._digest is not None:
+            self._expect(found)
+        if self._new is not None:
+            self._write({_HEADER: {**self._new, "envs": found}})
+            self._new = None
 
     def _expect(self, envs: dict[str, str]) -> None:
         for name, value in envs.items():
@@ -169,9 +181,14 @@ class EvaluationFile(Closing):
                 self._file.close()
 
 
-def _identity(envs: Any) -> dict[str, str]:
+def identity_of(envs: Any) -> dict[str, str]:
     """Return what is known of envs before they are made, or of a vector env."""
     found = {}
+    if isinstance(envs, (list, tuple)) and envs:
+        envs = envs[0]
+    function = getattr(envs, "func", envs)  # of a partial function
+    if callable(function) and hasattr(function, "__qualname__"):
+        found["function"] = f"{function.__module__}.{function.__qualname__}"
     spec = getattr(envs, "spec", None) or envs
     if isinstance(spec, str):
         with contextlib.suppress(gym.error.Error):

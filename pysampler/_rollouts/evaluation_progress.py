@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pysampler._closing import Closing
 from pysampler.sync import now
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Progress"]
 
@@ -38,6 +41,11 @@ class Progress(Closing):
         except ImportError:
             return
         self._bar = tqdm(total=total, initial=done, unit="episode")
+
+    def read(self, path: Path) -> None:
+        """Say how many episodes an earlier run has written to a file."""
+        text = f"pysampler: {self._done} of {self._total} episodes were read from {path}\n"
+        sys.stderr.write(text)
 
     def add(self, value: float) -> None:
         """Count an episode with this return."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import html
 import json
+import os
+import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +17,6 @@ import numpy as np
 from pysampler._rollouts.intervals import Interval, bootstrap, wilson
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
@@ -44,7 +45,8 @@ class EpisodeResult:
         terminated: Whether it terminated; otherwise it was truncated.
         success: The last info's "is_success" or "success"; None if it has neither.
         task: Its task, if its :class:`pysampler.EpisodeSpec` has one.
-        seconds: The time from its first observation to its last.
+        seconds: The time from its first observation to its last, in which the process steps other
+            envs too: ``steps_per_second`` of a row is its length by this time.
         statistics: Your statistics, by name.
         video: The file of its video, if it was filmed.
     """
@@ -115,9 +117,11 @@ class Evaluation:
 
     Attributes:
         episodes: The result of each episode, in the order of the list that was run.
+        env: The id of the env, if it is registered.
     """
 
     episodes: Sequence[EpisodeResult]
+    env: str | None = None
 
     @cached_property
     def returns(self) -> npt.NDArray[np.float64]:
@@ -131,9 +135,13 @@ class Evaluation:
 
     @cached_property
     def successes(self) -> npt.NDArray[np.bool_] | None:
-        """Whether each episode succeeded; None unless the info of every episode says so."""
-        found = [one.success for one in self.episodes if one.success is not None]
-        return np.array(found) if len(found) == len(self.episodes) else None
+        """Whether each episode succeeded; None if no info says so.
+
+        An episode whose info does not say so has failed if the info of another one does.
+        """
+        if all(one.success is None for one in self.episodes):
+            return None
+        return np.array([bool(one.success) for one in self.episodes])
 
     @property
     def mean(self) -> float:
@@ -178,9 +186,19 @@ class Evaluation:
 
         Args:
             other: An evaluation of the same seeds and tasks, in the same order.
-            column: The column of the table to compare.
+            column: The column of the table to compare, such as "success".
             level: The confidence level.
         """
+        if self.env != other.env and None not in (self.env, other.env):
+            warnings.warn(
+                f"pysampler: compared evaluations have other envs: {self.env} and {other.env}",
+                stacklevel=2,
+            )
+        if (count := len(self.episodes)) != len(other.episodes):
+            raise ValueError(
+                f"cannot compare evaluations: they have {count} and {len(other.episodes)} "
+                "episodes, expected the same episodes in the same order"
+            )
         own, theirs = ([one.seed for one in both.episodes] for both in (self, other))
         if own != theirs or None in own:
             raise ValueError(
@@ -197,6 +215,8 @@ class Evaluation:
         return Comparison(differences, bootstrap(differences, level))
 
     def _column(self, name: str) -> npt.NDArray[np.float64]:
+        if name == "success" and self.successes is not None:
+            return self.successes.astype(np.float64)
         rows = [one.row for one in self.episodes]
         if missing := [row for row in rows if name not in row]:
             raise ValueError(
@@ -241,11 +261,19 @@ class Evaluation:
         Infinite returns and NaN are left out of the histogram.
 
         Args:
-            axes: The ``matplotlib`` axes to draw to; None: new ones.
+            axes: The ``matplotlib`` axes to draw to, or a path to write a picture to; None: new
+                axes.
 
         Returns:
             The axes.
         """
+        if isinstance(axes, (str, os.PathLike)):
+            from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
+
+            figure = Figure()
+            drawn = self.plot(figure.subplots())
+            figure.savefig(axes)
+            return drawn
         if axes is None:
             import matplotlib.pyplot as plt  # noqa: PLC0415 - an optional dependency
 
@@ -270,6 +298,8 @@ class Evaluation:
         rate, interval = self.success_rate, self.success_interval()
         if rate is not None and interval is not None:
             text += f"; success {rate:.0%} [{interval.low:.0%}, {interval.high:.0%}]"
+            if silent := sum(one.success is None for one in self.episodes):
+                text += f", {silent} without a success in their infos counted as failures"
         return text
 
     def _repr_html_(self) -> str:

@@ -52,9 +52,13 @@ def test_the_interval_of_a_success_rate_is_wilsons():
     assert made([0] * 20, success=[False] * 20).success_interval().low == 0
 
 
-def test_success_is_none_unless_every_episode_says_so():
+def test_a_missing_success_is_a_failure_if_another_episode_has_one():
     assert made([1, 2]).success_rate is None
-    assert made([1, 2], success=[True, None]).success_interval() is None
+    missing = made([1, 2], success=[True, None])
+    assert missing.successes.tolist() == [True, False]
+    assert "], 1 without a success in their infos counted as failures" in str(missing)
+    assert made([1, 2]).compare(made([1, 2]), "return").mean == 0
+    assert missing.compare(made([1, 2], success=[False, False]), "success").mean == 0.5
     assert made([1, 2], success=[True, False]).success_rate == 0.5
     assert "success 50% [" in str(made([1, 2], success=[True, False]))
 
@@ -79,8 +83,19 @@ def test_compared_evaluations_are_paired():
 
 
 def test_evaluations_of_other_seeds_are_not_compared():
-    with pytest.raises(ValueError, match="expected the same seeds in the same order"):
+    with pytest.raises(ValueError, match="they have 2 and 3 episodes, expected the same"):
         made([1, 2]).compare(made([1, 2, 3]))
+    with pytest.raises(ValueError, match="expected the same seeds in the same order"):
+        made([1, 2]).compare(Evaluation(made([1, 2]).episodes[::-1]))
+
+
+def test_comparing_evaluations_of_other_envs_is_warned_of():
+    evaluations = [
+        pysampler.evaluate(name, lambda o: np.zeros(len(o), int), 2, seed=0, num_workers=0)
+        for name in ("CartPole-v1", "Acrobot-v1")
+    ]
+    with pytest.warns(UserWarning, match="other envs: CartPole-v1 and Acrobot-v1"):
+        evaluations[0].compare(evaluations[1])
 
 
 def test_a_table_has_a_row_for_each_episode(tmp_path):
@@ -109,13 +124,16 @@ def test_a_data_frame_has_a_row_for_each_episode():
     assert frame["return"].tolist() == [1, 2]
 
 
-def test_a_plot_shows_the_mean():
+def test_a_plot_shows_the_mean(tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
     axes = made([1, 2, 4]).plot()
     assert axes.get_xlabel() == "return"
     assert [line.get_xdata()[0] for line in axes.lines] == [pytest.approx(7 / 3)]
     assert made([3]).plot(axes) is axes
+    made([1, 2]).plot(tmp_path / "plot.png")
+    made([1, 2]).plot(str(tmp_path / "plot.pdf"))
+    assert all((tmp_path / f"plot.{kind}").stat().st_size for kind in ("png", "pdf"))
 
 
 class Steps(gym.Env):
@@ -238,3 +256,37 @@ def test_results_have_the_time_of_their_episodes():
     assert all(one.seconds > 0 for one in evaluation.episodes)
     row = evaluation.episodes[1].row
     assert row["steps_per_second"] == pytest.approx(4 / row["seconds"])
+
+
+class Sparse(Steps):
+    """Tells its success and a text only in the last step."""
+
+    def step(self, action):
+        *result, end, _ = super().step(action)
+        return *result, end, {"success": True, "text": "over", "goal": np.ones(2)} if end else {}
+
+
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_statistics_get_infos_that_some_steps_lack(where):
+    def describe(episode):
+        infos = episode.infos
+        assert infos["success"].tolist() == [False] * (len(episode) - 1) + [True]
+        assert infos["text"].tolist() == [None] * (len(episode) - 1) + ["over"]
+        assert infos["goal"].sum() == 2
+        return {"any": infos["success"].any()}
+
+    statistics = pysampler.EpisodeStatistics(describe, keep=["infos"])
+    evaluation = pysampler.evaluate(
+        *(Sparse, double, 3), seed=0, num_workers=0, policy_in=where, statistics=statistics
+    )
+    assert [one.statistics for one in evaluation.episodes] == [{"any": 1.0}] * 3
+
+
+def test_a_model_with_predict_is_a_policy():
+    class Model:
+        def predict(self, observations, deterministic):
+            assert deterministic
+            return observations * 2, None
+
+    evaluation = pysampler.evaluate(Steps, Model(), 3, seed=0, num_workers=0)
+    assert evaluation.episodes == pysampler.evaluate(Steps, double, 3, seed=0).episodes

@@ -113,11 +113,20 @@ def test_a_half_written_line_is_dropped(tmp_path, begun):
     assert begun == []
 
 
-@pytest.mark.parametrize("other", [{"seed": 3}, {"episodes": SPECS[:4]}])
-def test_a_file_of_other_episodes_is_refused(tmp_path, other):
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"seed": 3}, "seed 2, got 3"),
+        ({"episodes": SPECS[:4]}, "9, got 4"),
+        ({"episodes": SPECS[::-1]}, "other seeds, options, tasks or states"),
+    ],
+)
+def test_a_file_of_other_episodes_is_refused(tmp_path, other, why):
     arguments = {"episodes": SPECS, "seed": 2, "num_workers": 0, "resume": tmp_path / "file"}
     pysampler.evaluate(Steps, still, **arguments)
-    with pytest.raises(ValueError, match="cannot resume evaluation: .* has other episodes"):
+    with pytest.raises(
+        ValueError, match=rf"cannot resume evaluation: .* has other episodes \({why}\)"
+    ):
         pysampler.evaluate(Steps, still, **{**arguments, **other})
 
 
@@ -162,7 +171,7 @@ def test_a_file_with_results_of_other_envs_is_refused(tmp_path):
     arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
     with pytest.raises(KeyboardInterrupt):
         pysampler.evaluate(Steps, Interrupted(4), 9, **arguments)
-    with pytest.raises(ValueError, match=r"the observation space Box\(.*\), got Box"):
+    with pytest.raises(ValueError, match=r"with the function .*\.Steps, got .*\.Wider"):
         pysampler.evaluate(Wider, still, 9, **arguments)
     pysampler.evaluate(Steps, still, 9, **arguments)
     with (
@@ -352,3 +361,16 @@ def test_ctrl_c_keeps_the_results_so_far(tmp_path, where):
     done = subprocess.run([*command, "0", where], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str([3 + seed % 3 for seed in range(60)])
     assert file.read_text().startswith(before)
+
+
+def test_a_file_is_continued_with_more_episodes(tmp_path, begun, capsys):
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+    for episodes in (SPECS[:4], SPECS, SPECS):
+        evaluation = pysampler.evaluate(Steps, still, episodes, **arguments, progress=True)
+    assert begun == list(range(2, 11))
+    assert evaluation.returns.tolist() == [2 + 2 * i for i in range(9)]
+    told = capsys.readouterr().err
+    assert f"pysampler: 4 of 9 episodes were read from {tmp_path / 'file'}\n" in told
+    assert told.endswith(f"pysampler: 9 of 9 episodes were read from {tmp_path / 'file'}\n")
+    with pytest.raises(ValueError, match=r"has other episodes \(9, got 4\)"):
+        pysampler.evaluate(Steps, still, SPECS[:4], **arguments)
