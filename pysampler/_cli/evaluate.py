@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import json
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pysampler._cli.turns import MeasureError
-
-if TYPE_CHECKING:
-    import argparse
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -34,41 +33,84 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, help="rows of each call of the policy")
     parser.add_argument("--chunk", type=int, help="steps that the policy acts for at once")
     parser.add_argument("--videos", metavar="FOLDER", help="film episodes to this directory")
-    parser.add_argument("--record", type=int, default=4, help="how many episodes to film (4)")
+    parser.add_argument(
+        "--record",
+        type=_record,
+        help="how many episodes to film (4), or best:2, worst:1 or best:2,worst:1",
+    )
     parser.add_argument("--resume", metavar="FILE", help="keep results here, and continue there")
+    parser.add_argument("--max-steps", type=int, default=100_000, help="of an episode (100000)")
+    parser.add_argument("--isolate", action="store_true", help="a process for each env")
+    parser.add_argument("--seed-globals", action="store_true", help="seed random, np.random, torch")
+    parser.add_argument("--step-timeout", type=float, metavar="S", help="seconds of a step")
+    parser.add_argument("--on-worker-loss", choices=("raise", "restart"), default="raise")
     parser.add_argument("--csv", metavar="FILE", help="write a table with a row per episode")
+
+
+def _record(text: str) -> Any:
+    """Return which episodes to film."""
+    if text.isdecimal():
+        return int(text)
+    pairs = [part.partition(":") for part in text.split(",")]
+    if not all(kind in ("best", "worst") and count.isdecimal() for kind, _, count in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected 4, best:2, worst:1 or best:2,worst:1")
+    return {kind: int(count) for kind, _, count in pairs}
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the episodes and print the results."""
     import pysampler  # noqa: PLC0415 - samplers only where they are needed
-    from pysampler._cli.policies import policy_of  # noqa: PLC0415
+    from pysampler._cli.policies import is_file, policy_of  # noqa: PLC0415
     from pysampler._cli.sources import SourceError, source_of  # noqa: PLC0415
+    from pysampler.errors import PysamplerError  # noqa: PLC0415
 
     if options.csv is not None and not (folder := Path(options.csv).parent).is_dir():
         raise MeasureError(f"cannot write {options.csv}: there is no folder {folder}")
+    if options.record is not None and options.videos is None:
+        raise MeasureError("--record is for --videos FOLDER, which is missing")
     try:
         policy, source = policy_of(options.policy), source_of(options.env)
+        if source.made_by is None:
+            _expect_no_arguments(source.function, options.env)
         env = options.env if source.made_by is not None else source.function
         evaluation = pysampler.evaluate(
             *(env, policy, options.episodes),
             num_envs=options.envs,
-            vector_kwargs=None if options.workers is None else {"num_workers": options.workers},
+            vector_kwargs=_vector_options(options),
             policy_in=options.policy_in,
             batch=options.batch,
             chunk=options.chunk,
             videos=options.videos,
             record=options.record,
+            max_steps=options.max_steps,
             resume=options.resume,
-            progress=sys.stderr.isatty(),
+            progress=True,
             seed=options.seed,
         )
     except SourceError as error:
         raise MeasureError(str(error)) from error
-    except (ValueError, TypeError, ImportError) as error:
-        if not (str(error).startswith("cannot ") and _is_ours(error)):
+    except KeyboardInterrupt as error:
+        if (done := getattr(error, "evaluation", None)) is None:
             raise
-        raise MeasureError(str(error)) from error
+        told = f"interrupted after {len(done.episodes)} of {options.episodes} episodes"
+        kept = f"{options.resume} has them, and the same command runs the others"
+        advice = "--resume FILE keeps them" if options.resume is None else kept
+        del error.__notes__
+        error.add_note(f"{told}; {advice}")
+        if done.episodes:
+            error.add_note(str(done))
+        raise
+    except (PysamplerError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        if str(error).startswith("cannot ") and _is_ours(error):
+            raise MeasureError(str(error)) from error
+        if is_file(options.policy):
+            *_, line = str(error).strip().splitlines() or [type(error).__name__]
+            raise MeasureError(
+                f"{options.policy} failed in {options.env}: {line}; is it a policy for this env?"
+            ) from error
+        raise
     if options.json:
         print(json.dumps(_report(evaluation), default=str))
     else:
@@ -80,6 +122,29 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.flush()  # an error drops what is not printed yet
         evaluation.to_csv(options.csv)
     return 0
+
+
+def _vector_options(options: argparse.Namespace) -> dict[str, Any]:
+    given = {
+        "num_workers": options.workers,
+        "step_timeout": options.step_timeout,
+        "isolate": options.isolate or None,
+        "seed_globals": options.seed_globals or None,
+        "on_worker_loss": options.on_worker_loss,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _expect_no_arguments(function: Any, name: str) -> None:
+    """Raise MeasureError if a function that makes envs needs arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in kinds]
+    if needed:
+        raise MeasureError(f"{name} needs {', '.join(needed)}, expected a function of no arguments")
 
 
 def _is_ours(error: Exception) -> bool:

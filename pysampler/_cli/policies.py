@@ -10,12 +10,17 @@ from typing import Any
 
 from pysampler._cli.sources import SourceError, named
 
-__all__ = ["policy_of"]
+__all__ = ["is_file", "policy_of"]
 
 _SCRIPTS = ".pt", ".pth"  # files of torch.jit.save
 
 # Algorithms of Stable-Baselines3 by the module of their policies. PPO loads models of A2C too.
 _ALGORITHMS = {"common": "PPO", "dqn": "DQN", "sac": "SAC", "td3": "TD3"}
+
+
+def is_file(text: str) -> bool:
+    """Return whether an argument of the command names a file with a model."""
+    return Path(text).suffix in (*_SCRIPTS, ".zip")
 
 
 def policy_of(text: str) -> Any:
@@ -27,7 +32,7 @@ def policy_of(text: str) -> Any:
             Stable-Baselines3 (".zip").
     """
     path = Path(text)
-    if path.suffix in (*_SCRIPTS, ".zip"):
+    if is_file(text):
         if not path.is_file():
             raise SourceError(f"file not found: {text}")
         return _model(path) if path.suffix == ".zip" else _script(path)
@@ -45,7 +50,8 @@ def _script(path: Path) -> Any:
         return torch.jit.load(str(path), map_location="cpu").eval()
     except (RuntimeError, ValueError) as error:
         raise SourceError(
-            f"cannot load {path}: {str(error).splitlines()[0]} It must be a file of torch.jit.save"
+            f"cannot load {path}: it is not a file of torch.jit.save; load a state_dict or a "
+            "pickled module in a file of yours, and pass FILE.py:policy"
         ) from error
 
 

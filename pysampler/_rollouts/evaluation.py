@@ -56,7 +56,7 @@ def evaluate(
     statistics: Describes | None = None,
     normalize: Normalizer | None = None,
     videos: str | os.PathLike[str] | None = None,
-    record: Record = 4,
+    record: Record | None = None,
     order: Evaluation | None = None,
     resume: str | os.PathLike[str] | None = None,
     progress: bool = False,
@@ -108,8 +108,8 @@ def evaluate(
             envs with ``render_mode="rgb_array"``: an env id is made so, and functions and vector
             envs must make such envs. If filming fails, you get a warning and the results. Needs
             ``imageio[ffmpeg]``.
-        record: Which episodes to film: how many of the first ones, ``{"best": 3, "worst": 3}`` by
-            their returns, or a function of an :class:`pysampler.EpisodeResult`.
+        record: Which episodes to film: how many of the first ones (4),
+            ``{"best": 3, "worst": 3}`` by their returns, or a function of an :class:`pysampler.EpisodeResult`.
         order: An earlier evaluation with the same seeds: begin with the episodes that were longest
             in it, so that no long one is left for the end. The results keep their order.
         resume: A file to write the result of each episode to. If it exists, continue the evaluation
@@ -159,6 +159,10 @@ def evaluate(
         )
     if normalize is not None:
         expect_normalizer(normalize, "evaluate")
+    if videos is None and record is not None:
+        raise ValueError(
+            f"cannot evaluate: record {record!r} without videos, expected a directory for them"
+        )
     paused = envs if isinstance(envs, Rollouts) else None
     if paused is not None:
         if num_envs is not None or vector_kwargs:
@@ -185,6 +189,7 @@ def evaluate(
             chunk=chunk,
         ),
     )
+    record = 4 if record is None else record
     film = None if videos is None else Videos(videos, record, envs, vector_kwargs)
     found: dict[int, EpisodeResult] = {}
     try:

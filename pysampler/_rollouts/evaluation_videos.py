@@ -49,6 +49,13 @@ def _no_pictures(env: Any, mode: str | None) -> str:
     )
 
 
+def _bad_record(record: Any) -> str:
+    return (
+        f'cannot evaluate: record {record!r}, expected a number, {{"best": 3, "worst": 3}} or a '
+        "function of an EpisodeResult"
+    )
+
+
 class Filmed(gym.Wrapper[Any, Any, Any, Any]):
     """Films the episodes whose reset gets the name of a file in its options."""
 
@@ -131,12 +138,12 @@ class Videos:
         self._record = record
         if isinstance(record, Mapping):
             if not record or record.keys() - {"best", "worst"}:
-                raise ValueError(
-                    f'cannot evaluate: record {record!r}, expected {{"best": 3, "worst": 3}}'
-                )
+                raise ValueError(_bad_record(record))
             for name, count in record.items():
                 whole_number("evaluate", f"record[{name!r}]", count, 0)
         elif not callable(record):
+            if not isinstance(record, (int, float, np.number)):
+                raise ValueError(_bad_record(record))
             whole_number("evaluate", "record", record, 0)
         self._envs = envs
         self._options = {

@@ -43,8 +43,22 @@ def misled(observations):
     raise ValueError("cannot find my file")
 
 
+calls = []
+
+
+def stopped(observations):
+    calls.append(None)
+    if len(calls) == 11:
+        raise KeyboardInterrupt
+    return np.ones(len(observations), int)
+
+
 def interrupted(observations):
     raise KeyboardInterrupt
+
+
+def named(name):
+    return gym.make(name)
 
 
 def make(render_mode=None):
@@ -153,11 +167,12 @@ def test_a_model_of_sb3_is_evaluated(tmp_path, capsys, name):
         ("{}:missing", "CartPole-v1", "has no function missing"),
         ("{}:number", "CartPole-v1", "number is a int, expected a policy"),
         ("{}:right", "Missing-v1", "Environment `Missing` doesn't exist."),
+        ("{}:right", "{}:named", "named needs name, expected a function of no arguments"),
         ("{}:right", "Pendulum-v1", "cannot act: the policy returned actions of shape (8,)"),
     ],
 )
 def test_what_cannot_be_evaluated_is_told_in_a_line(file, capsys, policy, env, text):
-    assert main(["evaluate", policy.format(file), env]) == 2
+    assert main(["evaluate", policy.format(file), env.format(file)]) == 2
     error = capsys.readouterr().err
     assert text in error
     assert error.startswith("pysampler: ")
@@ -188,7 +203,70 @@ def test_errors_of_a_policy_keep_their_traceback(file):
 def test_ctrl_c_says_how_to_continue(file, capsys, tmp_path):
     arguments = ["--workers", "0", "--resume", str(tmp_path / "results")]
     assert main(["evaluate", f"{file}:interrupted", f"{file}:make", *arguments]) == 130
-    assert "episodes are over and in" in capsys.readouterr().err
+    told = "pysampler: interrupted after 0 of 100 episodes; "
+    kept = f"{tmp_path / 'results'} has them, and the same command runs the others"
+    assert capsys.readouterr().err == f"{told}{kept}\n"
+    assert main(["evaluate", f"{file}:stopped", f"{file}:make", *arguments[:2]]) == 130
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2] == "pysampler: interrupted after 16 of 100 episodes; --resume FILE keeps them"
+    assert lines[-1].startswith("pysampler: return 5 [5, 5] +- 0 over 16 episodes")
+
+
+def test_a_resumed_file_is_told_of(file, capsys, tmp_path):
+    arguments = ["--workers", "0", "--episodes", "5", "--resume", str(tmp_path / "results")]
+    for _ in range(2):
+        assert main(["evaluate", f"{file}:right", f"{file}:make", *arguments]) == 0
+    assert capsys.readouterr().err.endswith(
+        f"pysampler: 5 of 5 episodes were read from {tmp_path / 'results'}\n"
+    )
+
+
+def test_options_of_the_vector_env_are_passed_on(file, capsys, monkeypatch):
+    given = {}
+
+    def evaluate(*args, **options):
+        given.update(options)
+        return pysampler.Evaluation([])
+
+    monkeypatch.setattr(pysampler, "evaluate", evaluate)
+    options = ["--isolate", "--seed-globals", "--step-timeout", "2.5", "--max-steps", "7"]
+    options += ["--on-worker-loss", "restart", "--videos", "out", "--record", "best:2,worst:1"]
+    assert main(["evaluate", f"{file}:right", f"{file}:make", *options]) == 0
+    assert given["vector_kwargs"] == {
+        "isolate": True,
+        "seed_globals": True,
+        "step_timeout": 2.5,
+        "on_worker_loss": "restart",
+    }
+    assert given["max_steps"] == 7
+    assert given["record"] == {"best": 2, "worst": 1}
+
+
+@pytest.mark.parametrize("record", ["best", "most:2", "-1", "best:x"])
+def test_bad_choices_of_films_are_refused(capsys, record):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "policy", "CartPole-v1", f"--record={record}"])
+    assert "expected 4, best:2, worst:1 or best:2,worst:1" in capsys.readouterr().err
+
+
+def test_a_choice_of_films_without_a_folder_is_refused(file, capsys):
+    assert main(["evaluate", f"{file}:right", "CartPole-v1", "--record", "2"]) == 2
+    assert "--record is for --videos FOLDER" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_model_of_another_env_is_told_in_a_line(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    torch.jit.script(torch.nn.Linear(7, 2)).save(str(tmp_path / "other.pt"))
+    assert main(["evaluate", str(tmp_path / "other.pt"), "CartPole-v1", "--workers", "0"]) == 2
+    error = capsys.readouterr().err
+    assert "other.pt failed in CartPole-v1: " in error
+    assert error.endswith("is it a policy for this env?\n")
+    assert error.count("\n") == 1
+    torch.save(torch.nn.Linear(4, 2).state_dict(), tmp_path / "weights.pt")
+    assert main(["evaluate", str(tmp_path / "weights.pt"), "CartPole-v1"]) == 2
+    assert "is not a file of torch.jit.save; load a state_dict" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -286,7 +286,7 @@ def test_episodes_that_go_another_way_are_told_of(tmp_path):
         pysampler.evaluate(make, still, 2, seed=3, videos=tmp_path)
 
 
-@pytest.mark.parametrize("record", [-1, {"most": 3}, {}, {"best": 1.5}])
+@pytest.mark.parametrize("record", [-1, {"most": 3}, {}, {"best": 1.5}, "best"])
 def test_bad_choices_are_refused(tmp_path, record):
     with pytest.raises(ValueError, match="cannot evaluate: record"):
         pysampler.evaluate(Shown, still, 2, seed=0, videos=tmp_path, record=record)
@@ -337,3 +337,8 @@ def test_a_second_video_of_an_episode_gets_another_name(tmp_path):
         name = f"episode-0-seed-2-return-minus-7.5-failure{take}.mp4"
         assert evaluation.episodes[0].video == str(tmp_path / name)
     assert len(names(tmp_path)) == 3
+
+
+def test_a_choice_without_a_directory_is_refused():
+    with pytest.raises(ValueError, match="cannot evaluate: record 3 without videos, expected a"):
+        pysampler.evaluate(Shown, still, 2, seed=0, record=3)
