@@ -109,7 +109,8 @@ def evaluate(
             envs must make such envs. If filming fails, you get a warning and the results. Needs
             ``imageio[ffmpeg]``.
         record: Which episodes to film: how many of the first ones (4),
-            ``{"best": 3, "worst": 3}`` by their returns, or a function of an :class:`pysampler.EpisodeResult`.
+            ``{"best": 3, "worst": 3}`` by their returns, or a function of an
+            :class:`pysampler.EpisodeResult`.
         order: An earlier evaluation with the same seeds: begin with the episodes that were longest
             in it, so that no long one is left for the end. The results keep their order.
         resume: A file to write the result of each episode to. If it exists, continue the evaluation

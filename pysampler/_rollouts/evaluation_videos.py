@@ -151,6 +151,7 @@ class Videos:
             for name, value in (vector_kwargs or {}).items()
             if name not in _NOT_FOR_FILMS
         }
+        self._options["native"] = False  # the wrapper that films is Python
         self.making: dict[str, Any] = {"wrappers": [Filmed]}
         if isinstance(envs, (str, EnvSpec)):
             self.making["env_kwargs"] = {"render_mode": "rgb_array"}
@@ -172,6 +173,7 @@ class Videos:
                 "observation_mode": self._envs.observation_mode,
                 "worker_init": self._envs.worker_init,
                 "seed_globals": self._envs.seed_globals,
+                "native": False,
             }
             return functions, None, options
         if isinstance(self._envs, (list, tuple)):

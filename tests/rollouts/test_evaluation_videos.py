@@ -342,3 +342,19 @@ def test_a_second_video_of_an_episode_gets_another_name(tmp_path):
 def test_a_choice_without_a_directory_is_refused():
     with pytest.raises(ValueError, match="cannot evaluate: record 3 without videos, expected a"):
         pysampler.evaluate(Shown, still, 2, seed=0, record=3)
+
+
+@pytest.mark.parametrize("native", ["auto", True])
+def test_films_do_not_log_that_they_are_stepped_in_python(tmp_path, caplog, native):
+    pytest.importorskip("pygame")
+    evaluation = pysampler.evaluate(
+        *("CartPole-v1", lambda o: np.ones(len(o), int), 16),
+        seed=0,
+        num_envs=16,
+        num_workers=0,
+        native=native,
+        videos=tmp_path,
+        record=1,
+    )
+    assert evaluation.episodes[0].video
+    assert "Filmed" not in caplog.text
