@@ -168,7 +168,6 @@ def evaluate(
     if paused is not None:
         if num_envs is not None or vector_kwargs:
             raise ValueError("cannot evaluate: num_envs and vector_kwargs are for envs to make")
-        paused.pause()
         envs = paused.given_envs
         normalize = paused.normalizer if normalize is None else normalize
         leave_out = leave_out or paused.leave_out
@@ -193,6 +192,8 @@ def evaluate(
     record = 4 if record is None else record
     film = None if videos is None else Videos(videos, record, envs, vector_kwargs)
     found: dict[int, EpisodeResult] = {}
+    if paused is not None:
+        paused.pause()
     try:
         with ExitStack() as stack:
             if file is not None:
