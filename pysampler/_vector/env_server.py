@@ -339,11 +339,12 @@ class EnvServer:
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Write infos to these columns too."""
         new = [column for column in columns if column.mask not in self._known]
-        self._known.update(column.mask for column in new)
-        add_columns(self._infos, self.frames, new)
+        # A signal handler may raise at any point, and the columns are then added again.
         for block in self.blocks:
             if isinstance(block, PythonBlock):
                 block.add_columns(new)
+        add_columns(self._infos, self.frames, new)
+        self._known.update(column.mask for column in new)
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Prepare envs that replace lost ones; ``seeds`` are for their next resets."""

@@ -7,10 +7,12 @@ import os
 import signal
 import threading
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from interrupts import at_each_point, at_point, handler, points
+from gymnasium.vector import SyncVectorEnv
+from interrupts import Interrupted, at_each_point, at_point, handler, points
 from interrupts_in_tests import (
     Counter,
     closing_while_pending,
@@ -19,6 +21,7 @@ from interrupts_in_tests import (
 )
 
 import pysampler
+from pysampler._vector.columns import InfoColumns
 from pysampler._workers import fork_server
 from pysampler.errors import BusyError, ClosedError, WorkerLostError
 
@@ -419,3 +422,55 @@ def test_close_in_a_second_handler_does_not_stop_the_first():
         for timer in timers:
             timer.join()
     assert done == [True, True]
+
+
+class TwoInfos(gym.Env):
+    """Has one info in resets, another in steps."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {"begins": 1}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1, np.float32), 1.0, self.steps == 4, False, {"steps": self.steps}
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"spare_envs": 2}])
+def test_infos_of_steps_end_with_them_after_an_interrupted_step(monkeypatch, options):
+    add, left = InfoColumns.add, []
+
+    def interrupted(self, columns):
+        if columns and left:
+            add(self, columns[: 2 - len(left)])
+            raise left.pop()
+        add(self, columns)
+
+    def run(interrupts):
+        envs_of = TwoInfos
+        if not options.get("spare_envs"):
+            envs_of = lambda: SyncVectorEnv([TwoInfos] * 2, autoreset_mode="Disabled")  # noqa: E731
+        count = 2 if options.get("spare_envs") else 1
+        found = []
+        with pysampler.VectorEnv([envs_of] * count, autoreset_mode="SameStep", **options) as envs:
+            envs.reset(seed=1)
+            left[:] = [Interrupted()] * interrupts
+            for _ in range(10):
+                infos = None
+                while infos is None:
+                    with contextlib.suppress(Interrupted):
+                        results = envs.step_wait() if envs.pending else envs.step(np.zeros(2, int))
+                        infos = results[4]
+                found.append(
+                    [infos.get(key, np.zeros(2)).tolist() for key in ("_begins", "_steps")]
+                )
+        return found
+
+    monkeypatch.setattr(InfoColumns, "add", interrupted)
+    expected = run(0)
+    assert run(2) == expected
+    assert not left
