@@ -20,10 +20,20 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["ChunkBlock", "GivenActions", "GroupBlock", "Overflow", "PythonBlock", "RepeatableBlock"]
+__all__ = [
+    "LOST_WITHIN",
+    "ChunkBlock",
+    "GivenActions",
+    "GroupBlock",
+    "Overflow",
+    "PythonBlock",
+    "RepeatableBlock",
+]
 
 # Results that do not fit into the frame, as (kind, env, object); those of a chunk with the step.
 Overflow = list[Any]
+# A kind of its own: the worker of an env within a vector env was lost in the step.
+LOST_WITHIN = 16
 _INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
 # dtypes by their NumPy type number.
 _CODES = np.typecodes["AllInteger"] + "?efdgFD"

@@ -439,7 +439,7 @@ class Results:
                     rest.append((env, value))
                 elif kind == _BLOCK.FINAL_OBS:
                     final[env] = value
-                else:
+                elif kind == _BLOCK.UNSHAPED_OBS:
                     for leaf, observation in enumerate(value):
                         self._unshaped[leaf][env] = observation
         return rest, final

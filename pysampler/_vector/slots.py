@@ -54,6 +54,7 @@ class Slots(NamedTuple):
     done: bool = True  # whether it has ended
     # Of all calls of its command:
     errors: tuple[tuple[int, EnvError], ...] = ()  # with the slots
+    lost: tuple[int, ...] = ()  # slots whose episodes ended because a worker was lost in a step
 
     def restarted(
         self, envs: int, seed: tuple[int, ...] | None, *, was_reset: bool = True
@@ -85,7 +86,7 @@ class Slots(NamedTuple):
             slots: The slots whose envs it commands.
             to_fill: The vacant slots that it fills.
         """
-        state = self if call[0] == self.call[0] else self._replace(errors=())
+        state = self if call[0] == self.call[0] else self._replace(errors=(), lost=())
         return state._replace(
             call=call,
             sent=False,
@@ -187,13 +188,19 @@ class Slots(NamedTuple):
     def received_batch(self, batch: Any) -> Slots:
         """Return the state with a batch of results."""
         awaited, results, ready = dict(self.awaited), dict(self.results), dict(self.ready)
-        for row, env in enumerate(batch[4]["env_id"].tolist()):
+        *_, truncated, infos = batch
+        were_lost = infos.get("worker_lost", np.zeros(len(truncated), bool)) & truncated
+        lost = list(self.lost)
+        for row, env in enumerate(infos["env_id"].tolist()):
             slot = awaited.pop(env, None)
             if slot is None:
                 ready[env] = Result(batch, row)
             else:
                 results[slot] = Result(batch, row)
-        return self._replace(received=batch, awaited=awaited, results=results, ready=ready)
+                lost += [slot] * int(were_lost[row])
+        return self._replace(
+            received=batch, awaited=awaited, results=results, ready=ready, lost=tuple(lost)
+        )
 
 
 def _without(items: Mapping[int, Any], env: int) -> Mapping[int, Any]:

@@ -378,6 +378,11 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         return [(slot, _named(error, slot)) for slot, error in self._state.errors]
 
     @property
+    def lost(self) -> tuple[int, ...]:
+        """The slots whose envs were lost with a worker in the step that the outer pool runs."""
+        return self._state.lost
+
+    @property
     def late(self) -> list[int]:
         """The slots whose envs have not answered for longer than ``step_timeout``."""
         return sorted(slot for slot, *_ in self._overdue())

@@ -270,6 +270,44 @@ def test_rollouts_take_spare_envs():
     assert np.array_equal(*found)
 
 
+class Dies(gym.Env):
+    """Its process ends in its fourth step, if it is mortal."""
+
+    observation_space = gym.spaces.Box(0, 99, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, mortal):
+        self.mortal = mortal
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.mortal and self.steps == 4:
+            os._exit(3)
+        return np.full(1, self.steps, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, {"min_envs": 1}])
+def test_rollouts_mark_steps_in_which_a_worker_was_lost(how):
+    def rollout(**options):
+        options = {"seed": 3, "on_worker_loss": "restart", **options, **how}
+        env_fns = [lambda: Dies(mortal=True), lambda: Dies(mortal=False)]
+        with pysampler.Rollouts(env_fns, zero, 8, **options) as rollouts:
+            return next(rollouts)
+
+    one, other = rollout(spare_envs=1), rollout(num_workers=2)
+    assert np.argwhere(other.lost).tolist() == [[3, 0], [7, 0]]
+    for name in ("lost", "valid", "truncated", "starts", "rewards"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    lengths = [[len(episode) for episode in each.episodes()] for each in (one, other)]
+    assert lengths[0] == lengths[1] == [3, 3, 8]
+
+
 def test_evaluations_refuse_spare_envs():
     with make(Simple) as envs, pytest.raises(ValueError, match="the vector env has spare_envs"):
         pysampler.evaluate(envs, zero, 2)
