@@ -28,6 +28,7 @@ class Result(NamedTuple):
 
     batch: Any
     row: int
+    of_spare: bool = False  # whether it was reset before the call that uses it
 
 
 class Slots(NamedTuple):
@@ -194,7 +195,7 @@ class Slots(NamedTuple):
         for row, env in enumerate(infos["env_id"].tolist()):
             slot = awaited.pop(env, None)
             if slot is None:
-                ready[env] = Result(batch, row)
+                ready[env] = Result(batch, row, of_spare=True)
             else:
                 results[slot] = Result(batch, row)
                 lost += [slot] * int(were_lost[row])

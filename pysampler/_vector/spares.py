@@ -308,14 +308,12 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             self._send_resets()
             deadline = self._served.deadline
             timeout = None if deadline is None else max(0, deadline - now()) / 1e9
+            # Nobody waits for other spares, which may take long to reset.
+            self._pool.time_only(None if every else frozenset(self._waiting))
             try:
                 self._batch = self.inner.recv(min(least, self.inner.pending), timeout=timeout)
             except EnvError as error:
                 self._batch = error
-            except EnvTimeoutError:
-                if self.late or every:
-                    raise
-                return  # no slot waits for that env
         batch = self._batch
         if isinstance(batch, EnvError):
             env = next(env for env in self._state.at_work if not self._pool.is_pending(env))
@@ -337,6 +335,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         """Wait until some envs are not at work, by default all."""
         if self._batch is not self._state.received:
             self._receive(0)
+        self._pool.time_only(None)
         chosen = range(self.inner.num_envs) if envs is None else envs
         while any(map(self._pool.is_pending, chosen)):
             self._receive(1, every=True)
@@ -362,7 +361,9 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
                 target[slots] = column[rows]
             named = {key: one for key, one in infos.items() if key not in ("env_id", "_env_id")}
             for slot, row in zip(slots, rows, strict=True):
-                info_of[slot] = info_of_row(named, row, len(columns[0]))
+                info = info_of[slot] = info_of_row(named, row, len(columns[0]))
+                if state.results[slot].of_spare:  # a worker that was lost then ended no episode
+                    info.pop("worker_lost", None)
         merged: dict[str, Any] = {}
         for slot in sorted(info_of):
             merged = self._add_info(merged, info_of[slot], slot)
@@ -387,14 +388,18 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         """The slots whose envs have not answered for longer than ``step_timeout``."""
         return sorted(slot for slot, *_ in self._overdue())
 
+    @property
+    def _waiting(self) -> dict[int, int]:
+        """The envs that slots wait for, with these slots."""
+        state = self._state
+        return {**state.awaited, **dict(zip(state.spares, state.to_fill, strict=False))}
+
     def _overdue(self) -> Iterator[tuple[int, int, int]]:
         """Yield (slot, worker, env) where a slot waits for an env that is late."""
         if self._step_timeout is None or self.inner.closed:
             return
-        state = self._state
-        waiting = {**state.awaited, **dict(zip(state.spares, state.to_fill, strict=False))}
-        if not waiting:  # the envs are called, if any
-            waiting = {env: slot for slot, env in enumerate(state.env_of)}
+        # If there are none, envs are called, if any.
+        waiting = self._waiting or {env: slot for slot, env in enumerate(self._state.env_of)}
         for worker, env, _ in self._pool.overdue(int(self._step_timeout * 1e9)):
             if env in waiting:
                 yield waiting[env], worker, env

@@ -329,6 +329,10 @@ class Pool:
         """Return (worker, env, since) of envs that have not answered for ``timeout_ns``."""
         return self._recovery.overdue(timeout_ns)
 
+    def time_only(self, envs: frozenset[int] | None) -> None:
+        """Let only these envs, and others of their workers, be late; None: all."""
+        self._recovery.time_only(envs)
+
     def look_for_late(self) -> None:
         """Replace late envs, warn, or raise, depending on ``Faults.on_hang``."""
         self._recovery.look_for_late()

@@ -103,6 +103,7 @@ class Recovery:
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in assignments]
         # By worker: how many losses in a row had one command, and the job that was sent again.
         self._repeats: dict[int, tuple[int, Job | None]] = {}
+        self._timed: frozenset[int] | None = None  # the envs that may be late; None: all
         # Lost workers that are not replaced yet, by index.
         self.replacing: dict[int, WorkerLostError] = {}
         # Workers that have a step to make but have not begun with an env: when they last moved,
@@ -119,6 +120,16 @@ class Recovery:
             links.native.look_at = 0
 
     # -- envs that do not answer --------------------------------------------------------------
+
+    def time_only(self, envs: frozenset[int] | None) -> None:
+        """Let only these envs, and others of their workers, be late; None: all."""
+        if self.faults.step_timeout is not None and envs != self._timed:
+            self._timed = envs
+            self._links.native.look_at = 0
+
+    def _is_timed(self, index: int) -> bool:
+        """Return whether an env of this worker is timed: it may wait for another one there."""
+        return self._timed is None or not self._timed.isdisjoint(self._assignments[index].envs)
 
     def overdue(self, timeout_ns: int) -> list[tuple[int, int, int]]:
         """Return (worker, env, since) of envs that have not answered for ``timeout_ns``.
@@ -200,6 +211,8 @@ class Recovery:
         patience = int(self.faults.step_timeout * 1e9)
         native.look_at = now() + patience  # in case the rest raises
         for index, env, since in self.overdue(patience):
+            if not self._is_timed(index):
+                continue
             pid = self._processes.children[index].pid
             seconds = self._worked(since, patience) / 1e9
             text = (
@@ -221,7 +234,7 @@ class Recovery:
         worked = [
             self._worked(since, patience)
             for index, _, since in self._unanswered()
-            if (index, since) not in self._reported_late
+            if (index, since) not in self._reported_late and self._is_timed(index)
         ]
         native.look_at = now() + max(0, patience - max((ns for ns in worked if ns > 0), default=0))
 

@@ -236,6 +236,31 @@ def test_lost_workers_are_replaced():
         assert envs.stats().losses.sum() == 1
 
 
+class DiesOnce(Simple):
+    """Its first reset as a spare ends its process, if a file does not exist."""
+
+    def __init__(self, once):
+        self.once = once
+
+    def reset(self, *, seed=None, options=None):
+        if seed > 1000 and not os.path.exists(self.once):  # noqa: PTH110
+            open(self.once, "w").close()  # noqa: PTH123
+            os._exit(3)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_worker_that_is_lost_in_the_reset_of_a_spare_ends_no_episode(tmp_path, mode):
+    options = {"on_worker_loss": "restart", "autoreset_mode": mode}
+    with make(lambda: DiesOnce(str(tmp_path / "once")), 2, 1, **options) as envs:
+        envs.reset(seed=1)
+        while envs.stats().spares.episodes < 3:
+            *_, truncated, infos = envs.step(np.zeros(2, int))
+            assert not truncated.any()
+            assert not {"worker_lost", "_worker_lost"} & infos.keys()
+        assert envs.stats().losses.sum() == 1
+
+
 class Fails(Simple):
     def step(self, action):
         if action == 2:
@@ -556,6 +581,22 @@ def test_nobody_hears_of_a_late_reset_before_a_slot_waits_for_it(tmp_path):
         assert envs.late == [0]
         (tmp_path / "gate").touch()
         assert envs.step_wait()[4]["env_in_slot"].tolist() == [0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spares", [{"spares": 1}, {"spares": 2, "num_workers": 3}])
+def test_a_late_reset_costs_no_worker_before_a_slot_waits_for_it(tmp_path, spares):
+    gate = str(tmp_path / "gate")
+    late = {"step_timeout": 0.2, "on_hang": "restart", "autoreset_mode": "SameStep", **spares}
+    with make(lambda: EndsBy2(gate), 1, **late) as envs:
+        envs.reset(seed=1)
+        assert envs.step(np.array([2]))[2].all()
+        while not envs._spares.inner._pool.overdue(500_000_000):
+            envs.step(np.zeros(1, int))
+            assert envs.stats().losses.sum() == 0
+        while envs.stats().losses.sum() == 0:
+            envs.step(np.array([2]))
+        (tmp_path / "gate").touch()
 
 
 def test_a_lost_worker_closes_spare_envs():
