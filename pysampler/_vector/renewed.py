@@ -23,6 +23,7 @@ import numpy as np
 
 from pysampler._vector.env_server import EnvServer
 from pysampler._workers.exceptions import Forwarded, Raised, report
+from pysampler._workers.jobs import PREDECESSOR_LOST
 from pysampler._workers.remote import dumps, dumps_by_value, loads
 
 if TYPE_CHECKING:
@@ -121,12 +122,13 @@ class OldEnv:
             raised, answer = loads(connection.recv_bytes())
         except (EOFError, OSError):
             # A loss like any other: this process is lost with its predecessor.
+            env = self._server.first + self._i
             print(
-                f"pysampler: the process that was renewed ended within an episode of env {self._i}",
+                f"pysampler: the process that was renewed ended within an episode of env {env}",
                 file=sys.stderr,
                 flush=True,
             )
-            os._exit(1)
+            os._exit(PREDECESSOR_LOST)
         if raised:
             raise Forwarded(answer)
         return answer

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pysampler.sync import Segment
 
 __all__ = [
+    "PREDECESSOR_LOST",
     "Answer",
     "Attach",
     "Close",
@@ -39,6 +40,8 @@ __all__ = [
     "is_users",
 ]
 
+# The exit code of a process that has lost the one that finishes episodes for it.
+PREDECESSOR_LOST = 113
 # Which command the restore replaced.
 Replaced = Literal["step", "reset"]
 

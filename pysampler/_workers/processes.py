@@ -23,7 +23,7 @@ from pysampler._workers.children import (
     stopped_error,
 )
 from pysampler._workers.exceptions import error_from
-from pysampler._workers.jobs import Failure
+from pysampler._workers.jobs import PREDECESSOR_LOST, Failure
 from pysampler._workers.launcher import Launcher, allow_workers, connection_pair, open_files
 from pysampler._workers.remote import loads
 from pysampler._workers.setup import LoggingSetup, PackedServers, Setup, send_message
@@ -387,6 +387,10 @@ class Processes:
         child, assignment = self.children[index], self.assignments[index]
         child.ended(SHUTDOWN_TIMEOUT_S)
         status = child.status()
+        if status == PREDECESSOR_LOST and (before := self.predecessor(index)) is not None:
+            child = before  # which was lost first
+            child.ended(SHUTDOWN_TIMEOUT_S)
+            status = child.status()
         if status is None:
             how = "ended"
         elif status < 0:

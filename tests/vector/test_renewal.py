@@ -236,6 +236,41 @@ def test_the_loss_of_the_old_process_is_a_loss_of_the_worker(context):
     envs.close()
 
 
+class Ends(gym.Env):
+    """Its process ends with action 1."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if action == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.steps += 1
+        return np.zeros(1, np.float32), 1.0, self.steps == self.length, False, {}
+
+
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
+def test_a_loss_tells_how_the_old_process_ended(capfd, context):
+    env_fns = [lambda n=n: Ends(n) for n in (100, 100, 3, 100)]
+    with pysampler.VectorEnv(env_fns, num_workers=2, recycle_after=1, context=context) as envs:
+        envs.reset(seed=1)
+        for _ in range(6):
+            envs.step(np.zeros(4, int))
+        [retired] = envs._pool._processes.retired
+        with pytest.raises(pysampler.WorkerLostError, match="signal 9 while stepping") as raised:
+            envs.step(np.array([0, 0, 0, 1]))
+    assert (raised.value.exit_code, raised.value.pid) == (-signal.SIGKILL, retired.pid)
+    assert "within an episode of env 3\n" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 def test_the_loss_of_the_new_process_is_handled_as_ever(context):
     envs, _ = renewed(on_worker_loss="restart", context=context)
