@@ -852,12 +852,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     @property
     def pending(self) -> int:
         """The number of envs whose results ``recv`` has yet to return."""
-        return 0 if self.closed else self._pool.pending + self._core.envs_kept
+        return self._pool.pending + self._core.envs_kept if self._has_frames else 0
 
     @property
     def ready(self) -> int:
         """The number of envs whose results ``recv`` would return without waiting."""
-        return 0 if self.closed else self._pool.ready + self._core.envs_kept
+        return self._pool.ready + self._core.envs_kept if self._has_frames else 0
+
+    @property
+    def _has_frames(self) -> bool:
+        """Whether results may be pending: not while the workers attach to other frames."""
+        return not self.closed and self._core.call.laid_out
 
     def _indices(self, env_ids: Any) -> npt.NDArray[np.int64]:
         return self._core.everyone if env_ids is None else arguments.env_ids(env_ids)

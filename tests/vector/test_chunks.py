@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from interrupts import Interrupted, at_each_point, handler
@@ -21,6 +22,7 @@ from pysampler._frames.frames import SKIPPED
 from pysampler._vector.batch_block import OwnBlock
 from pysampler._vector.jobs import Rest
 from pysampler._vector.vector_env import core_of
+from pysampler._workers.pool import Pool
 from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
 
 MODES = list(AutoresetMode)
@@ -911,3 +913,23 @@ def test_chunk_without_memory_for_it_leaves_the_envs_usable():
             envs.step_chunk(np.zeros((2, 60_000), int))
         assert envs.step(np.zeros(2, int))[1].tolist() == [1, 1]
         assert envs.step_chunk(np.zeros((2, 3), int))[4]["steps"].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("options", [{}, {"main_envs": 1}])
+def test_nothing_is_pending_after_an_interrupted_first_chunk(monkeypatch, options):
+    wait, left = Pool.wait, [KeyboardInterrupt()]
+
+    def interrupted(self, *args, **kwargs):
+        if left:
+            raise left.pop()
+        return wait(self, *args, **kwargs)
+
+    with pysampler.make_vec("CartPole-v1", 4, num_workers=2, **options) as envs:
+        envs.reset(seed=1)
+        monkeypatch.setattr(Pool, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step_chunk(np.zeros((4, 3), int))
+        assert (envs.pending, envs.ready) == (0, 0)
+        with pytest.raises(NoAsyncCallError):
+            envs.step_wait()
+        assert envs.step_chunk(np.zeros((4, 3), int))[4]["steps"].tolist() == [3] * 4
