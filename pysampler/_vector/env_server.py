@@ -68,6 +68,7 @@ class EnvDescription:
     sizes: tuple[int, ...]  # of the groups
     # The names and autoreset modes of nested vector envs; None: it follows any mode.
     nested: list[tuple[str, AutoresetMode | None]]
+    several: bool  # whether a function has made several envs: a vector env or a BatchEnv
     # What is known of modules whose envs interfere with each other, if there are several.
     interfering: list[str]
 
@@ -197,6 +198,7 @@ class EnvServer:
                 for rows in dict.fromkeys(self.nested.values())
                 if isinstance(env := self.envs[rows.start], GymVectorEnv)
             ],
+            bool(self.nested),
             self._interfering(),
         )
 

@@ -164,9 +164,6 @@ class RenewedServer(EnvServer):
         self._options: dict[int, tuple[Any, int]] = {}
         self._took_over = False  # and no other frames have come since
         super().__init__(*args, **kwargs)
-        if self.nested:
-            self.close()
-            raise ValueError("recycle_after and recycle_above need envs, not vector envs")
 
     def stepped(self, i: int) -> Any:
         """Return what a block steps and resets as env ``i``."""

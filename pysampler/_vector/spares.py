@@ -42,7 +42,13 @@ from pysampler._vector.slots import Slots
 from pysampler._workers.counters import SpareUse
 from pysampler._workers.jobs import for_caller
 from pysampler._workers.remote import dumps
-from pysampler.errors import EnvError, EnvTimeoutError, PysamplerError, WaitTimeoutError
+from pysampler.errors import (
+    ClosedError,
+    EnvError,
+    EnvTimeoutError,
+    PysamplerError,
+    WaitTimeoutError,
+)
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -139,12 +145,6 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         )
         self._core = core_of(self.inner)
         self._pool = self._core.pool  # the group of each env has its number
-        try:
-            if self.inner.num_envs != count:
-                raise ValueError("cannot make vector env: spare_envs needs envs, not vector envs")
-        except BaseException:
-            self.inner.close(terminate=True)
-            raise
         self.num_envs = len(env_fns)
         self.use_mode(mode)
         self.render_mode = self.inner.render_mode
@@ -236,7 +236,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
                 to be filled.
             send: Sends the commands.
         """
-        with self._calling():
+        with self._calling("step" if what == "step" else "reset"):
             call = self._served.native.number_of(0), what
             if call != self._state.call:
                 self._end_abandoned_calls()
@@ -417,8 +417,12 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         return error
 
     @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
-        """Raise errors that are not of envs to the caller; close with the inner vector env."""
+    def _calling(self, name: str) -> Iterator[None]:
+        """Raise errors that are not of envs to the caller; close with the inner vector env.
+
+        Args:
+            name: The name of the call, for errors.
+        """
         try:
             yield
         except EnvError as error:  # of a call of methods
@@ -434,6 +438,9 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             if self.inner.closed and (outer := self._outer()) is not None and not outer.closed:
                 outer.interrupt_wait()
                 outer.kill()
+            if isinstance(error, ClosedError) and str(error).startswith("cannot call "):
+                _, colon, cause = str(error).partition(":")  # of a call of the inner vector env
+                error.args = (f"cannot call {name}{colon}{cause}",)
             for_caller(error)
             raise
 
@@ -442,7 +449,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
     def apply(self, function: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
         """Call a function with each env in a slot."""
         envs = self._state.env_of
-        with self._calling():
+        with self._calling("call"):
             number = self._served.native.number_of(0)
             if self._core.pending != "call" or self._asked != number:
                 self._drop_apply()
@@ -468,14 +475,14 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
                     "same for all"
                 )
             values = values[0]
-        with self._calling():
+        with self._calling("set_attr"):
             self._drop_apply()
             self._await_idle()
             self.inner.set_attr(name, [values] * self.inner.num_envs)
 
     def describe(self) -> str:
         """Return how each env is stepped."""
-        with self._calling():
+        with self._calling("describe"):
             self._drop_apply()
             self._await_idle()
             description: str = self.inner.describe()

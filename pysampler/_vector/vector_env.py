@@ -199,6 +199,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     reward_space: gym.spaces.Box | None
     _name: str
     _core: VectorCore
+    _only_envs_with = ""  # an option that needs functions that make single envs
 
     def __init__(
         self,
@@ -244,7 +245,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             outer, inner = divided({name: given[name] for name in _OPTIONS})
             env_fns = arguments.env_fns(env_fns)
             mode = arguments.autoreset_mode(autoreset_mode)
-            spares = SpareEnvs(VectorEnv, core_of, env_fns, spare_envs, mode, inner)
+            spares = SpareEnvs(_make_inner, core_of, env_fns, spare_envs, mode, inner)
             VectorEnv.__init__(self, [lambda: spares], num_workers=0, **outer)
             spares.serve(self._core.pool)
             self._spares, self.env_fns = spares, env_fns
@@ -322,7 +323,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
             check_worker(worker)
             if "restart" in (on_worker_loss, on_hang) or faults.recycles:
-                raise ValueError("cannot make vector env: envs run by `worker` cannot be restarted")
+                how = "renewed" if faults.recycles else "restarted"
+                raise ValueError(f"cannot make vector env: envs run by `worker` cannot be {how}")
             functions = [
                 functools.partial(PipedEnv, worker, i, env_fn, self.autoreset_mode)
                 for i, env_fn in enumerate(functions)
@@ -354,6 +356,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         )
         try:
             self.num_envs = self._pool.group_envs[-1].stop  # a function may return a vector env
+            option = "recycle_above" if recycle_after is None else "recycle_after"
+            self._refuse_several(option if faults.recycles else self._only_envs_with)
             nested = [one for description in self._pool.descriptions for one in description.nested]
             spec = self._describe(self._pool.descriptions)
             for found in sorted({one for d in self._pool.descriptions for one in d.interfering}):
@@ -385,6 +389,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         except BaseException:
             self._pool.abandon()
             raise
+
+    def _refuse_several(self, option: str) -> None:
+        """Raise ValueError if a function has made several envs, and this option is given."""
+        if option and any(description.several for description in self._pool.descriptions):
+            raise ValueError(f"cannot make vector env: {option} needs envs, not vector envs")
 
     def _describe(self, descriptions: Sequence[EnvDescription]) -> Spec:
         """Set the spaces, metadata and render mode, and return the spec."""
@@ -1259,6 +1268,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
 
 _OPTIONS = [*inspect.signature(VectorEnv.__init__).parameters][2:]
+
+
+def _make_inner(*args: Any, **options: Any) -> VectorEnv:
+    """Make the vector env of slots and spares."""
+    envs = VectorEnv.__new__(VectorEnv)
+    envs._only_envs_with = "spare_envs"
+    VectorEnv.__init__(envs, *args, **options)
+    return envs
 
 
 def core_of(envs: VectorEnv) -> VectorCore:

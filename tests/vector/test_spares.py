@@ -599,6 +599,32 @@ def test_a_late_reset_costs_no_worker_before_a_slot_waits_for_it(tmp_path, spare
         (tmp_path / "gate").touch()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_functions_that_return_vector_envs_are_refused(count):
+    def several():
+        return gym.vector.SyncVectorEnv([Simple] * count)
+
+    with pytest.raises(ValueError, match="^cannot make vector env: spare_envs needs envs, not vec"):
+        pysampler.VectorEnv([several] * 2, spare_envs=1, num_workers=1)
+
+
+def test_closing_in_a_handler_names_the_call_that_it_ended(tmp_path):
+    envs, _ = late_in_slot_1(tmp_path)
+
+    def close(*_):
+        if envs._spares.inner.pending:
+            envs.close(terminate=True)
+
+    before = signal.signal(signal.SIGALRM, close)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        with pytest.raises(ClosedError, match="^cannot call step: it was closed meanwhile"):
+            envs.step(np.array([0, 2]))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_lost_worker_closes_spare_envs():
     with make(Fixed, num=2) as envs:
         envs.reset(seed=1)
