@@ -18,7 +18,7 @@ from pysampler._policies.worker_policy import copied_infos
 from pysampler._rollouts.background import Background
 from pysampler._rollouts.runner import RolloutRunner, closed_error
 from pysampler._torch import get_torch_threads, is_module, set_torch_threads
-from pysampler._vector.blocks import LOST_WITHIN
+from pysampler._vector.blocks import PythonBlock
 from pysampler._vector.results import first
 from pysampler.sync import now
 
@@ -130,7 +130,7 @@ class MainRunner(RolloutRunner):
             if replaced == "step":
                 end_lost_episodes(self.frames, frame - 1, slice(envs.start, envs.stop))
             for kind, env, *_ in overflow:
-                if kind == LOST_WITHIN:
+                if kind == PythonBlock.LOST_WITHIN:
                     end_lost_episodes(self.frames, frame - 1, slice(env, env + 1))
             self.mailed_infos += [
                 (frame + sum(step), env, copied_infos(info))

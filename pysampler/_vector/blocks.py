@@ -20,20 +20,10 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = [
-    "LOST_WITHIN",
-    "ChunkBlock",
-    "GivenActions",
-    "GroupBlock",
-    "Overflow",
-    "PythonBlock",
-    "RepeatableBlock",
-]
+__all__ = ["ChunkBlock", "GivenActions", "GroupBlock", "Overflow", "PythonBlock", "RepeatableBlock"]
 
 # Results that do not fit into the frame, as (kind, env, object); those of a chunk with the step.
 Overflow = list[Any]
-# A kind of its own: the worker of an env within a vector env was lost in the step.
-LOST_WITHIN = 16
 _INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
 # dtypes by their NumPy type number.
 _CODES = np.typecodes["AllInteger"] + "?efdgFD"
@@ -75,6 +65,9 @@ class GivenActions:
 
 class PythonBlock(_core.PythonBlock):
     """A block whose methods are in Python."""
+
+    # A further kind of overflow: a vector env has lost the worker of this env in the step.
+    LOST_WITHIN = 16
 
     def step(self, frame: int, actions: Any = None) -> bool:
         """Step every env, or reset it if its episode has ended; return whether there is overflow.

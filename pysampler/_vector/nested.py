@@ -21,7 +21,7 @@ from pysampler import _core
 from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL
 from pysampler._frames.spec import build, leaves
 from pysampler._torch import is_tensor, tensor_from, to_array
-from pysampler._vector.blocks import LOST_WITHIN, GivenActions, RepeatableBlock
+from pysampler._vector.blocks import GivenActions, RepeatableBlock
 from pysampler._vector.columns import InfoColumns
 from pysampler._workers.jobs import is_users
 from pysampler._workers.remote import dumps
@@ -188,7 +188,7 @@ class NestedBlock(RepeatableBlock):
         for i, raised in getattr(self._env, "errors", ()):  # of single envs
             self._leave(_ERROR, i, raised)
         for i in getattr(self._env, "lost", ()):
-            self._leave(LOST_WITHIN, i, None)
+            self._leave(self.LOST_WITHIN, i, None)
         self._meter.idle()
         if self._options:
             self._versions[frame] = self._used
