@@ -106,7 +106,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
     """N slots and M spare envs.
 
     Args:
-        make: The class of the inner vector env: ``VectorEnv``.
+        make: Makes the inner vector env, a ``VectorEnv``.
         core_of: Returns the core of a vector env.
         env_fns: Functions that make the envs of the slots. The spares come from them too, in turn.
         spares: The number of spares.
@@ -120,7 +120,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
 
     def __init__(
         self,
-        make: Any,
+        make: Callable[..., Any],
         core_of: Callable[[Any], VectorCore],
         env_fns: Sequence[Callable[[], Any]],
         spares: int,
@@ -140,10 +140,9 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             )
         functions = [*env_fns, *itertools.islice(itertools.cycle(env_fns), spares)]
         # Each env is a group, so that each can step while others reset.
-        of_each = {"autoreset_mode": AutoresetMode.DISABLED, "groups": count, "infos": "all"}
-        self.inner = make.__new__(make)
-        self.inner._only_envs_with = "spare_envs"  # before it makes them
-        make.__init__(self.inner, functions, **of_each, **options)
+        self.inner = make(
+            functions, autoreset_mode=AutoresetMode.DISABLED, groups=count, infos="all", **options
+        )
         self._core = core_of(self.inner)
         self._pool = self._core.pool  # the group of each env has its number
         self.num_envs = len(env_fns)

@@ -245,7 +245,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             outer, inner = divided({name: given[name] for name in _OPTIONS})
             env_fns = arguments.env_fns(env_fns)
             mode = arguments.autoreset_mode(autoreset_mode)
-            spares = SpareEnvs(VectorEnv, core_of, env_fns, spare_envs, mode, inner)
+            spares = SpareEnvs(_make_inner, core_of, env_fns, spare_envs, mode, inner)
             VectorEnv.__init__(self, [lambda: spares], num_workers=0, **outer)
             spares.serve(self._core.pool)
             self._spares, self.env_fns = spares, env_fns
@@ -1268,6 +1268,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
 
 _OPTIONS = [*inspect.signature(VectorEnv.__init__).parameters][2:]
+
+
+def _make_inner(*args: Any, **options: Any) -> VectorEnv:
+    """Make the vector env of slots and spares."""
+    envs = VectorEnv.__new__(VectorEnv)
+    envs._only_envs_with = "spare_envs"
+    VectorEnv.__init__(envs, *args, **options)
+    return envs
 
 
 def core_of(envs: VectorEnv) -> VectorCore:
