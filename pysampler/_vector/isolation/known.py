@@ -13,7 +13,6 @@ import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pysampler._vector.env_calls import layers_of
-from pysampler._vector.isolation.shared import LIBRARIES, namespaces_of, package_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +50,8 @@ def interfering(envs: Iterable[Any]) -> list[str]:
     loaded = [name for name, version in versions.items() if not _is_mended(name, version)]
     if not loaded:
         return []
+    from pysampler._vector.isolation.shared import namespaces_of  # noqa: PLC0415 - rare
+
     used: set[str] = set()
     seen: set[int] = set()
     for env in envs:
@@ -84,6 +85,8 @@ def _numbers(version: str) -> list[int]:
 
 def _follow(name: str, namespace: dict[str, Any], used: set[str], seen: set[int]) -> None:
     """Add the packages of all modules that a namespace refers to, in as many steps as it takes."""
+    from pysampler._vector.isolation.shared import LIBRARIES, package_of  # noqa: PLC0415 - rare
+
     left = [(name, namespace)]
     while left:
         name, namespace = left.pop()
