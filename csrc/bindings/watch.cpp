@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <memory>
+#include <mutex>
 #include <utility>
 
 #include "support.h"
@@ -63,11 +65,11 @@ class PyWatch {
 
     void beat_every(std::int64_t interval_ns) { open("use")->beat_every(interval_ns); }
     bool broken() const {
-        const auto watch = watch_.load();
+        const auto watch = present();
         return watch && watch->broken();
     }
     std::int64_t paused_ns(std::int64_t since) {
-        const auto watch = watch_.load();
+        const auto watch = present();
         return watch && watch->mine() ? watch->paused(since) : 0;
     }
 
@@ -91,15 +93,15 @@ class PyWatch {
     std::vector<pid_t> watched() { return open("look at")->watched(); }
 
     void close() {
-        const std::shared_ptr<Watch> watch = watch_.exchange(nullptr);
+        const std::shared_ptr<Watch> watch = taken();
         if (!watch) return;
         Released released;
         watch->stop();
     }
-    bool closed() const { return watch_.load() == nullptr; }
+    bool closed() const { return present() == nullptr; }
 
     std::string repr() const {
-        const auto watch = watch_.load();
+        const auto watch = present();
         if (!watch) return "<pysampler.sync.Watch closed>";
         if (!watch->mine()) return "<pysampler.sync.Watch of another process>";
         return "<pysampler.sync.Watch of " + std::to_string(watch->watched().size()) +
@@ -108,7 +110,7 @@ class PyWatch {
 
  private:
     std::shared_ptr<Watch> open(const char* verb) const {
-        std::shared_ptr<Watch> watch = watch_.load();
+        std::shared_ptr<Watch> watch = present();
         if (!watch) raise("ClosedError", std::string("cannot ") + verb + " watch: it is closed");
         if (!watch->mine()) {
             raise("ClosedError",
@@ -117,7 +119,17 @@ class PyWatch {
         return watch;
     }
 
-    std::atomic<std::shared_ptr<Watch>> watch_;
+    std::shared_ptr<Watch> present() const {
+        const std::lock_guard lock(changing_);
+        return watch_;
+    }
+    std::shared_ptr<Watch> taken() {
+        const std::lock_guard lock(changing_);
+        return std::exchange(watch_, nullptr);
+    }
+
+    mutable std::mutex changing_;   // guards watch_
+    std::shared_ptr<Watch> watch_;  // null once closed
 };
 
 }  // namespace
