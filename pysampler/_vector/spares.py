@@ -248,7 +248,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             return self._finish()
 
     def _end_abandoned_calls(self) -> None:
-        """Wait for the rest of calls whose results nobody wants."""
+        """Wait for the rest of calls whose results the caller has given up."""
         self._drop_apply()
         if not self._state.done and not self._is_unsent():
             self._finish()
@@ -308,7 +308,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             self._send_resets()
             deadline = self._served.deadline
             timeout = None if deadline is None else max(0, deadline - now()) / 1e9
-            # Nobody waits for other spares, which may take long to reset.
+            # No slot waits for other spares, which may take long to reset.
             self._pool.time_only(None if every else frozenset(self._waiting))
             try:
                 self._batch = self.inner.recv(min(least, self.inner.pending), timeout=timeout)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pysampler._workers.setup import Attachment, Layout, MakeServer
     from pysampler.sync import Segment
 
-__all__ = ["SHUTDOWN_TIMEOUT_S", "Processes", "WorkerAssignment"]
+__all__ = ["SHUTDOWN_TIMEOUT_S", "Processes", "WorkerAssignment", "Workers"]
 
 # Seconds to wait for a process to end.
 SHUTDOWN_TIMEOUT_S = 10.0
@@ -88,7 +88,43 @@ class WorkerAssignment:
         return f"{raiser}{where} raised {kind} {doing}"
 
 
-class Processes:
+class Workers:
+    """What worker processes and threads have in common.
+
+    Attributes:
+        assignments: The envs and groups of each.
+        children: Each worker.
+        descriptions: The description of each env server.
+    """
+
+    assignments: list[WorkerAssignment]
+    children: list[Any]
+    descriptions: list[Any]
+
+    def _number_envs(self) -> None:
+        """Count the envs of the workers on: a function may have made several."""
+        first = 0
+        for index, description in enumerate(self.descriptions):
+            self.assignments[index] = self.assignments[index].with_sizes(first, description.sizes)
+            first = self.assignments[index].envs.stop
+
+    def ended(self) -> list[int]:
+        """Return the workers that have ended."""
+        return [index for index, child in enumerate(self.children) if child.ended()]
+
+    def name_of(self, index: int) -> str:
+        """Return the name of a worker in errors."""
+        raise NotImplementedError
+
+    def error_of(self, index: int, failure: Failure, doing: str) -> EnvError:
+        """Return the error for a failure of an env, or of something else in its worker."""
+        where = f" in {self.name_of(index)}"
+        error = error_from(failure.report, self.assignments[index].describe(failure, where, doing))
+        error.env, error.worker = failure.env, index
+        return error
+
+
+class Processes(Workers):
     """The worker processes of a pool, one for each share.
 
     They end with this object, or with this process.
@@ -231,13 +267,6 @@ class Processes:
                     if isinstance(answer, Failure):
                         raise self.error_of(index, answer, "being made")
                     described[index] = answer
-
-    def _number_envs(self) -> None:
-        """Count the envs of the workers on: a function may have made several."""
-        first = 0
-        for index, description in enumerate(self.descriptions):
-            self.assignments[index] = self.assignments[index].with_sizes(first, description.sizes)
-            first = self.assignments[index].envs.stop
 
     def _stopped(self, waiting: selectors.BaseSelector) -> set[int]:
         """Return the workers in ``waiting`` that are stopped, e.g. by SIGSTOP."""
@@ -424,20 +453,9 @@ class Processes:
                         return failure
         return None
 
-    def ended(self) -> list[int]:
-        """Return the workers that have ended."""
-        return [index for index, child in enumerate(self.children) if child.ended()]
-
     def name_of(self, index: int) -> str:
         """Return the name of a worker in errors."""
         return f"worker {index} (pid {self.children[index].pid})"
-
-    def error_of(self, index: int, failure: Failure, doing: str) -> EnvError:
-        """Return the error for a failure of an env, or of something else in its worker."""
-        where = f" in {self.name_of(index)}"
-        error = error_from(failure.report, self.assignments[index].describe(failure, where, doing))
-        error.env, error.worker = failure.env, index
-        return error
 
     def preload(self) -> None:
         """Have the fork server import the workers' modules, for replacements and later pools."""

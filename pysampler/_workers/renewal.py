@@ -140,7 +140,8 @@ class Renewal:
     def _due(self, index: int) -> str:
         """Return why a worker is due; an empty string if it is not, or cannot retire now."""
         if self._starts[index].pid != self._processes.children[index].pid:  # it replaced a lost one
-            self._processes.release_retired(index, kill=True)  # serves nobody, and may hang
+            # The successor of the retired one is gone, and it may hang.
+            self._processes.release_retired(index, kill=True)
             self._starts[index] = self._start_of(index)
         # Resets begin episodes: of each env, one has not ended yet.
         begun = self._start_of(index).resets - self._starts[index].resets

@@ -1,4 +1,4 @@
-"""Threads: workers that are threads of this process, with the interface of ``Processes``.
+"""Threads: the workers of a pool that are threads of this process.
 
 They run the same loop over the same commands and completions as worker processes. Messages travel
 in their mail as numbers of objects, so nothing is pickled: the env server of a thread gets the
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
 from pysampler._workers.command_loop import CommandLoop
-from pysampler._workers.exceptions import error_from
 from pysampler._workers.jobs import Failure, Note, failure_of
+from pysampler._workers.processes import Workers
 from pysampler.errors import LostError, WorkerLostError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class WorkerThread:
         return False
 
 
-class Threads:
+class Threads(Workers):
     """The workers of a pool that are threads.
 
     Args:
@@ -163,10 +163,7 @@ class Threads:
         except BaseException:
             self.end()
             raise
-        first = 0
-        for index, description in enumerate(self.descriptions):
-            self.assignments[index] = self.assignments[index].with_sizes(first, description.sizes)
-            first = self.assignments[index].envs.stop
+        self._number_envs()
 
     def _begun(self, index: int, doing: str) -> Any:
         answer = self.children[index].desk.begun.get()
@@ -204,10 +201,6 @@ class Threads:
         """Let the threads leave, and wait for up to ``wait`` seconds. May be repeated."""
         _end(self.children, os.getpid(), wait)
 
-    def ended(self) -> list[int]:
-        """Return the workers that have ended."""
-        return [index for index, child in enumerate(self.children) if child.ended()]
-
     def name_of(self, index: int) -> str:
         """Return the name of a worker in errors."""
         return f"thread {index}"
@@ -222,13 +215,6 @@ class Threads:
         )
         error.__cause__ = failure.report.error
         error.worker, error.envs = index, self.assignments[index].envs
-        return error
-
-    def error_of(self, index: int, failure: Failure, doing: str) -> EnvError:
-        """Return the error for a failure of an env, or of something else in its thread."""
-        where = f" in {self.name_of(index)}"
-        error = error_from(failure.report, self.assignments[index].describe(failure, where, doing))
-        error.env, error.worker = failure.env, index
         return error
 
 
