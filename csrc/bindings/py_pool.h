@@ -192,8 +192,9 @@ class PyPool : public Handle {
         pool_.release_inline();
         const py::list blocks = std::exchange(inline_blocks_, py::list());
         const std::deque<py::object> notes = std::exchange(notes_, {});
+        std::vector<Noted> noted;  // destroyed without the lock, since that may run Python code
         const std::lock_guard lock(noting_);
-        noted_.clear();
+        noted.swap(noted_);
     }
 
     // Waits until every command, and its message, has gone to its worker. False at the deadline.
