@@ -26,6 +26,7 @@ from running import (
     machine,
     options_of,
     quartiles,
+    rate_of_single_envs,
     rates_in_turn,
     say,
     stolen_share,
@@ -93,23 +94,7 @@ COUNT = 8
 
 def alone(case: str, count: int) -> Callable[[dict], dict]:
     """Return a function that steps envs of this process."""
-    envs = [CASES[case]() for _ in range(count)]
-    for i, env in enumerate(envs):
-        env.reset(seed=i)
-    actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
-
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        steps, begun = 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < cell["seconds"]:
-            for chosen in actions:
-                for env, action in zip(envs, chosen, strict=True):
-                    _, _, terminated, truncated, _ = env.step(action)
-                    if terminated or truncated:
-                        env.reset()
-            steps += len(actions) * count
-        return {"rate": steps / took}
-
-    return measure
+    return rate_of_single_envs([CASES[case]() for _ in range(count)])
 
 
 def stepping(name: str, case: str, workers: int) -> Callable[[dict], dict]:

@@ -270,6 +270,26 @@ def rate_of_steps(envs: Any, actions: Any) -> Callable[[dict[str, Any]], dict[st
     return measure
 
 
+def rate_of_single_envs(envs: list[Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a function that steps envs one by one, with random actions, for some seconds."""
+    for i, env in enumerate(envs):
+        env.reset(seed=i)
+    actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
+
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        steps, begun = 0, time.perf_counter()
+        while (took := time.perf_counter() - begun) < cell["seconds"]:
+            for chosen in actions:
+                for env, action in zip(envs, chosen, strict=True):
+                    _, _, terminated, truncated, _ = env.step(action)
+                    if terminated or truncated:
+                        env.reset()
+            steps += len(actions) * len(envs)
+        return {"rate": steps / took}
+
+    return measure
+
+
 def say(text: str, end: str = "\n") -> None:
     """Print to stderr, at once."""
     print(text, end=end, file=sys.stderr, flush=True)

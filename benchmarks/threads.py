@@ -29,6 +29,7 @@ from running import (
     machine,
     options_of,
     quartiles,
+    rate_of_single_envs,
     rate_of_steps,
     rates_in_turn,
     say,
@@ -75,23 +76,7 @@ def alone(case: str, count: int) -> Callable[[dict], dict]:
     if CASES[case][3]:
         envs = pysampler.VectorEnv([make] * count, num_workers=0)
         return stepping_of(envs)
-    singles = [make() for _ in range(count)]
-    for i, env in enumerate(singles):
-        env.reset(seed=i)
-    actions = [[env.action_space.sample() for env in singles] for _ in range(64)]
-
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        steps, begun = 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < cell["seconds"]:
-            for chosen in actions:
-                for env, action in zip(singles, chosen, strict=True):
-                    _, _, terminated, truncated, _ = env.step(action)
-                    if terminated or truncated:
-                        env.reset()
-            steps += len(actions) * count
-        return {"rate": steps / took}
-
-    return measure
+    return rate_of_single_envs([make() for _ in range(count)])
 
 
 def stepping_of(envs: Any) -> Callable[[dict], dict]:
