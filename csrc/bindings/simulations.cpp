@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "released.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -42,7 +43,7 @@ class PySimulations : public Simulations {
     template <class Call>
     int with(const std::optional<Ids>& ids, Call&& call) {
         if (!ids) {
-            const py::gil_scoped_release released;
+            const Released released;
             return call(nullptr, count());
         }
         if (ids->ndim() != 1) throw py::value_error("ids of simulations: expected one axis");
@@ -52,7 +53,7 @@ class PySimulations : public Simulations {
                 throw py::value_error("ids of simulations: expected increasing numbers");
             }
         }
-        const py::gil_scoped_release released;
+        const Released released;
         return call(ids->data(), static_cast<int>(ids->size()));
     }
 };

@@ -9,15 +9,18 @@ A thread cannot be killed. Once its pool ends, it leaves after the step that it 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
 import queue
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
+from pysampler._workers.children import await_ends
 from pysampler._workers.command_loop import CommandLoop
 from pysampler._workers.jobs import Failure, Note, failure_of
 from pysampler._workers.processes import Workers
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from pysampler.sync import Segment
 
 __all__ = ["ThreadLane", "Threads", "WorkerThread"]
+
+# Seconds for which a program that ends waits for steps under way.
+_AT_EXIT = 1.0
 
 
 class _Desk:
@@ -153,7 +159,9 @@ class Threads(Workers):
     ) -> None:
         self.assignments = list(assignments)
         self.children: list[WorkerThread] = []
-        weakref.finalize(self, _end, self.children, os.getpid())
+        self._owner = os.getpid()
+        weakref.finalize(self, _end, self.children, self._owner).atexit = False
+        _unended.add(self)
         try:
             for index, make in enumerate(servers):
                 child = WorkerThread(index, make)
@@ -199,7 +207,7 @@ class Threads(Workers):
 
     def end(self, wait: float = 0) -> None:
         """Let the threads leave, and wait for up to ``wait`` seconds. May be repeated."""
-        _end(self.children, os.getpid(), wait)
+        _end(self.children, self._owner, wait)
 
     def name_of(self, index: int) -> str:
         """Return the name of a worker in errors."""
@@ -256,5 +264,18 @@ def _end(children: list[WorkerThread], owner: int, wait: float = 0) -> None:
         child.desk.layouts.put(None)
         for core in child.core:
             core.end_commands()
-    for child in children:
-        child.ended(wait)
+    deadline = time.monotonic() + wait
+    await_ends(children, lambda: deadline - time.monotonic())
+
+
+_unended: weakref.WeakSet[Threads] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all threads, which must not return to Python from C++ once the interpreter is ending."""
+    for threads in [*_unended]:
+        threads.end()
+    deadline = time.monotonic() + _AT_EXIT
+    for threads in [*_unended]:
+        threads.end(deadline - time.monotonic())

@@ -281,6 +281,72 @@ def test_a_program_ends_while_envs_step():
     assert completed("-c", textwrap.dedent(program)).stdout == "the end\n"
 
 
+@pytest.mark.slow
+def test_a_program_that_ends_lets_steps_end_and_envs_close():
+    program = """
+        import os, threading, gymnasium as gym, numpy as np, pysampler
+
+        class Slow(gym.Env):
+            observation_space = gym.spaces.Box(-1, 1, (2,))
+            action_space = gym.spaces.Discrete(2)
+            began = threading.Semaphore(0)
+
+            def reset(self, *, seed=None, options=None):
+                return np.zeros(2, np.float32), {}
+
+            def step(self, action):
+                Slow.began.release()
+                threading.Event().wait(0.2)
+                return np.zeros(2, np.float32), 0.0, False, False, {}
+
+            def close(self):
+                os.write(1, b"closed")
+
+        envs = pysampler.VectorEnv([Slow], context="threads")
+        envs.reset()
+        envs.step_async(np.zeros(1, int))
+        Slow.began.acquire()
+    """
+    assert completed("-c", textwrap.dedent(program)).stdout == "closed"
+
+
+@pytest.mark.slow
+def test_a_program_may_end_within_simulations():
+    pytest.importorskip("mujoco")
+    program = """
+        import os, sys, gymnasium as gym, pysampler
+        from pysampler._workers import threads
+
+        class Ends:
+            \"\"\"Is deleted while the interpreter ends; then waits until the thread sleeps.\"\"\"
+
+            def __init__(self, folder):
+                self.state, self.time = [
+                    os.open(f"{folder}/{name}", os.O_RDONLY) for name in ("stat", "schedstat")
+                ]
+
+            def ns(self):
+                return int(os.pread(self.time, 99, 0).split()[0])
+
+            def __del__(self, read=os.pread):
+                while read(self.state, 99, 0).split()[2] == b"R":
+                    pass
+
+        threads._AT_EXIT = 0
+        make = [lambda: gym.make("Humanoid-v5")] * 128
+        envs = pysampler.VectorEnv(make, num_workers=1, context="threads")
+        envs.reset(seed=0)
+        sys.ends = Ends(f"/proc/self/task/{envs._pool.pids[0]}")
+        envs.step(envs.action_space.sample())
+        begin = sys.ends.ns() + 2_000_000
+        envs.step_async(envs.action_space.sample())
+        while sys.ends.ns() < begin:  # it is within the simulations
+            pass
+        print("the end")
+    """
+    assert completed("-c", textwrap.dedent(program)).stdout == "the end\n"
+
+
 class Nests(Short):
     def __init__(self):
         self.inner = make(Short)
