@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Links"]
 
-# Bytes of a worker's inbox, and of its outbox. Larger messages go in parts.
-_MAIL = 1 << 16
-
 
 class Links:
     """The links to the workers of a pool.
@@ -61,7 +58,7 @@ class Links:
         self.groups_of = [range(*ends) for ends in itertools.pairwise(first)]
         self._processes = processes
         sizes = Counters.size_of(*counts), Gauges.size_of(len(counted))
-        rings = 2 * workers * _core.ByteRing.size_of(_MAIL)
+        rings = 2 * workers * _core.ByteRing.size_of(processes.mail)
         room = SegmentManifest.room_for(
             len(counted), sum(len(assignment.sizes) for assignment in counted)
         )
@@ -88,11 +85,13 @@ class Links:
         self.gauges = Gauges(len(counted), gauges)
         self.gauges.clear()
         weights = [size for assignment in counted for size in assignment.sizes]
-        self.native = _core.Pool(segment, groups, weights, _MAIL, wait_policy(policy), own_groups)
+        self.native = _core.Pool(
+            *(segment, groups, weights, processes.mail, wait_policy(policy), own_groups)
+        )
         self.track = _core.Track(segment, trace_at, workers)  # of this process
         self.native.trace_to(self.track)
         self.native.count_waits_in(self.gauges.waited_ns)
-        self._outboxes = [_core.ByteRing(segment, _MAIL) for _ in assignments]
+        self._outboxes = [_core.ByteRing(segment, processes.mail) for _ in assignments]
         self.lanes: list[ProcessLane] | list[ThreadLane]
         if isinstance(processes, Processes):
             mail = zip(self._outboxes, self.groups_of, strict=True)
@@ -109,7 +108,7 @@ class Links:
                 own_groups=own_groups,
                 inbox=self.native.inbox(index),
                 outbox=self._outboxes[index].offset,
-                capacity=_MAIL,
+                capacity=processes.mail,
                 counted=counts,
                 counters=counters_at,
                 gauges=gauges_at,

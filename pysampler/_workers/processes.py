@@ -296,6 +296,7 @@ class Processes(Workers):
                 raise self.error_of(index, loads(answer), "starting")
 
     can_die = True
+    mail = 1 << 16  # bytes of an inbox, and of an outbox; larger messages go in parts
 
     def lay_out(self, index: int, layout: tuple[Layout, Segment]) -> None:
         """Send a worker another layout and the descriptor of its segment."""

@@ -153,6 +153,7 @@ class Threads(Workers):
     """
 
     can_die = False
+    mail = 1 << 12  # bytes of an inbox, which carries numbers
 
     def __init__(
         self, assignments: Sequence[WorkerAssignment], servers: Sequence[MakeServer]
