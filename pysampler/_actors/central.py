@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from pysampler._policies.frame_policy import FramePolicy, Span
     from pysampler._policies.progress import WorkerProgress
+    from pysampler._policies.weights import SharedWeights
     from pysampler.errors import EnvError
     from pysampler.sync import Board, Segment
 
@@ -150,7 +151,7 @@ class CentralActor:
         groups: Sequence[range],
         requests: Requests,
         progress: WorkerProgress,
-        board: Board | None,
+        board: Board | SharedWeights | None,
         batch_sizes: Counter[int],
     ) -> None:
         self._policy = policy

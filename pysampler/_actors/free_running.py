@@ -15,7 +15,7 @@ from pysampler._actors.free_running_policy import FreeRunningJob
 from pysampler._actors.settings import Settings, setting_arrays
 from pysampler._closing import comes_true
 from pysampler._policies.calling import PolicyCaller
-from pysampler._policies.copying import copied, pickled, send_policy
+from pysampler._policies.copying import copied, for_first_call, source_of
 from pysampler._policies.frame_policy import FramePolicy
 from pysampler._policies.normalize import normalization_of
 from pysampler._policies.progress import WorkerProgress
@@ -24,9 +24,9 @@ from pysampler._policies.seeds import entropy_from, seed_policy
 from pysampler._policies.shared_statistics import SharedStatistics
 from pysampler._policies.signatures import PolicyElsewhere
 from pysampler._policies.weights import (
+    SharedWeights,
     chosen_weights,
     has_weights,
-    portable,
     weights_of,
     without_weights,
 )
@@ -110,7 +110,7 @@ class FreeRunningSampler(Sampler):
         self._check_guard = _core.Guard(
             f"the workers of {self._work_name}", "cannot check workers: closed", ClosedError
         )
-        self._board: Board | None = None
+        self._board: Board | SharedWeights | None = None
         self._has_workers = envs.num_workers > 0
         self._lease_envs(envs, owned=owned)
         if normalize is not None and self._counts:
@@ -144,8 +144,11 @@ class FreeRunningSampler(Sampler):
         normalization = self._normalization
         if normalization is not None and not self._counts:
             normalization = normalization.copy(update=False)
+        in_processes = self._core.pool.in_processes
         caller = PolicyCaller(
-            copied(self.policy), self._spec, self._given_settings, device=self._device
+            for_first_call(self.policy, in_processes=in_processes),
+            *(self._spec, self._given_settings),
+            device=self._device,
         )
         weights = weights_of(self.policy) if has_weights(self.policy) else None
 
@@ -167,7 +170,11 @@ class FreeRunningSampler(Sampler):
         self._gauges = self._core.pool.gauges
         self._progress = WorkerProgress(groups, segment)
         self._lease.stop = functools.partial(_end, self._progress)
-        self._board = Board(weights, segment) if weights else None
+        # Workers that do not act still need the initial states of episodes.
+        acts = self._device is None or hasattr(self.policy, "initial_state")
+        if weights:
+            by_reference = self._device is None and not in_processes
+            self._board = SharedWeights(weights) if by_reference else Board(weights, segment)
         places = {}
         shared = {}
         for name, value in self._given_settings.items():
@@ -184,21 +191,21 @@ class FreeRunningSampler(Sampler):
             )
         if self._board is not None and weights is not None:
             self._gauges.newest = self._board.publish(weights)
-        # Workers that do not act still need the initial states of episodes.
-        acts = self._device is None or hasattr(self.policy, "initial_state")
         setup = PolicySetup(
-            pickled(portable(self.policy) if acts else PolicyElsewhere(self.policy)),
+            source_of(
+                self.policy if acts else PolicyElsewhere(self.policy), in_processes=in_processes
+            ),
             prepared.policy.outputs,
             self._board.place() if acts and self._board is not None else None,
             self._progress.offset,
             groups=groups,
             entropy=entropy_from(self._seed),
             policies_before=0,
-            own_process=self._has_workers,
+            own_process=in_processes,
             statistics=None if self._statistics is None else self._statistics.place(),
             settings=places,
         )
-        send_policy(self._core.pool, self._note, setup)
+        self._note.send(self._core.pool, setup)
         self._requests = None if self._device is None else Requests(groups, segment)
         self._ring, self._job_setup = self._make_ring(prepared)
         self._core.pool.watch_also(self._ring.producer())

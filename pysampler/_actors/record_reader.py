@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pysampler._actors.records import RecordLayout
     from pysampler._policies.progress import WorkerProgress
+    from pysampler._policies.weights import SharedWeights
     from pysampler._vector.core import VectorCore
     from pysampler.sync import Board, SharedRing
 
@@ -63,7 +64,7 @@ class RecordReader:
         self,
         ring: SharedRing,
         layout: RecordLayout,
-        board: Board | None,
+        board: Board | SharedWeights | None,
         progress: WorkerProgress,
         core: VectorCore,
         low: int,

@@ -105,7 +105,8 @@ class WorkerStatistics:
     """
 
     def __init__(self, place: StatisticsPlace, segment: Segment, first_env: int) -> None:
-        self.normalization = place.normalization
+        begun = place.normalization  # workers that are threads get the same object
+        self.normalization = begun.copy(update=begun.statistics.update, keep_seen=True)
         self._common = place.common.attach(segment)
         self._own = place.of_workers[first_env].attach(segment)
         self._version = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from pysampler._torch import (
     tensor_from,
     to_array,
 )
+from pysampler.sync._board import fitting_fields
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     Weights = dict[str, npt.NDArray[Any]]
 
 __all__ = [
+    "SharedWeights",
     "arrays_of",
     "chosen_weights",
     "copy_weights",
@@ -94,13 +97,71 @@ def without_weights(policy: Any) -> TypeError:
     )
 
 
-def load_weights(policy: Any, weights: Mapping[str, npt.NDArray[Any]], device: Any = None) -> None:
-    """Load weights into a policy. A module uses the memory of the arrays, or copies on a device."""
-    if is_module(policy):
-        tensors = {name: tensor_from(array, device) for name, array in weights.items()}
-        policy.load_state_dict(tensors, assign=True)
-    else:
-        policy.load_state_dict(dict(weights))
+class SharedWeights:
+    """Versions of weights for workers of this process: a ``Board`` whose readers copy nothing.
+
+    One writer publishes; any number of threads read.
+
+    Args:
+        like: By name, an example array of each field.
+        copies: Whether a version is a copy of what is published, because the program may change
+            that while workers act.
+    """
+
+    def __init__(self, like: Weights, *, copies: bool = True) -> None:
+        self._fields = {name: (array.dtype, array.shape) for name, array in like.items()}
+        self._copies = copies
+        # Replaced as a whole, so that a reader never gets a mixture of two versions.
+        self._newest: tuple[int, Weights] = 0, {}
+
+    @property
+    def version(self) -> int:
+        """The version of the newest weights."""
+        return self._newest[0]
+
+    def publish(self, fields: Mapping[str, npt.ArrayLike]) -> int:
+        """Publish all weights as a new version; return its number."""
+        arrays = fitting_fields(fields, self._fields)
+        if self._copies:
+            arrays = [array.copy() for array in arrays]
+        self._newest = self.version + 1, dict(zip(self._fields, arrays, strict=True))
+        return self.version
+
+    def read(self, out: Any = None) -> tuple[int, Weights]:  # noqa: ARG002
+        """Return the newest version and its weights, which all readers share."""
+        return self._newest
+
+    def place(self) -> SharedWeights:
+        """Return the weights: a worker of this process needs no other place."""
+        return self
+
+    def attach(self, segment: Any) -> SharedWeights:  # noqa: ARG002
+        """Return the weights."""
+        return self
+
+
+def load_weights(
+    policy: Any,
+    weights: Mapping[str, npt.NDArray[Any]],
+    device: Any = None,
+    *,
+    shared: bool = False,
+) -> None:
+    """Load weights into a policy. A module uses the memory of the arrays, or copies on a device.
+
+    If other policies share the arrays, it uses only those of its parameters, which no call changes.
+    """
+    if not is_module(policy):
+        policy.load_state_dict(copy.deepcopy(dict(weights)) if shared else dict(weights))
+        return
+    own = {name for name, _ in policy.named_parameters(remove_duplicate=False)}
+    policy.load_state_dict(
+        {
+            name: tensor_from(array.copy() if shared and name not in own else array, device)
+            for name, array in weights.items()
+        },
+        assign=True,
+    )
 
 
 def copy_weights(module: Any, other: Any) -> None:

@@ -7,8 +7,7 @@ a rollout pauses when infos have new keys, until the parent has made columns for
 from __future__ import annotations
 
 import copy
-import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from pysampler._policies.frame_policy import FramePolicy, end_lost_episodes, ski
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.shared_statistics import WorkerStatistics
-from pysampler._policies.weights import load_weights
+from pysampler._policies.weights import SharedWeights, load_weights
 from pysampler._torch import is_module
 from pysampler._workers.jobs import Note, Repeated
 from pysampler._workers.seeds import seed_globals
@@ -31,11 +30,13 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import PolicyOutputs
+    from pysampler._policies.copying import PolicySource
     from pysampler._policies.normalize import Moments, Normalization
     from pysampler._policies.shared_statistics import StatisticsPlace
     from pysampler._vector.blocks import Overflow
     from pysampler._vector.env_server import EnvServer
     from pysampler._workers.gauges import WorkerGauges
+    from pysampler._workers.pool import Pool
     from pysampler.sync import Segment
 
 __all__ = [
@@ -56,14 +57,14 @@ _MAX_REPORTED = 512
 class PolicySetup:
     """The data that a worker needs to act for its envs."""
 
-    policy: bytes  # pickled
+    policy: PolicySource
     outputs: PolicyOutputs
-    board: Any  # place of the weights' board; None: the pickle has the weights
+    board: Any  # place of the weights' board; None: the policy has its weights
     progress: int  # offset of WorkerProgress in the segment
     groups: int
     entropy: int | list[int]  # of random numbers
     policies_before: int  # how many policies have been sent before
-    own_process: bool  # whether to seed the process's global generators
+    own_process: bool  # whether the worker is a process, whose global generators it seeds
     statistics: StatisticsPlace | None = None  # for actors; rollouts send them with each job
     # By name, the offset in the segment of the values for all envs, and their dtype.
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class WorkerPolicy:
         replaced: tuple[Sequence[int], Any],
         track: _core.Track | None,
     ) -> None:
-        policy = pickle.loads(setup.policy)
+        policy = setup.policy.get()
         settings = {
             name: segment.array((frames.envs,), dtype, at)[1]
             for name, (at, dtype) in setup.settings.items()
@@ -157,7 +158,8 @@ class WorkerPolicy:
             own = entropy if isinstance(entropy, list) else [entropy]
             entropy = [*own, *replacement_seeds]
         seeds = np.random.SeedSequence(entropy, spawn_key=(setup.first_env, setup.policies_before))
-        seed_policy(policy, seeds, own_process=setup.own_process)
+        if setup.policy.copies:
+            seed_policy(policy, seeds, own_process=setup.own_process)
         if before is not None:
             caller.generators = before._policy.caller.generators
         else:
@@ -202,8 +204,10 @@ class WorkerPolicy:
         policy, first = self._policy.caller.policy, self._weights is None
         self._version, self._weights = self._board.read(self._weights)
         self._gauges.version(self._version)
-        if first or not is_module(policy):  # later reads write to arrays that a module already uses
-            load_weights(policy, self._weights)
+        shared = isinstance(self._board, SharedWeights)
+        # Later reads of a board write to arrays that a module already uses.
+        if first or shared or not is_module(policy):
+            load_weights(policy, self._weights, shared=shared)
 
     def refresh_statistics(self) -> None:
         """Load the newest statistics of the normalizer."""
@@ -353,6 +357,11 @@ class TakePolicy(Note):
     doing = "taking over a policy"
     culprit = ("the policy", "when it was taken over")
     policy_class: ClassVar[type[WorkerPolicy]] = WorkerPolicy
+
+    @classmethod
+    def send(cls, pool: Pool, setup: PolicySetup) -> None:
+        """Send a policy to the workers of a pool, and later to replacements of lost ones."""
+        pool.note(lambda envs: cls(replace(setup, first_env=envs.start)), standing=True)
 
     def apply(self, server: EnvServer) -> None:
         """Let the policy act for the envs of an env server."""

@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler._policies.calling import PolicyCaller
-from pysampler._policies.copying import copied, pickled, send_policy
+from pysampler._policies.copying import for_first_call, pickled, source_of
 from pysampler._policies.fixed_batch import FixedBatchCaller
 from pysampler._policies.normalize import normalization_of
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.sampler import Leasable, Sampler, visible_spec
-from pysampler._policies.weights import portable
 from pysampler._rollouts.episode_jobs import (
     EpisodeSetup,
     EpisodesJob,
@@ -196,7 +195,9 @@ class EpisodeSampler(Sampler):
         """Reset the envs for the first episodes, and lay out frames for the policy."""
         caller, envs = self._caller, self.envs.num_envs
         if self._in_workers:
-            caller = self._make_caller(copied(self._policy))
+            caller = self._make_caller(
+                for_first_call(self._policy, in_processes=self._pool.in_processes)
+            )
         caller.find_device()
         caller.follow_weights()
         begun = [queue[env] if env < len(queue) else None for env in range(envs)]
@@ -238,19 +239,19 @@ class EpisodeSampler(Sampler):
         if self._in_workers:
             progress = WorkerProgress(len(self._groups), prepared.segment)
             setup = EpisodeSetup(
-                pickled(portable(self._policy)),
+                source_of(self._policy, in_processes=self._pool.in_processes),
                 *(prepared.policy.outputs, None, progress.offset),
                 groups=len(self._groups),
                 entropy=list(entropy),
                 policies_before=0,
-                own_process=self.envs.num_workers > 0,
+                own_process=self._pool.in_processes,
                 chunk=self._options.chunk,
                 batch=self._batch,
                 max_steps=self._max_steps,
                 begins_late=self.resets_itself,
                 described_by=pickled(self._statistics),
             )
-            send_policy(self._pool, TakeEpisodePolicy, setup)
+            TakeEpisodePolicy.send(self._pool, setup)
 
     def _assign(self, envs: Sequence[int]) -> None:
         """Give the next episodes to envs, or let them rest."""

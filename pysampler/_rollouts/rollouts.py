@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pysampler._frames.frames import addresses_are_limited
 from pysampler._policies.calling import PolicyCaller
-from pysampler._policies.copying import copied
+from pysampler._policies.copying import for_first_call
 from pysampler._policies.normalize import normalization_of
 from pysampler._policies.sampler import Sampler, vector_env_of, visible_spec
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
@@ -386,7 +386,9 @@ class Rollouts(Sampler):
             self._drop()
         policy, caller = self._policy, self._caller
         if self._options.policy_in == "workers":
-            caller = self._make_caller(copied(policy))
+            caller = self._make_caller(
+                for_first_call(policy, in_processes=self._core.pool.in_processes)
+            )
         caller.find_device()
         caller.follow_weights()
         weights = weights_of(policy) if is_module(policy) else None

@@ -7,9 +7,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
-from pysampler._policies.copying import pickled, send_policy
+from pysampler._policies.copying import source_of
 from pysampler._policies.progress import WorkerProgress
-from pysampler._policies.weights import portable, weights_of
+from pysampler._policies.weights import SharedWeights, weights_of
 from pysampler._policies.worker_policy import PolicySetup, RolloutJob, RolloutReport, TakePolicy
 from pysampler._rollouts.runner import RolloutRunner, closed_error
 from pysampler._torch import is_module
@@ -18,6 +18,7 @@ from pysampler._workers.jobs import Failure
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
+    from pysampler._policies.copying import PolicySource
     from pysampler._policies.normalize import Moments, Normalization
     from pysampler._rollouts.runner import RunnerSetup
     from pysampler._workers.jobs import Answer
@@ -32,18 +33,25 @@ class WorkerRunner(RolloutRunner):
         super().__init__(setup)
         segment = setup.prepared.segment
         self._num_workers = setup.num_workers
-        self._board = Board(setup.weights, segment) if setup.weights else None
+        self._in_processes = self._pool.in_processes
+        self._board: Board | SharedWeights | None = None
+        if setup.weights:
+            self._board = (
+                Board(setup.weights, segment)
+                if self._in_processes
+                else SharedWeights(setup.weights, copies=self._options.overlap)
+            )
         self._progress = WorkerProgress(len(self._groups), segment)
         self._gauges = self._pool.gauges
         self._last_frame = 0  # has the newest observations
-        self._pickled = b""
+        self._sent: PolicySource | None = None
         self._entropy = setup.entropy
         self._policies_sent = 0
         if is_module(self._given_policy):
-            self._send(pickled(portable(self._given_policy)))
+            self._send(source_of(self._given_policy, in_processes=self._in_processes))
 
-    def _send(self, policy: bytes) -> None:
-        self._pickled = policy
+    def _send(self, policy: PolicySource) -> None:
+        self._sent = policy
         setup = PolicySetup(
             policy,
             self.policy.outputs,
@@ -52,10 +60,10 @@ class WorkerRunner(RolloutRunner):
             groups=len(self._groups),
             entropy=self._entropy,
             policies_before=self._policies_sent,
-            own_process=self._num_workers > 0,
+            own_process=self._in_processes,
             chunk=self._options.chunk,
         )
-        send_policy(self._pool, TakePolicy, setup)
+        TakePolicy.send(self._pool, setup)
         self._policies_sent += 1
 
     def start(self, base: int) -> None:
@@ -63,8 +71,10 @@ class WorkerRunner(RolloutRunner):
         policy = self._given_policy
         if self._board is not None:
             self._gauges.newest = self._board.publish(weights_of(policy))
-        elif not is_module(policy) and (current := pickled(policy)) != self._pickled:
-            self._send(current)
+        elif not is_module(policy):
+            current = source_of(policy, in_processes=self._in_processes)
+            if current != self._sent:
+                self._send(current)
         self._progress.steps[:] = -1
         self._jobs = {
             group: RolloutJob(self._horizon, group, self._last_frame, self._own_normalization())

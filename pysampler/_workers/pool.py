@@ -283,6 +283,11 @@ class Pool:
         return self._commands.all_steps
 
     @property
+    def in_processes(self) -> bool:
+        """Whether the workers are processes, rather than threads, or groups of this one."""
+        return bool(self.assignments) and self._processes.can_die
+
+    @property
     def pids(self) -> list[int]:
         """The pids of the workers."""
         return [child.pid for child in self._processes.children]

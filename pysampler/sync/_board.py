@@ -86,22 +86,7 @@ class Board(Handle, _core.Board):
         Raises:
             ValueError: A field is missing, unknown, or of another shape or type.
         """
-        if not isinstance(fields, Mapping):
-            raise TypeError(f"cannot publish to board: fields {fields!r}, expected a mapping")
-        if fields.keys() != self._fields.keys():
-            raise ValueError(
-                f"cannot publish to board: fields {list(fields)}, expected {list(self._fields)}"
-            )
-        arrays = []
-        for name, (dtype, shape) in self._fields.items():
-            array = np.asarray(fields[name], order="C")
-            if array.dtype != dtype:
-                array = fitting_array("publish to board", name, array, dtype)
-            if array.shape != shape:
-                raise ValueError(
-                    f"cannot publish to board: {name} has shape {array.shape}, expected {shape}"
-                )
-            arrays.append(array)
+        arrays = fitting_fields(fields, self._fields)
         self._begin()
         at = 0
         for array, field in zip(arrays, self._fields.values(), strict=True):
@@ -141,6 +126,30 @@ class Board(Handle, _core.Board):
             out[name] = np.ndarray(shape, dtype, words, at * _WORD)
             at += _words(dtype, shape)
         return out
+
+
+def fitting_fields(
+    fields: Mapping[str, npt.ArrayLike],
+    expected: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+) -> list[npt.NDArray[Any]]:
+    """Return fields to publish as arrays of the expected dtypes and shapes, or raise."""
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"cannot publish to board: fields {fields!r}, expected a mapping")
+    if fields.keys() != expected.keys():
+        raise ValueError(
+            f"cannot publish to board: fields {list(fields)}, expected {list(expected)}"
+        )
+    arrays = []
+    for name, (dtype, shape) in expected.items():
+        array = np.asarray(fields[name], order="C")
+        if array.dtype != dtype:
+            array = fitting_array("publish to board", name, array, dtype)
+        if array.shape != shape:
+            raise ValueError(
+                f"cannot publish to board: {name} has shape {array.shape}, expected {shape}"
+            )
+        arrays.append(array)
+    return arrays
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
