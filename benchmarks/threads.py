@@ -6,19 +6,23 @@
 The contenders of a case step in turn, slice by slice, with the same actions. Run it with each
 Python whose threads are of interest: the results are named after it. "Apart" are processes that
 step their share of the envs one by one and never communicate: the ideal. Cases whose library this
-Python lacks are left out.
+Python lacks are left out. Then the start of many envs is timed, and the memory of envs that all
+read one table is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
+import psutil
 from envs import Busy
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from running import (
@@ -58,24 +62,72 @@ class ManyInfos(Busy):
         return *results, {f"number {i}": float(i) for i in range(KEYS)}
 
 
-# The envs, how many, the module that they need, and whether blocks may step them together.
-CASES: dict[str, tuple[Callable[[], gym.Env], int, str, bool]] = {
-    "CartPole x 8": (lambda: gym.make("CartPole-v1"), 8, "", False),
-    "CartPole x 64": (lambda: gym.make("CartPole-v1"), 64, "", False),
-    "20 us x 64": (lambda: Busy(20), 64, "", False),
-    "ten infos x 64": (ManyInfos, 64, "", False),
-    "HalfCheetah in Python x 8": (lambda: gym.make("HalfCheetah-v5"), 8, "mujoco", False),
-    "HalfCheetah x 8": (lambda: gym.make("HalfCheetah-v5"), 8, "mujoco", True),
-    "HalfCheetah x 64": (lambda: gym.make("HalfCheetah-v5"), 64, "mujoco", True),
+class Reads(gym.Env):
+    """Reads a whole table in each step."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, table: np.ndarray) -> None:
+        self.table = table
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> Any:
+        return np.array([self.table.sum()]), 0.0, False, False, {}
+
+
+def atari(count: int, threads: int) -> Any:
+    """Return ALE's own vector env, which steps its envs in C++."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    return AtariVectorEnv(
+        "breakout", count, num_threads=threads, autoreset_mode=AutoresetMode.SAME_STEP
+    )
+
+
+class Case(NamedTuple):
+    """Envs to step.
+
+    Attributes:
+        make: Makes an env; with ``batch``, a vector env of so many envs on so many threads.
+        count: How many envs.
+        module: The module that they need.
+        native: Whether blocks may step them together.
+        batch: Whether ``make`` returns vector envs: each worker has one.
+    """
+
+    make: Callable[..., Any]
+    count: int
+    module: str = ""
+    native: bool = False
+    batch: bool = False
+
+
+CASES: dict[str, Case] = {
+    "CartPole x 8": Case(lambda: gym.make("CartPole-v1"), 8),
+    "CartPole x 64": Case(lambda: gym.make("CartPole-v1"), 64),
+    "20 us x 64": Case(lambda: Busy(20), 64),
+    "ten infos x 64": Case(ManyInfos, 64),
+    "HalfCheetah in Python x 8": Case(lambda: gym.make("HalfCheetah-v5"), 8, "mujoco"),
+    "HalfCheetah x 8": Case(lambda: gym.make("HalfCheetah-v5"), 8, "mujoco", native=True),
+    "HalfCheetah x 64": Case(lambda: gym.make("HalfCheetah-v5"), 64, "mujoco", native=True),
+    "AtariVectorEnv x 8": Case(atari, 8, "ale_py", batch=True),
+    "AtariVectorEnv x 64": Case(atari, 64, "ale_py", batch=True),
 }
+READ_BY_EACH = "processes, the table read in each"
+READERS = 8  # envs that read a table, with a worker each
 
 
 def alone(case: str, count: int) -> Callable[[dict], dict]:
     """Return a function that steps envs of this process."""
-    make = CASES[case][0]
-    if CASES[case][3]:
-        envs = pysampler.VectorEnv([make] * count, num_workers=0)
-        return stepping_of(envs)
+    make, _, _, native, batch = CASES[case]
+    if batch:
+        return stepping_of(make(count, 1))
+    if native:
+        return stepping_of(pysampler.VectorEnv([make] * count, num_workers=0))
     return rate_of_single_envs([make() for _ in range(count)])
 
 
@@ -86,15 +138,18 @@ def stepping_of(envs: Any) -> Callable[[dict], dict]:
 
 
 def contender(name: str, case: str, workers: int) -> Callable[[dict], dict]:
-    make, count, _, native = CASES[case]
+    make, count, _, native, batch = CASES[case]
     if name == APART:
         return apart(alone, workers, case, count // workers)
     mode = AutoresetMode.SAME_STEP
+    if name == SYNC and batch:
+        return stepping_of(make(count, workers))
     if name == SYNC:
         return stepping_of(SyncVectorEnv([make] * count, autoreset_mode=mode))
+    share = functools.partial(make, count // workers, 1)
     return stepping_of(
         pysampler.VectorEnv(
-            [make] * count,
+            [share] * workers if batch else [make] * count,
             num_workers=workers,
             autoreset_mode=mode,
             context="threads" if name == THREADS else None,
@@ -105,13 +160,30 @@ def contender(name: str, case: str, workers: int) -> Callable[[dict], dict]:
 
 def start_of(context: str, count: int) -> float:
     """Return the seconds to make a vector env of CartPoles, which the program does once more."""
-    make = CASES["CartPole x 8"][0]
+    make = CASES["CartPole x 8"].make
     for _ in range(2):
         begun = time.perf_counter()
         envs = pysampler.VectorEnv([make] * count, num_workers=count, context=context, native=False)
         took = time.perf_counter() - begun
         envs.close()
     return took
+
+
+def memory_of(way: str, megabytes: int) -> float:
+    """Return the memory of a program and its workers in MB, each shared page counted once."""
+    read = functools.partial(np.ones, megabytes * 125_000)
+    table = None if way == READ_BY_EACH else read()
+    envs = pysampler.VectorEnv(
+        [lambda: Reads(read() if table is None else table)] * READERS,
+        num_workers=READERS,
+        context="threads" if way == THREADS else "forkserver",
+    )
+    envs.reset(seed=0)
+    envs.step(np.zeros(READERS, int))
+    me = psutil.Process()
+    used = sum(one.memory_full_info().pss for one in (me, *me.children(recursive=True)))
+    envs.close()
+    return used / 1e6
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -130,17 +202,30 @@ def tables(results: dict[str, Any]) -> str:
         [context, f"{1000 * statistics.median(seconds):,.0f} ms"]
         for context, seconds in results["starts"].items()
     ]
+    size = results["table"]
+    memory = []
+    for way, (without, with_table) in results["memory"].items():
+        copies = (with_table - without) / size
+        of_64 = 64 if way == READ_BY_EACH else round(copies)
+        memory.append([way, f"{with_table - without:,.0f} MB", f"{copies:.1f}", f"{of_64 / 2} GB"])
     return "\n".join(
         [
             heading(f"Threads, {results['python']}", results["machine"]),
             (
                 f"{results['workers']} workers, SAME_STEP. Fractions of the ideal, processes that "
                 "step their share of the envs and never communicate: medians [quartiles] of "
-                "repetitions in turn.\n"
+                "repetitions in turn. AtariVectorEnv in the place of SyncVectorEnv has as many "
+                "threads of its own as there are workers.\n"
             ),
             table(["envs", "ideal, steps/s", SYNC, PROCESSES, THREADS, "threads/processes"], rows),
             "\nThe start of 64 CartPoles with a worker each, the second time in a program:\n",
             table(["workers", "start"], starts),
+            (
+                f"\nMemory of a table of {size} MB that {READERS} envs with a worker each read, "
+                "beyond that of the same envs without it (PSS of all processes), and what this "
+                "means for 64 envs and a table of 500 MB. Processes map a table in env_fns:\n"
+            ),
+            table(["workers", "memory", "tables", "64 envs, 500 MB"], memory),
         ]
     )
 
@@ -150,7 +235,8 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     options = options_of(parser, 0.3)
     if options.quick:
-        options.cases, options.repetitions, options.seconds = ["CartPole x 8"], 2, 0.05
+        options.cases = ["CartPole x 8", "AtariVectorEnv x 8"]
+        options.repetitions, options.seconds = 2, 0.05
     locked = getattr(sys, "_is_gil_enabled", lambda: True)()
     version = ".".join(map(str, sys.version_info[:2]))
     results: dict[str, Any] = {
@@ -159,10 +245,12 @@ def main() -> None:
         "workers": options.workers,
         "cases": {},
         "starts": {"processes": [], "threads": []},
+        "table": 10 if options.quick else 50,
+        "memory": {},
     }
     with stolen_share(results["machine"]):
         for case in options.cases:
-            if not CASES[case][2] or importlib.util.find_spec(CASES[case][2]):
+            if not CASES[case].module or importlib.util.find_spec(CASES[case].module):
                 say(case)
                 arguments = case, options.workers
                 rates = rates_in_turn(__file__, list(NAMES), arguments, options)
@@ -170,6 +258,10 @@ def main() -> None:
         for _ in range(min(5, options.repetitions)):
             for name, context in (("processes", "forkserver"), ("threads", "threads")):
                 results["starts"][name].append(in_interpreter(__file__, "start", context))
+        for way in (READ_BY_EACH, PROCESSES, THREADS):
+            results["memory"][way] = [
+                in_interpreter(__file__, "memory", way, str(size)) for size in (0, results["table"])
+            ]
     text = tables(results)
     print(text)
     if options.out:
@@ -179,6 +271,8 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["start"]:
         print(start_of(sys.argv[2], 64))
+    elif sys.argv[1:2] == ["memory"]:
+        print(memory_of(sys.argv[2], int(sys.argv[3])))
     elif len(sys.argv) == 4 and not sys.argv[1].startswith("--"):
         answer(lambda: contender(sys.argv[1], sys.argv[2], int(sys.argv[3])))
     else:
