@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import io
 import sys
 from types import ModuleType
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "copy_of_module",
+    "drawing_from",
+    "generator_from",
     "get_torch_threads",
     "is_distribution",
     "is_module",
@@ -77,6 +81,45 @@ def is_tensor(value: Any) -> bool:
 def is_distribution(value: Any) -> bool:
     torch = loaded_torch()
     return torch is not None and isinstance(value, torch.distributions.Distribution)
+
+
+def generator_from(seed: int) -> Any:
+    """Return a torch generator with this seed if torch is imported, else None."""
+    torch = loaded_torch()
+    return None if torch is None else torch.Generator().manual_seed(seed)
+
+
+def drawing_from(generator: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which distributions that this thread samples draw from a generator.
+
+    None stands for torch's global generator, which all threads of a process share.
+    """
+    return contextlib.nullcontext() if generator is None else _drawing()(generator)
+
+
+@functools.cache
+def _drawing() -> Any:
+    """Return the class of that context: distributions have no argument for a generator."""
+    import torch  # noqa: PLC0415 - torch is optional
+    from torch.overrides import TorchFunctionMode  # noqa: PLC0415
+
+    own = "exponential_", "normal_", "cauchy_", "uniform_"  # methods
+    names = "multinomial", "normal", "bernoulli", "binomial", "poisson", "rand", "randn"
+    drawing = {getattr(torch.Tensor, name) for name in own}
+    drawing |= {getattr(torch, name) for name in (*names, "_standard_gamma", "_sample_dirichlet")}
+
+    class Drawing(TorchFunctionMode):  # type: ignore[misc]
+        def __init__(self, generator: Any) -> None:
+            super().__init__()
+            self._generator = generator
+
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            more = {"generator": self._generator} if function in drawing else {}
+            return function(*args, **more, **(kwargs or {}))
+
+    return Drawing
 
 
 def to_array(value: Any) -> npt.NDArray[Any]:

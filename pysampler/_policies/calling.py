@@ -20,7 +20,7 @@ from pysampler._policies.signatures import (
     signature_of,
 )
 from pysampler._policies.trees import batch_from, leaves_in, mapped, structure_of
-from pysampler._torch import is_distribution, is_module, is_tensor, loaded_torch
+from pysampler._torch import drawing_from, is_distribution, is_module, is_tensor, loaded_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,6 +75,7 @@ class PolicyCaller:
         policy: The policy.
         spec: The spaces of the envs.
         chunk: The argument of that name.
+        torch_generator: The generator that distributions draw from; None: torch's global one.
     """
 
     _positional: tuple[str, ...] = ("observations",)  # the policy's positional arguments
@@ -101,6 +102,7 @@ class PolicyCaller:
         self._is_module = is_module(policy)
         self._given_device = device
         self.generators: list[np.random.Generator] = []
+        self.torch_generator: Any = None
         self._device: PolicyDevice | None = None
         self.find_device()
 
@@ -138,7 +140,7 @@ class PolicyCaller:
 
         Return None if the policy takes further arguments or acts on a GPU.
         """
-        policy, device, actions = self.policy, self._device, self.spec.actions
+        policy, device = self.policy, self._device
         if self._settings or self._signature != PolicySignature(state=None, generators=False):
             return None
         if device is None:
@@ -146,7 +148,7 @@ class PolicyCaller:
 
         def on_tensors(observations: Any) -> Any:
             with device.acting():
-                return _drawn(policy(mapped(device.tensor, observations)), actions)
+                return self._drawn(policy(mapped(device.tensor, observations)))
 
         return on_tensors if device.device.type == "cpu" else None
 
@@ -206,7 +208,7 @@ class PolicyCaller:
                 if previous is not None:
                     previous = list(map(device.tensor, previous))
                 returned = self._call(batch, before, envs, self._previous(previous))
-                returned = device.fetched(_drawn(returned, self.spec.actions))
+                returned = device.fetched(self._drawn(returned))
         return self.checked(returned, count)
 
     @property
@@ -248,9 +250,30 @@ class PolicyCaller:
         rows = rows.copy()  # a copy, which the policy may change
         return rows if self._device is None else self._device.tensor(rows)
 
+    def _drawn(self, returned: Any) -> Any:
+        """Return a policy's outputs; if actions are a distribution, draw from it.
+
+        A Bernoulli distribution draws floats; they become whole numbers if those of the envs are.
+        """
+        extras: Mapping[Any, Any] = {}
+        distribution = returned
+        if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+            distribution, extras = returned
+        if not is_distribution(distribution):
+            return returned
+        with drawing_from(self.torch_generator):
+            actions = distribution.sample()
+        fields = self.spec.actions
+        log_probs = distribution.log_prob(actions)
+        if len(fields) == 1 and fields[0].dtype.kind in "biu" and actions.is_floating_point():
+            actions = actions.to(getattr(loaded_torch(), str(fields[0].dtype)))
+        return actions, {
+            "log_probs": log_probs.flatten(1).sum(1) if log_probs.ndim > 1 else log_probs
+        } | dict(extras)
+
     def checked(self, returned: Any, count: int) -> Outputs:
         """Return a policy's outputs for ``count`` envs as arrays, or raise if they are invalid."""
-        returned = _drawn(returned, self.spec.actions)
+        returned = self._drawn(returned)
         actions = returned
         extras: Mapping[Any, Any] = {}
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
@@ -315,26 +338,6 @@ class PolicyCaller:
             described,
             previous,
         )
-
-
-def _drawn(returned: Any, fields: Sequence[Field]) -> Any:
-    """Return a policy's outputs; if actions are a distribution, draw from it.
-
-    A Bernoulli distribution draws floats; they become whole numbers if ``fields`` are.
-    """
-    extras: Mapping[Any, Any] = {}
-    distribution = returned
-    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
-        distribution, extras = returned
-    if not is_distribution(distribution):
-        return returned
-    actions = distribution.sample()
-    log_probs = distribution.log_prob(actions)
-    if len(fields) == 1 and fields[0].dtype.kind in "biu" and actions.is_floating_point():
-        actions = actions.to(getattr(loaded_torch(), str(fields[0].dtype)))
-    return actions, {
-        "log_probs": log_probs.flatten(1).sum(1) if log_probs.ndim > 1 else log_probs
-    } | dict(extras)
 
 
 def as_arrays(outputs: Any) -> Any:

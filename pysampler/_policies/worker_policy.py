@@ -20,9 +20,9 @@ from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.shared_statistics import WorkerStatistics
 from pysampler._policies.weights import SharedWeights, load_weights
-from pysampler._torch import is_module
+from pysampler._torch import generator_from, is_module
 from pysampler._workers.jobs import Note, Repeated
-from pysampler._workers.seeds import seed_globals
+from pysampler._workers.seeds import number_from, seed_globals
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -162,12 +162,15 @@ class WorkerPolicy:
             seed_policy(policy, seeds, own_process=setup.own_process)
         if before is not None:
             caller.generators = before._policy.caller.generators
+            caller.torch_generator = before._policy.caller.torch_generator
         else:
             caller.seed_generators(entropy, frames.envs)
             if random_state:
                 caller.generators = random_state
             if setup.own_process:
                 seed_globals(seeds)
+            else:  # as if torch's global generator, which belongs to the program, were seeded
+                caller.torch_generator = generator_from(number_from(seeds))
         self._policy: FramePolicy = FramePolicy(caller, setup.outputs, frames)
         self._frames = frames
         self._segment = segment

@@ -177,6 +177,37 @@ def test_rollouts_of_a_module_equal_those_of_processes(torch):
     assert not module.norm.num_batches_tracked
 
 
+DISTRIBUTIONS = {
+    "Normal": lambda d, x: d.Normal(x, 1.0),
+    "Beta": lambda d, x: d.Beta(x.exp(), 1.0),
+    "Gamma": lambda d, x: d.Gamma(x.exp(), 1.0),
+    "Uniform": lambda d, x: d.Uniform(x, x + 1),
+    "Exponential": lambda d, x: d.Exponential(x.exp()),
+    "Cauchy": lambda d, x: d.Cauchy(x, 1.0),
+    "StudentT": lambda d, x: d.StudentT(x.exp()),
+    "Dirichlet": lambda d, x: d.Dirichlet(x.exp()),
+    "MultivariateNormal": lambda d, x: d.MultivariateNormal(x, x.new_ones(2).diag()),
+    "TransformedDistribution": lambda d, x: d.TransformedDistribution(
+        d.Independent(d.Normal(x, 1.0), 1), d.TanhTransform()
+    ),
+    "MixtureSameFamily": lambda d, x: d.MixtureSameFamily(
+        d.Categorical(x.new_ones(len(x), 3)),
+        d.Independent(d.Normal(x[:, None].expand(-1, 3, -1), 1.0), 1),
+    ),
+    "Bernoulli": lambda d, x: d.Bernoulli(logits=x),
+    "Poisson": lambda d, x: d.Poisson(x.exp()),
+    "Binomial": lambda d, x: d.Binomial(3, logits=x),
+}
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_draws_from_distributions_equal_those_of_processes(torch, kind):
+    def forward(self, observations):
+        return DISTRIBUTIONS[kind](torch.distributions, self.layer(observations.float() % 3))
+
+    assert_as_in_processes(network(torch, forward))
+
+
 def test_all_threads_use_the_weights_of_the_program(torch):
     seen = set()
 
