@@ -174,7 +174,9 @@ class Rollouts(Sampler):
     rollout the ``state_dict()`` of a torch module is copied. Any other policy is copied as a whole
     if it has changed; a function is copied with the globals of its module that it uses. State in
     other modules is not copied: a worker keeps the values from when it started. In workers, a torch
-    module is moved to the CPU. With ``overlap`` in "main", the copy acts in another thread.
+    module is moved to the CPU. With ``overlap`` in "main", the copy acts in another thread. Workers
+    of this process (``context="threads"``, ``num_workers=0``) have copies, too, but use the same
+    parameters of a module, and the policy itself if it cannot be pickled.
 
     >>> def policy(observations):
     ...     return (observations[:, 2] > 0).astype(int)

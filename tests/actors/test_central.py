@@ -233,7 +233,8 @@ def test_closing_during_a_slow_call_gives_the_envs_back(monkeypatch):
             may_end.wait()
         return policy(observations.numpy())
 
-    monkeypatch.setattr("pysampler._actors.free_running.copied", lambda given: given)
+    for module in ("_actors.free_running", "_policies.copying"):
+        monkeypatch.setattr(f"pysampler.{module}.copied", lambda given: given)
     with envs_of(num_workers=2) as envs:
         actors = pysampler.Actors(envs, slow, device="cpu")
         actors.begin()
