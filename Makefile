@@ -76,7 +76,7 @@ $(NOGIL)/bin/python3:
 test-nogil: python-nogil  ## the tests of threads, workers and primitives, on a Python without its lock
 	$(NOGIL)/bin/python3 -m venv $(NOGIL)/venv
 	$(NOGIL)/venv/bin/python -m pip install -q --only-binary numpy -e . --group contract
-	$(NOGIL)/venv/bin/python -m pytest --quick tests/sync tests/workers tests/vector/test_threads.py
+	$(NOGIL)/venv/bin/python -m pytest --quick tests/sync tests/workers tests/vector/test_threads.py tests/samplers/test_threads.py
 
 test-faults: build-native $(VENV)/package.stamp $(VENV)/test.stamp  ## every case of every test; kills, signals and damage at random points, at length
 	PYSAMPLER_EVERY_POINT=1 $(PYTEST)
