@@ -182,10 +182,8 @@ class WorkerPolicy:
             self._policy.normalization = self._statistics.normalization
         self._weights: Any = None
         self._version = 0
-        # Keys and types of infos reported so far. None: reports cannot be lost, so they can wait.
-        self._reported: set[Any] | None = set() if setup.own_process else None
-        if before is not None:
-            self._reported = before._reported
+        # Keys and types of infos reported so far.
+        self._reported: set[Any] = set() if before is None else before._reported
         self._track = track
         self._gauges = gauges
         gauges.version(0)
@@ -336,7 +334,7 @@ class WorkerPolicy:
     def _are_new(self, overflow: Overflow) -> bool:
         """Return whether infos have keys or types that were not reported before."""
         reported = self._reported
-        if reported is None or len(reported) >= _MAX_REPORTED:
+        if len(reported) >= _MAX_REPORTED:
             return False
         before = len(reported)
         for kind, _, left, *_ in overflow:
