@@ -187,7 +187,8 @@ def error_from(remote: Report, message: str) -> EnvError:
         error.__cause__ = original
         return error
     assert remote.sent is not None
-    if remote.kind == "BdbQuit":
+    # Since Python 3.14, pdb exits at the end of its input.
+    if remote.kind == "BdbQuit" or (remote.kind == "SystemExit" and "pdb.py" in remote.traceback):
         text += "; breakpoint() needs a terminal, which workers do not have: pass num_workers=0"
     got = remote.sent.received()
     error = _env_error(text, got.kinds, got.args, got.attributes)
