@@ -2,7 +2,8 @@
 //
 // Python runs signal handlers between any two of its instructions, so a lock taken and released in
 // Python code stays locked if a handler raises in between. Here each happens inside one call, which
-// `with` makes without checking for signals.
+// `with` makes without checking for signals. Python 3.14 checks after __enter__, before the block
+// begins: if a handler raises there, nobody calls __exit__, and the entry ends when it is freed.
 #pragma once
 
 #include <atomic>
@@ -38,6 +39,12 @@ class Entry {
  public:
     Entry(std::shared_ptr<GuardState> guard, std::string what, bool closing)
         : guard_(std::move(guard)), what_(std::move(what)), closing_(closing) {}
+    Entry(Entry&&) = default;  // before it is entered
+    Entry& operator=(Entry&&) = delete;
+    ~Entry() {
+        // SYNC: pairs with the exchange in enter(), as in exit().
+        if (held_) guard_->holder.store(0, std::memory_order_release);
+    }
 
     void enter() {
         GuardState& guard = *guard_;
@@ -54,6 +61,7 @@ class Entry {
             guard.doing = what_;
             guard.entries.fetch_add(1, std::memory_order_relaxed);
             nested_ = false;
+            held_ = true;
         } else if (closing_ && holder == self) {
             nested_ = true;
         } else if (holder == self) {
@@ -71,6 +79,7 @@ class Entry {
             return;
         }
         const bool closed_within = std::exchange(guard.closed_within, false);
+        held_ = false;
         guard.holder.store(0, std::memory_order_release);
         // If a call failed because a signal handler closed the object, the error says so.
         if (closed_within && !type.is_none() &&
@@ -89,6 +98,7 @@ class Entry {
     std::string what_;
     bool closing_;
     bool nested_ = false;
+    bool held_ = false;  // entered, and not left
 };
 
 template <>

@@ -1,15 +1,19 @@
 """The base class of samplers: one thread at a time, and exclusive use of its vector env."""
 
+import contextlib
 import gc
+import signal
 import threading
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError
+from interrupts import Interrupted
 from scripted import Scripted
 
 import pysampler
+from pysampler import _core
 from pysampler._policies.sampler import Leasable, Sampler, makes_envs
 from pysampler.errors import BusyError, ClosedError
 
@@ -126,3 +130,24 @@ def test_wrappers_are_refused_with_the_reason(envs):
 def test_makes_envs_accepts_ids_specs_and_functions(envs):
     assert all(map(makes_envs, ["CartPole-v1", gym.spec("CartPole-v1"), Scripted]))
     assert not any(map(makes_envs, [envs, [Scripted], (Scripted, Scripted)]))
+
+
+def test_a_guard_is_free_after_a_handler_raised_anywhere():
+    """Python 3.14 runs handlers between ``__enter__`` and the block, too."""
+    guard = _core.Guard("this", "closed", ClosedError)
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(200):
+            with contextlib.suppress(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, 0.0002)
+                while True:
+                    with guard.entry("count"):
+                        len(())
+            assert not guard.inside
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
