@@ -45,7 +45,7 @@ NAMES = [APART, STEP, *(f"K = {steps}" for steps in LENGTHS)]
 
 
 class Camera(gym.Env):
-    """A picture of 64 x 64 that takes about 0.1 ms; it is not drawn if nobody reads it."""
+    """A picture of 64 x 64 that takes about 0.1 ms; it is not drawn if it is not read."""
 
     observation_space = spaces.Box(0, 255, (64, 64, 3), np.uint8)
     action_space = spaces.Discrete(2)

@@ -16,8 +16,8 @@ class Block {
 
     // Lets every env of the block make `steps` steps in a row: step k reads its action from the
     // frame `frame` + k, and writes its results there. An env whose episode ends, or begins, stops
-    // there; its rows in the frames that follow are marked. With `last`, nobody reads any results
-    // of an env but those of its last step, and all rewards. Returns as above.
+    // there; its rows in the frames that follow are marked. With `last`, the caller reads no
+    // results of an env but those of its last step, and all rewards. Returns as above.
     virtual bool step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) = 0;
 
     // Both in the user's process, where a signal handler may raise an exception half-way.

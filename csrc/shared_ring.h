@@ -9,7 +9,7 @@
 // The claim is a CAS on the slot's word that stores the producer's stamp in the same step: a
 // claimed slot always names its producer, so a producer that dies cannot leave a gap. The tail is
 // only a hint where to try: a producer that finds its slot taken moves it, so a producer that dies
-// before moving it delays nobody. Every position is consumed or aborted exactly once, since each
+// before moving it delays no other. Every position is consumed or aborted exactly once, since each
 // arrow above is a CAS or, from published and aborted on, done by the consumer alone.
 // tests/models/shared_ring.pml is a model of this, checked exhaustively. All zero is a new ring.
 #pragma once

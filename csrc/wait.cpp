@@ -170,11 +170,11 @@ void WaitCosts::adopt(std::int64_t park_ns, std::int64_t yield_ns) {
 }
 
 bool sleep_until(std::int64_t deadline, WaitPolicy& policy) {
-    static const std::atomic<std::uint32_t> nobody_wakes{0};
+    static const std::atomic<std::uint32_t> never_woken{0};
     const Outcome outcome = policy.wait(
         deadline, [] { return false; },
         [](std::int64_t until) {
-            return Linux::futex_wait(nobody_wakes, 0U, until) != FutexResult::kInterrupted;
+            return Linux::futex_wait(never_woken, 0U, until) != FutexResult::kInterrupted;
         });
     return outcome == Outcome::kTimedOut;
 }

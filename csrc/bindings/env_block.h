@@ -98,7 +98,7 @@ class EnvBlock : public Block {
 
  private:
     void use_action_types(std::uint32_t frame);
-    // Returns whether the episode has ended. `unseen`: nobody reads the results but the reward,
+    // Returns whether the episode has ended. `unseen`: the caller reads only the reward,
     // unless it has.
     bool step_one(std::uint32_t frame, std::size_t i, PyObject* action, bool unseen = false);
     bool step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen);

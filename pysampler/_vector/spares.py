@@ -1,4 +1,4 @@
-"""SpareEnvs: a vector env whose slots change to spare envs, so that nobody waits for resets.
+"""SpareEnvs: a vector env whose slots change to spare envs, so that steps wait for no resets.
 
 It steps N of its N + M envs, in processes of an inner vector env. If an episode ends, its slot
 becomes vacant: the env that ended becomes the last of the spares and is reset while the others

@@ -98,7 +98,7 @@ def _mapped(function: Callable[[Any, str], Any], tree: Any, path: str) -> Any:
 
 
 class SealedMemory:
-    """Memory that nobody can write to any more: one memfd.
+    """Memory that no process can write to any more: one memfd.
 
     Args:
         token: Names it in pickles, in all processes.

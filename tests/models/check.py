@@ -37,7 +37,12 @@ TABLE = [
     ("position", "MUT_WAKE_TWICE", "violated", "one system call an arming"),
     ("position", "MANY N=2 POSTS=1", "holds", "all of them, two waiters and two posters"),
     ("position", "MANY N=1 POSTS=3", "holds", "all of them, two waiters and three posts"),
-    ("position", "MANY MUT_SLEEP_DISARMED", "violated", "nobody sleeps on a bit that was taken"),
+    (
+        "position",
+        "MANY MUT_SLEEP_DISARMED",
+        "violated",
+        "no process sleeps on a bit that was taken",
+    ),
     ("position", "MANY MUT_WAKE_ONE", "violated", "all who sleep are woken"),
     ("position", "MANY MUT_LOST_IF_ARMED", "violated", "a death is told to all who sleep"),
     ("doorbell", "K=2", "holds", "all of them, two members post twice"),

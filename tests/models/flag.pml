@@ -19,7 +19,7 @@
 #define STIRS 2
 #endif
 
-#define AT_REST(p, wanted, me) false    /* somebody always comes: the poster, or its reaper */
+#define AT_REST(p, wanted, me) false    /* the poster always comes, or its reaper */
 
 #include "position_body.pml"
 

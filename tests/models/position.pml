@@ -4,7 +4,7 @@
    With MANY (OpenPosition): two waiters with targets of their own; a poster rings if it finds the
    word armed.
 
-   Checked: nobody is asleep in the end whose target was reached, or a loss not told (no invalid
+   Checked: no process is asleep in the end whose target was reached, or a loss not told (no invalid
    end state); a wait that ends well has come far enough, one that ends with a loss has a death to
    tell; posters make one system call for an arming.
    Not modelled: memory orders (every access is sequentially consistent), the wrap of positions,

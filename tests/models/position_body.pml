@@ -8,7 +8,7 @@
 
    Mutations, in any model that includes this:
      MUT_ARM_BLIND         arms by fetch_or: the advance between the look and the arming is missed
-     MUT_ADVANCE_BLIND     looks whether somebody is armed, then advances: the arming between the
+     MUT_ADVANCE_BLIND     looks whether a waiter is armed, then advances: the arming between the
                            two is missed
      MUT_TARGET_FIRST      reads the target, then advances: the next, smaller target is missed
      MUT_LOST_IF_ARMED     mark_lost() wakes only if armed: the dead may have taken that bit

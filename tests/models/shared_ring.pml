@@ -4,7 +4,7 @@
    With LEAVE a producer may leave instead of publishing what it has claimed. With CONSUMER_DIES the
    consumer may die between any two steps of a release, and another one takes over.
 
-   Checked: nobody is wedged, whoever dies where (no invalid end state); never more than HIGH
+   Checked: no process is wedged, whichever dies where (no invalid end state); never more than HIGH
    positions in flight, so none in a slot that is not passed; a wait that ends well has something to
    peek; each record is released exactly once, whole, in its producer's order, and only if it was
    published; the consumer is told of a loss only when nothing it waits for is left.
@@ -13,7 +13,7 @@
    several slots to one post, abandon (it takes the arrow of a death), a consumer's death asleep.
 
    Both positions are those of position_body.pml, whose mutations hold here too. And:
-     MUT_CLAIM_BY_FETCH_ADD  claims by the tail and stamps later: a hole nobody can name
+     MUT_CLAIM_BY_FETCH_ADD  claims by the tail and stamps later: a hole without an owner
      MUT_CLAIM_BY_STORE      stamps without comparing: two own the slot
      MUT_PUBLISH_EARLY       publishes before the record is whole
      MUT_POST_FIRST          counts before it publishes: the scan after the wake-up misses it
@@ -23,7 +23,7 @@
      MUT_COUNT_AFTER_SCAN    the count is read after the scan: the post in between is not awaited
      MUT_LOST_AFTER_SCAN     asks who is dead after the scan: what they published in between is left
      MUT_ROOM_UNSIGNED       takes a head seen long ago for a tail that lags, and claims though full
-     MUT_LEAVE_SILENT        (LEAVE) leaving wakes nobody: the consumer waits for its claim
+     MUT_LEAVE_SILENT        (LEAVE) leaving wakes no process: the consumer waits for its claim
      MUT_ABORTED_ASIDE       waits for COUNT beside the aborted ones: it ends well with nothing to
                              peek; and with COUNT=2 consumer and producers wait for each other
    COUNT=2 with LOW=0 must be found wrong too: a consumer that waits for more than LOW + 1 may wait
@@ -81,10 +81,10 @@ byte sent[PRODUCERS];       /* ghosts: published, and released, of each producer
 byte taken[PRODUCERS];
 
 #define UNTAKEN (sent[0] + sent[1] - taken[0] - taken[1])
-#define SOMEBODY (owner[0] == ALIVE || owner[1] == ALIVE || owner[0] + owner[1] == 2 * LEFT)
+#define ANY_ALIVE (owner[0] == ALIVE || owner[1] == ALIVE || owner[0] + owner[1] == 2 * LEFT)
 /* The consumer when nothing more can come; a producer may die while it sleeps. */
 #define AT_REST(p, wanted, me) \
-  ((me == 1 && ended == PRODUCERS && UNTAKEN < COUNT && SOMEBODY && !OVER(p, wanted)) || \
+  ((me == 1 && ended == PRODUCERS && UNTAKEN < COUNT && ANY_ALIVE && !OVER(p, wanted)) || \
    (me > 1 && me < 2 << DEATHS))
 
 #include "position_body.pml"

@@ -6,7 +6,7 @@
 // decisions form a path of choices; all paths within a budget are explored, then random ones
 // without a budget. The same path gives the same execution.
 //
-// It finds waits that nobody ends, unordered accesses to a Plain, and failures of expect(). To show
+// It finds waits that never end, unordered accesses to a Plain, and failures of expect(). To show
 // that it finds them, a memory order can be weakened at one place in the source.
 #pragma once
 

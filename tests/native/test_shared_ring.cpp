@@ -340,7 +340,7 @@ TEST(published_slots_of_the_dead_stay_and_claimed_ones_are_skipped) {
     pop(consumer, kSlots);
 }
 
-TEST(a_producer_that_died_before_moving_the_tail_delays_nobody) {
+TEST(a_producer_that_died_before_moving_the_tail_delays_no_other) {
     Memory memory;
     SharedRing a = memory.producer();
     CHECK(a.claim() == 0);

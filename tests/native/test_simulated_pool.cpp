@@ -270,7 +270,7 @@ struct Full : Shared<1, 2> {
             if (outcome == Outcome::kReady) outcome = pool.wait(kForever, policy);
             if (outcome == Outcome::kLost) {
                 world.expect(world.killed(1), "a loss without a death");
-                world.expect(pool.lost().size() == 1, "nobody is lost");
+                world.expect(pool.lost().size() == 1, "no group is lost");
                 return;
             }
             world.expect(outcome == Outcome::kReady && pool.unsent() == 0, "not back");

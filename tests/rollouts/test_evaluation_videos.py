@@ -95,7 +95,7 @@ def test_a_video_shows_every_step(tmp_path, where):
 
 
 class Skipping(Shown):
-    """Renders the same picture again while nobody reads its observations."""
+    """Renders the same picture again while its observations are not read."""
 
     unseen = False
 
@@ -139,19 +139,19 @@ def test_envs_of_a_vector_env_are_made_again_to_be_filmed(tmp_path):
     assert len(names(tmp_path)) == 2
 
 
-def nobody(observations):
+def never_called(observations):
     pytest.fail("an episode began")
 
 
 def test_an_env_without_pictures_is_refused_before_the_first_episode(tmp_path):
     make = functools.partial(Shown, render_mode=None)
     with pytest.raises(ValueError, match="its render_mode is None, expected 'rgb_array'"):
-        pysampler.evaluate(make, nobody, 2, seed=0, num_workers=0, videos=tmp_path)
+        pysampler.evaluate(make, never_called, 2, seed=0, num_workers=0, videos=tmp_path)
     with (
         pysampler.VectorEnv([make], num_workers=0) as envs,
         pytest.raises(ValueError, match="its render_mode is None, expected 'rgb_array'"),
     ):
-        pysampler.evaluate(envs, nobody, 2, seed=0, videos=tmp_path)
+        pysampler.evaluate(envs, never_called, 2, seed=0, videos=tmp_path)
 
 
 class Texts(Shown):
@@ -172,7 +172,9 @@ def ids():
 @pytest.mark.usefixtures("ids")
 def test_an_id_without_pictures_is_refused_before_the_first_episode(tmp_path):
     with pytest.raises(ValueError, match=r"its render_modes are \['ansi'\], expected 'rgb_array'"):
-        pysampler.evaluate("TextsForEvaluations-v0", nobody, 2, num_workers=0, videos=tmp_path)
+        pysampler.evaluate(
+            "TextsForEvaluations-v0", never_called, 2, num_workers=0, videos=tmp_path
+        )
 
 
 def test_rollouts_made_from_an_id_are_filmed(tmp_path, ids):

@@ -717,7 +717,7 @@ def test_interrupted_send_chunk_is_sent_whole_or_not_at_all():
         assert envs.get_attr("steps") == tuple(steps)
 
 
-# -- frames that nobody sees ----------------------------------------------------------------------
+# -- frames that are not read ----------------------------------------------------------------------
 
 
 class Camera(Scripted):
@@ -752,7 +752,7 @@ def cameras(mode=NEXT_STEP, make=Camera, **options):
 
 @pytest.mark.parametrize("make", [Camera, lambda: gym.wrappers.OrderEnforcing(Camera())])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_env_is_told_which_observations_nobody_reads(workers, make):
+def test_env_is_told_which_observations_are_not_read(workers, make):
     with cameras(make=make, num_workers=workers) as envs:
         seen = envs.step_chunk(chunk(envs))[0]
         assert seen[:, 0].tolist() == [4, 4]

@@ -278,7 +278,7 @@ def test_the_loss_of_the_new_process_is_handled_as_ever(context):
     os.kill(pids_of(envs)[0], signal.SIGKILL)
     *_, infos = envs.step(np.zeros(3, int))
     assert infos["worker_lost"].all()
-    assert retired.ended(10)  # it has nobody to work for
+    assert retired.ended(10)  # it serves no envs any more
     envs.step(np.zeros(3, int))
     envs.close()
 
@@ -377,7 +377,7 @@ def test_send_and_recv_go_on_across_renewals():
 
 
 class Skips(Counting):
-    """Counts how often it was told whether somebody reads its observations."""
+    """Counts how often it was told whether its observations are read."""
 
     told = 0
 

@@ -1,4 +1,4 @@
-"""Spare envs: a slot goes on with an env that was reset before, and nobody waits for a reset."""
+"""Spare envs: a slot goes on with an env that was reset before, and no step waits for a reset."""
 
 import contextlib
 import os
@@ -567,7 +567,7 @@ class EndsBy2(Waits):
 
 
 @pytest.mark.slow
-def test_nobody_hears_of_a_late_reset_before_a_slot_waits_for_it(tmp_path):
+def test_a_late_reset_is_reported_only_once_a_slot_waits_for_it(tmp_path):
     gate = str(tmp_path / "gate")
     with make(lambda: EndsBy2(gate), 1, 1, step_timeout=0.05, autoreset_mode="SameStep") as envs:
         envs.reset(seed=1)

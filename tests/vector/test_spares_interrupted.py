@@ -75,7 +75,7 @@ class Model:
         return int(child.generate_state(1)[0])
 
     def reset_spare(self, env):
-        """Note the result of a reset, which nobody sees before the env takes a slot."""
+        """Note the result of a reset, which no caller sees before the env takes a slot."""
         try:
             self.ready[env] = self.envs[env].reset(seed=self.draw())
         except LookupError:

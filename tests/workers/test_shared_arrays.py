@@ -92,7 +92,7 @@ def test_views_travel_as_views():
     envs.close()
 
 
-def test_nobody_can_write_to_shared_arrays(table):
+def test_no_process_can_write_to_shared_arrays(table):
     shared = pysampler.share(table)["rows"]
     table["rows"][:] = -1  # shared arrays are a copy
     assert shared[1, 1] == 4

@@ -37,7 +37,9 @@ __all__ = ["LayeredBlock", "PythonEnvs"]
 
 _INFO, _FINAL_OBS = _core.EnvBlock.INFO, _core.EnvBlock.FINAL_OBS
 _ERROR, _UNLIKE = _core.EnvBlock.ERROR, _core.EnvBlock.UNLIKE
-_OTHER_TYPE = "an observation was not of its space's type, or a reward neither a float64 nor an int"
+_OTHER_TYPE = (
+    "an observation was not of its space's type, or a reward of a type that layers would change"
+)
 
 
 class _InnerFrames:
