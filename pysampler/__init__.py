@@ -70,7 +70,8 @@ if TYPE_CHECKING:
     from pysampler._rollouts.rollout import Ended, Episode, Rollout
     from pysampler._rollouts.rollouts import Rollouts
     from pysampler._vector.division import Division
-    from pysampler._vector.isolation.check import Isolation, check_isolation
+    from pysampler._vector.isolation.check import check_isolation
+    from pysampler._vector.isolation.verdict import Isolation
     from pysampler._vector.make import install, make_vec, uninstall
     from pysampler._vector.serving import WorkerInfo
     from pysampler._vector.vector_env import VectorEnv
@@ -153,7 +154,7 @@ _HOMES = {
     "EpisodeResult": "_rollouts.evaluation_results",
     "EpisodeSpec": "_rollouts.episodes",
     "EpisodeStatistics": "_learning.episode_statistics",
-    "Isolation": "_vector.isolation.check",
+    "Isolation": "_vector.isolation.verdict",
     "Evaluation": "_rollouts.evaluation_results",
     "Interval": "_rollouts.intervals",
     "MultiTaskSampler": "_rollouts.multi_task",

@@ -370,7 +370,7 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
 def _checked(source: EnvSource) -> dict[str, Any]:
     """Return whether envs may share a process, for ``Setting``."""
     try:
-        found = checked(source)
+        [found] = checked(source, threads=False)
     except Exception as error:
         verdict = f"the check whether envs may share a process failed: {error_line(error)}"
         return {"isolated": None, "verdict": verdict, "reasons": []}

@@ -308,13 +308,16 @@ def _memory(workers: int) -> _Result:
 
 
 def _isolation(env: str) -> _Result:
-    found = checked(source_of(env))
-    text = "; ".join([found.verdict, *found.reasons])
-    if found.isolated:
-        return _ok(text)
-    if len(found.reasons) == 2 and "seed_globals" in found.reasons[-1]:
-        return _look(text, "pass seed_globals=True, which gives each env generators of its own")
-    return _look(text, "pass isolate=True, which gives each env a process")
+    checks = checked(source_of(env), threads=True)
+    text = ". ".join("; ".join([one.verdict, *one.reasons]) for one in checks)
+    match checks[0].remedy:
+        case "":
+            return _ok(text)
+        case "seed_globals=True":
+            gives = "generators of its own"
+        case _:
+            gives = "a process"
+    return _look(text, f"pass {checks[0].remedy}, which gives each env {gives}")
 
 
 class _Nothing(gym.Env[Any, Any]):

@@ -6,12 +6,13 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.screen import width
-from pysampler._vector.isolation.check import Isolation, check_envs
+from pysampler._vector.isolation.check import check_envs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pysampler._cli.sources import EnvSource
+    from pysampler._vector.isolation.verdict import Isolation
 
 __all__ = ["ISOLATE", "checked", "isolation_lines"]
 
@@ -19,13 +20,20 @@ ISOLATE = "isolate"  # the option of the vector env
 _ENVS = 3  # of a run
 
 
-def checked(source: EnvSource) -> Isolation:
-    """Check envs of a source; raise an exception if they do not run alone."""
+def checked(source: EnvSource, *, threads: bool) -> list[Isolation]:
+    """Check envs of a source; raise an exception if they do not run alone.
+
+    Args:
+        source: The source.
+        threads: Whether to check them in threads too, unless its options refuse threads.
+    """
     options = source.options
+    seed_globals = options.get("seed_globals", False)
     return check_envs(
         source.env_fns(_ENVS),
+        threads=(False, True) if threads and not seed_globals else (False,),
         worker_init=options.get("worker_init"),
-        seed_globals=options.get("seed_globals", False),
+        seed_globals=seed_globals,
     )
 
 

@@ -61,13 +61,13 @@ class Options:
         return _POLICIES[self.wait]
 
 
-def _refuse(what: str, got: Any, expected: str) -> ValueError:
-    return ValueError(f"cannot make vector env: {what} {got!r}, expected {expected}")
+def _refuse(what: str, got: Any, expected: str, doing: str = "make vector env") -> ValueError:
+    return ValueError(f"cannot {doing}: {what} {got!r}, expected {expected}")
 
 
-def _one_of(what: str, got: Any, expected: Iterable[str]) -> None:
+def _one_of(what: str, got: Any, expected: Iterable[str], doing: str = "make vector env") -> None:
     if got not in expected:
-        raise _refuse(what, got, "one of " + ", ".join(map(repr, expected)))
+        raise _refuse(what, got, "one of " + ", ".join(map(repr, expected)), doing)
 
 
 def faults(
@@ -135,11 +135,11 @@ def autoreset_mode(given: str | AutoresetMode) -> AutoresetMode:
         raise _refuse("autoreset_mode", given, modes) from None
 
 
-def context(given: str | None) -> str:
+def context(given: str | None, doing: str = "make vector env") -> str:
     """Return how workers are started, or raise ValueError."""
     if given in (None, "forkserver"):
         return "forkserver"
-    _one_of("context", given, (*CONTEXTS, "threads"))
+    _one_of("context", given, (*CONTEXTS, "threads"), doing)
     return given
 
 
@@ -290,12 +290,14 @@ def seconds(timeout: float | None, what: str) -> float | None:
     return min(timeout, LONGEST)
 
 
-def expect_for_threads(given: Mapping[str, tuple[Any, Any]]) -> None:
+def expect_for_threads(
+    given: Mapping[str, tuple[Any, Any]], doing: str = "make vector env"
+) -> None:
     """Raise ValueError if an option does not equal its expected value, for want of processes."""
     for name, (got, expected) in given.items():
         if got != expected:
             raise ValueError(
-                f"cannot make vector env: {name} {got!r} with context 'threads', expected "
+                f"cannot {doing}: {name} {got!r} with context 'threads', expected "
                 f"{expected!r}: {_NO_PROCESS[name]}"
             )
 

@@ -31,6 +31,12 @@ class Counted(gym.Env):
     def step(self, action):
         return np.array([0.0]), 0.0, False, False, {}
 
+class Noisy(Counted):
+    __init__ = gym.Env.__init__
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([np.random.random()]), {}
+
 def broken():
     raise ValueError("no such level")
 """
@@ -86,6 +92,12 @@ def test_the_hash_seed_of_the_program_and_its_workers_is_reported(seed, found, m
             "pass isolate=True, which gives each env a process",
         ),
         (
+            "levels:Noisy",
+            "look",
+            "envs of Noisy must not share a process (200 steps compared)",
+            "pass seed_globals=True, which gives each env generators of its own",
+        ),
+        (
             "levels:broken",
             "broken",
             "cannot check isolation: the env raised ValueError being made",
@@ -107,6 +119,8 @@ def test_an_env_is_checked_for_interference(
     assert finding["topic"] == "isolation"
     assert finding["verdict"] == verdict
     assert found in finding["found"]
+    may = "may" if verdict == "ok" else "must not"
+    assert (f"{may} step in threads" in finding["found"]) == (verdict != "broken")
     assert finding["advice"] == advice
 
 

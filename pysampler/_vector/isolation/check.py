@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pysampler._numbers import true_or_false, whole_number
-from pysampler._vector.isolation.runs import AttachNothing, RunJob, RunResult, RunServer
+from pysampler._vector import arguments
+from pysampler._vector.isolation.members import RunResult
+from pysampler._vector.isolation.runs import AttachNothing, RunJob, RunServer
+from pysampler._vector.isolation.verdict import Isolation, judged
 from pysampler._vector.registry import registered
 from pysampler._vector.serving import WorkerInfo, worker_init_for
 from pysampler._workers.exceptions import error_from
@@ -17,75 +20,22 @@ from pysampler.errors import EnvTimeoutError, LostError
 from pysampler.sync import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Isolation", "check_envs", "check_isolation", "may_share"]
+__all__ = ["check_envs", "check_isolation", "may_share"]
 
 _log = logging.getLogger("pysampler")
 
 STEPS = 200
-_ALONE, _AGAIN, _BESIDE = range(3)  # the processes
+_ALONE, _AGAIN, _BESIDE = range(3)  # the processes; others follow for further runs beside siblings
 _SECONDS = 3.0  # of steps alone, after which a run ends early
 _LONGEST = 60.0  # seconds of a run alone: to make the env, reset it and step it
 # Envs beside others may take this many seconds, and times as long as alone.
 _PATIENCE, _TIMES = 20.0, 10.0
-_NAMED = 5  # results in a sentence
-_UNEXPLAINED = (
-    "no change of modules, files or global generators explains it: look for state in a library of "
-    "the env, such as a renderer"
-)
 
 
 class _BatchEnvError(TypeError):
     """A function makes a BatchEnv, whose envs share a process in any case."""
-
-
-@dataclass(frozen=True)
-class Isolation:
-    """Whether envs may share a process; print it for the reasons.
-
-    Attributes:
-        name: The name of the env.
-        isolated: True if an env gave the same results beside others as alone, False if not. None if
-            it is not deterministic alone, so that the check cannot tell.
-        reasons: The first difference, then shared state that may explain it.
-        steps: The number of steps that were compared.
-        ignored: Infos that differ between two runs of the env alone, such as times, and objects
-            that do not pickle. They were not compared.
-    """
-
-    name: str
-    isolated: bool | None
-    reasons: tuple[str, ...] = ()
-    steps: int = 0
-    ignored: tuple[str, ...] = ()
-
-    @property
-    def verdict(self) -> str:
-        """Whether the envs may share a process, as a sentence without its end."""
-        if self.isolated:
-            return (
-                f"envs of {self.name} may share a process: {self.steps} steps beside others gave "
-                "the same results as alone"
-            )
-        if self.isolated is None:
-            text = (
-                f"{self.name} is not deterministic alone, so the check cannot tell whether its "
-                "envs may share a process"
-            )
-        else:
-            text = f"envs of {self.name} must not share a process"
-        return f"{text} ({self.steps} steps compared)"
-
-    def __str__(self) -> str:
-        """Return the verdict and the reasons, in lines."""
-        lines = [self.verdict + ":" * bool(self.reasons)]
-        lines += [f"- {reason}" for reason in self.reasons]
-        if self.ignored:
-            lines.append(
-                f"not compared, since they differ alone or do not pickle: {_listed(self.ignored)}"
-            )
-        return "\n".join(lines)
 
 
 def check_isolation(
@@ -94,6 +44,7 @@ def check_isolation(
     seed: int = 0,
     *,
     seed_globals: bool = False,
+    context: str | None = None,
 ) -> Isolation:
     """Check whether envs may share a process, as they do in the workers of a ``VectorEnv``.
 
@@ -102,6 +53,10 @@ def check_isolation(
     ends of episodes, infos and pictures must be equal bit for bit. Global random generators begin
     with the same seed in each process.
 
+    With ``context="threads"``, each of the three envs steps in a thread, at the same time as the
+    others. Threads share more than envs that take turns, so state that they change counts even if
+    all results are equal.
+
     Args:
         env_fn: A function that makes an env, as for ``VectorEnv``. If envs differ, pass a list of
             functions: the first makes the env, the next two others its siblings.
@@ -109,6 +64,7 @@ def check_isolation(
         seed: The seed of the env and its actions.
         seed_globals: Whether each env has its own global random generators, as with this option of
             ``VectorEnv``.
+        context: That of the vector env: "threads" checks threads, anything else worker processes.
 
     Returns:
         The verdict, with reasons.
@@ -133,22 +89,35 @@ def check_isolation(
     steps = whole_number("check isolation", "steps", steps, 1)
     seed = whole_number("check isolation", "seed", seed, 0)
     seed_globals = true_or_false("check isolation", "seed_globals", seed_globals)
-    return check_envs(env_fns, steps=steps, seed=seed, seed_globals=seed_globals)
+    way = arguments.context(context, "check isolation")
+    threads = way == "threads"
+    if threads:
+        arguments.expect_for_threads({"seed_globals": (seed_globals, False)}, "check isolation")
+    return check_envs(
+        env_fns,
+        threads=[threads],
+        steps=steps,
+        seed=seed,
+        seed_globals=seed_globals,
+        context="fork" if way == "fork" else "spawn",
+    )[0]
 
 
 def check_envs(
     env_fns: Sequence[Callable[[], Any]],
     *,
+    threads: Sequence[bool] = (False,),
     steps: int = STEPS,
     seed: int = 0,
     worker_init: Callable[[], Any] | None = None,
     context: str = "spawn",
     seed_globals: bool = False,
-) -> Isolation:
+) -> list[Isolation]:
     """Check the env of the first function, beside envs of the next two different ones.
 
     Args:
         env_fns: One or more functions.
+        threads: For each check, whether the envs step in threads instead of in turn.
         steps: The number of steps.
         seed: The seed of the env and its actions.
         worker_init: The function that workers run before they make envs.
@@ -160,7 +129,7 @@ def check_envs(
     siblings = [*others[:2], *others, first, first][:2]
     arguments = [first, *siblings], b"" if context == "fork" else registered(), worker_init
     pool = Pool(
-        [WorkerAssignment(i, (1,)) for i in range(3)],
+        [WorkerAssignment(i, (1,)) for i in range(_BESIDE + len(threads))],
         lambda _: (RunServer, arguments),
         context=context,
     )
@@ -184,17 +153,22 @@ def check_envs(
         if again is None:
             raise _timeout("alone again", longest)
         patience = _PATIENCE + _TIMES * max(alone.seconds, again.seconds)
-        try:
-            beside = _run(pool, _BESIDE, replace(job, beside=True), patience)
-        except LostError as error:
-            text = f"beside others, the process of the envs ended: {error}"
-            return _found(alone, text, isolated=False)
-        if beside is None:
-            text = f"beside others, the envs did not answer within {patience:.0f} seconds"
-            return _found(alone, text, isolated=False)
+        found = []
+        for process, one in enumerate(threads, _BESIDE):
+            beside = _beside(pool, process, replace(job, beside=True, threads=one), patience)
+            found.append(judged(alone, again, beside, threads=one))
+        return found
     finally:
         pool.kill()
-    return _verdict(alone, again, beside)
+
+
+def _beside(pool: Pool, process: int, job: RunJob, patience: float) -> RunResult | str:
+    """Let a process make a run beside siblings; return its result, or why it has not ended."""
+    try:
+        result = _run(pool, process, job, patience)
+    except LostError as error:
+        return f"the process of the envs ended: {error}"
+    return result or f"the envs did not answer within {patience:.0f} seconds"
 
 
 def may_share(
@@ -211,7 +185,7 @@ def may_share(
             worker_init=worker_init,
             context="fork" if context == "fork" else "spawn",
             seed_globals=seed_globals,
-        )
+        )[0]
     except _BatchEnvError:
         _log.info("pysampler: isolate='check' does not check BatchEnvs: their envs share a process")
         return True
@@ -241,65 +215,3 @@ def _timeout(where: str, seconds: float) -> EnvTimeoutError:
     return EnvTimeoutError(
         f"cannot check isolation: {where}, the env did not answer within {seconds:.0f} seconds"
     )
-
-
-def _found(
-    alone: RunResult, *reasons: str, isolated: bool | None, ignored: Sequence[str] = ()
-) -> Isolation:
-    return Isolation(alone.name, isolated, reasons, alone.steps, tuple(ignored))
-
-
-def _verdict(alone: RunResult, again: RunResult, beside: RunResult) -> Isolation:
-    if beside.failed is not None:
-        doing, raised = beside.failed
-        text = f"beside others, an env raised {raised.kind} {doing}: {raised.text}"
-        return _found(alone, text, *beside.causes, isolated=False)
-    if again.failed is not None:
-        doing, raised = again.failed
-        text = f"run again alone, it raised {raised.kind} {doing}: {raised.text}"
-        return _found(alone, text, isolated=None)
-    unsteady = list(_differences(alone, again))
-    opaque = {path for _, values in alone.records for path, one in values.items() if one.opaque}
-    ignored = sorted(opaque | {path for _, path, _ in unsteady if path.startswith("infos")})
-    if different := [one for one in unsteady if one[1] not in ignored]:
-        return _found(alone, _described(different, "run again alone"), isolated=None)
-    different = [one for one in _differences(alone, beside) if one[1] not in ignored]
-    if not different:
-        return _found(alone, isolated=True, ignored=ignored)
-    causes = beside.causes or [_UNEXPLAINED]
-    text = _described(different, "beside others")
-    first = [call for call, _ in beside.records].index(different[0][0])
-    if 0 < beside.closed <= first:
-        text += "; this begins when one of the others is closed"
-    return _found(alone, text, *causes, isolated=False, ignored=ignored)
-
-
-# A call, the path of a result of it that differs, and the two values, if they are short.
-_Difference = tuple[str, str, str]
-
-
-def _differences(one: RunResult, other: RunResult) -> Iterator[_Difference]:
-    """Yield the differences between two runs."""
-    for (call, ours), (other_call, theirs) in zip(one.records, other.records, strict=False):
-        if call != other_call:
-            yield other_call, "ends of episodes", ""
-            return
-        if ours == theirs:
-            continue
-        for path in [*ours, *(path for path in theirs if path not in ours)]:
-            a, b = ours.get(path), theirs.get(path)
-            if a != b:
-                yield call, path, f"{b.text}, not {a.text}" if a and b and a.text and b.text else ""
-
-
-def _described(different: Sequence[_Difference], where: str) -> str:
-    """Return a sentence on the first difference, with the names of all results that differ."""
-    call, path, values = different[0]
-    text = f"{where}, {path} of {call} differ" + (f" ({values})" if values else "")
-    others = list(dict.fromkeys(p for _, p, _ in different if p != path))
-    return f"{text}; later also {_listed(others)}" if others else text
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

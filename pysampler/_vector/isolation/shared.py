@@ -10,6 +10,7 @@ import itertools
 import os
 import random
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ class SharedState:
         self._namespaces = dict(_of_function(env_fn))
         self._packages = set(map(package_of, self._namespaces)) - LIBRARIES
         self._classes: dict[str, type] = {}
-        self._now: str | int | None = None  # the env that is called
+        self._now = threading.local()  # its `env` is the one that this thread calls
         self._users: dict[str, set[Any]] = {}  # of files and addresses
         self._changed: dict[str, dict[str, None]] = {}  # names, by what they are
         self._before = self._all()
@@ -57,11 +58,11 @@ class SharedState:
     @contextlib.contextmanager
     def of(self, env: int) -> Iterator[None]:
         """Attribute files that are opened in this context to an env."""
-        self._now = env
+        self._now.env = env
         try:
             yield
         finally:
-            self._now = None
+            del self._now.env
 
     def look(self, env: Any = None) -> None:
         """Note what has changed since the last look; from now on, look at this env's classes."""
@@ -84,28 +85,31 @@ class SharedState:
             self._add_classes_of(env)
             self._before["attributes"] = self._attributes()
 
-    def causes(self) -> list[str]:
-        """Return what the envs changed, as sentences."""
+    def causes(self) -> list[tuple[str, str]]:
+        """Return what the envs changed: its kind, and a sentence."""
         changed = {kind: _listed(list(names)) for kind, names in self._changed.items() if names}
         sentences = {
-            "generators": (
-                "the env uses global random generators: {}. seed_globals=True gives each env its "
-                "own, with the seed of its reset"
-            ),
+            "generators": "the env uses global random generators: {}",
             "directory": "the env changes the {}",
             "environment": "the env changes environment variables: {}",
             "attributes": "the env changes attributes of modules or classes: {}",
         }
-        causes = [text.format(changed[kind]) for kind, text in sentences.items() if kind in changed]
+        causes = [
+            (kind, text.format(changed[kind]))
+            for kind, text in sentences.items()
+            if kind in changed
+        ]
         if shared := [name for name, users in self._users.items() if len(users) > 1]:
-            causes.append(
+            text = (
                 f"envs use files or ports of the same name: {_listed(shared)}. Processes share "
                 "these too, so give each env its own"
             )
+            causes.append(("files", text))
         return causes
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._now is None or event not in ("open", "socket.bind"):
+        env = getattr(self._now, "env", None)
+        if env is None or event not in ("open", "socket.bind"):
             return
         with contextlib.suppress(Exception):
             if event == "open":
@@ -117,7 +121,7 @@ class SharedState:
                     return
             else:
                 name = f"address {arguments[1]}"
-            self._users.setdefault(name, set()).add(self._now)
+            self._users.setdefault(name, set()).add(env)
 
     # -- states ----------------------------------------------------------------------------------
 

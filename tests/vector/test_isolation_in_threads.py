@@ -1,0 +1,208 @@
+"""check_isolation(context="threads"): what envs of threads do to each other and to the program."""
+
+import itertools
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import pysampler
+from pysampler._vector.isolation.check import check_envs
+
+
+class Plain(gym.Env):
+    """Its observations follow from its seed and actions; subclasses spoil that."""
+
+    observation_space = gym.spaces.Box(-1e9, 1e9, (2,), np.float64)
+    action_space = gym.spaces.Discrete(5)
+    render_mode = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position = self.np_random.random()
+        self.begin()
+        return self.observation(), {}
+
+    def step(self, action):
+        self.position += action * self.np_random.random()
+        self.act()
+        return self.observation(), float(self.position), self.position > 40, False, {}
+
+    def begin(self):
+        pass
+
+    def act(self):
+        pass
+
+    def observation(self):
+        return np.array([self.position, 0.0])
+
+
+def check(env_fn, **options):
+    """Check in forks of this process, which start at once."""
+    return check_envs([env_fn], **{"steps": 20, "context": "fork", **options})[0]
+
+
+def check_threads(env_fn):
+    return check(env_fn, threads=[True])
+
+
+def test_envs_that_share_nothing_may_step_in_threads():
+    found = check_threads(Plain)
+    assert found.isolated is True
+    assert (found.threads, found.reasons, found.remedy) == (True, (), "")
+    assert str(found) == (
+        "envs of Plain may step in threads: 20 steps beside others gave the same results as alone"
+    )
+
+
+class Draws(Plain):
+    def observation(self):
+        return np.array([self.position, np.random.random()])
+
+
+class DrawsWithoutEffect(Plain):
+    def act(self):
+        random.random()
+
+
+class GoesWithoutEffect(Plain):
+    def act(self):
+        os.chdir("/usr")
+
+
+class SetsWithoutEffect(Plain):
+    def begin(self):
+        os.environ["PLAIN_LEVEL"] = "1"
+
+
+SETTINGS = {"gravity": 9.8}
+numbers = itertools.count()
+
+
+class ReadsGlobals(Plain):
+    def observation(self):
+        return np.array([SETTINGS["gravity"], 0.0])
+
+    def act(self):
+        SETTINGS["gravity"] += 1
+
+
+class Numbered(Plain):
+    def __init__(self):
+        self.number = next(numbers)
+
+    def observation(self):
+        return np.array([self.position, self.number])
+
+
+class ResetByClose(Plain):
+    open = True
+
+    def observation(self):
+        return np.array([self.position, type(self).open])
+
+    def close(self):
+        type(self).open = False
+
+
+class Handles(Plain):
+    def __init__(self):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(
+    ("env", "reasons"),
+    [
+        (Draws, ["observations of", "the env uses global random generators: np.random"]),
+        (DrawsWithoutEffect, ["the env uses global random generators: random"]),
+        (GoesWithoutEffect, ["the env changes the working directory"]),
+        (SetsWithoutEffect, ["the env changes environment variables: PLAIN_LEVEL"]),
+        (ReadsGlobals, ["observations of step", "SETTINGS"]),
+        (Numbered, ["observations of the reset", "numbers"]),
+        (ResetByClose, ["; this begins when one of the others is closed", "ResetByClose.open"]),
+        (Handles, ["raised ValueError being made: signal only works in main thread"]),
+    ],
+)
+def test_envs_that_interfere_in_threads_are_found_with_the_reason(
+    env, reasons, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PLAIN_LEVEL", raising=False)
+    found = check_threads(env)
+    assert found.isolated is False
+    assert found.remedy == "context='forkserver'"
+    assert str(found).startswith(f"envs of {env.__name__} must not step in threads (20 steps comp")
+    assert "seed_globals" not in str(found)  # which threads refuse
+    for reason, part in zip(found.reasons, reasons, strict=True):
+        assert part in reason
+    if not env.__name__.endswith("WithoutEffect"):
+        assert found.reasons[0].startswith("beside others in threads, ")
+
+
+def test_state_that_threads_share_makes_equal_results_doubtful():
+    class Caches(Plain):
+        cache: dict = {}  # noqa: RUF012
+
+        def begin(self):
+            self.cache[len(self.cache)] = 1
+
+    shared, threaded = check_envs([Caches], threads=[False, True], steps=20, context="fork")
+    assert (shared.isolated, threaded.isolated) == (True, None)
+    assert str(threaded).startswith("the check cannot tell whether envs of Caches may step in thr")
+    assert "attributes of modules or classes" in threaded.reasons[0]
+    assert "Caches.cache" in threaded.reasons[0]
+
+
+def test_steps_of_threads_overlap():
+    class Meets(Plain):
+        """The first env in a step waits until another is in one."""
+
+        first, met = threading.Lock(), threading.Event()
+
+        def act(self):
+            if threading.current_thread() is threading.main_thread():  # it is alone
+                return
+            if self.first.acquire(blocking=False):
+                self.met.wait()
+            self.met.set()
+
+    assert check_threads(Meets).isolated is True
+
+
+def test_an_env_may_break_barriers_of_its_own():
+    class Breaks(Plain):
+        def act(self):
+            if threading.current_thread() is not threading.main_thread():
+                raise threading.BrokenBarrierError("mine")
+
+    found = check_threads(Breaks)
+    assert "an env raised BrokenBarrierError being stepped: mine" in found.reasons[0]
+
+
+def test_an_env_that_draws_from_global_generators_is_told_its_remedy():
+    assert check(Draws).remedy == "seed_globals=True"
+    assert check(ReadsGlobals).remedy == "isolate=True"
+    assert check(Plain).remedy == ""
+
+
+def test_options_that_threads_refuse_are_refused():
+    with pytest.raises(
+        ValueError, match="cannot check isolation: seed_globals True with context 'threads', exp"
+    ):
+        pysampler.check_isolation(Plain, seed_globals=True, context="threads")
+    with pytest.raises(ValueError, match="cannot check isolation: context 'thread', expected one"):
+        pysampler.check_isolation(Plain, context="thread")
+
+
+@pytest.mark.slow
+def test_the_check_of_threads_leaves_this_program_as_it_is():
+    before = Path.cwd(), random.getstate(), threading.active_count()
+    assert pysampler.check_isolation(GoesWithoutEffect, 20, context="threads").isolated is False
+    assert pysampler.check_isolation(Plain, 20, context="fork").threads is False
+    assert before == (Path.cwd(), random.getstate(), threading.active_count())
