@@ -1,29 +1,23 @@
 """Divides envs between workers and this process, as the options say or by a trial of one env.
 
-The trial measures a step of one env. From that, a model (``_round``) predicts the time of a step of
-all envs for each division, without starting any workers.
+The trial measures a step of one env, and for threads also how much longer it takes beside another.
+From that, a model (``_round``) predicts the time of a step of all envs for each division, without
+starting any workers. Processes or threads is not a question here: only their number.
 """
 
 from __future__ import annotations
 
-import contextlib
-import random
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from pysampler import _core
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
-from pysampler._vector.env_calls import expect_env
+from pysampler._vector.env_trial import slowdown_in_threads, try_env
 from pysampler._workers.counters import with_unit
-from pysampler._workers.exceptions import error_from, report
-from pysampler.envs.batch import BatchEnv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import gymnasium as gym
 
@@ -33,10 +27,6 @@ __all__ = ["Division", "divide", "fastest"]
 
 Count = int | Literal["auto"]
 
-# The trial ends after _STEPS steps and _SECONDS of stepping, or after _AT_MOST seconds.
-_STEPS, _SECONDS, _AT_MOST = 20, 0.005, 0.1
-_LONG = 20  # times the shortest step; time of a step beyond that does not count towards _SECONDS
-_PARTS = 5  # of the trial; the result is the median of their means
 # Seconds that a step of all envs costs besides the envs' steps: without workers; and with workers
 # that are awake, to send commands and to read results.
 INLINE_STEP_COST_S, _SEND, _READ = 5e-6, 2e-6, 3e-6
@@ -53,12 +43,14 @@ class Division:
     """How envs are divided between workers and this process; print it for the reason.
 
     Attributes:
-        num_workers: The number of worker processes.
+        num_workers: The number of worker processes or threads.
         main_envs: The number of envs that this process steps.
         step_seconds: Measured seconds per step of one env; None if nothing was "auto".
         round_seconds: Predicted seconds per step of all envs; None if nothing was "auto", or if
             workers may step the envs together.
         spare_envs: The number of spare envs, which the workers reset while others step.
+        slowdown: For threads, how many times as long a step of an env takes beside one in another
+            thread: about 1 if envs release Python's lock, 2 if they hold it. None if not measured.
     """
 
     num_workers: int
@@ -66,6 +58,7 @@ class Division:
     step_seconds: float | None = None
     round_seconds: float | None = None
     spare_envs: int = 0
+    slowdown: float | None = None
 
     def __str__(self) -> str:
         """Return the choice and the reason as a sentence."""
@@ -77,9 +70,12 @@ class Division:
             return f"{where}, without a trial"
         if self.round_seconds is None:
             return f"{where}: workers may step envs of this kind together"
+        beside = ""
+        if self.slowdown is not None:
+            beside = f", and {self.slowdown:.1f} times as long beside another thread"
         return (
-            f"{where}: a step of one env takes {with_unit(self.step_seconds)}, so a step of all "
-            f"should take {with_unit(self.round_seconds)}, less than with other numbers"
+            f"{where}: a step of one env takes {with_unit(self.step_seconds)}{beside}, so a step "
+            f"of all should take {with_unit(self.round_seconds)}, less than with other numbers"
         )
 
     def shares(self, envs: int) -> bool:
@@ -107,6 +103,7 @@ def divide(
     groups: int = 1,
     native: bool = False,
     isolate: bool = False,
+    threads: bool = False,
 ) -> Division:
     """Return how to divide envs, or raise ValueError.
 
@@ -118,6 +115,7 @@ def divide(
         groups: The number of groups of each worker.
         native: Whether workers step known envs together.
         isolate: Whether each function must have a worker, whatever the other options are.
+        threads: Whether workers are threads.
     """
     if isolate:
         return Division(len(env_fns), 0)
@@ -136,11 +134,13 @@ def divide(
             )
         workers = arguments.workers(None, envs, most)
         per_group = envs // (workers * groups) if native else 0
-        seconds, may_batch = try_env(env_fns[0], per_group)
+        seconds, may_batch = try_env(env_fns[0], per_group, threads=threads)
         chosen = fastest(envs, cpus, seconds)
         assert chosen.round_seconds is not None
         if may_batch and _round(envs, workers, 0, seconds) <= chosen.round_seconds * _BATCH_GAIN:
             return Division(workers, 0, seconds)
+        if threads and envs > 1 and cpus > 1:
+            return fastest(envs, cpus, seconds, slowdown_in_threads(env_fns, seconds))
         return chosen
     if main_envs == "auto":
         workers = max(1, cpus - 1) if num_workers is None else num_workers
@@ -148,8 +148,11 @@ def divide(
         if workers == 0 or envs == 1:
             return Division(0, envs)
         seconds = try_env(env_fns[0])[0]
-        own = min(range(1, envs - workers + 1), key=lambda n: _round(envs, workers, n, seconds))
-        return Division(workers, own, seconds, _round(envs, workers, own, seconds))
+        slowdown = slowdown_in_threads(env_fns, seconds) if threads else None
+        model = seconds, slowdown or 1.0
+        own = min(range(1, envs - workers + 1), key=lambda n: _round(envs, workers, n, *model))
+        took = _round(envs, workers, own, *model)
+        return Division(workers, own, seconds, took, slowdown=slowdown)
     own = whole_number("make vector env", "main_envs", main_envs, 0)
     if own == 0:
         return Division(workers := arguments.workers(num_workers, envs, most), envs * (not workers))
@@ -169,20 +172,21 @@ def divide(
     return Division(workers, own)
 
 
-def fastest(envs: int, cpus: int, seconds: float) -> Division:
+def fastest(envs: int, cpus: int, seconds: float, slowdown: float | None = None) -> Division:
     """Return the division with the shortest predicted step of all envs.
 
     Args:
         envs: The number of envs.
         cpus: The number of CPUs.
         seconds: The time of a step of one env.
+        slowdown: See ``Division``.
     """
     divisions = [(0, envs)]
     if envs > 1 and cpus > 1:
         divisions += [(min(cpus, envs), 0)]
         workers = min(cpus - 1, envs - 1)
         divisions += [(workers, own) for own in range(1, envs - workers + 1)]
-    rounds = [_round(envs, *division, seconds) for division in divisions]
+    rounds = [_round(envs, *division, seconds, slowdown or 1.0) for division in divisions]
     close = [
         (division, took)
         for division, took in zip(divisions, rounds, strict=True)
@@ -192,107 +196,19 @@ def fastest(envs: int, cpus: int, seconds: float) -> Division:
     (workers, own), took = next(
         (one for one in close if 0 in one[0]), min(close, key=lambda one: one[1])
     )
-    return Division(workers, own, seconds, took)
+    return Division(workers, own, seconds, took, slowdown=slowdown)
 
 
-def _round(envs: int, workers: int, own: int, seconds: float) -> float:
-    """Return the predicted time of a step of all envs, in seconds."""
+def _round(envs: int, workers: int, own: int, seconds: float, slowdown: float = 1.0) -> float:
+    """Return the predicted time of a step of all envs, in seconds.
+
+    Each further thread that steps slows the others down by as much as the second one.
+    """
     if workers == 0:
         return INLINE_STEP_COST_S + envs * seconds
+    seconds *= 1 + (slowdown - 1) * (workers - 1 + (own > 0))
     costs = _core.wait_costs()
     # If the workers leave a CPU for this process, it stays awake and need not be woken.
     notice = costs.park_ns / 1e9 if workers >= costs.cpus else 0.0
     theirs = -(-(envs - own) // workers) * seconds + notice
     return _SEND + max(own * seconds, theirs) + _READ
-
-
-def try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[float, bool]:
-    """Make an env, and step it for some milliseconds.
-
-    Args:
-        env_fn: The function that makes it.
-        count: How many such envs a group has; 0 if workers step them one by one.
-
-    Returns:
-        The time of a step, and whether workers may step ``count`` of them together, as this process
-        could not.
-    """
-    with _global_generators_kept():
-        with _blaming("being made"):
-            env = env_fn()
-            if isinstance(env, BatchEnv):
-                raise ValueError(f"a {type(env).__name__} is many envs; pass numbers instead")
-            expect_env(env, 0)
-        with _blaming("being stepped"):
-            seconds = _step_seconds(env)
-        return seconds, count > 1 and _may_batch(env, count)
-
-
-def _may_batch(env: gym.Env[Any, Any], count: int) -> bool:
-    """Return whether a worker may step ``count`` such envs together, and this process could not.
-
-    It could not if the program might hold on to their wrappers, or, of classic control, to them.
-    """
-    from pysampler._vector.native import known  # noqa: PLC0415 - most do without
-    from pysampler._vector.wrapped.stack import peel  # noqa: PLC0415 - likewise
-
-    wrappers, inner, _ = peel(env)
-    base = inner.unwrapped
-    try:
-        known.limit_of(inner)
-        known.expect_known(base)
-    except known.NotNativeError:
-        return False
-    return bool(wrappers) if known.has_task(base) else count >= known.least_of(base)
-
-
-def _step_seconds(env: gym.Env[Any, Any]) -> float:
-    """Step an env for some milliseconds, close it, and return the time of a step."""
-    try:
-        env.reset(seed=0)
-        env.action_space.seed(0)
-        took: list[float] = []
-        spent, least = 0.0, float("inf")
-        begun = time.perf_counter()
-        while spent < _SECONDS or len(took) < _STEPS:
-            action = env.action_space.sample()
-            before = time.perf_counter()
-            _, _, terminated, truncated, _ = env.step(action)
-            if np.any(terminated) or np.any(truncated):
-                env.reset()
-            took.append(time.perf_counter() - before)
-            least = min(least, took[-1])
-            spent += min(took[-1], _LONG * least)  # longer steps probably lost the CPU
-            if time.perf_counter() - begun > _AT_MOST:
-                break
-    finally:
-        env.close()
-    half = took[len(took) // 2 :]  # the first ones are cold
-    # The median of several means ignores a part in which this process lost its CPU.
-    parts = [part for part in np.array_split(half, _PARTS) if len(part)]
-    return float(np.median([part.mean() for part in parts]))
-
-
-@contextlib.contextmanager
-def _blaming(doing: str) -> Iterator[None]:
-    """Report exceptions of the trial's env as errors of env 0."""
-    try:
-        yield
-    except Exception as error:
-        reported = report(error)
-        blamed = error_from(
-            reported, f"env 0 raised {reported.kind} {doing}, in the trial of num_workers='auto'"
-        )
-        blamed.env = 0
-        raise blamed from error
-
-
-@contextlib.contextmanager
-def _global_generators_kept() -> Iterator[None]:
-    """Restore the global random generators afterwards, since later envs may draw from them."""
-    states = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])

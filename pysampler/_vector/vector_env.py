@@ -290,12 +290,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         for_workers = worker_init is not None or faults.for_workers
         if num_workers == "auto" and (tasks or for_workers):
             num_workers = None
-        self.division = divide(
-            *(num_workers, main_envs, functions, self.max_concurrency),
-            groups=options.groups,
-            native=why_python is None,
-            isolate=arguments.isolate(isolate) is True,
-        )
         process = arguments.context(context)
         if process == "threads":
             arguments.expect_for_threads(
@@ -308,6 +302,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     "seed_globals": (seed_globals, False),
                 }
             )
+        self.division = divide(
+            *(num_workers, main_envs, functions, self.max_concurrency),
+            groups=options.groups,
+            native=why_python is None,
+            isolate=arguments.isolate(isolate) is True,
+            threads=process == "threads",
+        )
         if isolate == "check" and self.division.shares(len(functions)):
             from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare
 

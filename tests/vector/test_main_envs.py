@@ -20,7 +20,7 @@ from made_up import same
 from scripted import Scripted
 
 import pysampler
-from pysampler._vector import division
+from pysampler._vector import division, env_trial
 from pysampler._vector.division import divide, fastest
 from pysampler.errors import BusyError, ClosedError, EnvError, EnvTimeoutError, WorkerLostError
 from pysampler.sync import usable_cpus
@@ -237,6 +237,21 @@ def test_fastest_division_depends_on_step_time_and_cpus():
 
 
 @pytest.mark.usefixtures("_two_cpus")
+def test_fastest_number_of_threads_depends_on_how_they_slow_each_other_down():
+    def of(slowdown, cpus=2):
+        chosen = fastest(64, cpus, 1e-3, slowdown)
+        assert chosen.slowdown == slowdown
+        assert f"{slowdown:.1f} times as long beside another thread" in str(chosen)
+        return chosen.num_workers, chosen.main_envs
+
+    assert of(1.0) == (2, 0)
+    assert of(1.5) == (2, 0)
+    assert of(2.0) == (0, 64)  # they take turns
+    assert of(1.1, cpus=16) == (16, 0)
+    assert of(2.0, cpus=16) == (0, 64)
+
+
+@pytest.mark.usefixtures("_two_cpus")
 def statistics_of(env_id):
     return gym.wrappers.RecordEpisodeStatistics(gym.make(env_id))
 
@@ -280,7 +295,8 @@ def test_auto_keeps_envs_in_workers_for_options_that_need_them(option):
         assert (envs.num_workers, envs.division.main_envs) == (min(2, usable_cpus()), 0)
 
 
-def test_auto_trial_is_reported_and_leaves_global_generators_alone():
+@pytest.mark.parametrize("threads", [False, True])
+def test_auto_trial_is_reported_and_leaves_global_generators_alone(threads):
     class Draws(Scripted):
         def __init__(self):
             super().__init__()
@@ -289,7 +305,7 @@ def test_auto_trial_is_reported_and_leaves_global_generators_alone():
 
     random.seed(1)
     np.random.seed(1)
-    chosen = divide("auto", 0, [Draws] * 2, None)
+    chosen = divide("auto", 0, [Draws] * 2, None, threads=threads)
     assert (random.random(), np.random.rand()) == (
         random.Random(1).random(),
         np.random.RandomState(1).rand(),
@@ -321,16 +337,16 @@ class Slow(gym.Env):
 
 @pytest.mark.parametrize(("seconds", "steps"), [(1.0, 1), (1e-3, 20), (1e-6, 5000)])
 def test_trial_length_depends_on_the_step_time(monkeypatch, seconds, steps):
-    monkeypatch.setattr(division.time, "perf_counter", lambda: Slow.now)
+    monkeypatch.setattr(env_trial.time, "perf_counter", lambda: Slow.now)
     monkeypatch.setattr(Slow, "step_seconds", seconds)
     Slow.now = 0.0
-    assert division.try_env(Slow)[0] == pytest.approx(seconds)
+    assert env_trial.try_env(Slow)[0] == pytest.approx(seconds)
     assert Slow.now == pytest.approx(steps * seconds, rel=0.01)
 
 
 def test_trial_ignores_pauses_without_a_cpu(monkeypatch):
     """The process loses its CPU for 10 ms in the third step, and again in the 4,000th."""
-    monkeypatch.setattr(division.time, "perf_counter", lambda: Slow.now)
+    monkeypatch.setattr(env_trial.time, "perf_counter", lambda: Slow.now)
     Slow.now, steps = 0.0, 0
 
     def step(self, action):
@@ -340,7 +356,7 @@ def test_trial_ignores_pauses_without_a_cpu(monkeypatch):
         return 0, 0.0, False, False, {}
 
     monkeypatch.setattr(Slow, "step", step)
-    assert division.try_env(Slow)[0] == pytest.approx(1e-6)
+    assert env_trial.try_env(Slow)[0] == pytest.approx(1e-6)
     assert steps > 4900
 
 

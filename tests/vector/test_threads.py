@@ -1,10 +1,12 @@
 """``context="threads"``: workers that are threads of this process."""
 
+import functools
 import gc
 import os
 import signal
 import textwrap
 import threading
+import time
 import weakref
 
 import gymnasium as gym
@@ -17,7 +19,9 @@ from interrupts import handler
 from programs import completed
 
 import pysampler
+from pysampler._vector.env_trial import holds_lock
 from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
+from pysampler.sync import usable_cpus
 
 
 class Short(gym.Env):
@@ -174,6 +178,63 @@ def test_options_that_need_processes_are_refused(option):
     name = next(iter(option))
     with pytest.raises(ValueError, match=f"{name} .* with context 'threads', expected .*: "):
         make(**option)
+
+
+class Computes(Short):
+    """Holds Python's lock."""
+
+    def step(self, action):
+        sum(range(1000))
+        return super().step(action)
+
+
+class Sleeps(Short):
+    """Releases Python's lock, for most of a step."""
+
+    def step(self, action):
+        time.sleep(5e-4)
+        return super().step(action)
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="one CPU: no choice to make")
+@pytest.mark.parametrize(("env", "pays"), [(Computes, not holds_lock()), (Sleeps, True)])
+def test_auto_chooses_threads_if_their_steps_overlap(env, pays):
+    with pysampler.VectorEnv([env] * 32, context="threads", num_workers="auto") as envs:
+        assert (envs.num_workers > 0) == pays
+        assert len(threads()) == envs.num_workers
+        assert (envs.division.slowdown < 1.6) == pays
+        assert "times as long beside another thread, so" in str(envs.division)
+    with pysampler.VectorEnv([env] * 32, context="threads", main_envs="auto") as envs:
+        assert (envs.division.slowdown < 1.6) == pays
+
+
+def test_auto_threads_simulate_mujoco_envs_together():
+    pytest.importorskip("mujoco")
+    pytest.importorskip("glfw")
+    count = 8 * usable_cpus()
+    make_env = functools.partial(gym.make, "HalfCheetah-v5")
+    with pysampler.VectorEnv([make_env] * count, context="threads", num_workers="auto") as envs:
+        assert (envs.num_workers, envs.division.main_envs) == (usable_cpus(), 0)
+        assert envs.stats().native
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="one CPU: no trial of threads")
+def test_the_trial_of_auto_reports_an_env_that_threads_cannot_make():
+    class NeedsMainThread(Short):
+        def __init__(self):
+            signal.signal(signal.SIGUSR1, signal.getsignal(signal.SIGUSR1))
+
+    told = "env 0 raised ValueError being stepped in a thread, in the trial of num_workers='auto'"
+    with pytest.raises(EnvError, match=told):
+        pysampler.VectorEnv([NeedsMainThread] * 4, context="threads", num_workers="auto")
+
+
+def test_options_that_threads_refuse_are_refused_before_a_trial():
+    def never():
+        pytest.fail("an env was made")
+
+    with pytest.raises(ValueError, match="seed_globals True with context 'threads'"):
+        pysampler.VectorEnv([never] * 4, context="threads", num_workers="auto", seed_globals=True)
 
 
 def test_close_waits_for_the_step_under_way():

@@ -1,0 +1,218 @@
+"""Trials of envs in this process: the time of a step, and how threads slow each other down.
+
+Their envs are made only for the trial, and global random generators are restored after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysampler._vector.env_calls import expect_env
+from pysampler._workers.exceptions import error_from, report
+from pysampler.envs.batch import BatchEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import gymnasium as gym
+
+__all__ = ["holds_lock", "slowdown_in_threads", "try_env"]
+
+# The trial ends after _STEPS steps and _SECONDS of stepping, or after _AT_MOST seconds.
+_STEPS, _SECONDS, _AT_MOST = 20, 0.005, 0.1
+_LONG = 20  # times the shortest step; time of a step beyond that does not count towards _SECONDS
+_PARTS = 5  # of the trial; the result is the median of their means
+
+
+def try_env(
+    env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0, *, threads: bool = False
+) -> tuple[float, bool]:
+    """Make an env, and step it for some milliseconds.
+
+    Args:
+        env_fn: The function that makes it.
+        count: How many such envs a group has; 0 if workers step them one by one.
+        threads: Whether workers are threads.
+
+    Returns:
+        The time of a step, and whether workers may step ``count`` of them together, so that the
+        time says nothing about them.
+    """
+    with _global_generators_kept():
+        with _blaming("being made"):
+            env = env_fn()
+            if isinstance(env, BatchEnv):
+                raise ValueError(f"a {type(env).__name__} is many envs; pass numbers instead")
+            expect_env(env, 0)
+        with _blaming("being stepped"):
+            seconds = _step_seconds(env)
+        return seconds, count > 1 and _may_batch(env, count, threads=threads)
+
+
+def slowdown_in_threads(
+    env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], seconds: float
+) -> float:
+    """Step two envs in two threads for some milliseconds.
+
+    Args:
+        env_fns: Functions that make envs, of which the first and the last are used.
+        seconds: The time of a step of one env alone.
+
+    Returns:
+        How many times as long a step takes there.
+    """
+    beside = _Beside()
+    with _global_generators_kept():
+        threads = [
+            threading.Thread(target=beside.step, args=(one,)) for one in (env_fns[0], env_fns[-1])
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if beside.failed:
+        raise beside.failed[0]
+    return max(1.0, 2 / (beside.best_rate * seconds))
+
+
+def holds_lock() -> bool:
+    """Return whether threads take turns: whether this Python has its lock, and has it on."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
+class _Beside:
+    """Two threads that step an env each, in parts.
+
+    Attributes:
+        best_rate: The largest number of steps a second of a part, since other programs may take the
+            CPUs in some. Without Python's lock, seconds are those of the CPU.
+        failed: The exceptions of envs.
+    """
+
+    def __init__(self) -> None:
+        self.best_rate = 0.0
+        self.failed: list[BaseException] = []
+        self._together = threading.Barrier(2, self._begin)
+        self._begun, self._ended, self._on_cpu, self._steps = 0.0, 0.0, 0.0, 0
+        self._lock = threading.Lock()
+        self._takes_turns = holds_lock()
+
+    def _begin(self) -> None:
+        """End a part and begin the next, while both threads wait."""
+        if self._steps:
+            took = self._ended - self._begun if self._takes_turns else self._on_cpu / 2
+            self.best_rate = max(self.best_rate, self._steps / took)
+        self._begun, self._ended, self._on_cpu, self._steps = time.perf_counter(), 0.0, 0.0, 0
+
+    def step(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
+        """Make an env, and step it in each part."""
+        try:
+            with _blaming("being stepped in a thread"):
+                env = env_fn()
+                try:
+                    env.reset(seed=0)
+                    env.action_space.seed(0)
+                    env.step(env.action_space.sample())  # the first one is cold
+                    env.reset()
+                    for _ in range(_PARTS):
+                        self._together.wait()
+                        self._part(env)
+                    self._together.wait()
+                finally:
+                    env.close()
+        except BaseException as error:
+            self.failed.append(error)
+            self._together.abort()
+
+    def _part(self, env: gym.Env[Any, Any]) -> None:
+        steps, now, before = 0, 0.0, time.thread_time()
+        while now < self._begun + _SECONDS:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if np.any(terminated) or np.any(truncated):
+                env.reset()
+            steps += 1
+            now = time.perf_counter()
+        with self._lock:
+            self._steps += steps
+            self._ended = max(self._ended, now)
+            self._on_cpu += time.thread_time() - before
+
+
+def _may_batch(env: gym.Env[Any, Any], count: int, *, threads: bool) -> bool:
+    """Return whether a worker may step ``count`` such envs together, and this process could not.
+
+    It could not if the program might hold on to their wrappers, or, of classic control, to them.
+    In threads, MuJoCo envs count in any case: their simulations release Python's lock.
+    """
+    from pysampler._vector.native import known  # noqa: PLC0415 - most do without
+    from pysampler._vector.wrapped.stack import peel  # noqa: PLC0415 - likewise
+
+    wrappers, inner, _ = peel(env)
+    base = inner.unwrapped
+    try:
+        known.limit_of(inner)
+        known.expect_known(base)
+    except known.NotNativeError:
+        return False
+    if known.has_task(base):
+        return threads or bool(wrappers)
+    return count >= known.least_of(base)
+
+
+def _step_seconds(env: gym.Env[Any, Any]) -> float:
+    """Step an env for some milliseconds, close it, and return the time of a step."""
+    try:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        took: list[float] = []
+        spent, least = 0.0, float("inf")
+        begun = time.perf_counter()
+        while spent < _SECONDS or len(took) < _STEPS:
+            action = env.action_space.sample()
+            before = time.perf_counter()
+            _, _, terminated, truncated, _ = env.step(action)
+            if np.any(terminated) or np.any(truncated):
+                env.reset()
+            took.append(time.perf_counter() - before)
+            least = min(least, took[-1])
+            spent += min(took[-1], _LONG * least)  # longer steps probably lost the CPU
+            if time.perf_counter() - begun > _AT_MOST:
+                break
+    finally:
+        env.close()
+    half = took[len(took) // 2 :]  # the first ones are cold
+    # The median of several means ignores a part in which this process lost its CPU.
+    parts = [part for part in np.array_split(half, _PARTS) if len(part)]
+    return float(np.median([part.mean() for part in parts]))
+
+
+@contextlib.contextmanager
+def _blaming(doing: str) -> Iterator[None]:
+    """Report exceptions of the trial's env as errors of env 0."""
+    try:
+        yield
+    except Exception as error:
+        reported = report(error)
+        blamed = error_from(
+            reported, f"env 0 raised {reported.kind} {doing}, in the trial of num_workers='auto'"
+        )
+        blamed.env = 0
+        raise blamed from error
+
+
+@contextlib.contextmanager
+def _global_generators_kept() -> Iterator[None]:
+    """Restore the global random generators afterwards, since later envs may draw from them."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
