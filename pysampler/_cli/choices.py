@@ -135,9 +135,14 @@ def _shared(setting: Setting, *, policy: bool, native: bool) -> dict[str, Choice
         del choices['main_envs="auto"']
     if native:  # it is the default then
         del choices['num_workers="auto"']
+    threads = {"context": "threads"}
+    if setting.threads and workers > 1 and (native or setting.overlaps):
+        choices['context="threads"'] = Choice(threads)
     if setting.vector:
         mode = {"vectorization_mode": "vector_entry_point", "autoreset_mode": "NextStep"}
         choices['vectorization_mode="vector_entry_point"'] = Choice(mode)
+        if setting.threads and workers > 1:
+            choices["vector_entry_point in threads"] = Choice({**mode, **threads})
     many = min(envs, _MANY * workers)
     if setting.waits and many > workers:
         choices[f"num_workers={many}"] = Choice({"num_workers": many})

@@ -34,6 +34,7 @@ from pysampler._cli.rounds import means_of, rounds_of
 from pysampler._cli.sources import SourceError, load, source_of, written
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.env_calls import is_several
+from pysampler._vector.env_trial import slowdown_in_threads, try_env
 from pysampler._vector.native.known import name_of
 from pysampler.errors import EnvError
 
@@ -42,12 +43,15 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from pysampler._cli.sources import EnvSource
+    from pysampler._vector.isolation.verdict import Isolation
 
 __all__ = ["BusyPolicy", "end_with", "error_line", "main", "plain_loop", "with_resets"]
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _BUSY = 0.7  # an env that uses less of a CPU may wait for something else
 _BATCHES = 16  # of actions, drawn in advance
+# Steps overlap if one beside another thread takes less than this times as long.
+_OVERLAPS = 1.5
 _LONGEST_LINE = 300  # characters of an error
 _HORIZON = 16  # steps of a rollout
 _MODE: dict[str, Any] = {"autoreset_mode": "SameStep"}  # like a plain loop
@@ -367,13 +371,27 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
     }
 
 
-def _checked(source: EnvSource) -> dict[str, Any]:
-    """Return whether envs may share a process, for ``Setting``."""
+def _checked(source: EnvSource, *, threads: bool) -> dict[str, Any]:
+    """Return whether envs may share a process, or step in threads, for ``Setting``."""
     try:
-        [found] = checked(source, threads=False)
+        found, *in_threads = checked(source, threads=threads)
     except Exception as error:
         verdict = f"the check whether envs may share a process failed: {error_line(error)}"
         return {"isolated": None, "verdict": verdict, "reasons": []}
+    answer: dict[str, Any] = _verdict_of(found)
+    for one in in_threads:
+        answer["threads"] = {**_verdict_of(one), "overlap": False}
+        if one.isolated:
+            functions = source.env_fns(2)
+            slowdown = slowdown_in_threads(functions, try_env(functions[0])[0])
+            overlap = slowdown < _OVERLAPS
+            answer["threads"]["overlap"] = overlap
+            if not overlap:
+                answer["threads"]["verdict"] += ". In Python, their steps would take turns"
+    return answer
+
+
+def _verdict_of(found: Isolation) -> dict[str, Any]:
     return {"isolated": found.isolated, "verdict": found.verdict, "reasons": [*found.reasons]}
 
 
@@ -426,7 +444,7 @@ def main() -> None:
             if request["do"] == "look":
                 answer = _looked_at(source)
             elif request["do"] == "check":
-                answer = _checked(source)
+                answer = _checked(source, threads=request["threads"])
             elif request["do"] == "make":
                 if contender is not None:
                     with contextlib.suppress(Exception):  # the next contender has other envs

@@ -41,7 +41,10 @@ def isolation_lines(isolation: Mapping[str, Any]) -> list[str]:
     """Return lines that say what a check has found; none if there was no check."""
     if not isolation:
         return []
-    lines = textwrap.wrap(isolation["verdict"], width())
-    for reason in isolation["reasons"]:
-        lines += textwrap.wrap(f"- {reason}", width(), subsequent_indent="  ")
-    return ["", *lines]
+    lines = [""]
+    for found in (isolation, isolation.get("threads")):
+        if found is not None:
+            lines += textwrap.wrap(found["verdict"], width())
+            for reason in found["reasons"]:
+                lines += textwrap.wrap(f"- {reason}", width(), subsequent_indent="  ")
+    return lines

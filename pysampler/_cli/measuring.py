@@ -13,6 +13,7 @@ from pysampler._cli.isolation import ISOLATE
 from pysampler._cli.screen import bar, count, positive, width
 from pysampler._cli.sources import Call
 from pysampler._cli.turns import Contender, MeasureError, Spread
+from pysampler._vector.arguments import NEED_PROCESSES
 from pysampler._workers.counters import with_unit
 from pysampler.sync import usable_cpus
 
@@ -45,6 +46,7 @@ _LONGEST = 0.4  # seconds of a slice
 _CLEAR = 1.03  # a speed-up counts from this factor, if the quartiles agree
 _BUSY = 0.4  # a machine is busy if the quartiles are this far apart, as a share of the median
 _USED = 0.2  # a machine is busy if other programs use this share of its CPUs
+_REFUSES_THREADS = {"context", "worker", *NEED_PROCESSES}
 _DEFAULT_ENVS = 64
 _CHECK = 60.0  # seconds that the check of the env may take, besides those for any answer
 _NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns; the first is a minimum
@@ -64,7 +66,8 @@ class Setting:
         kept: Options that the program sets, as source code.
         vector: Whether a vector env class is registered for the id of the envs.
         found: For a script: where it makes how many of which envs, and how.
-        isolation: Whether envs may share a process, the verdict in words, and the reasons.
+        isolation: Whether envs may share a process, the verdict in words, and the reasons. Of
+            ``tune`` also the same for "threads", and whether their steps overlap.
     """
 
     env: str
@@ -82,6 +85,17 @@ class Setting:
     def isolate(self) -> bool:
         """Whether each env must have a process: the check says so, or the program."""
         return self.isolation.get("isolated") is False or ISOLATE in self.kept
+
+    @property
+    def threads(self) -> bool:
+        """Whether envs may step in threads: neither the check nor an option forbids it."""
+        safe = self.isolation.get("threads", {}).get("isolated") is True
+        return safe and not self.isolate and self.kept.keys().isdisjoint(_REFUSES_THREADS)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps in two threads overlap, instead of waiting for Python's lock."""
+        return bool(self.isolation.get("threads", {}).get("overlap"))
 
     @property
     def isolating(self) -> dict[str, Any]:
@@ -152,13 +166,16 @@ def add_setting(parser: argparse.ArgumentParser, seconds: int) -> None:
     )
 
 
-def looked_at(contender: Contender, source: str, options: argparse.Namespace) -> Setting:
+def looked_at(
+    contender: Contender, source: str, options: argparse.Namespace, *, threads: bool = False
+) -> Setting:
     """Have a contender make and step one env, and check it; return the setting.
 
     Args:
         contender: The contender.
         source: The source of the envs, as contenders read it.
         options: The arguments of the command.
+        threads: Whether to check the env in threads too.
 
     Raises:
         MeasureError: The env does not run.
@@ -179,7 +196,7 @@ def looked_at(contender: Contender, source: str, options: argparse.Namespace) ->
         made = counted(found["envs"], "env")
         in_script = f"{place} makes {made} ({found['name']}) with {kind}"
     with Contender("the check", source, options.limit) as checker:
-        isolation = checker.ask("check", seconds=_CHECK)
+        isolation = checker.ask("check", seconds=_CHECK, threads=threads)
     return Setting(
         env=options.env,
         envs=envs,

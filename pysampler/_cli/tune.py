@@ -103,7 +103,7 @@ class _Tuning:
         self._reference = reference
         self._policy_seconds = (options.policy_ms or 0.0) / 1e3
         self._seconds = options.seconds
-        self.setting = looked_at(reference, source, options)
+        self.setting = looked_at(reference, source, options, threads=True)
         try:
             made = reference.ask(
                 "make", **self._order(Choice(as_in_script=reference.name == SCRIPT))
@@ -275,6 +275,10 @@ def advice_of(
     if "auto" in choices[best].options.values():
         workers, own = counted(about["num_workers"], "worker"), counted(about["main_envs"], "env")
         advice += f" It starts {workers} and steps {own} in the program's own process."
+    if choices[best].options.get("context") == "threads":
+        advice += (
+            " Its envs share the program: read what they must not do in docs/guides/threads.md."
+        )
     lines = choices[best].lines(setting)
     if choices[best].loop != "step":
         how = "calls recv and send" if choices[best].loop == "recv" else "iterates over rollouts"

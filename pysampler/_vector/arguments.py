@@ -298,12 +298,12 @@ def expect_for_threads(
         if got != expected:
             raise ValueError(
                 f"cannot {doing}: {name} {got!r} with context 'threads', expected "
-                f"{expected!r}: {_NO_PROCESS[name]}"
+                f"{expected!r}: {NEED_PROCESSES[name]}"
             )
 
 
 # Why options need processes.
-_NO_PROCESS = {
+NEED_PROCESSES = {
     "on_worker_loss": "a thread is not lost unless the program is",
     "on_hang": "a thread cannot be killed",
     "recycle_after": "what envs leak belongs to the program",

@@ -84,6 +84,9 @@ def test_every_choice_is_tried():
     )
     report = json.loads(done.stdout)
     setting = Setting("CartPole-v1", 4, 2, Call(""), step_seconds=1e-5, vector=True)
+    assert report["isolation"]["threads"]["isolated"] is True
+    assert "vector_entry_point in threads" in report["choices"]
+    setting = dataclasses.replace(setting, isolation=report["isolation"])
     assert 'vectorization_mode="vector_entry_point"' in report["choices"]
     assert list(report["choices"]) == list(choices_for(setting, policy=True))
     for one in report["choices"].values():
@@ -462,6 +465,52 @@ def test_a_script_whose_envs_must_not_share_a_process_is_told_to_isolate_them():
 def test_envs_that_the_check_cannot_judge_may_share_a_process():
     unsure = dataclasses.replace(SETTING, isolation={"isolated": None})
     assert choices_for(unsure, policy=True) == CHOICES
+
+
+def in_threads(*, isolated=True, overlap=True, **changed):
+    threads = {"isolated": isolated, "overlap": overlap}
+    isolation = {"isolated": True, "threads": threads}
+    return dataclasses.replace(SETTING, **{"isolation": isolation, **changed})
+
+
+def test_threads_are_tried_where_they_may_pay():
+    name = 'context="threads"'
+    assert choices_for(in_threads())[name] == Choice({"context": "threads"})
+    assert name not in choices_for(in_threads(overlap=False))
+    assert name in choices_for(in_threads(overlap=False), native=True)
+    vector = choices_for(in_threads(overlap=False, vector=True))
+    assert vector["vector_entry_point in threads"].options["context"] == "threads"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        SETTING,
+        in_threads(isolated=False),
+        in_threads(isolated=None),
+        in_threads(workers=1),
+        in_threads(kept={"context": '"fork"'}),
+        in_threads(kept={"on_worker_loss": '"restart"'}),
+        in_threads(isolation={**in_threads().isolation, "isolated": False}),
+    ],
+)
+def test_threads_are_not_tried_where_envs_or_options_forbid_them(setting):
+    setting = dataclasses.replace(setting, vector=True)
+    choices = choices_for(setting, policy=True, native=True)
+    assert not any("context" in choice.options for choice in choices.values())
+
+
+def test_lines_and_advice_of_threads():
+    setting = in_threads(workers=usable_cpus())
+    choices, name = choices_for(in_threads()), 'context="threads"'
+    assert choices[name].lines(setting)[1].endswith(', num_envs=4, context="threads")')
+    advice, _ = advice_of(setting, choices, {"default": found(1.0), name: found(1.5)})
+    assert "Its envs share the program: read what they must not do" in advice
+    setting = in_threads(workers=1)
+    assert choices[name].order(setting, 0.0, 1.0)["options"] == {
+        "num_workers": 1,
+        "context": "threads",
+    }
 
 
 def test_an_sb3_program_gets_sb3_lines():
