@@ -92,7 +92,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         context: How workers start. By default ("forkserver") they are forked from a clean
             interpreter. "fork" forks this process with everything that it has loaded, which is
             unsafe if it has threads or a CUDA context. "spawn" starts an interpreter per worker.
-            "threads": workers are threads of this process, for envs that release Python's lock.
+            "threads": workers are threads of this process, for envs that release Python's lock, or
+            Python without it. No other option chooses them.
         daemon: Accepted for compatibility and ignored: workers always end with this process, and
             may start processes.
         worker: A custom worker function, as in gymnasium. It runs in a thread of the process that
@@ -106,7 +107,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             CPUs that this process may use: lower it to leave CPUs to a learner, raise it if envs
             wait for something other than a CPU. 0 steps all envs in this process, for debugging or
             for very short steps. "auto" times one extra env for some milliseconds and chooses
-            ``num_workers`` and ``main_envs`` for the fastest steps; see ``division``. With
+            ``num_workers`` and ``main_envs`` for the fastest steps, and with threads times two
+            envs in threads too; see ``division``. With
             ``worker_init``, ``step_timeout``, ``on_worker_loss="restart"`` and ``recycle_...``,
             which only workers have, it is the default.
         main_envs: The number of envs that this process steps while the workers step theirs; it
