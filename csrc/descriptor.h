@@ -4,38 +4,42 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <utility>
+#include <atomic>
 
 namespace pysampler {
 
+// Owner: any thread; if several close it, one does. A number that is used must not be closed
+// meanwhile.
 class Descriptor {
  public:
-    explicit Descriptor(int fd) : fd_(fd) { known_ = identify(device_, inode_); }
+    explicit Descriptor(int fd) : fd_(fd) { known_ = identify(fd, device_, inode_); }
     Descriptor(const Descriptor&) = delete;
     Descriptor& operator=(const Descriptor&) = delete;
     ~Descriptor() { close(); }
 
-    int fileno() const noexcept { return fd_; }
-    int take() { return std::exchange(fd_, -1); }
+    int fileno() const noexcept { return fd_.load(std::memory_order_relaxed); }
+    int take() { return fd_.exchange(-1, std::memory_order_relaxed); }
     // The program may have closed our descriptor, as os.closerange(3, ...) does, and opened another
-    // file under its number: that file stays open.
+    // file under its number: that file stays open. If several threads close it, one does.
     void close() {
+        const int fd = take();
         dev_t device{};
         ino_t inode{};
-        const bool own = known_ && identify(device, inode) && device == device_ && inode == inode_;
-        if (const int fd = take(); own) ::close(fd);
+        if (known_ && identify(fd, device, inode) && device == device_ && inode == inode_) {
+            ::close(fd);
+        }
     }
 
  private:
-    bool identify(dev_t& device, ino_t& inode) const {
+    static bool identify(int fd, dev_t& device, ino_t& inode) {
         struct stat status{};
-        if (fd_ < 0 || fstat(fd_, &status) != 0) return false;
+        if (fd < 0 || fstat(fd, &status) != 0) return false;
         device = status.st_dev;
         inode = status.st_ino;
         return true;
     }
 
-    int fd_;
+    std::atomic<int> fd_;
     dev_t device_{};
     ino_t inode_{};
     bool known_ = false;

@@ -58,6 +58,7 @@ struct alignas(kLine) WorkerMeter {
 static_assert(sizeof(WorkerMeter) == kLine);
 
 // Writes the meters of one worker and its envs.
+// Owner: the thread that runs the worker's commands.
 class Meter {
  public:
     // `envs`: the meters of all envs of the pool, by index.

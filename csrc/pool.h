@@ -100,7 +100,7 @@ class BasicPool {
         Group& group = groups_[request.group];
         if (!group.in_flight) {
             group.in_flight = true;
-            ++pending_;
+            pending_ += 1;
             pending_weight_ += group.weight;
         }
         group.owed = false;
@@ -197,7 +197,7 @@ class BasicPool {
     Outcome wait_some(std::uint64_t min_weight, std::int64_t deadline, Policy& policy) {
         const Outcome flushed = flush(deadline, policy);
         if (flushed != Outcome::kReady && flushed != Outcome::kTimedOut) return flushed;
-        min_weight = std::min(min_weight, pending_weight_);
+        min_weight = std::min(min_weight, pending_weight());
         // The fewest posts that can weigh enough; if groups differ in weight, it may take more.
         for (std::uint32_t want = min_posts(min_weight);;) {
             const Outcome outcome = wait_for(want, deadline, policy);
@@ -237,7 +237,7 @@ class BasicPool {
         bell_.take(group);
         groups_[group].in_flight = false;
         groups_[group].owed = false;
-        --pending_;
+        pending_ -= 1;
         pending_weight_ -= groups_[group].weight;
     }
 
@@ -294,7 +294,8 @@ class BasicPool {
 
     // -- states ---------------------------------------------------------------------------------
 
-    std::uint32_t pending() const { return pending_; }  // groups in flight
+    // Any thread may ask how many groups are in flight, and which weigh how much.
+    std::uint32_t pending() const { return pending_; }
     std::uint64_t pending_weight() const { return pending_weight_; }
     // The weight of groups that are back and not taken, whether or not a wait has found them.
     // Inline groups count: a wait would run them rather than block.
@@ -327,7 +328,7 @@ class BasicPool {
     struct Group {
         std::uint32_t worker = 0;
         std::uint64_t weight = 0;
-        bool in_flight = false;
+        Shown<bool> in_flight = false;
         bool is_new = false;
         bool owed = false;
         bool lost = false;
@@ -401,8 +402,8 @@ class BasicPool {
     std::vector<Worker> workers_;
     std::deque<Command> due_;  // inline commands and notes, for the parent
     std::uint64_t heaviest_;
-    std::uint32_t pending_ = 0;
-    std::uint64_t pending_weight_ = 0;
+    Shown<std::uint32_t> pending_;  // groups in flight
+    Shown<std::uint64_t> pending_weight_;
     bool any_new_ = false;
     bool any_lost_ = false;
 };

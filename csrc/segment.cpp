@@ -230,12 +230,16 @@ std::size_t Segment::allocate(std::size_t bytes, std::size_t align) {
                           ", expected the process that made it" +
                           (creator_ == 0 ? "" : ", pid " + std::to_string(creator_)));
     }
-    const std::size_t offset = round_up(used_, std::max(align, kLine));
-    if (offset > end_ || bytes > end_ - offset) {
-        throw OutOfMemory("cannot allocate in segment: " + std::to_string(bytes) + " bytes, " +
-                          std::to_string(left()) + " of " + std::to_string(end_) + " left");
-    }
-    used_ = round_up(offset + bytes, kLine);
+    // Relaxed: the bytes are zeroed already, and whoever gets the offset gets it from here.
+    std::size_t used = used_.load(std::memory_order_relaxed), offset;
+    do {
+        offset = round_up(used, std::max(align, kLine));
+        if (offset > end_ || bytes > end_ - offset) {
+            throw OutOfMemory("cannot allocate in segment: " + std::to_string(bytes) + " bytes, " +
+                              std::to_string(left()) + " of " + std::to_string(end_) + " left");
+        }
+    } while (!used_.compare_exchange_weak(used, round_up(offset + bytes, kLine),
+                                          std::memory_order_relaxed));
     return offset;
 }
 

@@ -5,6 +5,7 @@
 // and it is sealed against resizing, so accessing a mapped byte never raises SIGBUS.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -45,12 +46,15 @@ class Segment {
     std::size_t size() const noexcept { return size_; }
     std::uint64_t id() const noexcept { return id_; }
     // Bytes not yet allocated, in the process that created it; 0 elsewhere.
-    std::size_t left() const noexcept { return mine() ? end_ - used_ : 0; }
+    std::size_t left() const noexcept {
+        return mine() ? end_ - used_.load(std::memory_order_relaxed) : 0;
+    }
     // Whether this process made it.
     bool mine() const noexcept;
 
     // The creator: allocates zeroed bytes that share no cache line with others, and returns their
-    // offset. They are never freed. Throws OutOfMemory, and LayoutError in another process.
+    // offset. They are never freed. Any thread. Throws OutOfMemory, and LayoutError in another
+    // process.
     std::size_t allocate(std::size_t bytes, std::size_t align = kLine);
 
     // The creator: allocates memory for these bytes of the room. May be repeated. Throws
@@ -75,7 +79,7 @@ class Segment {
     std::size_t size_;
     std::uint64_t id_ = 0;
     std::size_t end_;  // of the bytes to allocate from; behind it is the room
-    std::size_t used_ = sizeof(SegmentHeader);
+    std::atomic<std::size_t> used_{sizeof(SegmentHeader)};
     int creator_ = 0;  // pid, as this process knows it; 0 if attached
 };
 

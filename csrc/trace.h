@@ -113,6 +113,7 @@ struct TraceRing {
 };
 static_assert(sizeof(TraceRing) == kLine + TraceRing::kSlices * sizeof(TraceSlot));
 
+// Owner: any thread of the process.
 class Track {
  public:
     Track(const TraceSwitch& wanted, TraceRing& ring) : wanted_(wanted), ring_(ring) {}

@@ -14,6 +14,7 @@
 
 #include "clock.h"
 #include "deadline.h"
+#include "shown.h"
 
 namespace pysampler {
 
@@ -100,7 +101,10 @@ class WaitPolicy {
     std::int64_t guard_ns() const { return guard(); }
     // Whether others want this CPU, judged by how long the last yields took.
     bool crowded() const { return crowded_ >= kCrowd; }
-    const WaitStats& stats() const { return stats_; }
+    // Any thread.
+    WaitStats stats() const {
+        return {stats_.waits, stats_.parks, stats_.awake_ns, stats_.parked_ns, stats_.spin_ns};
+    }
     const WaitCosts& costs() const { return costs_; }
 
     // Waits until ready() or the deadline. `ready` is cheap and has no side effects. `park(until)`
@@ -140,7 +144,7 @@ class WaitPolicy {
         if (ready()) return Outcome::kReady;
         const std::int64_t start = now_ns();
         if (deadline <= start) return ready() ? Outcome::kReady : Outcome::kTimedOut;
-        ++stats_.waits;
+        stats_.waits += 1;
         std::int64_t now = start;
         Outcome outcome = Outcome::kInterrupted;
         if (!adaptive_ || (room && !move_on())) {
@@ -200,7 +204,7 @@ class WaitPolicy {
             const std::int64_t wake_at = deadline == kForever ? kForever : deadline - guard();
             if (now >= wake_at) break;
             const std::int64_t until = std::min(wake_at, slice_end);
-            ++stats_.parks;
+            stats_.parks += 1;
             const bool undisturbed = park(until);
             now = now_ns();
             if (ready()) return Outcome::kReady;
@@ -266,7 +270,10 @@ class WaitPolicy {
     bool precise_ = true;
     std::function<std::uint64_t()> busy_;
     std::function<bool()> go_on_;
-    WaitStats stats_;
+    struct {  // as in WaitStats
+        Shown<std::uint64_t> waits, parks;
+        Shown<std::int64_t> awake_ns, parked_ns, spin_ns;
+    } stats_;
 };
 
 // Sleeps until the deadline: parked until shortly before it, then awake. Returns false if a signal

@@ -1,5 +1,7 @@
 // Writes the results of a step of a batch into the rows of a frame, for all its envs at once. In
 // Python this part of a step would take longer than the physics of a small block.
+#include <pybind11/critical_section.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -57,6 +59,7 @@ struct InfoColumn {
     FrameRows mask;
 };
 
+// Owner: that of the block which writes with it.
 class BatchRows {
  public:
     BatchRows(std::size_t first, std::size_t count, const std::shared_ptr<Meter>& meter,
@@ -130,7 +133,11 @@ class BatchRows {
         py::object rest = py::none();
         if (infos_) {
             std::size_t guess = 0;
-            for (const auto& [key, value] : infos) {
+            const py::scoped_critical_section alone{infos};
+            for (const auto& item : infos) {
+                // Keep references: comparing a key may run Python code, which changes the dict.
+                const auto key = py::reinterpret_borrow<py::object>(item.first);
+                const auto value = py::reinterpret_borrow<py::object>(item.second);
                 if (write_info(frame, key, value, guess)) continue;
                 if (rest.is_none()) rest = py::dict();
                 rest[key] = value;

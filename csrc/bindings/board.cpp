@@ -1,6 +1,8 @@
 #include "board.h"
 
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "support.h"
 
@@ -39,39 +41,11 @@ class PyBoard : public Handle {
             const py::object& offset, const std::optional<WaitPolicy>& policy)
         : PyBoard(segment, BoardLayout(words, buffers), offset, policy) {}
 
-    std::uint64_t begin() {
-        const Pin pin(*this, "publish to");
-        return board_.begin();
-    }
-
-    // Writes the bytes of one field at word `at` of the version under way.
-    void write(std::uint64_t at, const py::array& field) {
-        const Pin pin(*this, "publish to");
-        const auto bytes = static_cast<std::size_t>(field.nbytes());
-        if (!(field.flags() & py::array::c_style) || at > board_.words_each() ||
-            round_up(bytes, 8) / 8 > board_.words_each() - at) {
-            throw py::value_error("cannot publish to board: the field does not fit, " +
-                                  std::to_string(bytes) + " bytes at word " + std::to_string(at) +
-                                  ", expected contiguous ones within " +
-                                  std::to_string(board_.words_each()) + " words");
-        }
-        const auto* from = static_cast<const std::byte*>(field.data());
-        Released released;
-        std::size_t done = 0;
-        if (reinterpret_cast<std::uintptr_t>(from) % 8 == 0) {
-            const std::size_t whole_words = bytes / 8;
-            board_.write(at, {reinterpret_cast<const std::uint64_t*>(from), whole_words});
-            done = whole_words * 8;
-        }
-        for (; done < bytes; done += 8) {
-            std::uint64_t word = 0;
-            std::memcpy(&word, from + done, std::min<std::size_t>(8, bytes - done));
-            board_.write(at + done / 8, {&word, 1});
-        }
-    }
-
-    std::uint64_t publish() {
-        const Pin pin(*this, "publish to");
+    // Publishes fields, each at a word, as a new version.
+    std::uint64_t publish(const std::vector<std::pair<std::uint64_t, py::array>>& fields) {
+        const Turn turn(*this, writing_, "publish to");
+        board_.begin();
+        for (const auto& [at, field] : fields) write(at, field);
         return board_.publish();
     }
 
@@ -125,15 +99,41 @@ class PyBoard : public Handle {
     }
 
     std::string state() const {
-        if (closed()) return repr("");
-        std::string text = "version " + std::to_string(board_.version()) + ", " +
-                           std::to_string(board_.buffers()) + " buffers of " +
-                           std::to_string(board_.words_each() * 8) + " bytes";
-        if (board_.writer_lost()) text += ", writer lost";
-        return repr(text);
+        return repr([this] {
+            std::string text = "version " + std::to_string(board_.version()) + ", " +
+                               std::to_string(board_.buffers()) + " buffers of " +
+                               std::to_string(board_.words_each() * 8) + " bytes";
+            if (board_.writer_lost()) text += ", writer lost";
+            return text;
+        });
     }
 
  private:
+    // Writes the bytes of one field at word `at` of the version under way.
+    void write(std::uint64_t at, const py::array& field) {
+        const auto bytes = static_cast<std::size_t>(field.nbytes());
+        if (!(field.flags() & py::array::c_style) || at > board_.words_each() ||
+            round_up(bytes, 8) / 8 > board_.words_each() - at) {
+            throw py::value_error("cannot publish to board: the field does not fit, " +
+                                  std::to_string(bytes) + " bytes at word " + std::to_string(at) +
+                                  ", expected contiguous ones within " +
+                                  std::to_string(board_.words_each()) + " words");
+        }
+        const auto* from = static_cast<const std::byte*>(field.data());
+        Released released;
+        std::size_t done = 0;
+        if (reinterpret_cast<std::uintptr_t>(from) % 8 == 0) {
+            const std::size_t whole_words = bytes / 8;
+            board_.write(at, {reinterpret_cast<const std::uint64_t*>(from), whole_words});
+            done = whole_words * 8;
+        }
+        for (; done < bytes; done += 8) {
+            std::uint64_t word = 0;
+            std::memcpy(&word, from + done, std::min<std::size_t>(8, bytes - done));
+            board_.write(at + done / 8, {&word, 1});
+        }
+    }
+
     PyBoard(const PySegment& segment, const BoardLayout& layout, const py::object& offset,
             const std::optional<WaitPolicy>& policy)
         : PyBoard(Place(segment, offset, layout.bytes), layout, policy) {}
@@ -151,6 +151,7 @@ class PyBoard : public Handle {
     BoardCell* cell_;
     Board board_;
     Site site_;
+    Side writing_;
 };
 
 }  // namespace
@@ -162,9 +163,7 @@ void register_board(py::module_& m) {
                       const std::optional<WaitPolicy>&>(),
              py::arg("segment"), py::arg("words"), py::arg("buffers"), py::arg("offset") = none,
              py::arg("policy") = std::nullopt)
-        .def("_begin", &PyBoard::begin)
-        .def("_write", &PyBoard::write, py::arg("at"), py::arg("field"))
-        .def("_publish_words", &PyBoard::publish)
+        .def("_publish", &PyBoard::publish, py::arg("fields"))
         .def("_read_words", &PyBoard::read, py::arg("out").noconvert())
         .def("wait", &PyBoard::wait, py::arg("newer_than") = 0, py::kw_only(),
              py::arg("timeout") = none, py::arg("deadline") = none,

@@ -108,12 +108,13 @@ class PyByteRing : public Handle {
     }
 
     std::string state() const {
-        if (closed()) return repr("");
-        std::string text =
-            std::to_string(ring_.size()) + " of " + std::to_string(capacity_) + " bytes";
-        if (ring_.producer_lost()) text += ", producer lost";
-        if (ring_.consumer_lost()) text += ", consumer lost";
-        return repr(text);
+        return repr([this] {
+            std::string text =
+                std::to_string(ring_.size()) + " of " + std::to_string(capacity_) + " bytes";
+            if (ring_.producer_lost()) text += ", producer lost";
+            if (ring_.consumer_lost()) text += ", consumer lost";
+            return text;
+        });
     }
 
  private:

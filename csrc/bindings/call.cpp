@@ -1,19 +1,21 @@
 // The pending call of a vector env, and the fast path: a usual step is one call of C++.
 #include <cstdint>
+#include <mutex>
 #include <utility>
 
 #include "frame_access.h"
 #include "guard.h"
 #include "hot.h"
 #include "py_pool.h"
+#include "shown.h"
 #include "support.h"
 #include "trace.h"
 
 namespace pysampler::bindings {
 namespace {
 
-// The pending call of a vector env: its name, and the results on their way to the caller. One
-// thread at a time, in the guard.
+// The pending call of a vector env: its name, and the results on their way to the caller.
+// Owner: the thread in the guard; any thread may ask what is pending.
 //
 // A signal handler may raise an exception between any two lines of Python, even when results have
 // been taken from the pool but have not reached the caller. So they are kept here until Python sets
@@ -31,22 +33,25 @@ class Call {
     // -- the pending call -----------------------------------------------------------------------
 
     // Called before the first command of the call is sent.
-    void begin(py::object name) { name_ = std::move(name); }
-    const py::object& name() const { return name_; }
+    void begin(py::object name) { exchange(name_, std::move(name)); }
+    py::object name() const { return get(name_); }
 
     // The results on their way to the caller, as (groups, results, error), or None.
-    const py::object& kept() const { return kept_; }
+    py::object kept() const { return get(kept_); }
     void keep(const py::object& groups, const py::object& results, const py::object& error) {
-        kept_ = py::make_tuple(groups, results, error);
+        exchange(kept_, py::make_tuple(groups, results, error));
     }
     // Drops the kept results, since the caller gets them now. The value is ignored: this is a
     // property because Python runs signal handlers after a call but not after an assignment. After
     // send(), other groups may still be pending.
     void set_returned(bool) {
-        const py::object kept = std::exchange(kept_, py::none());
-        if (!is_send()) name_ = py::none();
+        const py::object kept = exchange(kept_, py::none());
+        if (!is_send()) exchange(name_, py::none());
     }
-    void forget() { name_ = kept_ = py::none(); }
+    void forget() {
+        const py::object kept = exchange(kept_, py::none());
+        exchange(name_, py::none());
+    }
 
     // -- its frames -----------------------------------------------------------------------------
 
@@ -54,9 +59,10 @@ class Call {
     void use_frames(const py::object& frames) {
         frames_ = frames.is_none() ? nullptr : &frames.cast<FrameAccess&>();
         frames_object_ = frames;
+        laid_out_ = frames_ != nullptr;
         entries_when_armed_ = 0;
     }
-    bool laid_out() const { return frames_ != nullptr; }
+    bool laid_out() const { return laid_out_; }
 
     // -- a step in one call ---------------------------------------------------------------------
 
@@ -87,9 +93,19 @@ class Call {
         Py_VISIT(kept_.ptr());
         return 0;
     }
-    void clear() { kept_ = py::none(); }
+    void clear() { exchange(kept_, py::none()); }
 
  private:
+    py::object get(const py::object& field) const {
+        const std::lock_guard lock(changing_);
+        return field;
+    }
+    // Returns the old value: freeing it may run Python code, which must not find the lock held.
+    py::object exchange(py::object& field, py::object value) {
+        const std::lock_guard lock(changing_);
+        return std::exchange(field, std::move(value));
+    }
+
     bool is_armed() const { return frames_ != nullptr && entry_.entries() == entries_when_armed_; }
 
     // Calls `work` in the guard.
@@ -124,7 +140,7 @@ class Call {
         const std::uint32_t frame = frames_->next();
         if (!frames_->write(frame, actions)) return not_sent();  // of other types
         frames_->use(frame);
-        name_ = step_name_;
+        exchange(name_, step_name_);
         if (!pool_.step(frame)) return sent();  // a ring was full
         if (!pool_.wait_all_back()) return sent();
         const auto read = traced([&] { return frames_->read(frame); });
@@ -136,7 +152,7 @@ class Call {
     py::object chunk_inside(const py::handle& actions) {
         const std::uint16_t steps = armed_chunk_;
         if (!kept_.is_none() || !frames_->write_chunk(steps, actions)) return not_sent();
-        name_ = step_name_;
+        exchange(name_, step_name_);
         if (!pool_.step_chunk_of_all(frames_->chunk_frame(), steps)) return sent();
         if (!pool_.wait_all_back()) return sent();
         const auto read = traced([&] { return frames_->read_chunk(steps); });
@@ -177,7 +193,9 @@ class Call {
     PyPool& pool_;
     Entry& entry_;
     FrameAccess* frames_ = nullptr;
+    Shown<bool> laid_out_ = false;  // whether there are frames
     py::object groups_;
+    mutable std::mutex changing_;  // guards name_ and kept_, held while a reference is copied
     py::object name_ = py::none(), kept_ = py::none();
     std::uint64_t entries_when_armed_ = 0;  // of the guard, counted by arm_fast_path()
     std::uint16_t armed_chunk_ = 0;         // the steps of the chunk that is armed; 0: a step

@@ -51,11 +51,11 @@ class Class : public py::class_<T, Options...> {
 };
 
 // Methods and properties common to all handles; T::state() is the repr.
-template <class T, auto close = &T::close>
+template <class T>
 class HandleClass : public Class<T> {
  public:
     HandleClass(py::module_& m, const char* name) : Class<T>(m, name) {
-        this->def("close", close, "Release the memory, once no view of it is left.")
+        this->def("close", &T::close, "Release the memory, once no view of it is left.")
             .def_property_readonly("closed", &T::closed, "Whether close() was called.")
             .def_property_readonly("offset", &T::offset, "Its offset in its segment.")
             .def("__repr__", &T::state);

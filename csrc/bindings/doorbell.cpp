@@ -46,6 +46,7 @@ class PyDoorbell : public Handle {
                const std::optional<WaitPolicy>& policy);
     PyDoorbell(const Place& place, std::uint32_t count, const std::optional<WaitPolicy>& policy);
     std::uint32_t index(const py::handle& member, const char* verb) const;
+    std::vector<std::uint32_t> all_lost() const;
 
     std::uint32_t count_;
     Doorbell::Cell* cell_;
@@ -151,6 +152,10 @@ void PyDoorbell::revive(const py::object& member) {
 
 std::vector<std::uint32_t> PyDoorbell::lost_members() const {
     const Pin pin(*this, "look at");
+    return all_lost();
+}
+
+std::vector<std::uint32_t> PyDoorbell::all_lost() const {
     std::vector<std::uint32_t> lost;
     for (std::uint32_t i = 0; i < count_; ++i) {
         if (bell_.is_lost(i)) lost.push_back(i);
@@ -168,16 +173,17 @@ Part PyDoorbell::member(const py::object& member) const {
 }
 
 std::string PyDoorbell::state() const {
-    if (closed()) return repr("");
-    std::uint32_t ready = 0;
-    for (std::uint32_t i = 0; i < count_; ++i) ready += bell_.is_ready(i);
-    std::string text = std::to_string(ready) + " of " + std::to_string(count_) + " ready, " +
-                       std::to_string(bell_.posts()) + " posts";
-    if (const auto lost = lost_members(); !lost.empty()) {
-        text += ", " + std::to_string(lost.size()) + " lost";
-    }
-    if (const std::uint64_t waiter = bell_.waiter()) text += ", waiter " + waiter_text(waiter);
-    return repr(text);
+    return repr([this] {
+        std::uint32_t ready = 0;
+        for (std::uint32_t i = 0; i < count_; ++i) ready += bell_.is_ready(i);
+        std::string text = std::to_string(ready) + " of " + std::to_string(count_) + " ready, " +
+                           std::to_string(bell_.posts()) + " posts";
+        if (const auto lost = all_lost(); !lost.empty()) {
+            text += ", " + std::to_string(lost.size()) + " lost";
+        }
+        if (const std::uint64_t waiter = bell_.waiter()) text += ", waiter " + waiter_text(waiter);
+        return text;
+    });
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ namespace pysampler::bindings {
 enum class Autoreset { kNextStep, kSameStep, kDisabled };
 enum class KeepInfos { kNone, kFinal, kAll };
 
+// Owner: the thread of the worker, or the one in the guard of the vector env.
 class EnvBlock : public Block {
  public:
     // Kinds of results that do not fit into the frame.

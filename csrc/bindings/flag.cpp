@@ -65,12 +65,14 @@ class PyFlag : public Handle {
     WaitStats stats() const { return site_.policy().stats(); }
 
     std::string state() const {
-        if (closed()) return repr("");
-        std::string text = flag_->is_set() ? "set" : "not set";
-        text += ", posts " + std::to_string(flag_->posts());
-        if (const std::uint64_t waiter = flag_->waiter()) text += ", waiter " + waiter_text(waiter);
-        if (flag_->lost()) text += ", poster lost";
-        return repr(text);
+        return repr([this] {
+            std::string text = flag_->is_set() ? "set" : "not set";
+            text += ", posts " + std::to_string(flag_->posts());
+            if (const std::uint64_t waiter = flag_->waiter())
+                text += ", waiter " + waiter_text(waiter);
+            if (flag_->lost()) text += ", poster lost";
+            return text;
+        });
     }
 
  private:

@@ -135,12 +135,11 @@ std::optional<std::int32_t> FrameAccess::write_list(PyObject* actions, std::size
         PySequence_Fast_GET_SIZE(actions) != static_cast<Py_ssize_t>(count)) {
         return std::nullopt;
     }
-    // No Python code runs meanwhile, so its items stay.
-    PyObject** items = PySequence_Fast_ITEMS(actions);
     const auto all = [&](auto&& store) {
         for (std::size_t i = 0; i < count; ++i) {
             const auto [frame, env] = row(i);
-            if (!store(frame, env, items[i])) return false;
+            const py::object item = item_of(actions, static_cast<Py_ssize_t>(i));
+            if (!item || !store(frame, env, item.ptr())) return false;
         }
         return true;
     };

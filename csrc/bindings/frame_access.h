@@ -14,6 +14,8 @@
 
 namespace pysampler::bindings {
 
+// Owner: the thread in the guard of the vector env, or of the sampler that leases it. It touches
+// rows of a frame only while no group that has the frame is in flight.
 class FrameAccess {
  public:
     // The envs of each group: (first env, count).

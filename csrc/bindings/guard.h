@@ -17,6 +17,7 @@
 
 namespace pysampler::bindings {
 
+// Owner: any thread enters; what is not atomic belongs to the holder.
 struct GuardState {
     std::string thing;           // its name in errors: "this vector env"
     std::string closed_message;  // of the error that an entry after close() raises
@@ -35,6 +36,7 @@ struct GuardState {
     }
 };
 
+// Owner: any thread, which has it to itself while it is inside.
 class Entry {
  public:
     Entry(std::shared_ptr<GuardState> guard, std::string what, bool closing)

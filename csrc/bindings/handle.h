@@ -21,6 +21,7 @@ namespace pysampler::bindings {
 namespace py = pybind11;
 
 // A part of a segment, held by Python. Its memory is accessed through a Pin only.
+// Owner: any thread. Each side of a ring, and each wait, is refused to a second thread (Turn).
 class Handle {
     friend class Pin;
 
@@ -56,9 +57,19 @@ class Handle {
               std::string("cannot ") + verb + " " + name_ + ": the " + peer + " is lost");
     }
 
-    std::string repr(const std::string& state) const {
-        return std::string("<pysampler.sync.") + class_name_ +
-               (closed() ? " closed" : " " + state) + ">";
+    // What Python shows. `state()` describes the memory, which stays mapped meanwhile.
+    template <class State>
+    std::string repr(State&& state) const {
+        auto& self = const_cast<Handle&>(*this);
+        std::string text = "closed";
+        if (self.pin()) {
+            struct Unpin {
+                Handle& handle;
+                ~Unpin() { handle.unpin(); }
+            } const at_the_end{self};
+            text = state();
+        }
+        return std::string("<pysampler.sync.") + class_name_ + " " + text + ">";
     }
 
     static std::string waiter_text(std::uint64_t id) {
@@ -67,6 +78,9 @@ class Handle {
 
  protected:
     void named(const char* class_name) { class_name_ = class_name; }
+    // Has `last` called once the handle is closed and no call uses it: the memory is still mapped.
+    void before_unmap(std::function<void()> last) { last_ = std::move(last); }
+    const Segment& segment() const { return *segment_; }
     // Keeps another mapping for as long as the segment's.
     const std::shared_ptr<std::byte>& also(std::shared_ptr<std::byte> mapping) {
         return mappings_.emplace_back(std::move(mapping));
@@ -91,6 +105,7 @@ class Handle {
     }
 
     void unmap() {
+        if (last_) last_();
         segment_.reset();
         mappings_.clear();
     }
@@ -99,6 +114,7 @@ class Handle {
     const char* class_name_ = "";
     std::shared_ptr<Segment> segment_;
     std::vector<std::shared_ptr<std::byte>> mappings_;
+    std::function<void()> last_;
     std::size_t offset_;
     std::atomic<std::uint32_t> state_{0};  // the number of pins, and kClosed
 };
@@ -132,6 +148,8 @@ class PySegment : public Handle {
         : Handle("segment", std::move(segment), 0) {
         named("Segment");
     }
+
+    std::string state() const;  // in segment.cpp
 };
 
 // A part of a segment: at `offset`, or newly allocated if that is None.

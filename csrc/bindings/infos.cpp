@@ -1,5 +1,7 @@
 #include "infos.h"
 
+#include <pybind11/critical_section.h>
+
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -109,8 +111,10 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
     PyObject *key, *value;
     Py_ssize_t position = 0;
     std::size_t guess = 0;
+    const py::scoped_critical_section alone{py::handle(info)};
     while (PyDict_Next(info, &position, &key, &value)) {
-        // Keep references: a key's __hash__ or the collector may remove them from the dict.
+        // Keep references: a key's __hash__, the collector, or another thread while that runs, may
+        // remove them from the dict.
         const auto held_key = py::reinterpret_borrow<py::object>(key);
         const auto held_value = py::reinterpret_borrow<py::object>(value);
         Node* child = find(node, key, guess);

@@ -20,6 +20,7 @@
 
 namespace pysampler::bindings {
 
+// Owner: the thread that steps or reads the envs; each side of the frames has an Infos of its own.
 class Infos {
  public:
     // Adds a node for nested dicts at the end of this path of keys, whose other nodes must exist.

@@ -159,15 +159,15 @@ bool Leaf::store_array(std::byte* to, PyObject* value) const {
     return cast_elements(type, proxy->data, c_type_, to, count);
 }
 
-// A list or tuple of numbers. No Python code runs meanwhile, so the items stay alive.
+// A list or tuple of numbers.
 bool Leaf::store_sequence(std::byte* to, PyObject* value) const {
     if (shape_.size() != 1 || !(PyList_CheckExact(value) || PyTuple_CheckExact(value)) ||
         PySequence_Fast_GET_SIZE(value) != shape_[0]) {
         return false;
     }
-    PyObject** items = PySequence_Fast_ITEMS(value);
     for (py::ssize_t i = 0; i < shape_[0]; ++i, to += bytes_below(1)) {
-        const auto number = number_of(items[i]);
+        const py::object item = item_of(value, i);
+        const auto number = item ? number_of(item.ptr()) : std::nullopt;
         if (!number || !put_number(*number, c_type_, to)) return false;
     }
     return true;
@@ -189,7 +189,8 @@ bool Leaf::put_python(std::byte* to, PyObject* value, std::size_t depth) const {
     }
     if (!PyList_CheckExact(value) || PyList_GET_SIZE(value) != shape_[depth]) return false;
     for (py::ssize_t i = 0; i < shape_[depth]; ++i, to += bytes_below(depth + 1)) {
-        if (!put_python(to, PyList_GET_ITEM(value, i), depth + 1)) return false;
+        const py::object item = item_of(value, i);
+        if (!item || !put_python(to, item.ptr(), depth + 1)) return false;
     }
     return true;
 }

@@ -27,6 +27,19 @@ inline py::object checked(PyObject* result) {
     return py::reinterpret_steal<py::object>(result);
 }
 
+// A reference to item i of a list or tuple, which another thread may change meanwhile; null if it
+// has none there any more.
+inline py::object item_of(PyObject* sequence, Py_ssize_t i) {
+#if PY_VERSION_HEX >= 0x030D0000
+    if (PyList_CheckExact(sequence)) {
+        PyObject* const item = PyList_GetItemRef(sequence, i);
+        if (item == nullptr) PyErr_Clear();
+        return py::reinterpret_steal<py::object>(item);
+    }
+#endif
+    return py::reinterpret_borrow<py::object>(PySequence_Fast_ITEMS(sequence)[i]);
+}
+
 // The name of an attribute as the very string object that classes use: Python's method cache
 // compares names by identity.
 inline py::str interned(const char* name) {
@@ -69,6 +82,7 @@ class Selection {
 // Values of has_final that C++ knows, as in pysampler/_frames/frames.py.
 inline constexpr std::uint8_t kFinalByMail = 2, kBegun = 4, kSkipped = 5;
 
+// Owner: none needed, it does not change. Rows belong to one side at a time: see frame_access.h.
 class Leaf {
  public:
     // `array` is [frames, envs, *shape]; its owner outlives the leaf. With `python` its dtype is

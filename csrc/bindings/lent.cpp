@@ -1,5 +1,8 @@
 #include "lent.h"
 
+#include <algorithm>
+#include <atomic>
+
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -24,11 +27,18 @@ struct Lent::Rows : Loan {
         : Loan(at, bytes, [](const Loan& loan) { return static_cast<const Rows&>(loan).held(); }),
           owner(array) {}
 
-    bool held() const { return views != nullptr && Py_REFCNT(views) > (kept ? 1 : 0); }
+    bool held() const { return views != nullptr && references() > (kept ? 1 : 0); }
 
-    py::array owner;            // of the memory
-    PyObject* views = nullptr;  // Lent::rows_; borrowed, since it owns this
-    bool kept = true;           // a Lent refers to it too
+    // Without Python's lock, an object has two counts: of its own thread, and of all others. While
+    // a view moves from one to the other, a first look may miss it, a second finds it.
+    Py_ssize_t references() const {
+        const Py_ssize_t first = Py_REFCNT(views);
+        return std::max(first, Py_REFCNT(views));
+    }
+
+    py::array owner;               // of the memory
+    PyObject* views = nullptr;     // Lent::rows_; borrowed, since it owns this
+    std::atomic<bool> kept{true};  // a Lent refers to it too
 };
 
 Lent::Lent(const py::array& array, bool of_this_process) {

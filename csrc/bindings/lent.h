@@ -11,6 +11,7 @@ namespace pysampler::bindings {
 
 namespace py = pybind11;
 
+// Owner: the thread that lends, in a guard; any thread may have views.
 class Lent {
  public:
     // Lends the memory of an array. `of_this_process`: it is private, so a fork needs no copy.

@@ -16,6 +16,7 @@
 
 namespace pysampler::bindings {
 
+// Owner: that of its Infos.
 class Pickles {
  public:
     // `rows` is [frames, envs, bytes], for objects of exactly this type.

@@ -1,4 +1,6 @@
 // The rows that a policy reads and writes, and its turns with the block that steps the envs.
+#include <pybind11/critical_section.h>
+
 #include <atomic>
 #include <cmath>
 #include <cstddef>
@@ -34,6 +36,7 @@ bool has_nan(const void* data, std::size_t bytes) {
 
 // Rows of the frames that a policy reads and writes: observations in one frame, extras in the same,
 // actions in the next.
+// Owner: none needed, it does not change. Rows belong to the thread of the policy.
 class PolicyRows {
  public:
     // `observations`, `actions` and `extras` are arrays [frames, envs, ...].
@@ -61,7 +64,7 @@ class PolicyRows {
     bool store(const py::list& spans, const py::object& outputs) const {
         const Selection rows = selected(spans);
         PyObject* actions = outputs.ptr();
-        std::vector<PyObject*> extras(extras_.size());
+        std::vector<py::object> extras(extras_.size());
         if (!extras_.empty()) {
             if (!PyTuple_CheckExact(actions) || PyTuple_GET_SIZE(actions) != 2) return false;
             PyObject* given = PyTuple_GET_ITEM(actions, 1);
@@ -72,9 +75,8 @@ class PolicyRows {
             }
             for (std::size_t i = 0; i < extras_.size(); ++i) {
                 const auto& [name, leaf] = extras_[i];
-                extras[i] = PyDict_GetItemWithError(given, name.ptr());
-                if (extras[i] == nullptr && PyErr_Occurred()) throw py::error_already_set();
-                if (extras[i] == nullptr || !leaf.matches_all(extras[i], rows.envs())) return false;
+                extras[i] = item_of(given, name);
+                if (!extras[i] || !leaf.matches_all(extras[i].ptr(), rows.envs())) return false;
             }
         }
         if (!actions_.matches_all(actions, rows.envs()) || may_have_nan(actions, rows.envs())) {
@@ -85,7 +87,7 @@ class PolicyRows {
             for (std::size_t i = 0; i < span.count; ++i, ++row) {
                 actions_.store_row(span.frame + 1, span.first + i, actions, row);
                 for (std::size_t k = 0; k < extras_.size(); ++k) {
-                    extras_[k].second.store_row(span.frame, span.first + i, extras[k], row);
+                    extras_[k].second.store_row(span.frame, span.first + i, extras[k].ptr(), row);
                 }
             }
         }
@@ -93,6 +95,14 @@ class PolicyRows {
     }
 
  private:
+    // A reference to the value, which another thread may remove from the dict; null if it has none.
+    static py::object item_of(PyObject* dict, const py::object& key) {
+        const py::scoped_critical_section alone{py::handle(dict)};
+        PyObject* const item = PyDict_GetItemWithError(dict, key.ptr());
+        if (item == nullptr && PyErr_Occurred()) throw py::error_already_set();
+        return py::reinterpret_borrow<py::object>(item);
+    }
+
     Selection selected(const py::list& spans) const {
         Selection rows;
         for (const py::handle span : spans) {

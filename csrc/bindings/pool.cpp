@@ -18,6 +18,7 @@ namespace pysampler::bindings {
 namespace {
 
 // A worker's end.
+// Owner: the thread of the worker; serve() refuses a second one. Any thread may end the commands.
 class PyWorker : public Handle {
  public:
     PyWorker(const PySegment& segment, std::size_t offset, const Groups& counts,

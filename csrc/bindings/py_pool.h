@@ -35,7 +35,9 @@ inline std::size_t size_of(const Groups& counts, std::uint32_t own) {
     return PoolLayout(counts, own).bytes();
 }
 
-// The parent's end. One thread at a time, except for note().
+// The parent's end.
+// Owner: the thread in the guard of the vector env; any thread may pass notes and ask what is
+// pending or ready.
 //
 // A call that sends to several groups sends to all of them or, if one does not accept a command, to
 // none. A signal handler can raise before or after a send, never between a command and its message.
@@ -339,10 +341,10 @@ class PyPool : public Handle {
     }
 
     std::string state() const {
-        return closed() ? repr("")
-                        : repr(std::to_string(pool_.workers()) + " workers, " +
-                               std::to_string(pool_.groups()) + " groups, " +
-                               std::to_string(pool_.pending()) + " in flight");
+        return repr([this] {
+            return std::to_string(pool_.workers()) + " workers, " + std::to_string(pool_.groups()) +
+                   " groups, " + std::to_string(pool_.pending()) + " in flight";
+        });
     }
 
  private:

@@ -5,6 +5,7 @@
 namespace pysampler::bindings {
 namespace {
 
+// Owner: as of EnvBlock.
 class PythonBlock : public Block {
  public:
     bool step(std::uint32_t frame) override {

@@ -1,4 +1,5 @@
-// Unpacks and checks the results of env.step() and env.reset(). All functions throw Python errors.
+// Unpacks and checks the results of env.step() and env.reset(). All functions throw Python errors,
+// and keep nothing.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -138,14 +138,15 @@ class PyRing : public Handle {
     }
 
     std::string state() const {
-        if (closed()) return repr("");
-        std::string text = std::to_string(ring_.size()) + " of " +
-                           std::to_string(ring_.geometry().slots) + " slots of " +
-                           std::to_string(record_.bytes()) + " bytes, " +
-                           std::to_string(ring_.published()) + " published";
-        if (ring_.producer_lost()) text += ", producer lost";
-        if (ring_.consumer_lost()) text += ", consumer lost";
-        return repr(text);
+        return repr([this] {
+            std::string text = std::to_string(ring_.size()) + " of " +
+                               std::to_string(ring_.geometry().slots) + " slots of " +
+                               std::to_string(record_.bytes()) + " bytes, " +
+                               std::to_string(ring_.published()) + " published";
+            if (ring_.producer_lost()) text += ", producer lost";
+            if (ring_.consumer_lost()) text += ", consumer lost";
+            return text;
+        });
     }
 
  private:

@@ -39,17 +39,16 @@ std::pair<std::size_t, py::array> array(const PySegment& self,
     return {place.at, view(place.segment, place.memory, dtype, shape)};
 }
 
-std::string repr(const PySegment& self) {
-    if (self.closed()) return self.repr("");
-    const Pin pin(self, "look at");
-    const Segment& segment = *pin.segment();
-    char id[17];
-    std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(segment.id()));
-    return self.repr(std::string(id) + ", " + std::to_string(segment.size()) + " bytes, " +
-                     (segment.mine() ? std::to_string(segment.left()) + " left" : "attached"));
-}
-
 }  // namespace
+
+std::string PySegment::state() const {
+    return repr([this] {
+        char id[17];
+        std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(segment().id()));
+        return std::string(id) + ", " + std::to_string(segment().size()) + " bytes, " +
+               (segment().mine() ? std::to_string(segment().left()) + " left" : "attached");
+    });
+}
 
 void register_segment(py::module_& m) {
     Class<PySegment>(m, "Segment")
@@ -86,7 +85,7 @@ void register_segment(py::module_& m) {
         .def_property_readonly(
             "left", [](const PySegment& self) { return Pin(self, "use").segment()->left(); },
             "How many bytes are not yet allocated; 0 except in the process that made it.")
-        .def("__repr__", &repr);
+        .def("__repr__", &PySegment::state);
     m.def("memory_left", &memory_left,
           "Return how many bytes may still be allocated: the available memory, capped by the "
           "cgroups' limits.");

@@ -40,9 +40,7 @@ class PySharedRing : public Handle {
         : PySharedRing(segment, Record(dtype, shape), slots, producers, high, low, offset, policy) {
     }
 
-    ~PySharedRing() {
-        if (!closed()) leave();
-    }
+    ~PySharedRing() { close(); }
 
     // -- a producer --
 
@@ -109,14 +107,9 @@ class PySharedRing : public Handle {
         return true;
     }
 
-    void leave_and_close() {
-        if (!closed()) leave();
-        close();
-    }
-
     void leave() {
-        if (joined_as_ == pid_of(self_id())) ring_.leave();
-        joined_as_ = 0;
+        const Turn turn(*this, producing_, "leave");
+        give_place_back();
     }
 
     // -- the consumer --
@@ -187,13 +180,14 @@ class PySharedRing : public Handle {
     }
 
     std::string state() const {
-        if (closed()) return repr("");
-        std::string text = std::to_string(ring_.size()) + " of " +
-                           std::to_string(ring_.geometry().slots) + " slots of " +
-                           std::to_string(record_.bytes()) + " bytes, " +
-                           std::to_string(ring_.published()) + " published";
-        if (ring_.consumer_lost()) text += ", consumer lost";
-        return repr(text);
+        return repr([this] {
+            std::string text = std::to_string(ring_.size()) + " of " +
+                               std::to_string(ring_.geometry().slots) + " slots of " +
+                               std::to_string(record_.bytes()) + " bytes, " +
+                               std::to_string(ring_.published()) + " published";
+            if (ring_.consumer_lost()) text += ", consumer lost";
+            return text;
+        });
     }
 
  private:
@@ -223,6 +217,7 @@ class PySharedRing : public Handle {
           room_(policy),
           ready_(policy) {
         named("SharedRing");
+        before_unmap([this] { give_place_back(); });
     }
 
     std::byte* slot(std::uint64_t position) const {
@@ -239,6 +234,11 @@ class PySharedRing : public Handle {
         }
         joined_as_ = self;
         claimed_.reset();
+    }
+
+    void give_place_back() {
+        if (joined_as_ == pid_of(self_id())) ring_.leave();
+        joined_as_ = 0;
     }
 
     void check_sound() const {
@@ -282,7 +282,7 @@ class PySharedRing : public Handle {
 
 void register_shared_ring(py::module_& m) {
     const auto none = py::none();
-    HandleClass<PySharedRing, &PySharedRing::leave_and_close> ring(m, "SharedRing");
+    HandleClass<PySharedRing> ring(m, "SharedRing");
     ring.def(py::init<const PySegment&, const py::object&, const py::dtype&,
                       const std::vector<py::ssize_t>&, const py::object&, const py::object&,
                       const py::object&, const py::object&, const std::optional<WaitPolicy>&>(),

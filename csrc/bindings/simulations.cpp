@@ -11,6 +11,7 @@ namespace {
 
 using Ids = py::array_t<std::int32_t, py::array::c_style>;
 
+// Owner: that of the block which steps them.
 class PySimulations : public Simulations {
  public:
     PySimulations(const std::string& library, std::uintptr_t model, int count, unsigned state)

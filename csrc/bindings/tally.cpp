@@ -21,6 +21,7 @@ T* elements(const py::array& array, const std::vector<py::ssize_t>& shape, const
     return static_cast<T*>(const_cast<void*>(array.data()));
 }
 
+// Owner: the thread in the guard of the sampler.
 class Tally {
  public:
     // `lost` is the value of has_final for steps in which an env was lost; from `begun` on they

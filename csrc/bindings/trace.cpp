@@ -35,6 +35,7 @@ std::shared_ptr<Track> track_of(const PySegment& segment, std::size_t offset, st
 }
 
 // Keeps the array that holds the ring.
+// Owner: the thread that records the trace.
 class PyTraceReader {
  public:
     PyTraceReader(py::array_t<std::uint8_t> memory, std::size_t offset, std::size_t index)

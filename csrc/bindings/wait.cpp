@@ -2,6 +2,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <mutex>
+
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -19,11 +21,14 @@ void sleep_until_deadline(const py::object& deadline) {
     sleep_to(static_cast<std::int64_t>(whole(deadline, "sleep", "deadline", 0)));
 }
 
-// Makes one caller's calls return at their deadlines: their waits end a little earlier.
+// Makes one caller's calls return at their deadlines: their waits end a little earlier. If threads
+// call at the same time, it learns nothing from the first.
+// Owner: any thread; a mutex guards it.
 class TimedReturn {
  public:
     // When to end the wait of a call that should return at `deadline`.
     std::int64_t wait_until(std::int64_t deadline) {
+        const std::lock_guard lock(learns_);
         const std::int64_t end = deadline - margin_.ns();
         learning_ = end > now_ns() ? deadline : 0;  // a wait that never began teaches nothing
         return end;
@@ -32,16 +37,25 @@ class TimedReturn {
     // Called last by a call whose wait timed out. Keeps the GIL: another thread would hold it for
     // longer than the time that is left.
     void hold_until(std::int64_t deadline) {
-        const std::int64_t now = now_ns();
-        if (learning_ == deadline) margin_.learn(now - (deadline - margin_.ns()));
-        learning_ = 0;
-        if (deadline - now > ReturnMargin::kMax) sleep_to(deadline - margin_.ns());
+        const std::int64_t now = now_ns(), end = learned(deadline, now);
+        if (deadline - now > ReturnMargin::kMax) sleep_to(end);
         while (now_ns() < deadline) cpu_pause();
     }
 
-    std::int64_t margin_ns() const { return margin_.ns(); }
+    std::int64_t margin_ns() const {
+        const std::lock_guard lock(learns_);
+        return margin_.ns();
+    }
 
  private:
+    std::int64_t learned(std::int64_t deadline, std::int64_t now) {
+        const std::lock_guard lock(learns_);
+        if (learning_ == deadline) margin_.learn(now - (deadline - margin_.ns()));
+        learning_ = 0;
+        return deadline - margin_.ns();
+    }
+
+    mutable std::mutex learns_;  // guards all of it
     ReturnMargin margin_;
     std::int64_t learning_ = 0;  // the deadline to learn from, or 0
 };

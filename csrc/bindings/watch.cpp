@@ -34,6 +34,7 @@ std::string describe(const Loss& loss) {
     return text;
 }
 
+// Owner: any thread; a mutex guards the pointer, another the Watch itself.
 class PyWatch {
  public:
     PyWatch() : watch_(std::make_shared<Watch>()) {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import os
 import queue
 import threading
@@ -51,18 +50,18 @@ class _Desk:
         self.answers: dict[int, tuple[int, Any]] = {}
         self.part: _core.Part | None = None  # to be marked lost, should the thread fail
         self.failure: Failure | None = None  # what ended it
-        self._objects: dict[int, Any] = {}
-        self._numbers = itertools.count()
+        self._objects: dict[int, list[Any]] = {}  # by their ids, each in a list of its own
 
     def pack(self, message: Any) -> bytes:
         """Keep a job or note for the thread; return the message that names it."""
-        number = next(self._numbers)
-        self._objects[number] = message.snapshot() if isinstance(message, Note) else message
-        return number.to_bytes(8, "little")
+        kept = [message.snapshot() if isinstance(message, Note) else message]
+        self._objects[id(kept)] = kept
+        return id(kept).to_bytes(8, "little")
 
-    def unpacked(self, message: bytes) -> Any:
-        """Return the job or note that a message names."""
-        return self._objects.pop(int.from_bytes(message, "little"))
+    def unpacked(self, number: bytes) -> Any:
+        """Return the job or note that a number names."""
+        [message] = self._objects.pop(int.from_bytes(number, "little"))
+        return message
 
 
 class _ThreadLink:

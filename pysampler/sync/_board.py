@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -85,14 +86,12 @@ class Board(Handle, _core.Board):
 
         Raises:
             ValueError: A field is missing, unknown, or of another shape or type.
+            BusyError: Another thread publishes.
         """
         arrays = fitting_fields(fields, self._fields)
-        self._begin()
-        at = 0
-        for array, field in zip(arrays, self._fields.values(), strict=True):
-            self._write(at, array)
-            at += _words(*field)
-        return self._publish_words()
+        sizes = [_words(*field) for field in self._fields.values()]
+        starts = itertools.accumulate(sizes, initial=0)
+        return self._publish([*zip(starts, arrays, strict=False)])
 
     def read(
         self, out: dict[str, npt.NDArray[Any]] | None = None

@@ -225,7 +225,7 @@ CALLS = {
         *(("publish", "f", False), ("publish", "a", False), ("read", "", False)),
         *(("read", "a", False), ("wait", "c", True), ("writer", "", False)),
         *(("version", None, False), ("_begin", "", False), ("_write", "ca", False)),
-        *(("_publish_words", "", False), ("_read_words", "a", False)),
+        *(("_publish", "a", False), ("_read_words", "a", False)),
     ],
     sync.Array: [("view", None, False), ("__array__", "a", False)],
     sync.Segment: [

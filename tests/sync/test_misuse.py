@@ -413,7 +413,7 @@ def test_writes_beyond_a_board_raise():
     board = sync.Board({"a": np.zeros(4)})
     for at in (1, 4, (1 << 64) - 1):
         with pytest.raises(ValueError, match="does not fit"):
-            board._write(at, np.ones(4))
+            board._publish([(at, np.ones(4))])
     with pytest.raises(ValueError, match="buffer of"):
         board._read_words(np.zeros(8, np.uint64)[::2])
 
