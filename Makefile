@@ -24,8 +24,10 @@ FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 # A Python without its lock, kept between runs.
 NOGIL := build/python-nogil
+TSAN := build/python-tsan
+SHARED_BY_THREADS := tests/sync/test_hammer.py tests/vector/test_hammer.py tests/vector/test_threads.py
 
-.PHONY: help demo notebooks gallery examples test test-all test-python test-native build-native test-nogil python-nogil test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
+.PHONY: help demo notebooks gallery examples test test-all test-python test-native build-native test-nogil python-nogil sanitize-nogil test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
   bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels sbom \
   contract recipes clean
 
@@ -77,6 +79,19 @@ test-nogil: python-nogil  ## the tests of threads, workers and primitives, on a 
 	$(NOGIL)/bin/python3 -m venv $(NOGIL)/venv
 	$(NOGIL)/venv/bin/python -m pip install -q --only-binary numpy -e . --group contract
 	$(NOGIL)/venv/bin/python -m pytest --quick tests/sync tests/workers tests/vector/test_threads.py tests/samplers/test_threads.py
+
+# Instrumented for ThreadSanitizer, like our module; NumPy is not.
+$(TSAN)/bin/python3:
+	$(PYTHON) tests/python_nogil.py --instrumented $(TSAN)
+
+sanitize-nogil: $(TSAN)/bin/python3  ## tests in which threads share objects, under ThreadSanitizer, on a Python without its lock
+	TSAN_OPTIONS=report_bugs=0 $(FIXED_ADDRESSES) $(TSAN)/bin/python3 -m venv $(TSAN)/venv
+	TSAN_OPTIONS=report_bugs=0 $(FIXED_ADDRESSES) $(TSAN)/venv/bin/python -m pip install -q --only-binary numpy . --group contract \
+	  -Ccmake.define.PYSAMPLER_SANITIZE=thread -Ccmake.build-type=RelWithDebInfo
+	cat $(TSAN)/suppressions_free_threading.txt tests/faults/tsan_nogil.txt >$(TSAN)/suppressions.txt
+	cp -r tests pyproject.toml $(TSAN)
+	cd $(TSAN) && TSAN_OPTIONS='suppressions=$(CURDIR)/$(TSAN)/suppressions.txt history_size=7 die_after_fork=0' \
+	  $(FIXED_ADDRESSES) venv/bin/python -m pytest -p no:cacheprovider --timeout=1200 $(SHARED_BY_THREADS)
 
 test-faults: build-native $(VENV)/package.stamp $(VENV)/test.stamp  ## every case of every test; kills, signals and damage at random points, at length
 	PYSAMPLER_EVERY_POINT=1 $(PYTEST)

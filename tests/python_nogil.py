@@ -14,6 +14,7 @@ import hashlib
 import lzma
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -68,7 +69,7 @@ def fetched(source: Source) -> bytes | None:
     return archive
 
 
-def build(archive: bytes, home: Path) -> None:
+def build(archive: bytes, home: Path, *options: str) -> None:
     """Build the sources, and install them."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "python.tar.xz").write_bytes(archive)
@@ -76,19 +77,26 @@ def build(archive: bytes, home: Path) -> None:
             unpacked.extractall(folder, filter="data")
         [tree] = Path(folder).glob("[Pp]ython*/")
         run = lambda *command: subprocess.run(command, cwd=tree, check=True)  # noqa: E731
-        run("./configure", "-q", f"--prefix={home}", "--disable-gil", "--with-ensurepip=install")
+        run("./configure", "-q", f"--prefix={home}", "--disable-gil", *options)
         run("make", "-s", f"-j{os.cpu_count()}")
-        run("make", "-s", "install")
+        # Compiles no modules of the library: an instrumented Python takes long for all of them.
+        run("make", "-s", "install", "COMPILEALL_OPTS=--help")
+        shutil.copy(tree / "Tools/tsan/suppressions_free_threading.txt", home)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("home", type=Path, help="the folder to install into")
-    home = parser.parse_args().home.resolve()
+    parser.add_argument("--instrumented", action="store_true", help="for ThreadSanitizer")
+    arguments = parser.parse_args()
+    home = arguments.home.resolve()
+    options = ["--with-ensurepip=install"]
+    if arguments.instrumented:
+        options += ["--with-thread-sanitizer"]
     begun = time.perf_counter()
     for source in sorted(sources(), reverse=True):
         if (archive := fetched(source)) is not None:
-            build(archive, home)
+            build(archive, home, *options)
             break
     else:
         raise SystemExit("cannot build Python: the mirror has no sources of 3.13 or later")
