@@ -40,6 +40,7 @@ class Call {
     py::object kept() const { return get(kept_); }
     void keep(const py::object& groups, const py::object& results, const py::object& error) {
         exchange(kept_, py::make_tuple(groups, results, error));
+        entry_.keeps();
     }
     // Drops the kept results, since the caller gets them now. The value is ignored: this is a
     // property because Python runs signal handlers after a call but not after an assignment. After
@@ -47,10 +48,12 @@ class Call {
     void set_returned(bool) {
         const py::object kept = exchange(kept_, py::none());
         if (!is_send()) exchange(name_, py::none());
+        entry_.returned();
     }
     void forget() {
         const py::object kept = exchange(kept_, py::none());
         exchange(name_, py::none());
+        entry_.keeps_nothing();
     }
 
     // -- its frames -----------------------------------------------------------------------------

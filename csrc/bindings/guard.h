@@ -24,7 +24,9 @@ struct GuardState {
     py::object closed_error;     // the type of that error
     pid_t owner = pid_of(self_id());
     std::atomic<std::uint64_t> holder{0};  // its self_id(), or 0
-    std::string doing;                     // the name of the holder's call; only its thread reads
+    // The self_id() of the thread whose results are on their way to its caller, or 0.
+    std::atomic<std::uint64_t> keeper{0};
+    std::string doing;  // the name of the holder's call; only its thread reads
     std::atomic<std::uint64_t> entries{0};
     std::atomic<bool> closed{false};
     bool closed_within = false;  // by a signal handler in the holder's own thread
@@ -60,6 +62,12 @@ class Entry {
         // SYNC: pairs with the store in exit(): this holder sees what the last one did.
         if (guard.holder.compare_exchange_strong(holder, self, std::memory_order_acquire,
                                                  std::memory_order_relaxed)) {
+            // SYNC: pairs with the CAS in returned(): the results have reached their caller.
+            const std::uint64_t keeper = guard.keeper.load(std::memory_order_acquire);
+            if (keeper != 0 && keeper != self && !closing_) {
+                guard.holder.store(0, std::memory_order_release);
+                refuse_second();
+            }
             guard.doing = what_;
             guard.entries.fetch_add(1, std::memory_order_relaxed);
             nested_ = false;
@@ -70,9 +78,20 @@ class Entry {
             raise("BusyError", "cannot " + what_ + ": this thread is already using it (" +
                                    guard.doing + "); a signal handler may only close it");
         } else {
-            raise("BusyError", "cannot " + what_ + ": another thread is using " + guard.thing);
+            refuse_second();
         }
     }
+
+    // This thread keeps results until returned(). It has left the guard before its caller has them,
+    // but other threads may only close the object meanwhile: they would take the results for those
+    // of an interrupted call.
+    void keeps() { guard_->keeper.store(self_id(), std::memory_order_relaxed); }
+    void returned() {
+        std::uint64_t self = self_id();
+        guard_->keeper.compare_exchange_strong(self, 0, std::memory_order_release,
+                                               std::memory_order_relaxed);
+    }
+    void keeps_nothing() { guard_->keeper.store(0, std::memory_order_relaxed); }
 
     void exit(const py::handle& type) {
         GuardState& guard = *guard_;
@@ -96,6 +115,10 @@ class Entry {
     std::uint64_t entries() const { return guard_->entries; }
 
  private:
+    [[noreturn]] void refuse_second() const {
+        raise("BusyError", "cannot " + what_ + ": another thread is using " + guard_->thing);
+    }
+
     std::shared_ptr<GuardState> guard_;
     std::string what_;
     bool closing_;

@@ -1207,7 +1207,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         try:
             super().close(**kwargs)
         finally:
-            if self.closed:
+            # A thread that closes them meanwhile, in close_extras, releases them itself.
+            if self.closed and not self._core.guard.busy:
                 try:
                     self._pool.close_inline()
                 finally:

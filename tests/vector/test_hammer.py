@@ -110,6 +110,22 @@ def test_steps_of_several_threads_are_whole_or_refused(lanes):
         assert made == list(range(4, 4 + len(made)))
 
 
+def test_results_on_their_way_to_a_thread_are_not_those_of_another():
+    with pysampler.VectorEnv([Counted] * 4, **LANES["threads"]) as envs:
+        envs.reset()
+        for _ in range(3):
+            envs.step(ACTIONS)
+        results, call = [], envs._core.call
+        # A thread that has left the guard, and has not returned from step() yet.
+        together(lambda: results.append(call.step(ACTIONS)))
+        assert (results[0][0] == 4).all()
+        with pytest.raises(BusyError, match="another thread is using this vector env"):
+            envs.step(ACTIONS)
+        assert call.kept[1] is results[0]
+        call.forget()
+        assert (envs.step(ACTIONS)[0] == 5).all()
+
+
 @pytest.mark.slow
 def test_parts_of_several_threads_are_whole_or_refused():
     with pysampler.VectorEnv([Counted] * 4, groups=2, **LANES["threads"]) as envs:
