@@ -91,7 +91,8 @@ sanitize-nogil: $(TSAN)/bin/python3  ## tests in which threads share objects, un
 	cat $(TSAN)/suppressions_free_threading.txt tests/faults/tsan_nogil.txt >$(TSAN)/suppressions.txt
 	cp -r tests pyproject.toml $(TSAN)
 	cd $(TSAN) && TSAN_OPTIONS='suppressions=$(CURDIR)/$(TSAN)/suppressions.txt history_size=7 die_after_fork=0' \
-	  $(FIXED_ADDRESSES) venv/bin/python -m pytest -p no:cacheprovider --timeout=1200 $(SHARED_BY_THREADS)
+	  $(FIXED_ADDRESSES) venv/bin/python -m pytest -p no:cacheprovider --timeout=1200 $(SHARED_BY_THREADS) \
+	  -k "not processes and not fork"
 
 test-faults: build-native $(VENV)/package.stamp $(VENV)/test.stamp  ## every case of every test; kills, signals and damage at random points, at length
 	PYSAMPLER_EVERY_POINT=1 $(PYTEST)

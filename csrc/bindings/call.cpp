@@ -80,13 +80,13 @@ class Call {
     // commands were sent, and Python does the rest.
     py::object step(const py::handle& actions) {
         if (!is_armed() || armed_chunk_ != 0) return py::bool_(false);
-        return entered([&] { return step_inside(actions); });
+        return entered([&] { return is_still_armed() ? step_inside(actions) : not_sent(); });
     }
 
     // The same for a chunk of steps, for each env's last observation.
     py::object step_chunk(const py::handle& actions) {
         if (!is_armed() || armed_chunk_ == 0) return py::bool_(false);
-        return entered([&] { return chunk_inside(actions); });
+        return entered([&] { return is_still_armed() ? chunk_inside(actions) : not_sent(); });
     }
 
     // -- garbage --------------------------------------------------------------------------------
@@ -109,7 +109,9 @@ class Call {
         return std::exchange(field, std::move(value));
     }
 
-    bool is_armed() const { return frames_ != nullptr && entry_.entries() == entries_when_armed_; }
+    bool is_armed() const { return laid_out_ && entry_.entries() == entries_when_armed_; }
+    // In the guard: whether no other thread has been there since is_armed().
+    bool is_still_armed() const { return entry_.entries() == entries_when_armed_ + 1; }
 
     // Calls `work` in the guard.
     template <class Work>
@@ -200,8 +202,8 @@ class Call {
     py::object groups_;
     mutable std::mutex changing_;  // guards name_ and kept_, held while a reference is copied
     py::object name_ = py::none(), kept_ = py::none();
-    std::uint64_t entries_when_armed_ = 0;  // of the guard, counted by arm_fast_path()
-    std::uint16_t armed_chunk_ = 0;         // the steps of the chunk that is armed; 0: a step
+    Shown<std::uint64_t> entries_when_armed_;  // of the guard, counted by arm_fast_path()
+    Shown<std::uint16_t> armed_chunk_;         // the steps of the chunk that is armed; 0: a step
     py::str step_name_ = interned("step");
 };
 

@@ -56,7 +56,8 @@ class Entry {
             guard.refuse("cannot " + what_ + ": made by process " + std::to_string(guard.owner) +
                          ", this is " + std::to_string(pid_of(self_id())) + ", a fork");
         }
-        if (guard.closed) guard.refuse(guard.closed_message);
+        // A call that closes may be repeated, say after an interrupt.
+        if (guard.closed && !closing_) guard.refuse(guard.closed_message);
         const std::uint64_t self = self_id();
         std::uint64_t holder = 0;
         // SYNC: pairs with the store in exit(): this holder sees what the last one did.

@@ -445,7 +445,8 @@ class VectorCore:
     @property
     def envs_kept(self) -> int:
         """The number of envs that were taken from the pool and not yet returned."""
-        groups = () if self.call.kept is None else self.call.kept[0]
+        kept = self.call.kept  # once: any thread may ask
+        groups = () if kept is None else kept[0]
         return sum(len(self.groups[g]) for g in groups if not self.pool.is_pending(g))
 
     # -- ending ----------------------------------------------------------------------------------

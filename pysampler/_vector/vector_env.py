@@ -1207,17 +1207,21 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         try:
             super().close(**kwargs)
         finally:
-            # A thread that closes them meanwhile, in close_extras, releases them itself.
-            if self.closed and not self._core.guard.busy:
-                try:
-                    self._pool.close_inline()
-                finally:
-                    self._core.release()
-                    if not self.copy:
-                        self.observations = None
-                    self._batches.close()
-                    if self._tracer is not None:
-                        self._tracer.close()
+            if self.closed:
+                with self._core.guard.closing("call close"):
+                    self._release()
+
+    def _release(self) -> None:
+        """Drop what the vector env had. May be repeated."""
+        try:
+            self._pool.close_inline()
+        finally:
+            self._core.release()
+            if not self.copy:
+                self.observations = None
+            self._batches.close()
+            if self._tracer is not None:
+                self._tracer.close()
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:  # noqa: FBT001, FBT002
         """Wait for pending calls, then end the workers. ``close`` calls this.
@@ -1227,11 +1231,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             terminate: Kill the workers without waiting for pending calls or closing the envs.
         """
         core = self._core
-        if core.guard.closed:  # an earlier call was interrupted
-            core.pool.kill()
-            return
         entry = core.guard.closing("call close")
         with entry:
+            if core.guard.closed:  # an earlier call was interrupted
+                core.pool.kill()
+                return
             if entry.nested:
                 core.pool.interrupt_wait()
             try:
