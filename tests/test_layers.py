@@ -20,7 +20,18 @@ PLAIN = {"errors", "_numbers", "_files", "_closing", "_torch", "_tasks", "envs",
 NATIVE = set(PACKAGES) - PLAIN
 # In C++ a header may include those before it in this order.
 CPP = [
-    *("layout", "clock", "cgroup", "process", "futex", "deadline", "wait", "waiter", "position"),
+    *(
+        "layout",
+        "shown",
+        "clock",
+        "cgroup",
+        "process",
+        "futex",
+        "deadline",
+        "wait",
+        "waiter",
+        "position",
+    ),
     *(
         "flag",
         "doorbell",
