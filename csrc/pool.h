@@ -36,6 +36,7 @@
 #include "command.h"
 #include "command_sender.h"
 #include "doorbell.h"
+#include "shown.h"
 #include "wait.h"
 
 namespace pysampler {
