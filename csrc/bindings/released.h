@@ -20,10 +20,41 @@ inline constexpr std::int64_t kSlice = 50 * kMillisecond;
 // The longest slice of an idle worker: no user waits for its signal handlers.
 inline constexpr std::int64_t kLongestSlice = 60 * kSecond;
 
+// Threads of this program that come back for the GIL at the same time wait for their turn awake:
+// each holds it for a few microseconds, while to sleep at the GIL takes two hops. A turn is only a
+// hint, so relaxed is enough: a thread that has waited for as long as a sleep costs takes the turn
+// of another, which may hold the GIL for long, or have been left behind by a fork.
+class GilTurn {
+ public:
+    static void wait() {
+#ifndef Py_GIL_DISABLED
+        std::int64_t until = 0;
+        while (taken_.load(std::memory_order_relaxed) ||
+               taken_.exchange(true, std::memory_order_relaxed)) {
+            const std::int64_t now = now_ns();
+            if (until == 0) until = now + 2 * WaitCosts::here().park_ns;
+            if (now >= until) break;
+            cpu_yield();
+        }
+        mine_ = true;
+#endif
+    }
+    // Called after the GIL was released.
+    static void end() {
+#ifndef Py_GIL_DISABLED
+        if (std::exchange(mine_, false)) taken_.store(false, std::memory_order_relaxed);
+#endif
+    }
+
+ private:
+    static inline std::atomic<bool> taken_{false};
+    static inline thread_local bool mine_ = false;
+};
+
 // Releases the GIL while it lives.
 class Released {
  public:
-    Released() : state_(PyEval_SaveThread()) {}
+    Released() : state_(PyEval_SaveThread()) { GilTurn::end(); }
     Released(const Released&) = delete;
     Released& operator=(const Released&) = delete;
     ~Released() { restore(); }
@@ -35,6 +66,7 @@ class Released {
         restore();
         const bool go_on = PyErr_CheckSignals() == 0 && wanted();
         state_ = PyEval_SaveThread();
+        GilTurn::end();
         return go_on;
     }
 
@@ -42,6 +74,7 @@ class Released {
     // While the interpreter ends, Pythons before 3.14 unwind a daemon thread here. Its frames own
     // Python objects that it may no longer touch, so it sleeps forever instead.
     void restore() {
+        GilTurn::wait();
         try {
             PyEval_RestoreThread(state_);
         } catch (...) {
