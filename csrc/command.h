@@ -1,12 +1,14 @@
 // The shared memory between a pool's parent and its workers (pool.h says how they use it).
 //
-//   per worker:  ring of Commands                  parent -> worker: step group g with frame f
+//   per worker:  ring of Commands                  parent -> worker: step group g with frame f,
+//                                                  and wake these workers first
 //   per group:   Completion, doorbell's member     worker -> parent: done; a message follows or not
 //
 // The last groups may be inline, run by the parent itself (pool.h): they have no ring. Messages,
 // which have no fixed shape, go through two byte rings per worker: its inbox and its outbox.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -19,7 +21,7 @@
 namespace pysampler {
 
 struct Command {
-    enum Kind : std::uint16_t {
+    enum Kind : std::uint8_t {
         kStep = 0,       // the actions are in the frame
         kRequest = 1,    // a message in the inbox says what to do
         kNote = 2,       // likewise, but there is no answer and no completion
@@ -27,7 +29,8 @@ struct Command {
         kChunkLast = 4,  // likewise; of each env, only the last results are read
     };
 
-    std::uint16_t kind;
+    std::uint8_t kind;
+    bool relays;          // the worker wakes others, see pool.h
     std::uint16_t steps;  // of a chunk; 1 for other commands
     std::uint32_t group;
     std::uint32_t frame;
@@ -53,12 +56,26 @@ struct BasicPoolParts {
         typename Os::template Plain<Command>* slots;
     };
 
+    // Of the worker whose index is given, those that it wakes: a tree below the parent.
+    std::uint32_t first_below(std::uint32_t worker) const { return fan * (worker + 1); }
+    std::uint32_t end_below(std::uint32_t worker) const {
+        return std::min(first_below(worker) + fan, static_cast<std::uint32_t>(commands.size()));
+    }
+    // Wakes those that sleep. `dead`: the worker may have begun to, and is dead.
+    void wake_below(std::uint32_t worker, bool dead = false) const noexcept {
+        for (std::uint32_t i = first_below(worker); i < end_below(worker); ++i) {
+            auto& tail = commands[i].cell->tail;
+            dead ? tail.wake_anyway() : tail.wake_if_armed();
+        }
+    }
+
     std::vector<Commands> commands;  // of each worker
     RingGeometry geometry;           // of their rings
     BasicDoorbellCell<Os>* bell;
     BasicMember<Os>* members;                              // of each group
     typename Os::template Plain<Completion>* completions;  // likewise
     std::uint32_t groups;
+    std::uint32_t fan = 4;  // how many workers the parent, and each worker, wakes in a round
 };
 
 // Offsets from the beginning of the pool's part of the segment.

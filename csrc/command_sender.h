@@ -90,6 +90,20 @@ class BasicCommandSender {
         deliver(0, look);
     }
 
+    // Sends a command without a message, and leaves it to others to wake the worker.
+    void send_unwoken(const Command& command) {
+        const Run run = commands_.claim(1);
+        if (run.count == 0) return send(command, std::nullopt);
+        // SYNC: as in publish(); who wakes the worker has acquired a command that came later.
+        commands_at_.slots[run.first] = command;
+        commands_.publish_unwoken(1);
+    }
+
+    // Whether no note or command is kept.
+    bool empty() const noexcept { return unsent_.empty() && notes_.empty(); }
+    // Whether the worker sleeps. A hint, out of date at once.
+    bool sleeps() const noexcept { return commands_at_.cell->tail.armed(); }
+
     // Waits until every kept command was sent. kLost if the worker is lost. Throws CorruptRing.
     // After kInterrupted nothing was touched since the interrupt.
     template <class Policy>
@@ -130,7 +144,7 @@ class BasicCommandSender {
 
     void keep_notes(std::uint32_t group) {
         for (std::string& note : notes_) {
-            unsent_.push_back({{Command::kNote, 1, group, 0, 0}, true, std::move(note)});
+            unsent_.push_back({{Command::kNote, false, 1, group, 0, 0}, true, std::move(note)});
         }
         notes_.clear();
     }

@@ -11,6 +11,15 @@
 // it has read that command. Ring and doorbell order everything written beside them; the pool needs
 // no synchronization beyond theirs.
 //
+// To wake a worker is a system call, and takes a while until it runs. If many sleep when all groups
+// are sent a step, the parent wakes a few of them, and each wakes a few others before it works:
+//
+//   parent --- 0 1 2 3     0 --- 4 5 6 7     1 --- 8 9 10 11     (BasicPoolParts::fan is 4)
+//
+// The commands of those that a worker wakes are sent before its own, so it sees them asleep if they
+// are. All workers are idle then, so none keeps others waiting. If one dies before it has woken
+// them, the parent does it when a wait finds the loss.
+//
 // The last groups may be *inline*: the parent runs their commands itself, in the thread that would
 // otherwise wait. They are in flight and ready like others, and post on the same doorbell.
 //
@@ -55,7 +64,7 @@ class BasicPool {
     // A command to a group, and its message if it has one.
     struct Request {
         std::uint32_t group;
-        std::uint16_t kind;
+        std::uint8_t kind;
         std::uint32_t frame;
         std::optional<std::string> message{};
         std::uint16_t steps = 1;
@@ -98,22 +107,37 @@ class BasicPool {
     // The group must accept a command. It has one in flight from now on, even if the ring is full:
     // flush() or the next wait then sends it. Throws CorruptRing.
     void send(const Request& request) {
-        Group& group = groups_[request.group];
-        if (!group.in_flight) {
-            group.in_flight = true;
-            pending_ += 1;
-            pending_weight_ += group.weight;
-        }
-        group.owed = false;
-        group.frame = request.frame;
-        ++group.number;
-        const Command command{request.kind, request.steps, request.group, request.frame,
-                              group.number};
+        const Group& group = groups_[request.group];
+        const Command command = begun(request);
         if (group.worker == workers()) {
             due_.push_back(command);
         } else {
             workers_[group.worker].sender.send(command, request.message);
         }
+    }
+
+    // Sends every group such a command, which has no message; all must accept it. Calls `sending`
+    // with each group before. Throws CorruptRing.
+    template <class Sending>
+    void send_all(std::uint8_t kind, std::uint32_t frame, std::uint16_t steps, Sending&& sending) {
+        const auto request = [&](std::uint32_t group) {
+            sending(group);
+            return Request{group, kind, frame, std::nullopt, steps};
+        };
+        std::uint32_t first = 0;
+        if (many_sleep()) {
+            for (std::uint32_t index = workers(); index-- > 0;) {
+                Worker& worker = workers_[index];
+                for (std::uint32_t group = worker.first; group < worker.end; ++group) {
+                    Command command = begun(request(group));
+                    command.relays = group == worker.first;
+                    worker.sender.send_unwoken(command);
+                }
+            }
+            parts_.wake_below(kParent);
+            first = workers_.back().end;
+        }
+        for (std::uint32_t group = first; group < groups(); ++group) send(request(group));
     }
 
     // Sends a worker a message that arrives before its next command and has no answer.
@@ -132,7 +156,7 @@ class BasicPool {
     const Command* due() const { return due_.empty() ? nullptr : &due_.front(); }
 
     // Adds a note to the parent itself, in order with its commands.
-    void note_inline() { due_.push_back({Command::kNote, 1, 0, 0, 0}); }
+    void note_inline() { due_.push_back({Command::kNote, false, 1, 0, 0, 0}); }
 
     // The parent has done due(). `message`: the answer is more than the results in the frame.
     void complete_inline(bool message, std::int64_t now) {
@@ -271,6 +295,7 @@ class BasicPool {
     void renew(std::uint32_t index) {
         Worker& worker = workers_[index];
         worker.sender.renew();
+        worker.dead = false;
         for (std::uint32_t group = worker.first; group < worker.end; ++group) {
             bell_.revive(group);
             groups_[group].is_new = true;
@@ -321,9 +346,13 @@ class BasicPool {
     std::uint64_t waiter() const noexcept { return bell_.waiter(); }
 
  private:
+    // Its index in the tree of wakes, in which those of the workers follow.
+    static constexpr std::uint32_t kParent = UINT32_MAX;
+
     struct Worker {
         BasicCommandSender<Os> sender;
         std::uint32_t first, end;  // its groups
+        bool dead = false;         // a wait has found its loss
     };
 
     struct Group {
@@ -336,6 +365,32 @@ class BasicPool {
         std::uint32_t frame = 0;
         std::uint32_t number = 0;
     };
+
+    // The group has this command in flight from now on.
+    Command begun(const Request& request) {
+        Group& group = groups_[request.group];
+        if (!group.in_flight) {
+            group.in_flight = true;
+            pending_ += 1;
+            pending_weight_ += group.weight;
+        }
+        group.owed = false;
+        group.frame = request.frame;
+        ++group.number;
+        return {request.kind, false, request.steps, request.group, request.frame, group.number};
+    }
+
+    // Whether so many workers sleep that they should wake each other, and none is dead or has
+    // commands kept back.
+    bool many_sleep() const {
+        const auto asleep = [](const Worker& worker) { return worker.sender.sleeps(); };
+        const auto reads = [](const Worker& worker) {
+            return !worker.dead && worker.sender.empty();
+        };
+        return workers() > parts_.fan &&
+               std::count_if(workers_.begin(), workers_.end(), asleep) > parts_.fan &&
+               std::all_of(workers_.begin(), workers_.end(), reads);
+    }
 
     static BasicDoorbell<Os> made(const Parts& parts) {
         new (parts.bell) BasicDoorbellCell<Os>;
@@ -382,6 +437,10 @@ class BasicPool {
     void note_loss(std::uint32_t group) {
         groups_[group].lost = true;
         any_lost_ = true;
+        const std::uint32_t index = groups_[group].worker;
+        if (index < workers() && !std::exchange(workers_[index].dead, true)) {
+            parts_.wake_below(index, true);
+        }
     }
 
     template <class Condition>

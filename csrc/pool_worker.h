@@ -16,12 +16,15 @@ template <class Os>
 class BasicPoolWorker {
  public:
     BasicPoolWorker(const BasicPoolParts<Os>& parts, std::uint32_t worker)
-        : commands_at_(parts.commands[worker]),
+        : parts_(parts),
+          worker_(worker),
+          commands_at_(parts.commands[worker]),
           commands_(commands_at_.cell, parts.geometry),
           completions_(parts.completions),
           bell_(parts.bell, parts.members, parts.groups) {}
 
-    // The next command, if any. Its message, if it has one, follows in the inbox.
+    // The next command, if any. Its message, if it has one, follows in the inbox. Wakes the workers
+    // that the parent has left to this one, see pool.h.
     std::optional<Command> next() {
         const Run run = commands_.peek(1);
         if (run.count == 0) return std::nullopt;
@@ -29,6 +32,7 @@ class BasicPoolWorker {
         // back to the claim() there.
         const Command command = commands_at_.slots[run.first];
         commands_.release(1);
+        if (command.relays) parts_.wake_below(worker_);
         return command;
     }
 
@@ -55,6 +59,8 @@ class BasicPoolWorker {
     std::uint64_t waiter() const noexcept { return commands_at_.cell->tail.waiter(); }
 
  private:
+    BasicPoolParts<Os> parts_;
+    std::uint32_t worker_;
     typename BasicPoolParts<Os>::Commands commands_at_;
     BasicRing<Os> commands_;
     typename Os::template Plain<Completion>* completions_;

@@ -70,6 +70,16 @@ class BasicPosition {
         }
     }
 
+    // Any thread that knows of an advance whose poster leaves the wake to it: wakes the waiter if
+    // it sleeps. Relaxed: that advance happened before, and a waiter that armed before it did so
+    // too.
+    void wake_if_armed() noexcept {
+        if (armed()) wake();
+    }
+    // The same, if another thread that knew of it is dead: it may have disarmed, and died before
+    // the wake.
+    void wake_anyway() noexcept { Os::futex_wake(word_, INT_MAX); }
+
     // A poster, with one waiter: advances, and wakes it only when its target is reached.
     void post(std::uint64_t by) noexcept
         requires(waiters == Waiters::kOne)

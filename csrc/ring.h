@@ -68,6 +68,8 @@ class BasicRing {
     }
 
     void publish(std::uint64_t count) noexcept { cell_->tail.post(count); }
+    // The same, but leaves the wake of a consumer that waits for one slot to others.
+    void publish_unwoken(std::uint64_t count) noexcept { cell_->tail.advance(count); }
 
     // Waits until at least `count` slots are free and, if the ring was full, until it has drained
     // to `low`. kLost if the consumer is lost.

@@ -152,7 +152,7 @@ std::vector<Pool::Request> requests_of(const py::iterable& requests) {
     std::vector<Pool::Request> all;
     for (const py::handle one : requests) {
         const auto [group, kind, frame, message, steps] = one.cast<
-            std::tuple<std::uint32_t, std::uint16_t, std::uint32_t, py::object, std::uint16_t>>();
+            std::tuple<std::uint32_t, std::uint8_t, std::uint32_t, py::object, std::uint16_t>>();
         all.push_back({group, kind, frame,
                        message.is_none() ? std::nullopt
                                          : std::optional<std::string>(message.cast<py::bytes>()),

@@ -91,7 +91,7 @@ class PyPool : public Handle {
         const Traced sending(track_, TraceKind::kSend,
                              static_cast<std::uint32_t>(group_frames.size()));
         for (const auto& [group, frame] : group_frames) expect_idle(known(group));
-        const std::uint16_t kind = last ? Command::kChunkLast : Command::kChunk;
+        const std::uint8_t kind = last ? Command::kChunkLast : Command::kChunk;
         for (const auto& [group, frame] : group_frames) {
             mark(TraceKind::kSent, group);
             pool_.send({group, kind, frame, std::nullopt, steps});
@@ -348,16 +348,14 @@ class PyPool : public Handle {
     }
 
  private:
-    bool send_all(std::uint16_t kind, std::uint32_t frame, std::uint16_t steps) {
+    bool send_all(std::uint8_t kind, std::uint32_t frame, std::uint16_t steps) {
         const Pin pin(*this, "send to");
         take_notes();
         const Traced sending(track_, TraceKind::kSend, pool_.groups());
         for (std::uint32_t group = 0; group < pool_.groups(); ++group) expect_idle(group);
         sound([&] {
-            for (std::uint32_t group = 0; group < pool_.groups(); ++group) {
-                mark(TraceKind::kSent, group);
-                pool_.send({group, kind, frame, std::nullopt, steps});
-            }
+            pool_.send_all(kind, frame, steps,
+                           [this](std::uint32_t group) { mark(TraceKind::kSent, group); });
         });
         return pool_.unsent() == 0;
     }

@@ -52,7 +52,8 @@ struct Shared {
                                   .bell = &bell,
                                   .members = members.data(),
                                   .completions = completions.data(),
-                                  .groups = workers};
+                                  .groups = workers,
+                                  .fan = fan};
         for (std::size_t i = 0; i < workers; ++i) {
             parts.commands.push_back({&command_cells[i], commands[i].data()});
         }
@@ -65,6 +66,7 @@ struct Shared {
         }
         return all;
     }
+    std::uint32_t fan = 4;
     BasicPool<Sim> pool(const std::vector<std::uint64_t>& weights) {
         return {parts(), inboxes(), std::vector<std::uint32_t>(workers, 1), weights};
     }
@@ -170,6 +172,42 @@ struct Orphan : Shared<1, 2> {
         });
     }
     void end() { world.expect(pool.pending() == 0 || world.killed(0), "something is left"); }
+};
+
+// Two workers step. If both sleep, the first wakes the second, unless it dies before.
+struct Relay : Shared<2, 2> {
+    BasicPool<Sim> pool;
+
+    Relay() : pool(made()) {
+        world.spawn([this] { serve(0); }, true);
+        world.spawn([this] { serve(1); });
+        world.spawn([this] {
+            for (std::uint32_t group = 0; group < 2; ++group) actions[group].write(1);
+            pool.send_all(Command::kStep, 1, 1, [](std::uint32_t) {});
+            Policy policy;
+            if (pool.wait(kForever, policy) == Outcome::kLost) {
+                world.expect(world.killed(0), "a loss without a death");
+                pool.take(0);
+                pool.forget_losses();
+                world.expect(pool.wait(kForever, policy) == Outcome::kReady, "not back");
+            } else {
+                check_result(pool, 0);
+                pool.take(0);
+            }
+            check_result(pool, 1);
+            pool.take(1);
+            end_workers(pool);
+        });
+        world.spawn([this] {
+            world.until([] { return world.over(0); });
+            if (world.killed(0)) pool.on_death(0)();
+        });
+    }
+    BasicPool<Sim> made() {
+        fan = 1;
+        return Shared::pool({1, 1});
+    }
+    void end() { world.expect(pool.pending() == 0, "something is left"); }
 };
 
 // Groups of different weights come back in any order, with deadlines in between.
@@ -332,6 +370,7 @@ struct Inline : Shared<2, 2> {
 // preemptions, stale reads, kills, early ends of a sleep
 const std::vector<sim::Scenario> kScenarios = {
     sim::scenario<Together>("together", {{2, 0, 0, 0}, {1, 1, 0, 0}}),
+    sim::scenario<Relay>("relay", {{1, 0, 1, 0}, {2, 0, 0, 0}, {1, 1, 0, 0}, {0, 1, 1, 0}}),
     sim::scenario<Orphan>("orphan", {{2, 0, 1, 0}, {1, 1, 1, 0}}),
     sim::scenario<Some>("some", {{2, 0, 0, 0}, {1, 1, 0, 1}}),
     sim::scenario<Replacement>("replacement", {{2, 0, 1, 0}, {1, 1, 1, 0}}),
