@@ -281,6 +281,60 @@ TEST(a_wait_for_groups_is_never_early) {
     }
 }
 
+TEST(many_workers_that_sleep_wake_each_other) {
+    Groups counts(12, 1);
+    counts[0] = counts[5] = 3;
+    Fixture fixture(counts);
+    Pool& pool = *fixture.pool;
+    WaitPolicy policy = parking();
+    std::vector<Child> workers;
+    for (std::uint32_t index = 0; index < counts.size(); ++index) {
+        workers.emplace_back([&] { fixture.serve(index, parking()); });
+    }
+    const PoolParts parts = fixture.parts<Linux>();
+    for (std::uint32_t step = 1; step <= 100; ++step) {
+        for (const auto& commands : parts.commands)
+            until([&] { return commands.cell->tail.armed(); });
+        for (std::uint32_t group = 0; group < pool.groups(); ++group) {
+            fixture.actions[group] = Record(group, step);
+        }
+        const std::uint64_t before = futex_wake_count();
+        std::uint32_t sent = 0;
+        pool.send_all(Command::kStep, step, 1, [&](std::uint32_t) { ++sent; });
+        CHECK(futex_wake_count() == before + parts.fan && sent == pool.groups());
+        CHECK(pool.wait(kForever, policy) == Outcome::kReady);
+        for (std::uint32_t group = 0; group < pool.groups(); ++group) {
+            fixture.check_result(group);
+            pool.take(group);
+        }
+    }
+    fixture.end_workers();
+    for (Child& worker : workers) worker.finish();
+}
+
+TEST(a_worker_with_a_note_wakes_no_others) {
+    Fixture fixture(Groups(6, 1));
+    Pool& pool = *fixture.pool;
+    const PoolParts parts = fixture.parts<Linux>();
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> asleep;
+    for (std::uint32_t index = 0; index < 6; ++index) {
+        asleep.emplace_back([&, index] {
+            PoolWorker worker = fixture.worker(index);
+            WaitPolicy policy = parking();
+            while (!stop) worker.wait(kForever, policy);
+        });
+        until([&] { return parts.commands[index].cell->tail.armed(); });
+    }
+    pool.note(0, "a");
+    const std::uint64_t before = futex_wake_count();
+    stop = true;
+    pool.send_all(Command::kStep, 1, 1, [](std::uint32_t) {});
+    CHECK(futex_wake_count() == before + 6);
+    for (std::thread& thread : asleep) thread.join();
+    CHECK(fixture.worker(0).next()->kind == Command::kNote);
+}
+
 TEST(notes_come_before_the_next_command_and_messages_of_any_size_arrive) {
     Fixture fixture({1});
     Pool& pool = *fixture.pool;
