@@ -78,7 +78,9 @@ POLICIES = [plain, Recurrent(), draws, Counts(), Draws(), draws_from_its_module]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda one: getattr(one, "__name__", repr(one)))
+@pytest.mark.parametrize(
+    "policy", POLICIES, ids=lambda one: getattr(one, "__name__", type(one).__name__)
+)
 def test_rollouts_equal_those_of_processes(policy, overlap):
     assert_as_in_processes(policy, overlap=overlap)
 
