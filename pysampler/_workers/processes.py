@@ -139,6 +139,9 @@ class Processes(Workers):
             for all: with a few workers for each CPU, importing in each costs time and memory.
     """
 
+    can_die = True
+    mail = 1 << 16  # bytes of an inbox, and of an outbox; larger messages go in parts
+
     def __init__(
         self,
         assignments: Sequence[WorkerAssignment],
@@ -294,9 +297,6 @@ class Processes(Workers):
                 answer = child.connection.recv_bytes()
             if answer != b"attached":
                 raise self.error_of(index, loads(answer), "starting")
-
-    can_die = True
-    mail = 1 << 16  # bytes of an inbox, and of an outbox; larger messages go in parts
 
     def lay_out(self, index: int, layout: tuple[Layout, Segment]) -> None:
         """Send a worker another layout and the descriptor of its segment."""
