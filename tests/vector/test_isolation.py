@@ -242,6 +242,7 @@ def test_isolate_check_lets_envs_with_generators_of_their_own_share_a_process():
         assert envs.num_workers == 1
 
 
+@pytest.mark.slow
 def test_a_difference_that_begins_with_a_close_says_so():
     said = "; this begins when one of the others is closed"
     assert check(ResetByClose).reasons[0].endswith(said)
@@ -466,6 +467,7 @@ def test_an_env_that_hangs_alone_is_an_error(monkeypatch):
         check(Hangs)
 
 
+@pytest.mark.slow
 def test_siblings_are_made_by_the_other_functions():
     class First(Plain):
         def observation(self):

@@ -185,6 +185,7 @@ def test_an_env_may_break_barriers_of_its_own():
     assert "an env raised BrokenBarrierError being stepped: mine" in found.reasons[0]
 
 
+@pytest.mark.slow
 def test_an_env_that_draws_from_global_generators_is_told_its_remedy():
     assert check(Draws).remedy == "seed_globals=True"
     assert check(ReadsGlobals).remedy == "isolate=True"

@@ -6,7 +6,6 @@ import os
 import signal
 import textwrap
 import threading
-import time
 import weakref
 
 import gymnasium as gym
@@ -19,7 +18,8 @@ from interrupts import handler
 from programs import completed
 
 import pysampler
-from pysampler._vector.env_trial import holds_lock
+from pysampler._vector import division
+from pysampler._vector.env_trial import slowdown_in_threads
 from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
 from pysampler.sync import usable_cpus
 
@@ -180,32 +180,35 @@ def test_options_that_need_processes_are_refused(option):
         make(**option)
 
 
-class Computes(Short):
-    """Holds Python's lock."""
-
-    def step(self, action):
-        sum(range(1000))
-        return super().step(action)
-
-
-class Sleeps(Short):
-    """Releases Python's lock, for most of a step."""
-
-    def step(self, action):
-        time.sleep(5e-4)
-        return super().step(action)
-
-
 @pytest.mark.skipif(usable_cpus() < 2, reason="one CPU: no choice to make")
-@pytest.mark.parametrize(("env", "pays"), [(Computes, not holds_lock()), (Sleeps, True)])
-def test_auto_chooses_threads_if_their_steps_overlap(env, pays):
-    with pysampler.VectorEnv([env] * 32, context="threads", num_workers="auto") as envs:
+@pytest.mark.parametrize(("slowdown", "pays"), [(1.1, True), (2.1, False)])
+def test_auto_chooses_threads_if_their_steps_overlap(monkeypatch, slowdown, pays):
+    monkeypatch.setattr(division, "try_env", lambda *_, **__: (5e-4, False))
+    monkeypatch.setattr(division, "slowdown_in_threads", lambda *_: slowdown)
+    with pysampler.VectorEnv([Short] * 32, context="threads", num_workers="auto") as envs:
         assert (envs.num_workers > 0) == pays
         assert len(threads()) == envs.num_workers
-        assert (envs.division.slowdown < 1.6) == pays
-        assert "times as long beside another thread, so" in str(envs.division)
-    with pysampler.VectorEnv([env] * 32, context="threads", main_envs="auto") as envs:
-        assert (envs.division.slowdown < 1.6) == pays
+        assert envs.division.slowdown == slowdown
+        assert f"{slowdown} times as long beside another thread, so" in str(envs.division)
+    with pysampler.VectorEnv([Short] * 32, context="threads", main_envs="auto") as envs:
+        assert envs.division.slowdown == slowdown
+
+
+class Meets(Short):
+    """Makes its first step when another does so in another thread."""
+
+    both = threading.Barrier(2, timeout=60)
+    met = False
+
+    def step(self, action):
+        if not self.met:
+            self.both.wait()
+        self.met = True
+        return super().step(action)
+
+
+def test_the_trial_of_threads_steps_two_envs_at_once():
+    assert slowdown_in_threads([Meets] * 3, 1e-6) >= 1
 
 
 def test_auto_threads_simulate_mujoco_envs_together():
