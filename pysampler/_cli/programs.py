@@ -178,7 +178,7 @@ def _why_not(pid: int) -> str:
                 _attach(worker, "")
             except (OSError, AttachError) as error:
                 return f"worker {worker}: {error}"
-    return f"process {pid} has no pysampler workers (num_workers=0 starts none)"
+    return f"process {pid} has no pysampler workers (num_workers=0 and threads start no processes)"
 
 
 def _creator_of(worker: int, inner: int) -> int | None:

@@ -256,17 +256,18 @@ class Sampler(Uncopyable, Interruptible):
         if self._in_own_process and self._owned and not self.envs.closed:
             self.envs.close(terminate=self._interrupted)
 
-    def __del__(self) -> None:
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:
         # Finalizers may run anywhere, so this only marks the lease: the vector env takes its envs
-        # back in its next call.
+        # back in its next call. While the program ends, modules may be empty.
         lease = getattr(self, "_lease", None)
         if lease is None or not self._in_own_process:
             return
         lease.over = True
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             self._request_stop()
-        if self._owned:
-            self._core.pool.kill(wait=0)
+        with suppress(Exception):
+            if self._owned:
+                self._core.pool.kill(wait=0)
 
 
 @dataclass(frozen=True)

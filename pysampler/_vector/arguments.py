@@ -310,6 +310,7 @@ NEED_PROCESSES = {
     "recycle_above": "what envs leak belongs to the program",
     "isolate": "threads share the process",
     "seed_globals": "threads share the global generators",
+    "trace": "it looks into worker processes",
 }
 
 

@@ -302,6 +302,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     "recycle_above": (recycle_above, None),
                     "isolate": (isolate, False),
                     "seed_globals": (seed_globals, False),
+                    "trace": (trace, None),
                 }
             )
         self.division = divide(

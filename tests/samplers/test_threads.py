@@ -9,6 +9,7 @@ import pytest
 from scripted import Scripted
 
 import pysampler
+from pysampler._policies import sampler
 
 ENVS = [functools.partial(Scripted, script) for script in ("..t", ".c", "...b", ".")]
 
@@ -290,3 +291,11 @@ def test_actors_act_with_published_weights_only(torch):
                 module.layer.bias.fill_(version)
                 actors.take(8)  # acts with what was published before
             actors.publish()
+
+
+def test_a_sampler_may_be_freed_when_modules_are_empty_already(monkeypatch):
+    rollouts = pysampler.Rollouts(ENVS, plain, 4, num_workers=2, context="threads")
+    next(rollouts)
+    monkeypatch.setattr(sampler, "contextlib", None)  # as when a program ends
+    rollouts.__del__()
+    assert rollouts._core.closed

@@ -172,6 +172,7 @@ def test_a_step_timeout_names_the_env_and_the_step_stays_pending():
         {"isolate": True},
         {"isolate": "check"},
         {"seed_globals": True},
+        {"trace": "steps.json"},
     ],
 )
 def test_options_that_need_processes_are_refused(option):
