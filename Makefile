@@ -78,7 +78,7 @@ $(NOGIL)/bin/python3:
 test-nogil: python-nogil  ## the tests of threads, workers and primitives, on a Python without its lock
 	$(NOGIL)/bin/python3 -m venv $(NOGIL)/venv
 	$(NOGIL)/venv/bin/python -m pip install -q --only-binary numpy -e . --group contract
-	$(NOGIL)/venv/bin/python -m pytest --quick tests/sync tests/workers tests/vector/test_threads.py tests/samplers/test_threads.py
+	$(NOGIL)/venv/bin/python -m pytest --quick tests/sync tests/workers tests/vector/test_threads.py tests/vector/test_hammer.py tests/samplers/test_threads.py
 
 # Instrumented for ThreadSanitizer, like our module; NumPy is not.
 $(TSAN)/bin/python3:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import sysconfig
 
 import pytest
 from programs import completed
@@ -68,6 +69,9 @@ def test_process_local_objects_cannot_be_pickled(make):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="NumPy cannot be imported there"
+)
 def test_import_in_a_subinterpreter_raises():
     program = """
 try:

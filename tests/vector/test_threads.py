@@ -378,6 +378,7 @@ def test_a_program_that_ends_lets_steps_end_and_envs_close():
 @pytest.mark.slow
 def test_a_program_may_end_within_simulations():
     pytest.importorskip("mujoco")
+    pytest.importorskip("glfw")
     program = """
         import os, sys, gymnasium as gym, pysampler
         from pysampler._workers import threads
