@@ -1522,6 +1522,14 @@ class Call:
         Use these frames from now on; None: there are none until they are laid out anew.
         """
     @property
+    def interrupted(self) -> bool:
+        """
+        Whether results are kept; set it when an exception keeps them from the caller.
+        """
+    @interrupted.setter
+    def interrupted(self, arg1: bool) -> None:
+        ...
+    @property
     def kept(self) -> typing.Any:
         """
         The results on their way to the caller: (groups, results, error), or None.

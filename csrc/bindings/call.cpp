@@ -50,6 +50,8 @@ class Call {
         if (!is_send()) exchange(name_, py::none());
         entry_.returned();
     }
+    // An exception keeps the results from the caller: from now on any thread may ask for them.
+    void set_interrupted(bool) { entry_.returned(); }
     void forget() {
         const py::object kept = exchange(kept_, py::none());
         exchange(name_, py::none());
@@ -260,6 +262,10 @@ void register_call(py::module_& m) {
         .def_property(
             "returned", [](const Call& self) { return self.kept().is_none(); }, &Call::set_returned,
             "Whether nothing is kept; set it right before returning the kept results.")
+        .def_property(
+            "interrupted", [](const Call& self) { return !self.kept().is_none(); },
+            &Call::set_interrupted,
+            "Whether results are kept; set it when an exception keeps them from the caller.")
         .def("forget", &Call::forget, "Note that nothing is pending or kept.")
         .def("use_frames", &Call::use_frames, py::arg("frames"),
              "Use these frames from now on; None: there are none until they are laid out anew.")

@@ -102,6 +102,7 @@ class Entry {
         }
         const bool closed_within = std::exchange(guard.closed_within, false);
         held_ = false;
+        if (!type.is_none()) returned();  // the results stay kept, for any thread
         guard.holder.store(0, std::memory_order_release);
         // If a call failed because a signal handler closed the object, the error says so.
         if (closed_within && !type.is_none() &&

@@ -547,9 +547,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             Observations, rewards, terminated, truncated, infos.
         """
         core = self._core
-        results: Stepped | bool = core.call.step(actions)  # csrc/bindings/call.cpp
-        if isinstance(results, bool):  # False: nothing was sent. True: Python waits and reads.
-            results = self._step(actions, sent=results)
+        try:
+            results: Stepped | bool = core.call.step(actions)  # csrc/bindings/call.cpp
+            if isinstance(results, bool):  # False: nothing was sent. True: Python waits and reads.
+                results = self._step(actions, sent=results)
+        except BaseException:
+            core.call.interrupted = True
+            raise
         core.call.returned = True
         self.observations = results[0]
         return results
@@ -649,12 +653,16 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """
         core = self._core
         results: Stepped | bool = False
-        if observations == "last":
-            results = core.call.step_chunk(actions)  # as in step
-        if isinstance(results, bool):
-            results, last = self._step_chunk(actions, observations, sent=results)
-        else:
-            last = results[0]
+        try:
+            if observations == "last":
+                results = core.call.step_chunk(actions)  # as in step
+            if isinstance(results, bool):
+                results, last = self._step_chunk(actions, observations, sent=results)
+            else:
+                last = results[0]
+        except BaseException:
+            core.call.interrupted = True
+            raise
         core.call.returned = True
         self.observations = last
         return results

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import sys
 import threading
 
 import gymnasium as gym
@@ -123,6 +124,31 @@ def test_results_on_their_way_to_a_thread_are_not_those_of_another():
             envs.step(ACTIONS)
         assert call.kept[1] is results[0]
         call.forget()
+        assert (envs.step(ACTIONS)[0] == 5).all()
+
+
+def test_another_thread_gets_the_results_of_a_thread_that_an_exception_has_ended():
+    """As of ``PyThreadState_SetAsyncExc``, or of a handler in the main thread."""
+
+    def traced(frame, event, _):
+        if event == "line" and envs._core.call.kept is not None:
+            raise KeyError
+        return traced
+
+    def interrupted():
+        sys.settrace(lambda frame, *_: traced if frame.f_code is step else None)
+        with pytest.raises(KeyError):
+            envs.step(ACTIONS)
+
+    step = pysampler.VectorEnv.step.__code__
+    with pysampler.VectorEnv([Counted] * 4, **LANES["threads"]) as envs:
+        envs.reset()
+        for _ in range(3):
+            envs.step(ACTIONS)
+        together(interrupted)
+        with pytest.raises(AlreadyPendingCallError):
+            envs.step(ACTIONS)
+        assert (envs.step_wait()[0] == 4).all()
         assert (envs.step(ACTIONS)[0] == 5).all()
 
 
