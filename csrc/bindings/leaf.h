@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "released.h"
+
 namespace pysampler::bindings {
 
 namespace py = pybind11;
@@ -25,6 +27,13 @@ inline bool exact_array(PyObject* object) {
 inline py::object checked(PyObject* result) {
     if (result == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(result);
+}
+
+// Calls a function of Python in a worker, see called().
+template <class... Arguments>
+py::object call_in_worker(const py::handle& function, Arguments... arguments) {
+    const py::tuple all = py::make_tuple(arguments...);
+    return checked(called([&] { return PyObject_CallObject(function.ptr(), all.ptr()); }));
 }
 
 // A reference to item i of a list or tuple, which another thread may change meanwhile; null if it

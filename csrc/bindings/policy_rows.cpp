@@ -163,13 +163,13 @@ std::int64_t take_turns(const py::object& act, const py::object& block, const py
     std::int64_t policy_ns = 0;
     for (std::uint32_t at = begin; at < end && stop.load(std::memory_order_relaxed) == 0;) {
         const std::int64_t began = now_ns();
-        act(at);
+        call_in_worker(act, at);
         const std::int64_t acted = now_ns();
         policy_ns += acted - began;
         if (track) track->add(TraceKind::kPolicy, 0, began, acted);
         ++at;
-        if (envs.step(at) && overflow(at).cast<bool>()) break;
-        if (!after_step.is_none()) after_step(at);
+        if (envs.step(at) && call_in_worker(overflow, at).cast<bool>()) break;
+        if (!after_step.is_none()) call_in_worker(after_step, at);
         // Last: a replacement of this worker finds all steps up to here in the frames. Relaxed is
         // enough after the end of a process; release keeps the compiler from moving the store up.
         made.store(made.load(std::memory_order_relaxed) + 1, std::memory_order_release);

@@ -11,6 +11,7 @@
 #include "hot.h"
 #include "meter.h"
 #include "pool_worker.h"
+#include "leaf.h"
 #include "py_pool.h"
 #include "support.h"
 
@@ -52,12 +53,12 @@ class PyWorker : public Handle {
         for (const py::handle block : held) {  // None for a group without a block to step
             all.push_back(block.is_none() ? nullptr : &block.cast<Block&>());
         }
-        bool unsent = flush().cast<bool>();
+        bool unsent = call_in_worker(flush).cast<bool>();
         for (;;) {
             const std::optional<Command> command = worker_.next();
             if (!command) {
                 if (unsent) {
-                    unsent = flush().cast<bool>();
+                    unsent = call_in_worker(flush).cast<bool>();
                 } else {
                     wait();
                 }
@@ -80,7 +81,9 @@ class PyWorker : public Handle {
             left |= std::exchange(has_overflow_, false);
             // Before the completion, so that the parent that it wakes finds the message and does
             // not wait for it on a CPU that this worker needs to send it.
-            if (left) unsent = report(command->group, command->number).cast<bool>();
+            if (left) {
+                unsent = call_in_worker(report, command->group, command->number).cast<bool>();
+            }
             finish(TraceKind::kCommand, command->group, left, began);
         }
     }

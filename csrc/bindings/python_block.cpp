@@ -1,5 +1,8 @@
 // A block whose step is a method of a Python class.
+#include <optional>
+
 #include "block.h"
+#include "leaf.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -9,19 +12,29 @@ namespace {
 class PythonBlock : public Block {
  public:
     bool step(std::uint32_t frame) override {
-        PYBIND11_OVERRIDE_PURE(bool, PythonBlock, step, frame);
+        return *overridden("step", frame);
     }
     bool step_once(std::uint32_t frame, std::uint32_t number) override {
-        PYBIND11_OVERRIDE_IMPL(bool, PythonBlock, "step_once", frame, number);
-        return Block::step_once(frame, number);
+        const std::optional<bool> left = overridden("step_once", frame, number);
+        return left ? *left : Block::step_once(frame, number);
     }
     bool step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) override {
-        PYBIND11_OVERRIDE_PURE(bool, PythonBlock, step_chunk, frame, steps, last);
+        return *overridden("step_chunk", frame, steps, last);
     }
     bool step_chunk_once(std::uint32_t frame, std::uint32_t steps, bool last,
                          std::uint32_t number) override {
-        PYBIND11_OVERRIDE_IMPL(bool, PythonBlock, "step_chunk_once", frame, steps, last, number);
-        return Block::step_chunk_once(frame, steps, last, number);
+        const std::optional<bool> left =
+            overridden("step_chunk_once", frame, steps, last, number);
+        return left ? *left : Block::step_chunk_once(frame, steps, last, number);
+    }
+
+ private:
+    // The result of a method of the Python class, if it has one.
+    template <class... Arguments>
+    std::optional<bool> overridden(const char* name, Arguments... arguments) {
+        const py::function method = py::get_override(static_cast<const PythonBlock*>(this), name);
+        if (!method) return std::nullopt;
+        return call_in_worker(method, arguments...).template cast<bool>();
     }
 };
 

@@ -85,6 +85,22 @@ class Released {
     PyThreadState* state_;
 };
 
+// Returns the result of `call`, a function of Python's C interface that may run Python code. It
+// throws nothing, so if it does not return, the interpreter ends, and Python before 3.14 unwinds
+// this daemon thread: as in Released, it sleeps forever instead.
+template <class Call>
+PyObject* called(Call&& call) {
+    struct Stays {
+        bool returned = false;
+        ~Stays() {
+            while (!returned) pause();
+        }
+    } stays;
+    PyObject* result = call();
+    stays.returned = true;
+    return result;
+}
+
 // Calls `wait(policy)` without the GIL, and handles signals meanwhile. An exception of a handler
 // is thrown whatever the outcome: no wait returns a value with an exception set. The next wait must
 // find what this one found, so the primitives consume nothing before they return. Returns

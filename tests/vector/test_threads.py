@@ -376,6 +376,48 @@ def test_a_program_that_ends_lets_steps_end_and_envs_close():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("env", ["Busy", "BusyBatch"])
+def test_a_program_ends_while_envs_run_python(env):
+    """Pythons before 3.14 unwind such a thread when it comes for the lock."""
+    program = f"""
+        import threading, gymnasium as gym, numpy as np, pysampler
+        from pysampler.envs import BatchEnv
+
+        began = threading.Event()
+
+        class Busy(gym.Env):
+            observation_space = gym.spaces.Box(-1, 1, (2,))
+            action_space = gym.spaces.Discrete(2)
+
+            def reset(self, *, seed=None, options=None):
+                return np.zeros(2, np.float32), {{}}
+
+            def step(self, action):
+                began.set()
+                while True:
+                    sum(range(100))
+
+        class BusyBatch(BatchEnv):
+            observation_space, action_space = Busy.observation_space, Busy.action_space
+
+            def observe(self, ids):
+                return np.zeros((1, 2), np.float32)
+
+            def reset(self, ids, rngs):
+                pass
+
+            def step(self, ids, actions):
+                Busy.step(self, actions)
+
+        envs = pysampler.make_vec({env}, num_envs=1, num_workers=1, context="threads")
+        envs.reset()
+        envs.step_async(np.zeros(1, int))
+        began.wait()
+    """
+    assert completed("-c", textwrap.dedent(program)).returncode == 0
+
+
+@pytest.mark.slow
 def test_a_program_may_end_within_simulations():
     pytest.importorskip("mujoco")
     pytest.importorskip("glfw")
