@@ -340,8 +340,8 @@ void EnvBlock::guarded(std::size_t i, Work&& work) {
 bool EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action, bool unseen) {
     call_ = Call::kStep;
     PyObject* call[] = {envs_[i].ptr(), action};
-    py::object results = checked(called(
-        [&] { return PyObject_VectorcallMethod(step_name_.ptr(), call, 2, nullptr); }));
+    py::object results = checked(
+        called([&] { return PyObject_VectorcallMethod(step_name_.ptr(), call, 2, nullptr); }));
     const auto [obs, reward, terminated, truncated, info] = take_apart<5>(results, "step");
     const std::size_t env = first_ + i;
     if (reward_size_ == 0) {

@@ -9,9 +9,9 @@
 #include "block.h"
 #include "command.h"
 #include "hot.h"
+#include "leaf.h"
 #include "meter.h"
 #include "pool_worker.h"
-#include "leaf.h"
 #include "py_pool.h"
 #include "support.h"
 

@@ -11,9 +11,7 @@ namespace {
 // Owner: as of EnvBlock.
 class PythonBlock : public Block {
  public:
-    bool step(std::uint32_t frame) override {
-        return *overridden("step", frame);
-    }
+    bool step(std::uint32_t frame) override { return *overridden("step", frame); }
     bool step_once(std::uint32_t frame, std::uint32_t number) override {
         const std::optional<bool> left = overridden("step_once", frame, number);
         return left ? *left : Block::step_once(frame, number);
@@ -23,8 +21,7 @@ class PythonBlock : public Block {
     }
     bool step_chunk_once(std::uint32_t frame, std::uint32_t steps, bool last,
                          std::uint32_t number) override {
-        const std::optional<bool> left =
-            overridden("step_chunk_once", frame, steps, last, number);
+        const std::optional<bool> left = overridden("step_chunk_once", frame, steps, last, number);
         return left ? *left : Block::step_chunk_once(frame, steps, last, number);
     }
 
