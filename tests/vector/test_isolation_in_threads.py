@@ -145,6 +145,26 @@ def test_envs_that_interfere_in_threads_are_found_with_the_reason(
         assert found.reasons[0].startswith("beside others in threads, ")
 
 
+def by_value(name):
+    """Return a class as workers get it from a script: its methods have variables of their own."""
+    variables = {"__name__": __name__, "COUNT": {"n": 0}, "Plain": Plain, "N": 0}
+    text = f"""
+class {name}(Plain):
+    def act(self):
+        global N
+        N += 1
+        COUNT["n"] += 1
+"""
+    exec(text, variables)
+    return variables[name]
+
+
+def test_variables_of_functions_pickled_by_value_are_looked_at():
+    found = check_threads(by_value("Counts"))
+    assert (found.isolated, found.remedy) == (None, "context='forkserver'")
+    assert found.reasons[0].endswith(f": {__name__}.COUNT, {__name__}.N")
+
+
 def test_state_that_threads_share_makes_equal_results_doubtful():
     class Caches(Plain):
         cache: dict = {}  # noqa: RUF012

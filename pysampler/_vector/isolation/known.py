@@ -57,7 +57,7 @@ def interfering(envs: Iterable[Any]) -> list[str]:
     for env in envs:
         for layer in layers_of(env):
             _follow("", getattr(layer, "__dict__", {}), used, seen)
-        for name, namespace in namespaces_of(env).items():
+        for name, namespace in namespaces_of(env):
             _follow(name, namespace, used, seen)
     return [
         f"envs of {f'{name} {versions[name]}'.strip()} must not share a process: "

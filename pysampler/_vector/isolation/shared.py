@@ -22,7 +22,7 @@ from pysampler._torch import loaded_torch
 from pysampler._vector.env_calls import layers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 __all__ = ["LIBRARIES", "SharedState", "namespaces_of", "package_of"]
 
@@ -45,9 +45,10 @@ class SharedState:
     """
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
-        self._namespaces = dict(_of_function(env_fn))
-        self._packages = set(map(package_of, self._namespaces)) - LIBRARIES
-        self._classes: dict[str, type] = {}
+        # By address: a function that was pickled by value has a copy of its module's variables.
+        self._namespaces = {id(found): (name, found) for name, found in _of_function(env_fn)}
+        self._packages = {package_of(name) for name, _ in self._namespaces.values()} - LIBRARIES
+        self._classes: dict[int, tuple[str, type]] = {}
         self._now = threading.local()  # its `env` is the one that this thread calls
         self._users: dict[str, set[Any]] = {}  # of files and addresses
         self._changed: dict[str, dict[str, None]] = {}  # names, by what they are
@@ -76,7 +77,8 @@ class SharedState:
             for name, state in states.items():
                 # Attributes of modules that were imported since are new, others are not.
                 if state != before.get(name, state if kind == "attributes" else None):
-                    self._changed.setdefault(kind, {})[name] = None
+                    shown = name[1] if kind == "attributes" else name
+                    self._changed.setdefault(kind, {})[shown] = None
             if kind == "environment":
                 gone = before.keys() - states.keys()
                 self._changed.setdefault(kind, {}).update(dict.fromkeys(sorted(gone)))
@@ -125,7 +127,7 @@ class SharedState:
 
     # -- states ----------------------------------------------------------------------------------
 
-    def _all(self) -> dict[str, dict[str, Any]]:
+    def _all(self) -> dict[str, dict[Any, Any]]:
         """Return all states by kind and name."""
         try:
             directory = str(Path.cwd())
@@ -138,33 +140,38 @@ class SharedState:
             "attributes": self._attributes(),
         }
 
-    def _attributes(self) -> dict[str, Any]:
-        """Return a state for each attribute of the env's modules and classes."""
-        spaces: dict[str, Mapping[str, Any]] = dict(self._namespaces)
+    def _attributes(self) -> dict[tuple[int, str], Any]:
+        """Return a state for each attribute of the env's modules and classes.
+
+        The keys are the address of the module's variables or of the class, and the name.
+        """
+        spaces = dict(self._namespaces)
         for name, module in list(sys.modules.items()):
             if package_of(name) in self._packages and isinstance(module, types.ModuleType):
-                spaces[name] = vars(module)
-        states: dict[str, Any] = {}
+                spaces[id(vars(module))] = name, vars(module)
+        states: dict[tuple[int, str], Any] = {}
         classes = dict(self._classes)
-        for space, attributes in spaces.items():
+        for address, (space, attributes) in spaces.items():
             for name, value in list(attributes.items()):
                 # A proxy of another object may raise whatever it is asked for.
                 with contextlib.suppress(Exception):
                     if isinstance(value, type):
                         if package_of(value.__module__) in self._packages:
-                            classes[f"{space}.{name}"] = value
+                            classes[id(value)] = f"{space}.{name}", value
                     elif not isinstance(value, (types.ModuleType, types.FunctionType)):
-                        self._add_state(states, space, name, value)
-        for path, one in classes.items():
+                        self._add_state(states, address, space, name, value)
+        for address, (path, one) in classes.items():
             for name, value in list(vars(one).items()):
                 with contextlib.suppress(Exception):
                     if not callable(value):
-                        self._add_state(states, path, name, value)
+                        self._add_state(states, address, path, name, value)
         return states
 
-    def _add_state(self, states: dict[str, Any], path: str, name: str, value: Any) -> None:
+    def _add_state(
+        self, states: dict[tuple[int, str], Any], address: int, path: str, name: str, value: Any
+    ) -> None:
         if not name.startswith(("__", "_abc_")):
-            states[f"{path}.{name}"] = self._state(value)
+            states[address, f"{path}.{name}"] = self._state(value)
 
     def _state(self, value: Any, depth: int = 0) -> Any:
         """Return an object that compares unequal once the value has changed."""
@@ -194,8 +201,8 @@ class SharedState:
                 if (package := package_of(one.__module__)) not in LIBRARIES:
                     self._packages.add(package)
                 if one.__module__.partition(".")[0] != "builtins":
-                    self._classes[f"{one.__module__}.{one.__qualname__}"] = one
-        self._namespaces.update(namespaces_of(env))
+                    self._classes[id(one)] = f"{one.__module__}.{one.__qualname__}", one
+        self._namespaces.update((id(found), (name, found)) for name, found in namespaces_of(env))
 
 
 def package_of(module: str) -> str:
@@ -236,12 +243,12 @@ def _all_layers_of(env: Any) -> Iterator[Any]:
             yield from _all_layers_of(one)
 
 
-def namespaces_of(env: Any) -> dict[str, dict[str, Any]]:
-    """Return the global variables that the methods of an env and of its wrappers use, by module."""
-    return {
-        name: found
-        for layer in _all_layers_of(env)
-        for one in type(layer).__mro__
-        for method in list(vars(one).values())
-        for name, found in _of_function(method)
-    }
+def namespaces_of(env: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the global variables of functions of an env and of its wrappers, such as methods.
+
+    Each comes with the name of its module, and may come several times.
+    """
+    for layer in _all_layers_of(env):
+        for one in (layer, *type(layer).__mro__):
+            for function in list(getattr(one, "__dict__", {}).values()):
+                yield from _of_function(function)
