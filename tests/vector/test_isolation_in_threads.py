@@ -1,10 +1,13 @@
 """check_isolation(context="threads"): what envs of threads do to each other and to the program."""
 
+import functools
 import itertools
 import os
 import random
 import signal
+import sys
 import threading
+from collections import deque
 from pathlib import Path
 
 import gymnasium as gym
@@ -13,6 +16,7 @@ import pytest
 
 import pysampler
 from pysampler._vector.isolation.check import check_envs
+from pysampler._vector.isolation.shared import SharedState
 
 
 class Plain(gym.Env):
@@ -163,6 +167,141 @@ def test_variables_of_functions_pickled_by_value_are_looked_at():
     found = check_threads(by_value("Counts"))
     assert (found.isolated, found.remedy) == (None, "context='forkserver'")
     assert found.reasons[0].endswith(f": {__name__}.COUNT, {__name__}.N")
+
+
+def counting(count=0):
+    class CountsCells(Plain):
+        def act(self):
+            nonlocal count
+            count += 1
+
+    return CountsCells
+
+
+class DrawsFrom(Plain):
+    def __init__(self, generator):
+        self.generator = generator
+
+    def act(self):
+        self.generator.random()
+
+
+class MakesDrawing:
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __call__(self):
+        return DrawsFrom(self.generator)
+
+
+def draws(generator, *, wrapped=False):
+    function = lambda: DrawsFrom(generator)  # noqa: E731
+    return (lambda: function()) if wrapped else function
+
+
+def draws_by_default(given):
+    return lambda generator=given: DrawsFrom(generator)
+
+
+def changed_objects(env_fns):
+    """Return the objects of functions that envs change, by a run in this process."""
+    shared = SharedState(env_fns)
+    for function in env_fns:
+        env = function()
+        shared.look(env)
+        env.reset(seed=1)
+        env.step(1)
+    shared.look()
+    return [text for kind, text in shared.causes() if kind == "captured"]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (draws, "generator"),
+        (functools.partial(draws, wrapped=True), "generator"),
+        (draws_by_default, "generator"),
+        (lambda given: functools.partial(DrawsFrom, given), "argument 1"),
+        (lambda given: functools.partial(DrawsFrom, generator=given), "generator"),
+        (lambda given: MakesDrawing(given).__call__, "MakesDrawing"),
+        (MakesDrawing, "MakesDrawing"),
+    ],
+)
+def test_changes_of_an_object_that_functions_capture_are_found(make, name, monkeypatch):
+    monkeypatch.setattr(sys, "addaudithook", lambda hook: None)  # which would stay
+    given = np.random.default_rng(1)
+    (text,) = changed_objects([make(given)] * 2)
+    assert f"capture, one for all envs: {name}. Create" in text
+    if name == "generator":
+        assert len(changed_objects([make(given), make(given)])) == 1
+    assert changed_objects([make(np.random.default_rng(i)) for i in range(2)]) == []
+
+
+def test_changes_of_variables_of_an_enclosing_function_are_found(monkeypatch):
+    monkeypatch.setattr(sys, "addaudithook", lambda hook: None)  # which would stay
+    made = counting()
+    for function in (made, lambda: made()):
+        assert ": count. Create" in changed_objects([function] * 2)[0]
+
+
+class Hidden(Plain):
+    """Keeps state where the check does not look."""
+
+    def __init__(self):
+        self.drawn = deque([1], maxlen=1)
+
+    def act(self):
+        self.drawn[0] += 1
+
+    def observation(self):
+        return np.array([self.position, self.drawn[0]])
+
+
+drawn = deque([1], maxlen=1)
+
+
+def make_hidden():
+    env = Hidden()
+    env.drawn = drawn
+    return env
+
+
+def make_from(given):
+    def function():
+        env = Hidden()
+        env.drawn = given
+        return env
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("env_fn", "name"),
+    [
+        (make_from(deque([1], maxlen=1)), "given"),
+        (make_hidden, "drawn"),
+        (lambda: make_hidden(), "drawn"),
+    ],
+)
+def test_objects_that_functions_refer_to_are_suspected_if_nothing_else_changes(env_fn, name):
+    found = check_threads(env_fn)
+    assert found.isolated is False
+    assert found.reasons[1].endswith(
+        f"look for state in what env_fns refer to, one for all envs ({name}), and in a library of "
+        "the env, such as a renderer"
+    )
+
+
+def test_objects_that_functions_refer_to_are_suspected_of_exceptions():
+    class Refuses(Plain):
+        def __init__(self, lock):
+            if not lock.acquire(blocking=False):
+                raise RuntimeError("taken")
+
+    lock = threading.Lock()
+    found = check_threads(lambda: Refuses(lock))
+    assert found.reasons[0].endswith("an env raised RuntimeError being made: taken")
+    assert "one for all envs (lock)" in found.reasons[1]
 
 
 def test_state_that_threads_share_makes_equal_results_doubtful():

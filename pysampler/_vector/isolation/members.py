@@ -55,6 +55,7 @@ class RunResult:
         failed: What raised an exception, and the exception; None if nothing did.
         batch: The name of the class, if the function made a BatchEnv.
         causes: Shared state that the envs changed: its kind, and a sentence.
+        captured: The names of objects that the functions refer to, one for all envs.
         closed: How many records there were when the first sibling was closed.
     """
 
@@ -66,6 +67,7 @@ class RunResult:
     failed: tuple[str, Report] | None = None
     batch: str = ""
     causes: list[tuple[str, str]] = field(default_factory=list)
+    captured: list[str] = field(default_factory=list)
     closed: int = 0
 
 

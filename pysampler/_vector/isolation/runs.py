@@ -138,7 +138,7 @@ class _Run:
         self._makes = env_fns
         self._every = max(1, job.steps // _FRAMES)  # steps from one picture to the next
         seed_globals(np.random.SeedSequence(job.seed))
-        self._shared = SharedState(env_fns[0])
+        self._shared = SharedState(env_fns)
         self.result = RunResult()
         self._doing = "being made"
         self._members: list[Member] = []
@@ -152,6 +152,7 @@ class _Run:
         self.result.seconds = time.perf_counter() - begun
         self._shared.look()
         self.result.causes = self._shared.causes()
+        self.result.captured = self._shared.captured()
         known = interfering(member.env for member in self._members)
         self.result.causes += [("module", text) for text in known]
         for member in self._members:

@@ -20,9 +20,10 @@ import numpy as np
 
 from pysampler._torch import loaded_torch
 from pysampler._vector.env_calls import layers_of
+from pysampler._vector.isolation.captured import captured_by_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["LIBRARIES", "SharedState", "namespaces_of", "package_of"]
 
@@ -32,7 +33,8 @@ _MOST_BYTES = 1 << 20  # of an array that are compared
 _NAMED = 5  # names in a sentence
 # Packages whose attributes are not looked at: they have many, which change for good reasons.
 LIBRARIES = {*sys.stdlib_module_names, "cloudpickle", "gymnasium", "numpy", "pysampler", "torch"}
-_PLAIN = bool, int, float, complex, str, bytes, type(None), np.generic, itertools.count
+_CONSTANT = bool, int, float, complex, str, bytes, type(None), np.generic
+_PLAIN = *_CONSTANT, itertools.count
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _IGNORED = "/dev/", "/proc/", "/sys/"
 
@@ -41,12 +43,14 @@ class SharedState:
     """What the envs of this process share, and which of it they change.
 
     Args:
-        env_fn: The function that makes an env, whose global variables are looked at.
+        env_fns: The function that makes the env, and those that make its siblings. The objects that
+            they share are looked at, and the global variables of the first.
     """
 
-    def __init__(self, env_fn: Callable[[], Any]) -> None:
+    def __init__(self, env_fns: Sequence[Callable[[], Any]]) -> None:
+        self._env_fns = env_fns
         # By address: a function that was pickled by value has a copy of its module's variables.
-        self._namespaces = {id(found): (name, found) for name, found in _of_function(env_fn)}
+        self._namespaces = {id(found): (name, found) for name, found in _of_function(env_fns[0])}
         self._packages = {package_of(name) for name, _ in self._namespaces.values()} - LIBRARIES
         self._classes: dict[int, tuple[str, type]] = {}
         self._now = threading.local()  # its `env` is the one that this thread calls
@@ -76,8 +80,9 @@ class SharedState:
             before = self._before[kind]
             for name, state in states.items():
                 # Attributes of modules that were imported since are new, others are not.
-                if state != before.get(name, state if kind == "attributes" else None):
-                    shown = name[1] if kind == "attributes" else name
+                addressed = isinstance(name, tuple)
+                if state != before.get(name, state if addressed else None):
+                    shown = name[1] if addressed else name
                     self._changed.setdefault(kind, {})[shown] = None
             if kind == "environment":
                 gone = before.keys() - states.keys()
@@ -95,6 +100,8 @@ class SharedState:
             "directory": "the env changes the {}",
             "environment": "the env changes environment variables: {}",
             "attributes": "the env changes attributes of modules or classes: {}",
+            "captured": "the env changes objects that env_fns capture, one for all envs: {}. "
+            "Create them inside of env_fns",
         }
         causes = [
             (kind, text.format(changed[kind]))
@@ -108,6 +115,12 @@ class SharedState:
             )
             causes.append(("files", text))
         return causes
+
+    def captured(self) -> list[str]:
+        """Return the names of objects that env_fns refer to and envs may change."""
+        found = captured_by_all(self._env_fns, globals_too=True)
+        names = (name for _, name, value in found if not issubclass(type(value), _CONSTANT))
+        return list(dict.fromkeys(names))
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         env = getattr(self._now, "env", None)
@@ -138,7 +151,15 @@ class SharedState:
             "directory": {"working directory": directory},
             "environment": dict(os.environ),
             "attributes": self._attributes(),
+            "captured": self._captured_states(),
         }
+
+    def _captured_states(self) -> dict[tuple[int, str], Any]:
+        states: dict[tuple[int, str], Any] = {}
+        for address, name, value in captured_by_all(self._env_fns):
+            with contextlib.suppress(Exception):
+                states[address, name] = self._state(value)
+        return states
 
     def _attributes(self) -> dict[tuple[int, str], Any]:
         """Return a state for each attribute of the env's modules and classes.

@@ -18,8 +18,8 @@ _OF_THE_PROGRAM = {"generators", "directory", "environment", "module"}
 # By kind of state, what helps envs in one process.
 _ADVICE = {"generators": ". seed_globals=True gives each env its own, with the seed of its reset"}
 _UNEXPLAINED = (
-    "no change of modules, files or global generators explains it: look for state in a library of "
-    "the env, such as a renderer"
+    "no change of modules, files or global generators explains it: look for state in {}a library "
+    "of the env, such as a renderer"
 )
 
 
@@ -115,9 +115,14 @@ def _found(
 def _compared(
     alone: RunResult, again: RunResult, beside: RunResult, where: str, causes: Sequence[str]
 ) -> Isolation:
+    captured = ""
+    if beside.captured:
+        captured = f"what env_fns refer to, one for all envs ({_listed(beside.captured)}), and in "
+    unexplained = [_UNEXPLAINED.format(captured)]
     if beside.failed is not None:
         doing, raised = beside.failed
         text = f"{where}, an env raised {raised.kind} {doing}: {raised.text}"
+        causes = causes or unexplained * bool(captured)
         return _found(alone, text, *causes, isolated=False)
     if again.failed is not None:
         doing, raised = again.failed
@@ -133,7 +138,7 @@ def _compared(
     different = [one for one in _differences(alone, beside) if one[1] not in ignored]
     if not different:
         return _found(alone, isolated=True, ignored=ignored)
-    causes = causes or [_UNEXPLAINED]
+    causes = causes or unexplained
     text = _described(different, where)
     first = [call for call, _ in beside.records].index(different[0][0])
     if 0 < beside.closed <= first:
