@@ -43,6 +43,7 @@ __all__ = [
     "LoggingSetup",
     "PackedServers",
     "Setup",
+    "UnpicklableError",
     "receive_descriptor",
     "receive_message",
     "send_message",
@@ -192,6 +193,10 @@ def _receive_descriptors(connection: Connection, count: int) -> tuple[bytes, lis
     return message, fds
 
 
+class UnpicklableError(TypeError):
+    """Functions that make envs cannot be pickled, for the reason in ``__cause__``."""
+
+
 class PackedServers:
     """Pickled env servers, and a segment that holds each of their large arrays once."""
 
@@ -245,7 +250,7 @@ def _pickle_server(server: MakeServer, large: list[memoryview]) -> bytes:
     try:
         return dumps_by_value(server, keep_in_band)
     except Exception as error:
-        raise TypeError(
+        raise UnpicklableError(
             f"cannot send env_fns to workers: {type(error).__name__}: {error}; create "
             'such objects inside of env_fns, or pass context="fork"'
         ) from error

@@ -13,6 +13,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from programs import completed
 
 import pysampler
 from pysampler._vector.isolation.check import check_envs
@@ -358,6 +359,65 @@ def test_options_that_threads_refuse_are_refused():
         pysampler.check_isolation(Plain, seed_globals=True, context="threads")
     with pytest.raises(ValueError, match="cannot check isolation: context 'thread', expected one"):
         pysampler.check_isolation(Plain, context="thread")
+
+
+def test_an_env_fn_that_cannot_be_pickled_is_told_to_move_to_a_module():
+    lock = threading.Lock()
+
+    def env_fn():
+        with lock:
+            return Plain()
+
+    message = (
+        "cannot check isolation: env_fn cannot be pickled for the processes of the check: "
+        "TypeError: cannot pickle '_thread.lock' object; define env_fn and its env in a module"
+    )
+    with pytest.raises(TypeError, match=message) as raised:
+        pysampler.check_isolation(env_fn, context="threads")
+    assert "fork" not in str(raised.value)  # which checks processes
+    with pytest.raises(TypeError, match='cannot send env_fns to workers.*context="fork"'):
+        pysampler.check_isolation(env_fn)
+
+
+LOCKED = """
+import threading
+import gymnasium as gym
+lock = threading.Lock()
+
+class Locked(gym.Wrapper):
+    def step(self, action):
+        with lock:
+            return self.env.step(action)
+
+def make():
+    return Locked(gym.make("CartPole-v1"))
+"""
+SCRIPT = """
+import locked
+import pysampler
+from gymnasium.envs.classic_control import CartPoleEnv
+
+COUNT = {"n": 0}
+
+class Counts(CartPoleEnv):
+    def step(self, action):
+        COUNT["n"] += 1
+        return super().step(action)
+
+if __name__ == "__main__":
+    print(pysampler.check_isolation(locked.make, 20, context="threads"))
+    print(pysampler.check_isolation(Counts, 20, context="threads"))
+"""
+
+
+@pytest.mark.slow
+def test_envs_of_scripts_and_of_their_modules_are_checked(tmp_path):
+    (tmp_path / "locked.py").write_text(LOCKED)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    locked, counts, reason = completed(str(tmp_path / "script.py")).stdout.splitlines()
+    assert locked.startswith("envs of CartPole-v1 may step in threads")
+    assert counts.startswith("the check cannot tell whether envs of Counts may step in threads")
+    assert reason == "- the env changes attributes of modules or classes: __main__.COUNT"
 
 
 @pytest.mark.slow

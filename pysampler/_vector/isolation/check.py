@@ -16,6 +16,7 @@ from pysampler._vector.serving import WorkerInfo, worker_init_for
 from pysampler._workers.exceptions import error_from
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import WorkerAssignment
+from pysampler._workers.setup import UnpicklableError
 from pysampler.errors import EnvTimeoutError, LostError
 from pysampler.sync import Segment
 
@@ -55,7 +56,7 @@ def check_isolation(
 
     With ``context="threads"``, each of the three envs steps in a thread, at the same time as the
     others. Threads share more than envs that take turns, so state that they change counts even if
-    all results are equal.
+    all results are equal. These are threads of a new process too, so ``env_fn`` must pickle.
 
     Args:
         env_fn: A function that makes an env, as for ``VectorEnv``. If envs differ, pass a list of
@@ -73,6 +74,7 @@ def check_isolation(
         EnvError: The env raised an exception alone.
         EnvTimeoutError: The env did not answer alone: the first run may take 60 seconds.
         WorkerLostError: The env ended its process alone.
+        TypeError: A function cannot be pickled.
 
     >>> check = check_isolation(lambda: gym.make("CartPole-v1"))
     >>> check.isolated
@@ -128,11 +130,22 @@ def check_envs(
     first, *others = {id(function): function for function in env_fns}.values()
     siblings = [*others[:2], *others, first, first][:2]
     arguments = [first, *siblings], b"" if context == "fork" else registered(), worker_init
-    pool = Pool(
-        [WorkerAssignment(i, (1,)) for i in range(_BESIDE + len(threads))],
-        lambda _: (RunServer, arguments),
-        context=context,
-    )
+    try:
+        pool = Pool(
+            [WorkerAssignment(i, (1,)) for i in range(_BESIDE + len(threads))],
+            lambda _: (RunServer, arguments),
+            context=context,
+        )
+    except UnpicklableError as error:
+        if not any(threads):
+            raise
+        # No forks instead: they inherit locks that other threads hold, and state of libraries.
+        cause = error.__cause__
+        raise TypeError(
+            "cannot check isolation: env_fn cannot be pickled for the processes of the check: "
+            f"{type(cause).__name__}: {cause}; define env_fn and its env in a module that your "
+            "script imports, where these processes find them by name"
+        ) from cause
     try:
         pool.lay_out(Segment(1), AttachNothing())
         job = RunJob(steps, steps, seed, seconds=_SECONDS, seed_globals=seed_globals)
