@@ -311,9 +311,11 @@ def _memory(workers: int) -> _Result:
 def _isolation(env: str) -> _Result:
     checks = checked(source_of(env), threads=True)
     text = ". ".join("; ".join([one.verdict, *one.reasons]) for one in checks)
+    if checks[0].isolated:
+        return _ok(text)
     match checks[0].remedy:
         case "":
-            return _ok(text)
+            return _look(text, "let each env use files and ports of its own")
         case "seed_globals=True":
             gives = "generators of its own"
         case _:

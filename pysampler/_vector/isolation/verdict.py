@@ -38,8 +38,9 @@ class Isolation:
         ignored: Infos that differ between two runs of the env alone, such as times, and objects
             that do not pickle. They were not compared.
         remedy: The option of ``VectorEnv`` that helps: "seed_globals=True" if global random
-            generators are all that the envs share, "isolate=True" otherwise, and
-            "context='forkserver'" instead of threads. "" if ``isolated``.
+            generators are all that the envs share, "isolate=True" otherwise. Instead of threads,
+            "context='forkserver'", followed by one of these unless all results were equal. "" if
+            ``isolated``, or if files are all that the envs share, since processes share them too.
         threads: Whether the envs were stepped in threads.
     """
 
@@ -88,21 +89,23 @@ def judged(
         threads: Whether the envs of that run were in threads.
     """
     where = f"beside others{' in threads' * threads}"
+    shared: set[str] = set()
+    equal = False
     if isinstance(beside, str):
         found = _found(alone, f"{where}, {beside}", isolated=False)
-        shared = set()
     else:
         shared = {kind for kind, _ in beside.causes}
         causes = [text + _ADVICE.get(kind, "") * (not threads) for kind, text in beside.causes]
         found = _compared(alone, again, beside, where, causes)
-        if threads and found.isolated and shared:
+        equal = found.isolated is True
+        if threads and equal and shared:
             of_program = shared & _OF_THE_PROGRAM
             found = replace(found, isolated=False if of_program else None, reasons=tuple(causes))
-    remedy = "isolate=True"
+    remedy = "seed_globals=True" if shared == {"generators"} else "isolate=True"
     if threads:
-        remedy = "context='forkserver'"
-    elif shared == {"generators"}:
-        remedy = "seed_globals=True"
+        remedy = "context='forkserver'" + f", {remedy}" * (not equal)
+    if shared == {"files"}:
+        remedy = ""
     return replace(found, remedy="" if found.isolated else remedy, threads=threads)
 
 
