@@ -116,8 +116,11 @@ def _drawing() -> Any:
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            more = {"generator": self._generator} if function in drawing else {}
-            return function(*args, **more, **(kwargs or {}))
+            given = kwargs or {}
+            tensors = [one for one in args if isinstance(one, torch.Tensor)]
+            if function in drawing and all(one.device.type == "cpu" for one in tensors):
+                given = {"generator": self._generator, **given}
+            return function(*args, **given)
 
     return Drawing
 

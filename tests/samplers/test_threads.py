@@ -211,6 +211,18 @@ def test_draws_from_distributions_equal_those_of_processes(torch, kind):
     assert_as_in_processes(network(torch, forward))
 
 
+def test_distributions_with_a_generator_of_their_own_draw_from_that(torch):
+    class Own(torch.distributions.Normal):
+        def sample(self, shape=()):
+            own = torch.Generator().manual_seed(1)
+            return torch.normal(self.loc, self.scale, generator=own)
+
+    def forward(self, observations):
+        return Own(self.layer(observations.float() % 3), 1.0)
+
+    assert_as_in_processes(network(torch, forward))
+
+
 def test_all_threads_use_the_weights_of_the_program(torch):
     seen = set()
 
