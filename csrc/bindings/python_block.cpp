@@ -1,5 +1,6 @@
 // A block whose step is a method of a Python class.
 #include <optional>
+#include <string>
 
 #include "block.h"
 #include "leaf.h"
@@ -11,13 +12,13 @@ namespace {
 // Owner: as of EnvBlock.
 class PythonBlock : public Block {
  public:
-    bool step(std::uint32_t frame) override { return *overridden("step", frame); }
+    bool step(std::uint32_t frame) override { return required("step", frame); }
     bool step_once(std::uint32_t frame, std::uint32_t number) override {
         const std::optional<bool> left = overridden("step_once", frame, number);
         return left ? *left : Block::step_once(frame, number);
     }
     bool step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) override {
-        return *overridden("step_chunk", frame, steps, last);
+        return required("step_chunk", frame, steps, last);
     }
     bool step_chunk_once(std::uint32_t frame, std::uint32_t steps, bool last,
                          std::uint32_t number) override {
@@ -26,6 +27,13 @@ class PythonBlock : public Block {
     }
 
  private:
+    template <class... Arguments>
+    bool required(const char* name, Arguments... arguments) {
+        const std::optional<bool> left = overridden(name, arguments...);
+        if (!left) py::pybind11_fail(std::string("cannot step block: it has no method ") + name);
+        return *left;
+    }
+
     // The result of a method of the Python class, if it has one.
     template <class... Arguments>
     std::optional<bool> overridden(const char* name, Arguments... arguments) {
