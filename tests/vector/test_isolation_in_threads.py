@@ -289,6 +289,7 @@ def make_from(given):
     return function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_fn", "name"),
     [
@@ -318,6 +319,7 @@ def test_objects_that_functions_refer_to_are_suspected_of_exceptions():
     assert "one for all envs (lock)" in found.reasons[1]
 
 
+@pytest.mark.slow
 def test_state_that_threads_share_makes_equal_results_doubtful():
     class Caches(Plain):
         cache: dict = {}  # noqa: RUF012
@@ -332,6 +334,7 @@ def test_state_that_threads_share_makes_equal_results_doubtful():
     assert "Caches.cache" in threaded.reasons[0]
 
 
+@pytest.mark.slow
 def test_steps_of_threads_overlap():
     class Meets(Plain):
         """The first env in a step waits until another is in one."""
@@ -348,6 +351,7 @@ def test_steps_of_threads_overlap():
     assert check_threads(Meets).isolated is True
 
 
+@pytest.mark.slow
 def test_an_env_may_break_barriers_of_its_own():
     class Breaks(Plain):
         def act(self):
