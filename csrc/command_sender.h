@@ -92,11 +92,7 @@ class BasicCommandSender {
 
     // Sends a command without a message, and leaves it to others to wake the worker.
     void send_unwoken(const Command& command) {
-        const Run run = commands_.claim(1);
-        if (run.count == 0) return send(command, std::nullopt);
-        // SYNC: as in publish(); who wakes the worker has acquired a command that came later.
-        commands_at_.slots[run.first] = command;
-        commands_.publish_unwoken(1);
+        if (!publish(command, true)) send(command, std::nullopt);
     }
 
     // Whether no note or command is kept.
@@ -149,12 +145,14 @@ class BasicCommandSender {
         notes_.clear();
     }
 
-    bool publish(const Command& command) {
+    // `unwoken`: another thread wakes the worker.
+    bool publish(const Command& command, bool unwoken = false) {
         const Run run = commands_.claim(1);
         if (run.count == 0) return false;
-        // SYNC: publish() releases the slot to next() in pool_worker.h.
+        // SYNC: publish() releases the slot to next() in pool_worker.h. The thread that wakes the
+        // worker instead has acquired a command that was published later.
         commands_at_.slots[run.first] = command;
-        commands_.publish(1);
+        unwoken ? commands_.publish_unwoken(1) : commands_.publish(1);
         return true;
     }
 

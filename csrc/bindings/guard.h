@@ -3,7 +3,7 @@
 // Python runs signal handlers between any two of its instructions, so a lock taken and released in
 // Python code stays locked if a handler raises in between. Here each happens inside one call, which
 // `with` makes without checking for signals. Python 3.14 checks after __enter__, before the block
-// begins: if a handler raises there, nobody calls __exit__, and the entry ends when it is freed.
+// begins: if a handler raises there, __exit__ is not called, and the entry ends when it is freed.
 #pragma once
 
 #include <atomic>
