@@ -15,47 +15,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from interfering import Plain, ResetByClose
 
 import pysampler
 from pysampler._vector.isolation import check as check_module
 from pysampler._vector.isolation.check import check_envs
 from pysampler.envs.classic import CartPole
 from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
-
-
-class Plain(gym.Env):
-    """Its observations follow from its seed and actions; subclasses spoil that."""
-
-    observation_space = gym.spaces.Box(-1e9, 1e9, (2,), np.float64)
-    action_space = gym.spaces.Discrete(5)  # of all envs
-    render_mode = None
-    metadata = {"render_modes": ["rgb_array", "human"]}  # noqa: RUF012
-
-    def __init__(self):
-        self.position = 0.0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.position = self.np_random.random()
-        self.begin()
-        return self.observation(), self.info()
-
-    def step(self, action):
-        self.position += action * self.np_random.random()
-        self.act()
-        return self.observation(), float(self.position), self.position > 40, False, self.info()
-
-    def begin(self):
-        pass
-
-    def act(self):
-        pass
-
-    def info(self):
-        return {}
-
-    def observation(self):
-        return np.array([self.position, 0.0])
 
 
 def check(env_fn, **options):
@@ -128,16 +94,6 @@ class Numbered(Plain):
 class DrawsFromModule(Plain):
     def observation(self):
         return np.array([self.position, generator.random()])
-
-
-class ResetByClose(Plain):
-    open = True
-
-    def observation(self):
-        return np.array([self.position, type(self).open])
-
-    def close(self):
-        type(self).open = False
 
 
 class ChangesDirectory(Plain):

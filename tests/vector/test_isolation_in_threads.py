@@ -10,42 +10,14 @@ import threading
 from collections import deque
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from interfering import Plain, ResetByClose
 from programs import completed
 
 import pysampler
 from pysampler._vector.isolation.check import check_envs
 from pysampler._vector.isolation.shared import SharedState
-
-
-class Plain(gym.Env):
-    """Its observations follow from its seed and actions; subclasses spoil that."""
-
-    observation_space = gym.spaces.Box(-1e9, 1e9, (2,), np.float64)
-    action_space = gym.spaces.Discrete(5)
-    render_mode = None
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.position = self.np_random.random()
-        self.begin()
-        return self.observation(), {}
-
-    def step(self, action):
-        self.position += action * self.np_random.random()
-        self.act()
-        return self.observation(), float(self.position), self.position > 40, False, {}
-
-    def begin(self):
-        pass
-
-    def act(self):
-        pass
-
-    def observation(self):
-        return np.array([self.position, 0.0])
 
 
 def check(env_fn, **options):
@@ -104,16 +76,6 @@ class Numbered(Plain):
 
     def observation(self):
         return np.array([self.position, self.number])
-
-
-class ResetByClose(Plain):
-    open = True
-
-    def observation(self):
-        return np.array([self.position, type(self).open])
-
-    def close(self):
-        type(self).open = False
 
 
 class Writes(Plain):

@@ -321,34 +321,9 @@ def test_a_thread_that_fails_is_a_lost_worker():
 
 
 @pytest.mark.slow
-def test_a_program_ends_while_envs_step():
-    program = """
-        import threading, time, gymnasium as gym, numpy as np, pysampler
-
-        class Slow(gym.Env):
-            observation_space = gym.spaces.Box(-1, 1, (2,))
-            action_space = gym.spaces.Discrete(2)
-            began = threading.Semaphore(0)
-
-            def reset(self, *, seed=None, options=None):
-                return np.zeros(2, np.float32), {}
-
-            def step(self, action):
-                Slow.began.release()
-                threading.Event().wait()
-
-        envs = pysampler.VectorEnv([Slow] * 2, context="threads")
-        envs.reset()
-        envs.step_async(np.zeros(2, int))
-        Slow.began.acquire()
-        print("the end")
-    """
-    assert completed("-c", textwrap.dedent(program)).stdout == "the end\n"
-
-
-@pytest.mark.slow
-def test_a_program_that_ends_lets_steps_end_and_envs_close():
-    program = """
+@pytest.mark.parametrize(("seconds", "output"), [(0.2, "the end\nclosed\n"), (None, "the end\n")])
+def test_a_program_that_ends_lets_steps_end_and_envs_close_for_a_while(seconds, output):
+    program = f"""
         import os, threading, gymnasium as gym, numpy as np, pysampler
 
         class Slow(gym.Env):
@@ -357,22 +332,23 @@ def test_a_program_that_ends_lets_steps_end_and_envs_close():
             began = threading.Semaphore(0)
 
             def reset(self, *, seed=None, options=None):
-                return np.zeros(2, np.float32), {}
+                return np.zeros(2, np.float32), {{}}
 
             def step(self, action):
                 Slow.began.release()
-                threading.Event().wait(0.2)
-                return np.zeros(2, np.float32), 0.0, False, False, {}
+                threading.Event().wait({seconds})
+                return np.zeros(2, np.float32), 0.0, False, False, {{}}
 
             def close(self):
-                os.write(1, b"closed")
+                os.write(1, b"closed\\n")
 
         envs = pysampler.VectorEnv([Slow], context="threads")
         envs.reset()
         envs.step_async(np.zeros(1, int))
         Slow.began.acquire()
+        print("the end", flush=True)
     """
-    assert completed("-c", textwrap.dedent(program)).stdout == "closed"
+    assert completed("-c", textwrap.dedent(program)).stdout == output
 
 
 @pytest.mark.slow
