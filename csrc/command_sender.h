@@ -77,22 +77,19 @@ class BasicCommandSender {
     // the worker's.
     void send_notes(std::uint32_t group) {
         keep_notes(group);
-        NoWait look;
-        deliver(0, look);
+        deliver_some();
     }
 
     // Sends the command or keeps it; never waits. Throws CorruptRing.
     void send(const Command& command, const std::optional<std::string>& message) {
         keep_notes(command.group);
         if (!message && unsent_.empty() && publish(command)) return;
-        unsent_.push_back({command, message.has_value(), message.value_or("")});
-        NoWait look;
-        deliver(0, look);
+        keep({command, message.has_value(), message.value_or("")});
     }
 
     // Sends a command without a message, and leaves it to others to wake the worker.
     void send_unwoken(const Command& command) {
-        if (!publish(command, true)) send(command, std::nullopt);
+        if (!unsent_.empty() || !publish(command, true)) keep({command});
     }
 
     // Whether no note or command is kept.
@@ -137,6 +134,17 @@ class BasicCommandSender {
         bool published = false;     // the command
         std::uint64_t written = 0;  // of the message
     };
+
+    void keep(Parcel parcel) {
+        unsent_.push_back(std::move(parcel));
+        deliver_some();
+    }
+
+    // What fits now.
+    void deliver_some() {
+        NoWait look;
+        deliver(0, look);
+    }
 
     void keep_notes(std::uint32_t group) {
         for (std::string& note : notes_) {
