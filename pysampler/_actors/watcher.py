@@ -269,8 +269,9 @@ class Watcher(FreeRunningSampler):
         if at is not None:
             self._state.at = at
         with self._collect_lock:
-            self._waited_for = len(self._episodes) - self._held + len(self._ring)
+            ended = len(self._episodes) - self._held + len(self._ring)
         self._version = super().publish(weights)
+        self._waited_for = ended
         return self._version
 
     def follow(self, weights: Any, at: int) -> None:

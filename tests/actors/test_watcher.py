@@ -96,6 +96,15 @@ def test_repeat_plays_episodes_without_new_weights():
             watcher.publish()
 
 
+def test_wait_returns_episodes_that_ended_before_a_refused_publish():
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
+        while len(watcher.curve) < 1:
+            os.sched_yield()
+        with pytest.raises(TypeError, match="cannot publish weights: int, expected a dict of"):
+            watcher.publish(5)
+        assert len(watcher.wait(1, float("inf"))) == 1
+
+
 def test_a_watcher_follows_what_actors_publish():
     acting = ConstantPolicy()
     with (
@@ -446,8 +455,6 @@ def test_bad_options_are_refused():
         ]:
             with pytest.raises(ValueError, match=match):
                 call()
-        with pytest.raises(TypeError, match="cannot publish weights: int, expected a dict of"):
-            watcher.publish(5)
         assert len(watcher.wait(1, float("inf"))) == 1
 
 
