@@ -13,7 +13,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 CTEST := $(BIN)/ctest --test-dir build/native --output-on-failure -j $$(nproc)
 # All tests that need a Ray cluster run in one process (loadgroup): it takes half a minute to start.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+# With --dist loadgroup pytest-xdist waits forever for the replacement of a process of tests that ended.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --max-worker-restart 0
 SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/bindings/*.h csrc/bindings/*.cpp) CMakeLists.txt pyproject.toml
 # ON in CI, which knows its compiler.
 STRICT ?= OFF

@@ -161,6 +161,7 @@ def test_records_left_in_a_phase_return_in_the_next_unless_dropped(drop):
             assert [len(rows[i]) for i in range(4)] == envs.stats().steps.count.tolist()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_a_phase_does_not_block_it():
     with envs_of(
         num_workers=2, on_worker_loss="restart", max_restarts=8, restart_window=1.0
