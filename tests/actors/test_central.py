@@ -155,10 +155,12 @@ def test_workers_that_ask_meanwhile_are_acted_for_at_once(tmp_path):
         while (requests._asked == requests._answered).any():
             os.sched_yield()
         gate.touch()
-        together = actors.take(6, min_records=6).together
-        assert set(together.ravel()) <= set(envs.stats().batch_sizes)
-        # The first call was for one to three workers; the second is for all others.
-        assert (together >= 4).any()
+        together = set()
+        # The first call was for one to three workers; the second is for all others, unless one is
+        # between its request and its post.
+        while max(together, default=0) < 4:
+            together |= set(actors.take(6, min_records=6).together.ravel())
+        assert together <= set(envs.stats().batch_sizes)
 
 
 def test_error_of_the_policy_is_raised_by_take():
