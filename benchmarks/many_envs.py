@@ -134,7 +134,7 @@ def tables(results: dict[str, Any]) -> str:
         "Median [least, most] of interpreters in turn.\n",
         (
             "## The parent's part of a step\n\nIts CPU time, with envs that do next to nothing and "
-            "workers that park. With each worker comes a call of the kernel, which wakes it.\n"
+            "workers that park. Of many workers that sleep it wakes four, which wake the others.\n"
         ),
         table(header, rows),
         "## Starting, and the first reset, s\n",
