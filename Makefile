@@ -78,8 +78,8 @@ $(NOGIL)/bin/python3:
 
 test-nogil: python-nogil  ## the tests of threads, workers and primitives, on a Python without its lock
 	$(NOGIL)/bin/python3 -m venv $(NOGIL)/venv
-	$(NOGIL)/venv/bin/python -m pip install -q --only-binary numpy -e . --group contract
-	$(NOGIL)/venv/bin/python -m pytest --quick tests/sync tests/workers tests/vector/test_threads.py tests/vector/test_hammer.py tests/samplers/test_threads.py
+	$(NOGIL)/venv/bin/python -m pip install -q --only-binary :all: -e . --group contract
+	PYSAMPLER_QUICK_LIMIT=10 $(NOGIL)/venv/bin/python -m pytest --quick tests/sync tests/workers tests/vector/test_threads.py tests/vector/test_hammer.py tests/samplers/test_threads.py
 
 # Instrumented for ThreadSanitizer, like our module; NumPy is not.
 $(TSAN)/bin/python3:
@@ -87,7 +87,7 @@ $(TSAN)/bin/python3:
 
 sanitize-nogil: $(TSAN)/bin/python3  ## tests in which threads share objects, under ThreadSanitizer, on a Python without its lock
 	TSAN_OPTIONS=report_bugs=0 $(FIXED_ADDRESSES) $(TSAN)/bin/python3 -m venv $(TSAN)/venv
-	TSAN_OPTIONS=report_bugs=0 $(FIXED_ADDRESSES) $(TSAN)/venv/bin/python -m pip install -q --only-binary numpy . --group contract \
+	TSAN_OPTIONS=report_bugs=0 $(FIXED_ADDRESSES) $(TSAN)/venv/bin/python -m pip install -q --only-binary :all: . --group contract \
 	  -Ccmake.define.PYSAMPLER_SANITIZE=thread -Ccmake.build-type=RelWithDebInfo
 	cat $(TSAN)/suppressions_free_threading.txt tests/faults/tsan_nogil.txt >$(TSAN)/suppressions.txt
 	cp -r tests pyproject.toml $(TSAN)
