@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import threading
+from array import array
 from collections import deque
 from pathlib import Path
 
@@ -53,6 +54,11 @@ class GoesWithoutEffect(Plain):
         os.chdir("/usr")
 
 
+class MasksWithoutEffect(Plain):
+    def act(self):
+        os.umask(0o27)
+
+
 class SetsWithoutEffect(Plain):
     def begin(self):
         os.environ["PLAIN_LEVEL"] = "1"
@@ -92,6 +98,18 @@ class Handles(Plain):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
+class Counts(Plain):
+    def act(self, counted=deque()):  # noqa: B006
+        counted.append(1)
+
+
+def test_mutable_defaults_of_methods_are_looked_at():
+    found = check_threads(lambda: Counts())
+    [reason] = found.reasons
+    assert "defaults of " in reason
+    assert reason.endswith("Counts.act")
+
+
 @pytest.mark.parametrize(
     ("env", "reasons"),
     [
@@ -99,6 +117,7 @@ class Handles(Plain):
         (Draws, ["observations of", "the env uses global random generators: np.random"]),
         (DrawsWithoutEffect, ["the env uses global random generators: random"]),
         (GoesWithoutEffect, ["the env changes the working directory"]),
+        (MasksWithoutEffect, ["the env changes the umask"]),
         (SetsWithoutEffect, ["the env changes environment variables: PLAIN_LEVEL"]),
         (ReadsGlobals, ["observations of step", "SETTINGS"]),
         (Numbered, ["observations of the reset", "numbers"]),
@@ -224,7 +243,7 @@ class Hidden(Plain):
     """Keeps state where the check does not look."""
 
     def __init__(self):
-        self.drawn = deque([1], maxlen=1)
+        self.drawn = array("q", [1])
 
     def act(self):
         self.drawn[0] += 1
@@ -233,7 +252,7 @@ class Hidden(Plain):
         return np.array([self.position, self.drawn[0]])
 
 
-drawn = deque([1], maxlen=1)
+drawn = array("q", [1])
 
 
 def make_hidden():
@@ -255,7 +274,7 @@ def make_from(given):
 @pytest.mark.parametrize(
     ("env_fn", "name"),
     [
-        (make_from(deque([1], maxlen=1)), "given"),
+        (make_from(array("q", [1])), "given"),
         (make_hidden, "drawn"),
         (lambda: make_hidden(), "drawn"),
     ],

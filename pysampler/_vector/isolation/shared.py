@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import types
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,7 @@ class SharedState:
             directory = ""
         return {
             "generators": _generators(),
-            "directory": {"working directory": directory},
+            "directory": {"working directory": directory, "umask": _umask()},
             "environment": dict(os.environ),
             "attributes": self._attributes(),
             "captured": self._captured_states(),
@@ -184,7 +185,10 @@ class SharedState:
         for address, (path, one) in classes.items():
             for name, value in list(vars(one).items()):
                 with contextlib.suppress(Exception):
-                    if not callable(value):
+                    if isinstance(value, types.FunctionType):
+                        defaults = value.__defaults__, value.__kwdefaults__
+                        states[address, f"defaults of {path}.{name}"] = self._state(defaults)
+                    elif not callable(value):
                         self._add_state(states, address, path, name, value)
         return states
 
@@ -196,7 +200,7 @@ class SharedState:
 
     def _state(self, value: Any, depth: int = 0) -> Any:
         """Return an object that compares unequal once the value has changed."""
-        if isinstance(value, _PLAIN):
+        if isinstance(value, (*_PLAIN, bytearray)):
             return type(value), repr(value)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return value.dtype, value.shape, value.nbytes <= _MOST_BYTES and hash(value.tobytes())
@@ -207,7 +211,7 @@ class SharedState:
         if isinstance(value, random.Random):
             return value.getstate()
         if depth < _DEPTH:
-            if isinstance(value, (list, tuple, set, frozenset, dict)):
+            if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
                 if len(value) > _MOST:
                     return len(value)
                 parts = [*value, *value.values()] if isinstance(value, dict) else list(value)
@@ -242,6 +246,12 @@ def _generators() -> dict[str, Any]:
     if (torch := loaded_torch()) is not None and hasattr(torch, "get_rng_state"):
         states["torch"] = torch.get_rng_state().numpy().tobytes()
     return states
+
+
+def _umask() -> str:
+    # os.umask() would have to change it, which other threads could see.
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next((line for line in status if line.startswith("Umask:")), "")
 
 
 def _of_function(function: Any) -> Iterator[tuple[str, dict[str, Any]]]:
