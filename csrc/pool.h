@@ -17,8 +17,8 @@
 //   parent --- 0 1 2 3     0 --- 4 5 6 7     1 --- 8 9 10 11     (BasicPoolParts::fan is 4)
 //
 // The commands of those that a worker wakes are sent before its own, so it sees them asleep if they
-// are. All workers are idle then, so none keeps others waiting. If one dies before it has woken
-// them, the parent does it when a wait finds the loss.
+// are. A worker may die, be stopped or hang before it has woken them: the parent does it when a
+// wait finds the loss, or before renew(), and wake_left() does if the wait is long.
 //
 // The last groups may be *inline*: the parent runs their commands itself, in the thread that would
 // otherwise wait. They are in flight and ready like others, and post on the same doorbell.
@@ -135,9 +135,19 @@ class BasicPool {
                 }
             }
             parts_.wake_below(kParent);
+            relayed_ = true;
             first = workers_.back().end;
         }
         for (std::uint32_t group = first; group < groups(); ++group) send(request(group));
+    }
+
+    // Once after a send_all(): wakes all who may sleep since the worker that should have woken them
+    // is stopped, or hangs. The thread that waits calls it if a wait is long, or ends early.
+    void wake_left() {
+        if (!std::exchange(relayed_, false)) return;
+        for (std::uint32_t index = 0; index < workers(); ++index) {
+            if (works(workers_[index])) parts_.commands[index].cell->tail.wake_anyway();
+        }
     }
 
     // Sends a worker a message that arrives before its next command and has no answer.
@@ -294,6 +304,9 @@ class BasicPool {
     // flight stay in flight and are owed() a command. May be repeated.
     void renew(std::uint32_t index) {
         Worker& worker = workers_[index];
+        // A worker that is slow to wake this one may still do it, in the cell that is made anew:
+        // the replacement then looks for a command early.
+        if (!worker.dead) parts_.wake_below(index, true);
         worker.sender.renew();
         worker.dead = false;
         for (std::uint32_t group = worker.first; group < worker.end; ++group) {
@@ -414,14 +427,15 @@ class BasicPool {
         return outcome;
     }
 
+    bool works(const Worker& worker) const {
+        for (std::uint32_t group = worker.first; group < worker.end; ++group) {
+            if (groups_[group].in_flight && !is_ready(group)) return true;
+        }
+        return false;
+    }
     std::uint64_t workers_at_work() const {
-        const auto works = [this](const Worker& worker) {
-            for (std::uint32_t group = worker.first; group < worker.end; ++group) {
-                if (groups_[group].in_flight && !is_ready(group)) return true;
-            }
-            return false;
-        };
-        return static_cast<std::uint64_t>(std::count_if(workers_.begin(), workers_.end(), works));
+        const auto working = [this](const Worker& worker) { return works(worker); };
+        return static_cast<std::uint64_t>(std::count_if(workers_.begin(), workers_.end(), working));
     }
 
     template <class Visit>
@@ -466,6 +480,7 @@ class BasicPool {
     Shown<std::uint64_t> pending_weight_;
     bool any_new_ = false;
     bool any_lost_ = false;
+    bool relayed_ = false;  // all were sent a step, and workers wake each other
 };
 
 using Pool = BasicPool<Linux>;

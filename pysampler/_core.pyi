@@ -1113,6 +1113,10 @@ class Pool:
         """
         Wait until the groups that are back weigh `least`, or until the deadline; return them, longest ready first, up to a weight of `most`.
         """
+    def wake_left(self) -> None:
+        """
+        Wake the workers that others should have woken, but may not have.
+        """
     def worker(self, worker: typing.SupportsInt | typing.SupportsIndex) -> Part:
         """
         Return the part that a Watch marks lost when the worker dies.

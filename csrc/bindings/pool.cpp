@@ -254,6 +254,8 @@ void register_pool(py::module_& m) {
         .def_property("look_at", &PyPool::look_at, &PyPool::set_look_at,
                       "When to look for late envs next, in ns.")
         .def_property_readonly("look_due", &PyPool::look_due, "Whether `look_at` has passed.")
+        .def("wake_left", &PyPool::wake_left,
+             "Wake the workers that others should have woken, but may not have.")
         .def("until", &PyPool::until, py::arg("deadline"),
              "Return when a wait must end: at its deadline or at `look_at`.")
         .def_property_readonly("satisfied", &PyPool::satisfied,

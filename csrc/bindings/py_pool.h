@@ -277,6 +277,11 @@ class PyPool : public Handle {
     void set_look_at(std::int64_t at) { look_at_ = at; }
     std::int64_t look_at() const { return look_at_; }
     bool look_due() const { return now_ns() >= look_at_; }
+    // Before a look: a worker that another should have woken is not late itself.
+    void wake_left() {
+        const Pin pin(*this, "look at");
+        pool_.wake_left();
+    }
     // When a wait must end: at its deadline or at look_at(), whichever comes first.
     py::object until(const py::object& deadline) const {
         if (look_at_ == kForever) return deadline;
@@ -482,8 +487,13 @@ class PyPool : public Handle {
     Outcome outcome_of(const char* verb, Wait&& wait) {
         const Traced traced(track_, TraceKind::kWait, pool_.pending());
         const Waiting counted(waited_ns_);
-        const auto wanted = [this, before = given_up_] { return given_up_ == before && !closed(); };
+        const auto wanted = [this, before = given_up_] {
+            if (given_up_ != before || closed()) return false;
+            pool_.wake_left();
+            return true;
+        };
         const Outcome outcome = sound([&] { return site_(wait, wanted); });
+        if (outcome == Outcome::kTimedOut) pool_.wake_left();
         if (outcome == Outcome::kInterrupted) {
             raise("ClosedError", std::string("cannot ") + verb + " pool: it was closed meanwhile");
         }

@@ -210,6 +210,7 @@ class Recovery:
         native = self._links.native
         patience = int(self.faults.step_timeout * 1e9)
         native.look_at = now() + patience  # in case the rest raises
+        native.wake_left()  # a worker that sleeps since another is late must not be late, too
         for index, env, since in self.overdue(patience):
             if not self._is_timed(index):
                 continue

@@ -312,6 +312,32 @@ TEST(many_workers_that_sleep_wake_each_other) {
     for (Child& worker : workers) worker.finish();
 }
 
+TEST(workers_are_woken_if_the_one_that_should_wake_them_is_stopped) {
+    Fixture fixture(Groups(6, 1));
+    Pool& pool = *fixture.pool;
+    const PoolParts parts = fixture.parts<Linux>();
+    std::vector<Child> workers;
+    for (std::uint32_t index = 0; index < 6; ++index) {
+        workers.emplace_back([&, index] {
+            PoolWorker own = fixture.worker(index);
+            WaitPolicy policy = parking();
+            CHECK(own.wait(kForever, policy) == Outcome::kReady);
+            // Worker 0 does not take its command, and so wakes neither 4 nor 5.
+            if (index != 0) own.complete(own.next()->group, false, 1);
+        });
+        until([&] { return parts.commands[index].cell->tail.armed(); });
+    }
+    WaitPolicy policy = parking();
+    pool.send_all(Command::kStep, 1, 1, [](std::uint32_t) {});
+    CHECK(pool.wait_some(3, kForever, policy) == Outcome::kReady);
+    pool.wake_left();
+    CHECK(pool.wait_some(5, kForever, policy) == Outcome::kReady);
+    const std::uint64_t before = futex_wake_count();
+    pool.wake_left();
+    CHECK(futex_wake_count() == before);  // once for a step
+    for (Child& worker : workers) worker.finish();
+}
+
 TEST(a_worker_with_a_note_wakes_no_others) {
     Fixture fixture(Groups(6, 1));
     Pool& pool = *fixture.pool;

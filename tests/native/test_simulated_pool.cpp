@@ -210,6 +210,55 @@ struct Relay : Shared<2, 2> {
     void end() { world.expect(pool.pending() == 0, "something is left"); }
 };
 
+// The same, but the parent replaces the first worker before any wait has found its loss.
+struct RelayRenewed : Shared<2, 2> {
+    BasicPool<Sim> pool;
+    bool marked = false, replaced = false, done = false;
+
+    RelayRenewed() : pool(made()) {
+        world.spawn([this] { serve(0); }, true);
+        world.spawn([this] { serve(1); });
+        world.spawn([this] {
+            for (std::uint32_t group = 0; group < 2; ++group) actions[group].write(1);
+            pool.send_all(Command::kStep, 1, 1, [](std::uint32_t) {});
+            world.until([this] { return marked || (members[0].state.truth() & 1) != 0; });
+            if (marked) replace();
+            Policy policy;
+            if (pool.wait(kForever, policy) == Outcome::kLost) {
+                world.expect(!replaced, "the replacement is lost");
+                world.until([this] { return marked; });
+                replace();
+                world.expect(pool.wait(kForever, policy) == Outcome::kReady, "not back");
+            }
+            for (std::uint32_t group = 0; group < 2; ++group) {
+                check_result(pool, group);
+                pool.take(group);
+            }
+            end_workers(pool);
+            done = true;
+        });
+        world.spawn([this] {
+            world.until([] { return world.over(0); });
+            if (!world.killed(0)) return;
+            pool.on_death(0)();
+            marked = true;
+            world.until([this] { return replaced || done; });
+            if (replaced) serve(0);
+        });
+    }
+    void replace() {
+        world.after(0);
+        pool.renew(0);
+        replaced = true;
+        if (pool.owed(0)) act(pool, 0, 1);
+    }
+    BasicPool<Sim> made() {
+        fan = 1;
+        return Shared::pool({1, 1});
+    }
+    void end() { world.expect(pool.pending() == 0, "something is left"); }
+};
+
 // Groups of different weights come back in any order, with deadlines in between.
 struct Some : Shared<2, 2> {
     BasicPool<Sim> pool = Shared::pool({1, 3});
@@ -371,6 +420,7 @@ struct Inline : Shared<2, 2> {
 const std::vector<sim::Scenario> kScenarios = {
     sim::scenario<Together>("together", {{2, 0, 0, 0}, {1, 1, 0, 0}}),
     sim::scenario<Relay>("relay", {{1, 0, 1, 0}, {2, 0, 0, 0}, {1, 1, 0, 0}, {0, 1, 1, 0}}),
+    sim::scenario<RelayRenewed>("relay renewed", {{1, 0, 1, 0}}),
     sim::scenario<Orphan>("orphan", {{2, 0, 1, 0}, {1, 1, 1, 0}}),
     sim::scenario<Some>("some", {{2, 0, 0, 0}, {1, 1, 0, 1}}),
     sim::scenario<Replacement>("replacement", {{2, 0, 1, 0}, {1, 1, 1, 0}}),
