@@ -286,7 +286,7 @@ class EnvMaker:
         self.wrappers = wrappers
 
     @property
-    def _entry_point(self) -> Any:
+    def entry_point(self) -> Any:
         """The function that makes the envs, or its name."""
         spec = self.kwargs.get("id")
         return self._make if spec is None else spec.entry_point
@@ -294,12 +294,12 @@ class EnvMaker:
     @property
     def makes_alike(self) -> bool:
         """Whether all envs are known to be alike, so that it is enough to look at one."""
-        return makes_known_envs(self._entry_point, self.wrappers)
+        return makes_known_envs(self.entry_point, self.wrappers)
 
     @property
     def makes_tasks(self) -> bool:
         """Whether all envs are of a MuJoCo task: timing their steps in Python would mislead."""
-        return makes_known_envs(self._entry_point, self.wrappers, twins=False)
+        return makes_known_envs(self.entry_point, self.wrappers, twins=False)
 
     def rendering(self, mode: str) -> EnvMaker:
         """Return a maker of envs with this render mode; this one if it has a mode already."""

@@ -43,10 +43,12 @@ from pysampler._vector.jobs import (
     StepWith,
 )
 from pysampler._vector.partial import Batches, BatchWait
+from pysampler._vector.preloads import modules_of_envs, modules_of_servers
 from pysampler._vector.registry import registered
 from pysampler._vector.results import first
 from pysampler._vector.serving import WorkerInfo, make_server, worker_init_for
 from pysampler._vector.stacks import described, log_once, might_be_native, why_not_native
+from pysampler._workers import fork_server
 from pysampler._workers.jobs import Failure
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import WorkerAssignment
@@ -127,11 +129,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         infos: Which infos to return: "all", "final" (only in steps that end an episode) or "none".
             Fewer infos make steps faster. With SAME_STEP, ``final_obs`` is always returned.
         preload: Names of modules that the fork server imports before it forks workers, so that they
-            start faster. By default, modules of installed packages that your first vector env
-            imported are preloaded for later ones; with more than two workers per CPU, those that
-            its first worker imported are preloaded for the others. If a module creates a random
-            generator during its import, all workers draw the same numbers: pass a list without that
-            module, or seed the generator in ``worker_init``.
+            start faster. By default, these are gymnasium's modules of the envs whose ids
+            ``env_fns`` mention, unless there is a ``worker_init``. Modules of installed packages
+            that your first vector env imported are preloaded for later ones; with more than two
+            workers per CPU, those that its first worker imported are preloaded for the others. If a
+            module creates a random generator during its import, all workers draw the same numbers:
+            pass a list without that module, or seed the generator in ``worker_init``.
         check_actions: Raise ValueError if actions contain NaN, before any env gets them. Steps are
             slower.
         on_worker_loss: If a worker dies, "raise" raises ``WorkerLostError``, and "restart" starts
@@ -334,9 +337,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 for i, env_fn in enumerate(functions)
             ]
 
+        numbers = {one.first: number for number, one in enumerate(assignments)}
+
         def make(assignment: WorkerAssignment) -> tuple[Callable[..., EnvServer], tuple[Any, ...]]:
             # This process has the specs already, and worker_init is for workers only.
-            number = 0 if assignment is own else assignments.index(assignment)
+            number = 0 if assignment is own else numbers[assignment.first]
             init = worker_init_for(
                 worker_init, WorkerInfo(number, len(assignments), assignment.envs)
             )
@@ -347,11 +352,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             how = why_python, assignment is own, seed_globals, faults.recycles
             return make_server, (*of_server, *prepared, *how)
 
+        needs = modules_of_servers(in_python=why_python is not None, recycles=faults.recycles)
+        # Neither worker_init nor what a module reads from the environment may come too late.
+        foresees = len(assignments) > 0 and process == "forkserver" and modules is None
+        if foresees and worker_init is None and fork_server.current().has_environment():
+            needs += modules_of_envs(functions, in_python=why_python is not None)
         self._pool = Pool(
             assignments,
             make,
             own,
             context=process,
+            needs=needs,
             preload=modules,
             policy=options.policy,
             faults=faults,

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import termios
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
@@ -105,8 +104,8 @@ class Process:
 
     def stopped(self) -> bool:
         """Return whether the process is stopped, for example by SIGSTOP."""
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat") as stat:  # noqa: PTH123
+            return stat.read().rpartition(")")[2].split()[0] == "T"
         return False
 
     def status(self) -> int | None:
@@ -268,8 +267,10 @@ def interpreter(module: str, connection: _socket.socket, *arguments: int) -> Cal
     variables = environment()
     forget = "" if "PYTHONHASHSEED" in variables else 'del os.environ["PYTHONHASHSEED"]'
     code = f"""
-import json, os, sys
+import gc, json, os, sys
 {forget}
+thresholds = gc.get_threshold()
+gc.set_threshold(0)  # no search for garbage: what imports make stays
 for fd in map(int, os.listdir("/proc/self/fd")):
     try:
         if fd > {_CONNECTION_FD}:
@@ -278,6 +279,8 @@ for fd in map(int, os.listdir("/proc/self/fd")):
         pass
 sys.path[:] = json.loads(sys.argv[1])
 from {module} import main
+gc.freeze()
+gc.set_threshold(*thresholds)
 main{(_CONNECTION_FD, *arguments)}
 """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]

@@ -6,7 +6,6 @@ slightly different moments. Durations go into a histogram with two buckets per p
 
 from __future__ import annotations
 
-import html
 import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -290,6 +289,8 @@ class Stats:
         body = "".join(
             "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows
         )
+        import html  # noqa: PLC0415 - rare
+
         below = "".join(f"<div>{html.escape(line)}</div>" for line in self._remarks())
         return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{below}"
 

@@ -27,7 +27,6 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pysampler._workers import children
@@ -171,6 +170,7 @@ class ForkServer:
         self._owner = os.getpid()
         self._used = False
         children.open_standard_files()
+        self._environment = children.environment()
         self._door, theirs = children.socket_pair(socket.SOCK_SEQPACKET)
         self._identity = children.identity(self._door)
         with contextlib.closing(theirs):
@@ -186,6 +186,10 @@ class ForkServer:
     def ended(self) -> bool:
         """Whether the server's process has ended."""
         return self._process.ended()
+
+    def has_environment(self) -> bool:
+        """Return whether this process's environment variables still are those of the server."""
+        return self._environment == children.environment()
 
     def add_line(self, line: _socket.socket) -> None:
         """Send the server its end of a line."""
@@ -256,7 +260,8 @@ class ForkServer:
         """Kill the workers and their process groups: a busy server does not reap them."""
         pid = self._process.pid
         with contextlib.suppress(OSError):
-            listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+            with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: PTH123
+                listed = file.read()
             for child in map(int, listed.split()):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     if os.getpgid(child) == child:

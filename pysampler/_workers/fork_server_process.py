@@ -20,7 +20,6 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pysampler import _core
@@ -197,7 +196,8 @@ class _ForkServer:
         """Kill orphaned processes in the sessions of ended workers."""
         left = set()
         with contextlib.suppress(OSError):
-            listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123
+                listed = file.read()
             for pid in map(int, listed.split()):
                 with contextlib.suppress(ProcessLookupError):
                     session = os.getsid(pid)
@@ -258,6 +258,8 @@ def _import(modules: Iterable[str]) -> None:
     """Import modules, ignoring failures and suppressing their output."""
     with open(os.devnull, "w") as null:  # noqa: PTH123
         outputs = [os.dup(1), os.dup(2)]
+        thresholds = gc.get_threshold()
+        gc.set_threshold(0)  # no search for garbage, 5 % of the time: what imports make stays
         try:
             for number in (1, 2):
                 os.dup2(null.fileno(), number)
@@ -273,3 +275,6 @@ def _import(modules: Iterable[str]) -> None:
             for number, fd in enumerate(outputs, start=1):
                 os.dup2(fd, number)
                 os.close(fd)
+            gc.freeze()
+            if gc.get_threshold()[0] == 0:  # no module has set others
+                gc.set_threshold(*thresholds)

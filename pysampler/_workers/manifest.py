@@ -7,7 +7,6 @@ can recognize other versions. Readers do not trust it: the bytes may belong to a
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import itertools
 import json
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import pysampler
 from pysampler._workers.header import LINE
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class SegmentManifest:
     @classmethod
     def made_here(cls, **parts: Any) -> SegmentManifest:
         """Return a manifest with the version of this pysampler."""
-        return cls(version=importlib.metadata.version("pysampler"), **parts)
+        return cls(version=pysampler.__version__, **parts)
 
     def write(self, memory: npt.NDArray[np.uint8]) -> None:
         """Write the manifest; the length last, so that a reader finds all of it or nothing."""

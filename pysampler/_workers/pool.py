@@ -77,7 +77,8 @@ class Pool:
         make: Returns the function that makes the env server of a lane, and its arguments.
         inline: The last groups, if this process runs them itself. Counts as the last worker.
         context: How to start processes: "forkserver", "fork" or "spawn".
-        preload: Modules that the fork server imports; None: those that the first workers imported.
+        needs: Modules that the fork server imports in any case.
+        preload: More of them, as the user says; None: those that the first workers imported.
         policy: Spin and yield times, see ``wait_policy``.
         faults: How to handle lost workers and late envs.
         restore: The job that replacement envs run instead of a step.
@@ -91,6 +92,7 @@ class Pool:
         inline: WorkerAssignment | None = None,
         *,
         context: str = "forkserver",
+        needs: Sequence[str] = (),
         preload: Sequence[str] | None = None,
         policy: tuple[int, int] | None = None,
         faults: Faults | None = None,
@@ -111,7 +113,7 @@ class Pool:
             modules = {servers[0][0].__module__}
             if restore is not None:
                 modules.add(type(restore).__module__)
-            new = fork_server.preload([*sorted(modules), *(preload or ())])
+            new = fork_server.preload([*sorted(modules), *needs, *(preload or ())])
         self._processes: Processes | Threads
         if context == "threads":
             from pysampler._workers.threads import Threads  # noqa: PLC0415 - rare

@@ -26,7 +26,7 @@ from pysampler._workers.exceptions import error_from
 from pysampler._workers.jobs import PREDECESSOR_LOST, Failure
 from pysampler._workers.launcher import Launcher, allow_workers, connection_pair, open_files
 from pysampler._workers.remote import loads
-from pysampler._workers.setup import LoggingSetup, PackedServers, Setup, send_message
+from pysampler._workers.setup import LoggingSetup, PackedMessages, PackedServers, Setup
 from pysampler.errors import EnvError, PysamplerError, WorkerLostError
 
 if TYPE_CHECKING:
@@ -196,11 +196,9 @@ class Processes(Workers):
 
     def _begin(self, count: int) -> None:
         """Start workers until there are ``count``, and have them make their env servers."""
-        new = range(len(self.children), count)
-        for index in new:
-            self.children.append(self._start(index))
         setup = self._setup(is_replacement=False)
-        for index in new:
+        for index in range(len(self.children), count):
+            self.children.append(self._start(index))
             with self._noticing_loss(index):
                 self._set_up(index, setup)
 
@@ -287,10 +285,12 @@ class Processes(Workers):
         parts: Sequence[_core.Part],  # noqa: ARG002 - a watch marks them
     ) -> None:
         """Attach all workers to a segment and a first layout, and wait until they are attached."""
-        for index, attachment in enumerate(attachments):
+        first, frames = layout
+        messages = PackedMessages([first, *attachments])
+        for index, child in enumerate(self.children):
             with self._noticing_loss(index):
-                self._send(index, attachment, segment)
-                self._send(index, *layout)
+                messages.send(1 + index, child.connection, segment.fd)
+                messages.send(0, child.connection, frames.fd)
         for index, child in enumerate(self.children):
             await_answer(child.connection, child, f"worker {index}")
             with self._noticing_loss(index):
@@ -304,7 +304,7 @@ class Processes(Workers):
             self._send(index, *layout)
 
     def _send(self, index: int, message: Any, segment: Segment) -> None:
-        send_message(self.children[index].connection, message, segment.fd)
+        PackedMessages([message]).send(0, self.children[index].connection, segment.fd)
 
     def replace(
         self, index: int, attachment: Attachment, segment: Segment, layout: tuple[Layout, Segment]

@@ -41,12 +41,12 @@ __all__ = [
     "Attachment",
     "Layout",
     "LoggingSetup",
+    "PackedMessages",
     "PackedServers",
     "Setup",
     "UnpicklableError",
     "receive_descriptor",
     "receive_message",
-    "send_message",
     "unpack_server",
     "wait_policy",
 ]
@@ -153,14 +153,27 @@ def wait_policy(fixed: tuple[int, int] | None) -> WaitPolicy | None:
     return None if fixed is None else WaitPolicy.fixed(spin_ns=fixed[0], yield_ns=fixed[1])
 
 
-def send_message(connection: Connection, message: Any, fd: int) -> None:
-    """Send an object of any size and the descriptor of a segment, in one message."""
-    pickled = np.frombuffer(pickle.dumps(message), np.uint8)
-    with Segment(len(pickled)) as segment:
-        begin, memory = segment.array(pickled.shape, pickled.dtype, None)
-        memory[:] = pickled
-        span = begin.to_bytes(8, "little") + len(pickled).to_bytes(8, "little")
-        _core.send_descriptors(connection.fileno(), span, [segment.fd, fd])
+class PackedMessages:
+    """Pickled objects of any size for workers, in one segment: a segment takes a millisecond.
+
+    Args:
+        messages: The objects.
+    """
+
+    def __init__(self, messages: Sequence[Any]) -> None:
+        pickles = [np.frombuffer(pickle.dumps(message), np.uint8) for message in messages]
+        self._spans: list[bytes] = []
+        self._segment = Segment(sum(len(pickled) + LINE for pickled in pickles))
+        for pickled in pickles:
+            begin, memory = self._segment.array(pickled.shape, pickled.dtype, None)
+            memory[:] = pickled
+            span = begin.to_bytes(8, "little") + len(pickled).to_bytes(8, "little")
+            self._spans.append(span)
+
+    def send(self, number: int, connection: Connection, fd: int) -> None:
+        """Send one of the objects and the descriptor of a segment, in one message."""
+        fds = [self._segment.fd, fd]
+        _core.send_descriptors(connection.fileno(), self._spans[number], fds)
 
 
 def receive_message(connection: Connection) -> tuple[Any, Segment]:

@@ -14,7 +14,6 @@ import resource
 import signal
 import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["become_worker", "main"]
 
+# The folders of installed modules: Python's library, and the one of packages.
+_INSTALLED = os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(np.__file__))  # noqa: PTH120
 
 # Whether this process replaces a lost worker; the env server may read this during construction.
 is_replacement = False
@@ -200,13 +201,9 @@ def _expect_sizes(expected: Sequence[int], got: Sequence[int]) -> None:
 
 def _installed_modules(modules: set[str]) -> list[str]:
     """Return the installed modules only: the user's own may change before the next import."""
-    library, packages = Path(os.__file__).parent, Path(np.__file__).parents[1]
-    return [
-        name
-        for name in modules
-        if (file := getattr(sys.modules.get(name), "__file__", None))
-        and {library, packages} & set(Path(file).parents)
-    ]
+    installed = tuple(os.path.join(place, "") for place in _INSTALLED)  # noqa: PTH118
+    files = ((name, getattr(sys.modules.get(name), "__file__", None)) for name in modules)
+    return [name for name, file in files if isinstance(file, str) and file.startswith(installed)]
 
 
 class _ProcessLink:

@@ -481,7 +481,7 @@ RENEWING = (
     *("await_retirement", "has_retired", "succeed", "_restart", "_start", "_setup", "_set_up"),
     *("send_arrays", "connection_pair", "_send_end", "_send", "let_go", "predecessor"),
     *("release_retired", "watch_worker", "_prepare", "_finish_replacements", "_close", "__init__"),
-    *("fork", "_line", "start", "begin", "ended", "kill", "release", "send_message", "environment"),
+    *("fork", "_line", "start", "begin", "ended", "kill", "release", "send", "environment"),
 )
 
 

@@ -6,7 +6,6 @@ The evidence is in the documentation ("Can envs share a process?"), with a link 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import re
 import sys
 import types
@@ -68,6 +67,8 @@ def interfering(envs: Iterable[Any]) -> list[str]:
 
 
 def _version(name: str) -> str:
+    import importlib.metadata  # noqa: PLC0415 - rare, and slow to import
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium import wrappers as gymnasium_wrappers
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
@@ -27,6 +27,7 @@ __all__ = [
     "expect_known",
     "has_task",
     "is_of_a_task",
+    "kind_of",
     "least_of",
     "limit_of",
     "maker_of_task",
@@ -86,8 +87,15 @@ def makes_known_envs(entry_point: Any, wrappers: Sequence[Any], *, twins: bool =
         return False
     if not isinstance(entry_point, str):
         entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
+    return kind_of(entry_point) in ("task", "twin" if twins else "task")
+
+
+def kind_of(entry_point: str) -> Literal["task", "twin"] | None:
+    """Return how blocks replace the envs that this function or class makes; None: they do not."""
     key = tuple(entry_point.split(":"))
-    return entry_point == f"{_TASK_ENV}:make_env" or key in _TASKS or (twins and key in _TWINS)
+    if entry_point == f"{_TASK_ENV}:make_env" or key in _TASKS:
+        return "task"
+    return "twin" if key in _TWINS else None
 
 
 def name_of(env: gym.Env[Any, Any]) -> str:

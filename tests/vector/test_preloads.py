@@ -1,0 +1,154 @@
+"""Modules that the fork server imports for the first vector env: they are known from its ids."""
+
+import functools
+import textwrap
+
+import gymnasium as gym
+import pytest
+from programs import completed
+
+import pysampler
+from pysampler._vector.preloads import modules_of_envs, modules_of_servers
+
+CARTPOLE = "gymnasium.envs.classic_control.cartpole"
+CHEETAH = "gymnasium.envs.mujoco.half_cheetah_v5"
+ENV_ID = "CartPole-v1"
+
+
+def make_by_id(env_id=ENV_ID):
+    return lambda: gym.make(env_id)
+
+
+def make_wrapped(*, env_id="CartPole-v1"):
+    return gym.wrappers.NormalizeObservation(gym.make(env_id))
+
+
+def refer_to_nothing():
+    return None
+
+
+@pytest.mark.parametrize(
+    "env_fn",
+    [
+        lambda: gym.make("CartPole-v1"),
+        lambda: gym.make(ENV_ID),
+        make_by_id(),
+        make_wrapped,
+        lambda: make_wrapped(),
+        lambda: next(gym.make(one) for one in [ENV_ID]),
+        functools.partial(gym.make, "CartPole-v1"),
+        functools.partial(gym.make, id=gym.spec("CartPole-v1")),
+        functools.partial(functools.partial(make_wrapped), env_id="CartPole-v1"),
+    ],
+)
+def test_ids_in_functions_name_the_modules_of_envs(env_fn):
+    assert CARTPOLE in modules_of_envs([refer_to_nothing, env_fn], in_python=False)
+
+
+def test_makers_of_make_vec_name_the_modules_of_envs():
+    envs = pysampler.make_vec("CartPole-v1", num_envs=2, num_workers=0)
+    assert CARTPOLE in modules_of_envs(envs.env_fns, in_python=False)
+    envs.close()
+
+
+def test_modules_of_native_blocks_follow_those_of_known_envs():
+    assert modules_of_envs([lambda: gym.make(ENV_ID)], in_python=True) == [CARTPOLE]
+    twins = modules_of_envs([lambda: gym.make(ENV_ID)], in_python=False)
+    assert twins == [CARTPOLE, "pysampler._vector.native.twins", "pysampler.envs.classic"]
+    tasks = modules_of_envs([lambda: gym.make("HalfCheetah-v5")], in_python=False)
+    assert tasks == [CHEETAH, "pysampler._vector.mujoco.trial", "pysampler.envs.mujoco"]
+
+
+def test_modules_that_open_a_device_are_left_to_the_workers(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    assert modules_of_envs([lambda: gym.make("HalfCheetah-v5")], in_python=False) == []
+
+
+def test_modules_of_users_are_left_to_the_workers(monkeypatch):
+    for env_id, entry_point in (("Own-v0", "own.envs:Env"), ("Own-v1", make_wrapped)):
+        spec = gym.envs.registration.EnvSpec(env_id, entry_point)
+        monkeypatch.setitem(gym.registry, env_id, spec)
+        assert modules_of_envs([lambda env_id=env_id: gym.make(env_id)], in_python=False) == []
+
+
+def test_functions_that_refer_to_themselves_are_no_endless_search():
+    def make():
+        return make()
+
+    assert modules_of_envs([make] * 3, in_python=False) == []
+
+
+@pytest.mark.parametrize("recycles", [False, True])
+def test_env_servers_have_a_module_for_each_kind(recycles):
+    of_python = modules_of_servers(in_python=True, recycles=recycles)
+    assert of_python == ["pysampler._vector.renewed"] * recycles
+    assert len(modules_of_servers(in_python=False, recycles=recycles)) == 1
+
+
+PROGRAM = """
+    import os, sys
+    import gymnasium as gym
+    import pysampler
+
+    def modules(env=None):
+        return {{name for name in sys.modules if name.startswith(("pysampler.", "gymnasium."))}}
+
+    def make():
+        at_first = modules()
+        env = gym.make({env!r})
+        env.at_first = at_first
+        return env
+
+    {before}
+    envs = pysampler.VectorEnv([make] * 32, num_workers=1, {options})
+    envs.reset()
+    envs.step(envs.action_space.sample())
+    print(sorted(envs.apply(modules, envs=[0])[0] - envs.get_attr("at_first")[0]))
+    envs.close()
+"""
+
+
+def left_to_workers(env="CartPole-v1", before="", options=""):
+    """Return gymnasium's and pysampler's modules that the worker of a first vector env imports."""
+    program = PROGRAM.format(env=env, before=before, options=options)
+    return completed("-c", textwrap.dedent(program)).stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v5"])
+def test_first_workers_find_all_modules_imported(env):
+    pytest.importorskip("mujoco")
+    assert left_to_workers(env) == "[]"
+
+
+OLDER_SERVER = """
+    from pysampler._workers import fork_server
+    fork_server.current()
+    os.environ["SETTING"] = "1"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "options"),
+    [("", "preload=[]"), ("", "worker_init=lambda: None"), (OLDER_SERVER, "")],
+    ids=["preload", "worker_init", "environment"],
+)
+def test_modules_of_envs_wait_for_what_they_may_read(before, options):
+    assert CARTPOLE in left_to_workers(before=before, options=options)
+
+
+@pytest.mark.slow
+def test_vector_env_imports_little_besides_gymnasium():
+    program = """
+        import sys
+        import gymnasium
+        before = set(sys.modules)
+        import pysampler
+        pysampler.VectorEnv
+        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        print(*sorted(name for name in new if not name.startswith("_")))
+    """
+    out = completed("-c", textwrap.dedent(program)).stdout.split()
+    known = {"cloudpickle", "logging", "pysampler", "resource", "string", "termios", "uuid"}
+    assert set(out) <= known
