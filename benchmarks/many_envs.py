@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 SECONDS = 0.5  # of steps for one figure
 # Envs and workers of the parent's part of a step.
 STEPS = [(64, 2), (1024, 2), (8192, 2), (1024, 1), (1024, 4), (1024, 16), (1024, 64), (8192, 64)]
-STARTS = [
+ASYNC = "gymnasium AsyncVectorEnv"
+STARTS: list[tuple[str, int, int | None]] = [
+    ("CartPole-v1", 8, None),
+    ("CartPole-v1", 64, None),
+    ("HalfCheetah-v5", 64, None),
     ("CartPole-v1", 1024, 2),
     ("CartPole-v1", 8192, 2),
     ("CartPole-v1", 64, 64),
@@ -57,8 +61,11 @@ def step(envs: int, workers: int) -> tuple[float, float]:
     return user / rounds * 1e6, system / rounds * 1e6
 
 
-def start(env: str, envs: int, workers: int, kind: str) -> list[float]:
-    """Return the seconds to start and reset envs: the first in a program, and the second."""
+def start(env: str, envs: int, workers: int | None, kind: str) -> list[float]:
+    """Return the seconds to start and reset envs: the first in a program, and the second.
+
+    The first counts from the use of ``pysampler.VectorEnv``, which imports its modules.
+    """
     env_fns = [lambda: gym.make(env)] * envs
     taken = []
     for _ in range(2):
@@ -105,7 +112,8 @@ def measure(repetitions: int) -> dict[str, Any]:
     cells: dict[str, list[tuple[Any, ...]]] = {
         "step": [*STEPS],
         "start": [(*case, "pysampler") for case in STARTS]
-        + [("CartPole-v1", 256, 256, "gymnasium AsyncVectorEnv")],
+        + [(*STARTS[i], ASYNC) for i in range(3)]
+        + [("CartPole-v1", 256, 256, ASYNC)],
         "memory": [(1024, 0), (8192, 0), (1024, 2), (8192, 2), (64, 2), (64, 64)],
     }
     taken: dict[str, dict[str, list[Any]]] = {name: {} for name in cells}
@@ -143,7 +151,9 @@ def tables(results: dict[str, Any]) -> str:
     for key, values in taken["start"].items():
         env, envs, workers, kind = json.loads(key)
         firsts, seconds = ([value[i] for value in values] for i in range(2))
-        rows.append([f"{envs:,} {env}", str(workers), kind, spread(firsts), spread(seconds)])
+        chosen = envs if kind == ASYNC else workers
+        shown = "default" if chosen is None else str(chosen)
+        rows.append([f"{envs:,} {env}", shown, kind, spread(firsts), spread(seconds)])
     parts.append(table(["", "workers", "", "the first in a program", "the second"], rows))
     sizes = {tuple(json.loads(key)): values for key, values in taken["memory"].items()}
 

@@ -63,7 +63,10 @@ def answer(make: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> No
 
 
 def in_interpreter(*arguments: str) -> Any:
-    """Run Python with these arguments, and return the JSON of the last line that it prints."""
+    """Run Python with these arguments, and return the JSON of the last line that it prints.
+
+    It stores compiled modules, as users' programs do, whatever this environment says.
+    """
     done = subprocess.run(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,
@@ -72,6 +75,7 @@ def in_interpreter(*arguments: str) -> Any:
         check=True,
         timeout=120,
         start_new_session=True,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
     )
     return json.loads(done.stdout.splitlines()[-1])
 
