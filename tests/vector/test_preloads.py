@@ -9,6 +9,8 @@ from programs import completed
 
 import pysampler
 from pysampler._vector.preloads import modules_of_envs, modules_of_servers
+from pysampler._workers import setup
+from pysampler._workers.processes import Processes
 
 CARTPOLE = "gymnasium.envs.classic_control.cartpole"
 CHEETAH = "gymnasium.envs.mujoco.half_cheetah_v5"
@@ -152,3 +154,29 @@ def test_vector_env_imports_little_besides_gymnasium():
     out = completed("-c", textwrap.dedent(program)).stdout.split()
     known = {"cloudpickle", "logging", "pysampler", "resource", "string", "termios", "uuid"}
     assert set(out) <= known
+
+
+@pytest.mark.slow
+def test_messages_to_more_workers_take_no_more_segments(monkeypatch):
+    made = []
+    segment = setup.Segment
+    monkeypatch.setattr(setup, "Segment", lambda *sizes: made.append(sizes) or segment(*sizes))
+    for workers in (1, 3):
+        pysampler.make_vec("CartPole-v1", num_envs=3, num_workers=workers).close()
+        assert len(made) == 1
+        made.clear()
+
+
+@pytest.mark.slow
+def test_workers_make_envs_while_others_are_started(monkeypatch):
+    calls = []
+    for name in ("_start", "_set_up"):
+        method = getattr(Processes, name)
+
+        def noted(self, index, *arguments, method=method, name=name):
+            calls.append((name, index))
+            return method(self, index, *arguments)
+
+        monkeypatch.setattr(Processes, name, noted)
+    pysampler.make_vec("CartPole-v1", num_envs=2, num_workers=2).close()
+    assert calls == [("_start", 0), ("_set_up", 0), ("_start", 1), ("_set_up", 1)]
