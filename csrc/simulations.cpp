@@ -104,6 +104,7 @@ Simulations::~Simulations() { library_->mjb_deleteBatch(batch_); }
 Simulations::Field Simulations::field(const std::string& name) {
     int size = 0, bytes = 0;
     void* data = library_->mjb_output(batch_, name.c_str(), &size, &bytes);
+    copies_fields_ = copies_fields_ || data != nullptr;
     return {data, static_cast<std::size_t>(size) * static_cast<std::size_t>(bytes)};
 }
 
@@ -121,6 +122,7 @@ int Simulations::step(const int* ids, int n, int substeps, bool forces) {
 // mjb_apply does not copy fields out. mjb_forward with no stage does, from the mjData as the call
 // before left it: so each simulation gets both calls before the next one.
 int Simulations::apply(const int* ids, int n, Each each) {
+    if (!copies_fields_) return library_->mjb_apply(batch_, ids, n, each, library_.get(), 1);
     int failures = 0;
     for (int k = 0; k < n; ++k) {
         const int simulation = ids == nullptr ? k : ids[k];

@@ -57,6 +57,7 @@ class Simulations {
     void* batch_ = nullptr;
     int count_;
     int row_size_ = 0;
+    bool copies_fields_ = false;
     double* rows_ = nullptr;
 };
 

@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'standard_normal', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     The costs of waiting on this machine.
@@ -1594,29 +1594,37 @@ class BatchRows:
         ...
     def __reduce__(self) -> tuple:
         ...
-    def add_column(self, key: typing.Any, values: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], mask: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> None:
+    def add_column(self, key: typing.Any, values: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], mask: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], final: bool = False) -> None:
         """
-        Write the infos of this key to these arrays.
+        Write the infos of this key to these arrays; with `final`, those of final_info.
         """
-    def add_mask(self, mask: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> None:
+    def add_mask(self, mask: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], final_info: bool = False) -> None:
         """
-        Clear this mask of infos too when a step begins.
+        Clear this mask of infos too when a step begins; it may be that of final_info.
         """
     def begin(self, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Begin a step of all envs.
+        Begin a step or a reset.
         """
     def use(self, frames: typing.Any, infos: bool) -> None:
         """
         Write to these frames from now on, with infos or without.
         """
-    def write(self, frame: typing.SupportsInt | typing.SupportsIndex, observations: typing.Any, rewards: typing.Any, terminated: typing.Any, infos: dict, truncated: typing.Any = None, uncounted: typing.Any = None) -> tuple[bool, typing.Any]:
+    def write(self, frame: typing.SupportsInt | typing.SupportsIndex, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None, observations: typing.Any, rewards: typing.Any, terminated: typing.Any, infos: dict, truncated: typing.Any = None, uncounted: typing.Any = None) -> tuple[typing.Any, typing.Any]:
         """
-        Write the results of a step of all envs; return whether an episode has ended, and the infos without a column, or None. If observations are None, they are not written. Without `truncated`, the limit applies. Steps of envs in the mask `uncounted` do not count.
+        Write the results of a step of some envs, or all if ids is None; return the rows whose episodes have ended, or None, and the infos without a column, or None. If observations are None, they are not written. Without `truncated`, the limit applies. Steps of envs in the mask `uncounted` do not count.
         """
-    def write_resets(self, frame: typing.SupportsInt | typing.SupportsIndex, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], observations: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], clear: bool, began: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def write_finals(self, frame: typing.SupportsInt | typing.SupportsIndex, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], observations: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], has_final: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Write the first observations of some envs, whose resets began at a time.
+        Write the last observations of episodes, some rows of an array, and clear the infos of their envs.
+        """
+    def write_infos(self, frame: typing.SupportsInt | typing.SupportsIndex, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], infos: dict, final: bool = False) -> typing.Any:
+        """
+        Write infos of some envs, some rows of arrays; with `final` to final_info. Return the infos without a column, or None.
+        """
+    def write_resets(self, frame: typing.SupportsInt | typing.SupportsIndex, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], observations: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], infos: dict, clear: bool) -> typing.Any:
+        """
+        Write the first observations and infos of some envs; return the infos without a column, or None.
         """
 class Tally:
     """
@@ -1696,6 +1704,10 @@ def sleep_until(deadline: typing.Any) -> None:
     
     Args:
         deadline: A time of now(), in ns.
+    """
+def standard_normal(generators: list, out: typing.Annotated[numpy.typing.ArrayLike, numpy.float64]) -> bool:
+    """
+    Fill each row of `out` with standard normal numbers, drawn with one generator; return False if this NumPy does not export how.
     """
 def take_turns(act: typing.Any, block: typing.Any, overflow: typing.Any, after_step: typing.Any, begin: typing.SupportsInt | typing.SupportsIndex, end: typing.SupportsInt | typing.SupportsIndex, steps: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], stopped: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], track: typing.Any) -> int:
     """

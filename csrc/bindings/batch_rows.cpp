@@ -1,5 +1,5 @@
-// Writes the results of a step of a batch into the rows of a frame, for all its envs at once. In
-// Python this part of a step would take longer than the physics of a small block.
+// Writes the results of a step or a reset of a batch into the rows of a frame, for all its envs or
+// for some. In Python this part of a step would take longer than the physics of a small block.
 #include <pybind11/critical_section.h>
 
 #include <algorithm>
@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +36,7 @@ class FrameRows {
     T* at(std::uint32_t frame) const {
         return reinterpret_cast<T*>(bytes_ + frame * frame_bytes_);
     }
+    explicit operator bool() const { return bytes_ != nullptr; }
     std::size_t row_bytes() const { return row_bytes_; }
     // Whether `array` has `count` rows of this shape.
     bool is_shape_of(const py::array& array, std::size_t count) const {
@@ -51,6 +54,35 @@ class FrameRows {
 };
 
 using Ids = py::array_t<std::int32_t, py::array::c_style>;
+
+// Which rows of an array belong to which envs. Borrows its indices.
+struct Chosen {
+    std::size_t count;
+    const std::int32_t* envs = nullptr;  // nullptr: env k
+    const std::int32_t* rows = nullptr;  // nullptr: row k of an array of `count` rows
+
+    std::size_t env(std::size_t k) const {
+        return envs == nullptr ? k : static_cast<std::size_t>(envs[k]);
+    }
+    void fill(std::byte* to, int value) const {
+        if (envs == nullptr) {
+            std::memset(to, value, count);
+        } else {
+            for (std::size_t k = 0; k < count; ++k) to[envs[k]] = static_cast<std::byte>(value);
+        }
+    }
+    void copy(std::byte* to, const void* from, std::size_t bytes) const {
+        const auto* source = static_cast<const std::byte*>(from);
+        if (envs == nullptr && rows == nullptr) {
+            std::memmove(to, source, count * bytes);
+            return;
+        }
+        for (std::size_t k = 0; k < count; ++k) {
+            const std::size_t row = rows == nullptr ? k : static_cast<std::size_t>(rows[k]);
+            std::memmove(to + env(k) * bytes, source + row * bytes, bytes);
+        }
+    }
+};
 
 struct InfoColumn {
     py::object key;
@@ -72,6 +104,8 @@ class BatchRows {
 
     void use(const py::object& frames, bool infos) {
         const py::list observations = frames.attr("observations");
+        const py::list finals = frames.attr("final_observations");
+        finals_ = finals.empty() ? FrameRows() : FrameRows(finals[0].cast<py::array>(), first_);
         if (!observations.empty()) {
             observations_ = FrameRows(observations[0].cast<py::array>(), first_);
             type_ = observations[0].cast<py::array>().dtype().num();
@@ -83,107 +117,137 @@ class BatchRows {
         frames_ = static_cast<std::size_t>(frames.attr("count").cast<int>());
         infos_ = infos;
         columns_.clear();
+        final_columns_.clear();
+        final_info_ = FrameRows();
         masks_.clear();
     }
 
-    void add_mask(const py::array& mask) { masks_.emplace_back(mask, first_); }
-
-    void add_column(const py::object& key, const py::array& values, const py::array& mask) {
-        columns_.push_back(
-            {key, values.dtype().num(), FrameRows(values, first_), FrameRows(mask, first_)});
-        add_mask(mask);
+    // `final_info`: whether it is the mask of that dict.
+    void add_mask(const py::array& mask, bool final_info) {
+        masks_.emplace_back(mask, first_);
+        if (final_info) final_info_ = masks_.back();
     }
 
-    // Begins a step: clears the infos of these envs.
+    // `final`: of the dict final_info.
+    void add_column(const py::object& key, const py::array& values, const py::array& mask,
+                    bool final) {
+        (final ? final_columns_ : columns_)
+            .push_back(
+                {key, values.dtype().num(), FrameRows(values, first_), FrameRows(mask, first_)});
+        add_mask(mask, false);
+    }
+
+    // Begins a step or a reset: clears the infos of these envs.
     void begin(std::uint32_t frame) {
-        if (frame >= frames_) {
-            throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
-        }
+        expect(frame);
         began_ = now_ns();
         meter_->at(static_cast<std::int64_t>(first_), began_);
         for (const FrameRows& mask : masks_) std::memset(mask.at(frame), 0, count_);
         std::memset(has_final_.at(frame), 0, count_);
     }
 
-    // Writes the results of a step of all envs. Returns whether an episode has ended, and a dict of
-    // the infos that have no column, or None.
+    // Writes the results of a step of the envs `ids`; none: all envs of the block. Returns the rows
+    // of those whose episodes have ended, and a dict of the infos that have no column; or None.
     // Without `truncated`, episodes are truncated at the limit. Steps of envs in the mask
     // `uncounted` do not count.
-    std::pair<bool, py::object> write(std::uint32_t frame, const py::object& observations,
-                                      const py::object& rewards, const py::object& terminated,
-                                      const py::dict& infos, const py::object& truncated,
-                                      const py::object& uncounted) {
-        if (!observations.is_none()) write_observations(frame, observations.cast<py::array>());
+    std::pair<py::object, py::object> write(std::uint32_t frame, const std::optional<Ids>& ids,
+                                            const py::object& observations,
+                                            const py::object& rewards, const py::object& terminated,
+                                            const py::dict& infos, const py::object& truncated,
+                                            const py::object& uncounted) {
+        expect(frame);
+        const Chosen chosen = ids ? chosen_of(*ids) : Chosen{count_};
+        if (!observations.is_none()) {
+            write_observations(frame, observations.cast<py::array>(), chosen);
+        }
         const auto numbers =
             rewards.cast<py::array_t<double, py::array::c_style | py::array::forcecast>>();
-        if (!rewards_.is_shape_of(numbers, count_)) {
-            throw py::value_error("rewards of shape " +
-                                  std::string(py::str(numbers.attr("shape"))) +
-                                  ", expected a row for each of the " + std::to_string(count_) +
-                                  " envs, of the shape of their reward_space");
+        if (!rewards_.is_shape_of(numbers, chosen.count)) {
+            throw py::value_error(
+                "rewards of shape " + std::string(py::str(numbers.attr("shape"))) +
+                ", expected a row for each of the " + std::to_string(chosen.count) +
+                " envs, of the shape of their reward_space");
         }
-        std::memmove(rewards_.at(frame), numbers.data(), count_ * rewards_.row_bytes());
-        write_flags("terminated", terminated_.at<std::uint8_t>(frame), terminated);
+        chosen.copy(rewards_.at(frame), numbers.data(), rewards_.row_bytes());
+        write_flags("terminated", terminated_.at(frame), terminated, chosen);
         if (truncated.is_none()) {
-            count_step(frame);
+            count_step(frame, chosen);
         } else {
-            write_flags("truncated", truncated_.at<std::uint8_t>(frame), truncated);
+            write_flags("truncated", truncated_.at(frame), truncated, chosen);
         }
-        const bool over = any_ended(frame);
         py::object rest = py::none();
-        if (infos_) {
-            std::size_t guess = 0;
-            const py::scoped_critical_section alone{infos};
-            for (const auto& item : infos) {
-                // Keep references: comparing a key may run Python code, which changes the dict.
-                const auto key = py::reinterpret_borrow<py::object>(item.first);
-                const auto value = py::reinterpret_borrow<py::object>(item.second);
-                if (write_info(frame, key, value, guess)) continue;
-                if (rest.is_none()) rest = py::dict();
-                rest[key] = value;
-            }
-        }
-        const std::int64_t now = now_ns();
-        const std::int64_t each = (now - began_) / static_cast<std::int64_t>(count_);
-        std::vector<std::uint8_t> skipped;
+        if (infos_) rest = write_to(columns_, frame, infos, chosen);
+        py::object ended = ended_rows(frame, chosen);
+        std::vector<std::byte> skipped;
         if (!uncounted.is_none()) {
             skipped.resize(count_);
-            write_flags("uncounted", skipped.data(), uncounted);
+            write_flags("uncounted", skipped.data(), uncounted, chosen);
         }
-        for (std::size_t i = 0; i < count_; ++i) {
-            if (skipped.empty() || skipped[i] == 0) meter_->stepped(first_ + i, each);
+        const std::int64_t each =
+            lap() / std::max<std::int64_t>(1, static_cast<std::int64_t>(chosen.count));
+        for (std::size_t k = 0; k < chosen.count; ++k) {
+            const std::size_t i = chosen.env(k);
+            if (skipped.empty() || skipped[i] == std::byte{0}) meter_->stepped(first_ + i, each);
         }
-        meter_->idle(now);
-        return {over, rest};
+        return {std::move(ended), std::move(rest)};
     }
 
-    // Writes the first observations of the envs `ids`, whose resets began at `began`. With `clear`
-    // it sets their rewards and ends to 0, since they made no step.
-    void write_resets(std::uint32_t frame, const Ids& ids, const py::array& observations,
-                      bool clear, std::int64_t began) {
-        const auto count = static_cast<std::size_t>(ids.size());
-        if (!is_alike(observations, type_) || !observations_.is_shape_of(observations, count)) {
+    // Writes the first observations and the infos of the envs `ids`, whose resets began when the
+    // last call ended; returns the infos that have no column, or None. With `clear` it clears their
+    // rewards, ends and infos first, since they made no step that counts.
+    py::object write_resets(std::uint32_t frame, const Ids& ids, const py::array& observations,
+                            const py::dict& infos, bool clear) {
+        expect(frame);
+        const Chosen chosen = chosen_of(ids);
+        write_observations(frame, observations, chosen);
+        std::int64_t* elapsed = elapsed_.mutable_data();
+        for (std::size_t k = 0; k < chosen.count; ++k) elapsed[chosen.env(k)] = 0;
+        if (clear) {
+            for (const FrameRows* rows : {&rewards_, &terminated_, &truncated_}) {
+                const std::size_t bytes = rows->row_bytes();
+                for (std::size_t k = 0; k < chosen.count; ++k) {
+                    std::memset(rows->at(frame) + chosen.env(k) * bytes, 0, bytes);
+                }
+            }
+            for (const FrameRows& mask : masks_) chosen.fill(mask.at(frame), 0);
+        }
+        py::object rest = py::none();
+        if (infos_) rest = write_to(columns_, frame, infos, chosen);
+        const std::int64_t each =
+            lap() / std::max<std::int64_t>(1, static_cast<std::int64_t>(chosen.count));
+        for (std::size_t k = 0; k < chosen.count; ++k) {
+            meter_->was_reset(first_ + chosen.env(k), each);
+        }
+        return rest;
+    }
+
+    // Writes the last observations of episodes of `envs`, which are these rows of the array, and
+    // clears the infos of the envs.
+    void write_finals(std::uint32_t frame, const Ids& envs, const Ids& rows,
+                      const py::array& observations, std::uint8_t has_final) {
+        expect(frame);
+        const Chosen chosen = chosen_of(envs, rows);
+        if (!copied(observations, type_, finals_, frame, chosen)) {
             throw py::value_error("observations: expected one row for each env, as in the space");
         }
-        const py::array rows = py::array::ensure(observations, py::array::c_style);
-        const auto* from = static_cast<const std::byte*>(rows.data());
-        const std::size_t bytes = observations_.row_bytes();
-        std::int64_t* elapsed = elapsed_.mutable_data();
-        for (std::size_t row = 0; row < count; ++row) {
-            const auto i = static_cast<std::size_t>(ids.data()[row]);
-            if (i >= count_) throw py::index_error("cannot reset an env that is not in the block");
-            std::memcpy(observations_.at(frame) + i * bytes, from + row * bytes, bytes);
-            elapsed[i] = 0;
-            if (clear) {
-                std::memset(rewards_.at(frame) + i * rewards_.row_bytes(), 0, rewards_.row_bytes());
-                terminated_.at<std::uint8_t>(frame)[i] = 0;
-                truncated_.at<std::uint8_t>(frame)[i] = 0;
-            }
+        chosen.fill(has_final_.at(frame), has_final);
+        for (const FrameRows& mask : masks_) chosen.fill(mask.at(frame), 0);
+    }
+
+    // Writes infos of `envs`, which are these rows of the arrays; with `final` to the dict
+    // final_info. Returns the infos that have no column, or None.
+    py::object write_infos(std::uint32_t frame, const Ids& envs, const Ids& rows,
+                           const py::dict& infos, bool final) {
+        expect(frame);
+        const Chosen chosen = chosen_of(envs, rows);
+        if (!final) return write_to(columns_, frame, infos, chosen);
+        py::object rest = write_to(final_columns_, frame, infos, chosen);
+        if (final_info_) {
+            chosen.fill(final_info_.at(frame), 1);
+        } else if (rest.is_none()) {
+            rest = py::dict();  // final_info itself has no column
         }
-        const std::int64_t each = (now_ns() - began) / static_cast<std::int64_t>(count);
-        for (std::size_t row = 0; row < count; ++row) {
-            meter_->was_reset(first_ + static_cast<std::size_t>(ids.data()[row]), each);
-        }
+        return rest;
     }
 
  private:
@@ -192,59 +256,125 @@ class BatchRows {
         return array.dtype().num() == type && (order == '=' || order == '|');
     }
 
-    void write_flags(const char* what, std::uint8_t* to, const py::object& flags) {
+    void expect(std::uint32_t frame) const {
+        if (frame >= frames_) {
+            throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
+        }
+    }
+
+    Chosen chosen_of(const Ids& envs) const {
+        for (const std::int32_t i : span_of(envs)) {
+            if (i < 0 || static_cast<std::size_t>(i) >= count_) {
+                throw py::index_error("cannot write results of env " + std::to_string(i) +
+                                      ", which is not in the block");
+            }
+        }
+        return {static_cast<std::size_t>(envs.size()), envs.data()};
+    }
+
+    Chosen chosen_of(const Ids& envs, const Ids& rows) const {
+        Chosen chosen = chosen_of(envs);
+        if (rows.size() != envs.size()) {
+            throw py::value_error("cannot write results: expected a row for each env");
+        }
+        chosen.rows = rows.data();
+        return chosen;
+    }
+
+    static std::span<const std::int32_t> span_of(const Ids& ids) {
+        return {ids.data(), static_cast<std::size_t>(ids.size())};
+    }
+
+    // How long it is since the step, or what was written last.
+    std::int64_t lap() {
+        const std::int64_t now = now_ns();
+        return now - std::exchange(began_, now);
+    }
+
+    static void write_flags(const char* what, std::byte* to, const py::object& flags,
+                            const Chosen& chosen) {
         if (PyBool_Check(flags.ptr())) {
-            std::memset(to, flags.ptr() == Py_True, count_);
+            chosen.fill(to, flags.ptr() == Py_True ? 1 : 0);
             return;
         }
         const auto array = flags.cast<py::array_t<bool, py::array::c_style>>();
-        if (array.ndim() != 1 || array.shape(0) != static_cast<py::ssize_t>(count_)) {
+        if (array.ndim() != 1 || array.shape(0) != static_cast<py::ssize_t>(chosen.count)) {
             throw py::value_error(std::string(what) + ": expected one flag for each env");
         }
-        std::memmove(to, array.data(), count_);
+        chosen.copy(to, array.data(), 1);
     }
 
     // Counts the step, and truncates episodes at the limit.
-    void count_step(std::uint32_t frame) {
+    void count_step(std::uint32_t frame, const Chosen& chosen) {
         auto* truncated = truncated_.at<std::uint8_t>(frame);
         std::int64_t* elapsed = elapsed_.mutable_data();
-        for (std::size_t i = 0; i < count_; ++i) truncated[i] = ++elapsed[i] >= limit_ ? 1 : 0;
+        for (std::size_t k = 0; k < chosen.count; ++k) {
+            const std::size_t i = chosen.env(k);
+            truncated[i] = ++elapsed[i] >= limit_ ? 1 : 0;
+        }
     }
 
-    bool any_ended(std::uint32_t frame) const {
+    py::object ended_rows(std::uint32_t frame, const Chosen& chosen) const {
         const auto* terminated = terminated_.at<std::uint8_t>(frame);
         const auto* truncated = truncated_.at<std::uint8_t>(frame);
-        std::uint8_t over = 0;
-        for (std::size_t i = 0; i < count_; ++i) {
-            over |= static_cast<std::uint8_t>(truncated[i] | terminated[i]);
+        std::vector<std::int32_t> rows;
+        for (std::size_t k = 0; k < chosen.count; ++k) {
+            const std::size_t i = chosen.env(k);
+            if ((truncated[i] | terminated[i]) != 0) rows.push_back(static_cast<std::int32_t>(k));
         }
-        return over != 0;
+        if (rows.empty()) return py::none();
+        return Ids(static_cast<py::ssize_t>(rows.size()), rows.data());
     }
 
-    // Copies an array with one row for each env, if its type and shape match the target's.
-    bool copied(const py::array& array, int type, const FrameRows& to, std::uint32_t frame) {
-        if (!is_alike(array, type) || !to.is_shape_of(array, count_)) return false;
+    // Copies rows of an array, if its type and shape match the target's.
+    static bool copied(const py::array& array, int type, const FrameRows& to, std::uint32_t frame,
+                       const Chosen& chosen) {
+        if (array.ndim() == 0 || !is_alike(array, type)) return false;
+        const auto height = static_cast<std::size_t>(array.shape(0));
+        const bool some = chosen.rows != nullptr;
+        if (!to.is_shape_of(array, some ? height : chosen.count)) return false;
+        for (std::size_t k = 0; some && k < chosen.count; ++k) {
+            if (static_cast<std::size_t>(chosen.rows[k]) >= height) return false;
+        }
         const py::array rows = py::array::ensure(array, py::array::c_style);
-        std::memmove(to.at(frame), rows.data(), count_ * to.row_bytes());
+        chosen.copy(to.at(frame), rows.data(), to.row_bytes());
         return true;
     }
 
-    void write_observations(std::uint32_t frame, const py::array& array) {
-        if (!copied(array, type_, observations_, frame)) {
+    void write_observations(std::uint32_t frame, const py::array& array, const Chosen& chosen) {
+        if (!copied(array, type_, observations_, frame, chosen)) {
             throw py::value_error("observations: expected one row for each env, as in the space");
         }
     }
 
+    static py::object write_to(const std::vector<InfoColumn>& columns, std::uint32_t frame,
+                               const py::dict& infos, const Chosen& chosen) {
+        py::object rest = py::none();
+        std::size_t guess = 0;
+        const py::scoped_critical_section alone{infos};
+        for (const auto& item : infos) {
+            // Keep references: comparing a key may run Python code, which changes the dict.
+            const auto key = py::reinterpret_borrow<py::object>(item.first);
+            const auto value = py::reinterpret_borrow<py::object>(item.second);
+            if (write_info(columns, frame, key, value, chosen, guess)) continue;
+            if (rest.is_none()) rest = py::dict();
+            rest[key] = value;
+        }
+        return rest;
+    }
+
     // False if no column matches. Keys mostly come in the order of the columns: start at `guess`.
-    bool write_info(std::uint32_t frame, py::handle key, py::handle value, std::size_t& guess) {
+    static bool write_info(const std::vector<InfoColumn>& columns, std::uint32_t frame,
+                           py::handle key, py::handle value, const Chosen& chosen,
+                           std::size_t& guess) {
         if (!py::isinstance<py::array>(value)) return false;
         const auto array = py::reinterpret_borrow<py::array>(value);
-        for (std::size_t tried = 0; tried < columns_.size(); ++tried, ++guess) {
-            if (guess >= columns_.size()) guess = 0;
-            const InfoColumn& column = columns_[guess];
+        for (std::size_t tried = 0; tried < columns.size(); ++tried, ++guess) {
+            if (guess >= columns.size()) guess = 0;
+            const InfoColumn& column = columns[guess];
             if (!column.key.is(key) && !column.key.equal(key)) continue;
-            if (!copied(array, column.type, column.values, frame)) continue;
-            std::memset(column.mask.at(frame), 1, count_);
+            if (!copied(array, column.type, column.values, frame, chosen)) continue;
+            chosen.fill(column.mask.at(frame), 1);
             ++guess;
             return true;
         }
@@ -259,9 +389,10 @@ class BatchRows {
     int type_ = 0;  // of observations
     std::size_t frames_ = 0;
     bool infos_ = false;
-    FrameRows observations_, rewards_, terminated_, truncated_, has_final_;
+    FrameRows observations_, finals_, rewards_, terminated_, truncated_, has_final_;
     std::vector<FrameRows> masks_;
-    std::vector<InfoColumn> columns_;
+    FrameRows final_info_;
+    std::vector<InfoColumn> columns_, final_columns_;
     std::int64_t began_ = 0;
 };
 
@@ -278,21 +409,31 @@ void register_batch_rows(py::module_& m) {
              py::arg("limit"))
         .def("use", &BatchRows::use, py::arg("frames"), py::arg("infos"),
              "Write to these frames from now on, with infos or without.")
-        .def("add_mask", &BatchRows::add_mask, py::arg("mask"),
-             "Clear this mask of infos too when a step begins.")
+        .def("add_mask", &BatchRows::add_mask, py::arg("mask"), py::arg("final_info") = false,
+             "Clear this mask of infos too when a step begins; it may be that of final_info.")
         .def("add_column", &BatchRows::add_column, py::arg("key"), py::arg("values"),
-             py::arg("mask"), "Write the infos of this key to these arrays.")
-        .def("begin", &BatchRows::begin, py::arg("frame"), "Begin a step of all envs.")
-        .def("write", &BatchRows::write, py::arg("frame"), py::arg("observations"),
+             py::arg("mask"), py::arg("final") = false,
+             "Write the infos of this key to these arrays; with `final`, those of final_info.")
+        .def("begin", &BatchRows::begin, py::arg("frame"), "Begin a step or a reset.")
+        .def("write", &BatchRows::write, py::arg("frame"), py::arg("ids"), py::arg("observations"),
              py::arg("rewards"), py::arg("terminated"), py::arg("infos"),
              py::arg("truncated") = py::none(), py::arg("uncounted") = py::none(),
-             "Write the results of a step of all envs; return whether an episode has ended, and "
-             "the infos without a column, or None. If observations are None, they are not "
-             "written. Without `truncated`, the limit applies. Steps of envs in the mask "
-             "`uncounted` do not count.")
+             "Write the results of a step of some envs, or all if ids is None; return the rows "
+             "whose episodes have ended, or None, and the infos without a column, or None. If "
+             "observations are None, they are not written. Without `truncated`, the limit "
+             "applies. Steps of envs in the mask `uncounted` do not count.")
         .def("write_resets", &BatchRows::write_resets, py::arg("frame"), py::arg("ids"),
-             py::arg("observations"), py::arg("clear"), py::arg("began"),
-             "Write the first observations of some envs, whose resets began at a time.");
+             py::arg("observations"), py::arg("infos"), py::arg("clear"),
+             "Write the first observations and infos of some envs; return the infos without a "
+             "column, or None.")
+        .def("write_finals", &BatchRows::write_finals, py::arg("frame"), py::arg("envs"),
+             py::arg("rows"), py::arg("observations"), py::arg("has_final"),
+             "Write the last observations of episodes, some rows of an array, and clear the infos "
+             "of their envs.")
+        .def("write_infos", &BatchRows::write_infos, py::arg("frame"), py::arg("envs"),
+             py::arg("rows"), py::arg("infos"), py::arg("final") = false,
+             "Write infos of some envs, some rows of arrays; with `final` to final_info. Return "
+             "the infos without a column, or None.");
 }
 
 }  // namespace pysampler::bindings

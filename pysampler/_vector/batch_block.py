@@ -4,8 +4,8 @@ It is the counterpart of csrc/bindings/env_block.cpp, and has the same features:
 modes, time limits, seeds, options, infos with masks, states, and the results of envs that replace
 lost ones. Subclasses step and reset the envs: MuJoCo tasks, or a ``BatchEnv`` of a user.
 
-A step of all envs (``_step_together``) is the fast path: one call of the envs and one of
-``BatchRows``. If some are reset or not begun, ``_step_some`` handles subsets, in NumPy.
+A step of all envs is the fast path: one call of the envs and one of ``BatchRows``, which writes
+results to the frame. If some are reset or not begun, ``_step_some`` handles subsets, one call each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pysampler._vector.columns import InfoColumns, row_of
 from pysampler._vector.env_calls import reward_shape, reward_space_of
 from pysampler.envs._errors import RowError
 from pysampler.envs.batch import Generators
-from pysampler.sync import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,7 +88,7 @@ class BatchBlock(ChunkBlock):
         self.rngs: list[Any] = [None] * count  # or the generator of each env
         self.rng_seeds: list[int | None] = [None] * count
         self.elapsed = np.zeros(count, np.int64)
-        # Writes the results of a step of all envs.
+        # Writes the results of steps and resets.
         self._rows = _core.BatchRows(first, count, meter, self.elapsed, max_episode_steps or _NEVER)
         self.begun = np.zeros(count, bool)  # reset at least once
         self._all_begun = False  # and none rests
@@ -107,7 +106,7 @@ class BatchBlock(ChunkBlock):
     # Called with a reason, makes a block that steps the envs one by one; None: they never leave.
     leave: Callable[[str], Any] | None = None
     # Whether a reset undoes any effect of stepping an env whose episode has ended. Then all envs
-    # step together even if some must be reset; the steps of the latter have no infos.
+    # step together even if some must be reset.
     steps_ended = False
 
     # -- the envs --------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ class BatchBlock(ChunkBlock):
         """Step some envs; None: all."""
         raise NotImplementedError
 
-    def begin_rows(self, ids: Array, rngs: Sequence[np.random.Generator]) -> Begun:
+    def begin_rows(self, ids: Array, rngs: Generators) -> Begun:
         """Begin episodes of some envs, with their random generators."""
         raise NotImplementedError
 
@@ -152,13 +151,11 @@ class BatchBlock(ChunkBlock):
             keep: Which infos are kept.
         """
         rows = slice(self.first, self.first + self.count)
-        self._frame_rows = rows
         self._autoreset, self._keep = autoreset, keep
         self.resting[:] = False
         self._count_begun()
         [observations] = frames.observations
         self._observations = observations[:, rows]
-        self._finals = frames.final_observations[0][:, rows] if frames.final_observations else None
         self._rewards = frames.rewards[:, rows]
         self._terminated = frames.terminated[:, rows]
         self._truncated = frames.truncated[:, rows]
@@ -173,9 +170,7 @@ class BatchBlock(ChunkBlock):
         self._infos.add(columns)
 
     def _begin(self, frame: int) -> None:
-        if self._keep != "NONE":
-            self._infos.clear(frame, self._frame_rows)
-        self._has_final[frame] = 0
+        self._rows.begin(frame)
         self._overflow = []
 
     # -- called by workers -----------------------------------------------------------------------
@@ -197,23 +192,19 @@ class BatchBlock(ChunkBlock):
             given = actions if self._all_begun and isinstance(actions, np.ndarray) else None
             if self.stopped is not None:
                 given = None
+            self._begin(frame)
             if given is not None and not self.any_ended:
-                self._rows.begin(frame)
-                self._step_together(frame, given)
+                self._step(frame, None, given)
             elif given is not None and self.steps_ended and not self.ended.all():
-                self._rows.begin(frame)
                 self._step_and_reset(frame, given)
             else:
-                self._meter.at(self.first)
-                self._begin(frame)
                 self._step_some(frame, actions)
-                self._meter.idle()
         except KeyboardInterrupt:  # the user's, not the task's
             raise
         except BaseException as error:
             self.failed = True
-            self._meter.idle()
             self._leave(_ERROR, error.row if isinstance(error, RowError) else 0, error)
+        self._meter.idle()
         return self._done(frame)
 
     def step_in_chunk(self, frame: int) -> bool:
@@ -221,32 +212,26 @@ class BatchBlock(ChunkBlock):
 
     def _step_and_reset(self, frame: int, actions: Array) -> None:
         """Step all envs and discard the steps of those that had ended, which are reset instead."""
-        resets = np.flatnonzero(self.ended).astype(np.int32)
+        going = ~self.ended
+        resets = self.all[self.ended]
         actions = actions.copy()
-        actions[resets] = actions[np.argmin(self.ended)]  # these may be invalid
-        self.elapsed[resets] = -1  # not yet at the limit
+        actions[resets] = actions[np.argmax(going)]  # these may be invalid
         observations, rewards, terminated, infos = self.advance(None, actions)
-        self._rows.write(frame, observations, rewards, terminated, infos, uncounted=self.ended)
-        self._reset(frame, resets)  # which clears the ends of these envs
+        rows, rest = self._rows.write(
+            frame, None, observations, rewards, terminated, infos, uncounted=self.ended
+        )
+        if rest is not None:
+            self._leave_infos(self.all[going], rest, self.all[going])
+        self._reset(frame, resets)  # which clears the results and the ends of these envs
         self._has_final[frame, resets] = BEGUN
-        self._end_some(frame, observations, infos)
+        if rows is not None and len(rows := rows[going[rows]]):
+            self._end_some(frame, rows, rows, observations, infos)
 
     def _done(self, frame: int) -> bool:
         """Write the options version of each episode, and return whether there is overflow."""
         if self.options:
             self._versions[frame] = self.used
         return bool(self._overflow)
-
-    def _step_together(self, frame: int, actions: Array) -> None:
-        observations, rewards, terminated, infos = self.advance(None, actions)
-        any_over, rest = self._rows.write(frame, observations, rewards, terminated, infos)
-        if rest is not None:
-            going = self.all
-            if any_over and self._autoreset == "SAME_STEP":  # infos of ended episodes are final
-                going = self.all[~(self._terminated[frame] | self._truncated[frame])]
-            self._leave_infos(going, {key: array[going] for key, array in rest.items()})
-        if any_over:
-            self._end_some(frame, observations, infos)
 
     def begin_episode(self, i: int) -> None:
         """Mark env ``i`` as reset, after a user's call has reset it."""
@@ -261,18 +246,6 @@ class BatchBlock(ChunkBlock):
         self.resting[i] = True
         self._count_begun()
 
-    def _end_some(self, frame: int, observations: Array, infos: dict[str, Array]) -> None:
-        """Handle the episodes that ended in a step of all envs."""
-        over = self._terminated[frame] | self._truncated[frame]
-        if self._autoreset == "NEXT_STEP":
-            self.ended[:] = over
-            self.any_ended = bool(over.any())
-        if self._autoreset == "SAME_STEP":
-            self._end_episodes(frame, None, over, observations, infos)
-        elif self._keep == "FINAL":
-            chosen = {key: array[over] for key, array in infos.items()}
-            self._write_infos(frame, self.all[over], chosen)
-
     def _step_some(self, frame: int, actions: Sequence[Any] | Array) -> None:
         """Step the envs that have begun an episode, and reset those whose episodes have ended."""
         given = actions if isinstance(actions, np.ndarray) else self._stacked(actions)
@@ -281,7 +254,6 @@ class BatchBlock(ChunkBlock):
         if len(resets):
             self._reset(frame, resets.astype(np.int32))
             self._has_final[frame, resets] = BEGUN
-        began = now()
         going = self.begun & ~self.resting
         going[resets] = False
         going &= ~makes_none
@@ -296,9 +268,6 @@ class BatchBlock(ChunkBlock):
             alike = self._alike(steps, list(actions))
         for ids, chosen in alike:
             self._step(frame, ids, chosen)
-        each = (now() - began) // max(1, len(steps))
-        for ids, _ in alike:
-            self._meter.stepped(self.first + ids, each)
 
     def _stacked(self, actions: Sequence[Any]) -> Array | None:
         """Return actions as one array; None if dtypes differ or a shape does not fit the space."""
@@ -324,53 +293,47 @@ class BatchBlock(ChunkBlock):
             for some in by_type.values()
         ]
 
-    def _step(self, frame: int, ids: Array, actions: Array) -> None:
-        """Step some envs and write their results."""
+    def _step(self, frame: int, ids: Array | None, actions: Array) -> None:
+        """Step some envs and write their results; None: all."""
         observations, rewards, terminated, infos = self.advance(ids, actions)
-        self.elapsed[ids] += 1
-        self._truncated[frame, ids] = self.elapsed[ids] >= self._limit
-        self._rewards[frame, ids] = rewards
-        self._terminated[frame, ids] = terminated
-        over = self._terminated[frame, ids] | self._truncated[frame, ids]
-        any_over = over.any()
-        if any_over and self._autoreset == "SAME_STEP":
-            self._end_episodes(frame, ids, over, observations, infos)
-            return
-        self._observations[frame, ids] = observations
-        if self._autoreset == "NEXT_STEP":
-            self.ended[ids] = over
-            self.any_ended = bool(self.ended.any())
-        if self._keep == "ALL":
-            self._write_infos(frame, ids, infos)
-        elif self._keep == "FINAL" and any_over:
-            self._write_infos(frame, ids[over], {key: array[over] for key, array in infos.items()})
+        rows, rest = self._rows.write(frame, ids, observations, rewards, terminated, infos)
+        if rest is not None:
+            every = self.all if ids is None else ids
+            going = self.all[: len(every)]
+            if rows is not None and self._autoreset == "SAME_STEP":  # the others become final
+                going = np.delete(going, rows)
+            self._leave_infos(every[going], rest, going)
+        if rows is not None:
+            ended = rows if ids is None else ids[rows]
+            self._end_some(frame, ended, rows, observations, infos)
 
-    def _end_episodes(
-        self, frame: int, ids: Array | None, over: Array, observations: Array, infos: Any
+    def _end_some(
+        self, frame: int, ended: Array, rows: Array, observations: Array, infos: dict[str, Array]
     ) -> None:
-        """Write the last observations of episodes, and begin new ones in the same step."""
-        if ids is None:  # the results of all are in the frame
-            going, ended = self.all[:0], self.all[over]
-            self._infos.clear(frame, self.first + ended)
-        else:
-            going, ended = ids[~over], ids[over]
-            self._observations[frame, going] = observations[~over]
-        assert self._finals is not None
-        self._finals[frame, ended] = observations[over]
-        self._has_final[frame, ended] = FINAL
-        if self._keep != "NONE":
-            finals = {key: array[over] for key, array in infos.items()}
-            rest = self._infos.write_final(frame, self.first + ended, finals)
-            if rest is not None:
-                for row, i in enumerate(ended):
+        """Handle the episodes that ended in a step.
+
+        Args:
+            frame: The frame.
+            ended: The envs.
+            rows: Their rows in the results of the step.
+            observations: The observations of all envs that made it.
+            infos: Their infos.
+        """
+        if self._autoreset == "SAME_STEP":
+            self._rows.write_finals(frame, ended, rows, observations, FINAL)
+            if self._keep != "NONE":
+                rest = self._rows.write_infos(frame, ended, rows, infos, final=True)
+                for row, i in zip(rows, ended, strict=True) if rest is not None else ():
                     self._leave(_INFO, int(i), {"final_info": row_of(rest, row)})
-        if self._keep == "ALL" and len(going):
-            self._write_infos(frame, going, {key: array[~over] for key, array in infos.items()})
-        self._reset(frame, ended, clear=False)
+            self._reset(frame, ended, clear=False)
+            return
+        if self._autoreset == "NEXT_STEP":
+            self.ended[ended] = self.any_ended = True
+        if self._keep == "FINAL" and (rest := self._rows.write_infos(frame, ended, rows, infos)):
+            self._leave_infos(ended, rest, rows)
 
     def reset(self, frame: int, calls: Sequence[tuple[int | None, Any] | None]) -> bool:
         """Reset each env with its (seed, options); leave it unchanged if that is None."""
-        self._meter.at(self.first)
         self._begin(frame)
         self.failed = False
         try:
@@ -405,12 +368,11 @@ class BatchBlock(ChunkBlock):
             calls: The seed and options of each; None: no seeds or options.
             clear: Whether to clear rewards and ends; False if a step has just written them.
         """
-        began = now()
         if calls is not None or self.seeds or self.options or not self._all_begun:
             ids = self._prepared(ids, calls or [(None, None)] * len(ids))
         if not len(ids):
             return
-        rngs = [self.rngs[i] for i in ids]
+        rngs = _Generators([self.rngs[i] for i in ids.tolist()])
         if self.here:
             self._drawn_before += [(rng, rng.bit_generator.state) for rng in rngs if rng]
         observations, infos = self.begin_rows(ids, rngs)
@@ -421,9 +383,8 @@ class BatchBlock(ChunkBlock):
         if self.any_ended:
             self.ended[ids] = False
             self.any_ended = bool(self.ended.any())
-        if infos and self._keep == "ALL":
-            self._write_infos(frame, ids, infos)
-        self._rows.write_resets(frame, ids, observations, clear, began)
+        if rest := self._rows.write_resets(frame, ids, observations, infos, clear):
+            self._leave_infos(ids, rest, range(len(ids)))
 
     def _prepared(self, ids: Array, calls: Sequence[tuple[int | None, Any]]) -> Array:
         """Seed envs and set their options; return those whose seed was valid."""
@@ -473,6 +434,7 @@ class BatchBlock(ChunkBlock):
             self._rewards[frame] = 0
             self._terminated[frame] = False
             self._truncated[frame] = False
+        self._meter.idle()
         return self._done(frame)
 
     def set_options(self, i: int, options: Any, version: int) -> None:
@@ -549,12 +511,9 @@ class BatchBlock(ChunkBlock):
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _write_infos(self, frame: int, ids: Array, infos: dict[str, Array]) -> None:
-        if rest := self._infos.write(frame, self.first + ids, infos):
-            self._leave_infos(ids, rest)
-
-    def _leave_infos(self, ids: Array, infos: dict[str, Array]) -> None:
-        for row, i in enumerate(ids):
+    def _leave_infos(self, ids: Array, infos: dict[str, Array], rows: Array | range) -> None:
+        """Leave infos of some envs, which are these rows of the arrays."""
+        for i, row in zip(ids, rows, strict=True):
             self._leave(_INFO, int(i), row_of(infos, row))
 
     def _leave(self, kind: int, i: int, value: Any) -> None:
@@ -565,12 +524,23 @@ class _Generators(Generators):
     """Generators that draw for all envs in one call of C++."""
 
     def uniform(self, low: Any, high: Any, shape: int | tuple[int, ...] | None = None) -> Array:
+        if type(low) is type(high) is float and type(shape) is int:  # the usual case
+            drawn = np.empty((len(self), shape))
+            _core.uniform(self, low, high, drawn)
+            return drawn
         shape = self.shape_of(low, high, shape)
         if np.ndim(low) == np.ndim(high) == 0 or np.shape(low) == np.shape(high) == shape:
             drawn = np.empty((len(self), math.prod(shape)))
             _core.uniform(self, low, high, drawn)
             return drawn.reshape(len(self), *shape)
         return super().uniform(low, high, shape)
+
+    def standard_normal(self, shape: int | tuple[int, ...] = ()) -> Array:
+        sizes = (shape,) if isinstance(shape, int) else shape
+        drawn = np.empty((len(self), math.prod(sizes)))
+        if not _core.standard_normal(self, drawn):
+            return super().standard_normal(shape)
+        return drawn.reshape(len(self), *sizes)
 
 
 class _Noted(_Generators):
@@ -598,6 +568,10 @@ class _Noted(_Generators):
     def uniform(self, low: Any, high: Any, shape: int | tuple[int, ...] | None = None) -> Array:
         self._note(super().__iter__())
         return super().uniform(low, high, shape)
+
+    def standard_normal(self, shape: int | tuple[int, ...] = ()) -> Array:
+        self._note(super().__iter__())
+        return super().standard_normal(shape)
 
 
 class OwnBlock(BatchBlock):
@@ -639,8 +613,8 @@ class OwnBlock(BatchBlock):
             terminated = np.broadcast_to(terminated, count)
         return self.observe(ids), rewards, terminated, infos[0] if infos else {}
 
-    def begin_rows(self, ids: Array, rngs: Sequence[np.random.Generator]) -> Begun:
-        infos = self._env.reset(ids, _Generators(rngs))
+    def begin_rows(self, ids: Array, rngs: Generators) -> Begun:
+        infos = self._env.reset(ids, rngs)
         return self.observe(ids), infos or {}
 
     def observe(self, ids: Array | None) -> Array:

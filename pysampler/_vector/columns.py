@@ -17,78 +17,31 @@ if TYPE_CHECKING:
 
 __all__ = ["InfoColumns", "row_of"]
 
-# Forms of columns that hold objects. Tasks do not write these.
+# Forms of columns that hold objects, which ``BatchRows`` does not write.
 _OBJECTS = "object", "pickle"
 
 
 class InfoColumns:
-    """Writes infos of some envs, given as one array per key, to the columns of the frames.
+    """Tells ``BatchRows`` the columns of infos.
 
     Args:
         frames: The frames.
-        rows: Writes the infos of steps of a whole block in C++, and gets the same columns; None if
-            there is no such writer.
+        rows: Writes the infos, given as one array per key.
     """
 
-    def __init__(self, frames: Frames, rows: _core.BatchRows | None = None) -> None:
+    def __init__(self, frames: Frames, rows: _core.BatchRows) -> None:
         self._frames = frames
         self._rows = rows
-        self._masks: list[Array] = []
-        self._nodes: dict[str, Array] = {}  # masks of nested dicts
-        # By key, or by keys if nested: the dtype and shape of a value, the values and their mask.
-        self._columns: dict[Any, dict[Any, tuple[Array, Array]]] = {}
 
     def add(self, columns: Sequence[Column]) -> None:
         """Write to these columns too, from now on."""
         for column in columns:
             *values, mask = column.views(self._frames)
-            self._masks.append(mask)
-            if not values:
-                self._nodes[column.path[0]] = mask
-            if self._rows is None:
-                pass
-            elif not values or column.form in _OBJECTS or len(column.path) > 1:
-                self._rows.add_mask(mask)
+            *above, key = column.path
+            if values and column.form not in _OBJECTS and above in ([], ["final_info"]):
+                self._rows.add_column(key, values[0], mask, final=bool(above))
             else:
-                self._rows.add_column(column.path[0], values[0], mask)
-            if values and column.form not in _OBJECTS:
-                key = column.path if len(column.path) > 1 else column.path[0]
-                kind = values[0].dtype, values[0].shape[2:]
-                self._columns.setdefault(key, {})[kind] = values[0], mask
-
-    def clear(self, frame: int, rows: Any) -> None:
-        """Clear the infos of these envs."""
-        for mask in self._masks:
-            mask[frame, rows] = False
-
-    def write(self, frame: int, rows: Any, infos: Mapping[str, Array]) -> dict[str, Array]:
-        """Write the infos of the envs in some rows; return the infos that have no column."""
-        rest = {}
-        for key, array in infos.items():
-            columns = self._columns.get(key)
-            found = columns and columns.get((array.dtype, array.shape[1:]))
-            if found:
-                values, mask = found
-                values[frame, rows] = array
-                mask[frame, rows] = True
-            else:
-                rest[key] = array
-        return rest
-
-    def write_final(
-        self, frame: int, rows: Array, infos: Mapping[str, Array]
-    ) -> dict[str, Array] | None:
-        """Write infos of steps that ended episodes under ``final_info``.
-
-        Returns:
-            The infos without a column; None if all have one.
-        """
-        if "final_info" not in self._nodes:
-            return dict(infos)
-        self._nodes["final_info"][frame, rows] = True
-        nested = {("final_info", key): array for key, array in infos.items()}
-        rest = self.write(frame, rows, nested)  # type: ignore[arg-type]
-        return {key[1]: array for key, array in rest.items()} or None
+                self._rows.add_mask(mask, final_info=not values and column.path == ("final_info",))
 
 
 def row_of(infos: Mapping[str, Array], row: int) -> dict[str, Any]:

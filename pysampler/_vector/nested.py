@@ -67,7 +67,7 @@ class NestedBlock(RepeatableBlock):
         self._env = env
         self.first = first
         self.count: int = env.num_envs
-        self._all: Array = np.arange(self.count)
+        self._all: Array = np.arange(self.count, dtype=np.int32)
         self._meter = meter
         self._mode = mode
         self._use_buffers: Callable[..., None] | None = getattr(env, "use_buffers", None)
@@ -264,26 +264,24 @@ class NestedBlock(RepeatableBlock):
         if self._is_array:
             array = _as_dtype(observations, self._observations[0].dtype)
         ends = np.asarray(terminated, bool), np.asarray(truncated, bool)
-        any_over, _ = self._rows.write(frame, array, rewards, ends[0], {}, ends[1])
+        ended, _ = self._rows.write(frame, None, array, rewards, ends[0], {}, ends[1])
         if array is None:
             self._write_observations(frame, observations)
         self._last = observations
         if self._resets_late:
             self._write_late(frame, observations, infos)
             return
-        if not any_over or (self._keep == "ALL" and not self._same_step):
+        if ended is None or (self._keep == "ALL" and not self._same_step):
             if self._keep == "ALL":
                 self._write_infos(frame, self._all, infos)
             return
-        over = self._terminated[frame] | self._truncated[frame]
-        ended: Array = np.flatnonzero(over)
         if not self._same_step:
             self._write_infos(frame, ended, infos)
         elif self._resets:
             self._write_finals(frame, ended, observations)
             self._write_infos(frame, ended, infos, "final_info")
             if self._keep == "ALL":
-                self._write_infos(frame, np.flatnonzero(~over), infos)
+                self._write_infos(frame, np.delete(self._all, ended), infos)
             self._begin_episodes(frame, ended)
         else:
             infos = self._write_given_finals(frame, ended, infos)
@@ -487,8 +485,8 @@ class NestedBlock(RepeatableBlock):
                 value = value + self.first
             chosen = rows if mask is None else rows[mask[rows]]
             if _has_rows(value, self.count) and value.dtype != object and len(chosen):
-                part: dict[Any, Array] = {key if under is None else (under, key): value[chosen]}
-                if not self._columns.write(frame, self.first + chosen, part):
+                ids, final = chosen.astype(np.int32), under is not None
+                if self._rows.write_infos(frame, ids, ids, {key: value}, final) is None:
                     continue
             for i in chosen.tolist():
                 item = info_of_row(value, i, self.count)

@@ -27,7 +27,7 @@ class Generators(list[np.random.Generator]):
     """A list of the random generators of some envs, each of which depends only on its env's seed.
 
     You may use single ones (``[rng.integers(4) for rng in rngs]``), or draw for all at once with
-    ``uniform``.
+    ``uniform`` and ``standard_normal``.
     """
 
     def of(self, ids: Ids) -> Generators:
@@ -50,6 +50,19 @@ class Generators(list[np.random.Generator]):
         """
         shape = self.shape_of(low, high, shape)
         return np.array([one.uniform(low, high, shape) for one in self]).reshape(len(self), *shape)
+
+    def standard_normal(self, shape: int | tuple[int, ...] = ()) -> Array:
+        """Draw standard normal numbers from every generator, in one call of C++.
+
+        The numbers are those of each generator's own ``standard_normal``.
+
+        Args:
+            shape: The shape of the numbers of one env.
+
+        Returns:
+            An array with a row for each env.
+        """
+        return np.array([one.standard_normal(shape) for one in self])
 
     def shape_of(self, low: Any, high: Any, shape: int | tuple[int, ...] | None) -> tuple[int, ...]:
         """Return the shape of the numbers of one env between two bounds."""

@@ -107,6 +107,30 @@ def _copied(arguments):
     return {name: dict(v) if name == "options" else v for name, v in arguments.items()}
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "InvertedPendulum-v5",
+        "InvertedDoublePendulum-v5",
+        *(
+            pytest.param(f"{name}-v5", marks=pytest.mark.slow)
+            for name in ("Hopper", "Ant", "Pusher")
+        ),
+    ],
+)
+def test_many_resets_in_one_step_equal_sync_vector_env(env_id, mode):
+    """Each draws from its own generator, although all begin in one call."""
+    stack, ours, theirs = both(env_id, 12, mode, {"max_episode_steps": 9})
+    with stack:
+        reset_alike(ours, theirs, seed=1)
+        actions = drawn_actions(theirs.action_space, 2, 24)
+        ended = [compare(ours, theirs, [row]) for row in actions]
+        assert sum(1 < count < 12 for count in ended) > 1 or max(ended) == 12
+        reset_alike(ours, theirs, options={"reset_mask": np.arange(12) % 3 > 0})
+        compare(ours, theirs, drawn_actions(theirs.action_space, 3, 12))
+
+
 @pytest.mark.parametrize("env_id", each(META_IDS))
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_task_envs_equal_sync_vector_env(env_id, mode):

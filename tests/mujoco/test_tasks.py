@@ -122,6 +122,28 @@ def test_a_task_equals_its_ordinary_env(mode, workers, groups):
     theirs.close()
 
 
+class Counting(Cart):
+    """Remembers something across episodes, and never resets it."""
+
+    def allocate(self):
+        super().allocate()
+        self.steps = np.zeros(self.count)
+
+    def reward(self, d, before, action):
+        self.steps[d.ids] += 1
+        return self.steps[d.ids].copy()
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_memory_of_a_task_changes_only_in_its_own_steps(mode):
+    ours = together(Counting, autoreset_mode=mode)
+    theirs = SyncVectorEnv([functools.partial(make_env, Counting)] * 5, autoreset_mode=mode)
+    identical(ours.reset(seed=1), theirs.reset(seed=1))
+    assert compare(ours, theirs, drawn_actions(theirs.action_space, 1, 30, beyond=2)) > 5
+    ours.close()
+    theirs.close()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

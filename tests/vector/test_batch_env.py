@@ -14,7 +14,7 @@ from made_up import interrupt_once, same, step_alike
 
 import pysampler
 from pysampler import _core
-from pysampler._vector.batch_block import _Generators
+from pysampler._vector.batch_block import _Generators, _Noted
 from pysampler.envs import BatchEnv, Generators, check_batch_env
 from pysampler.errors import EnvError
 
@@ -404,6 +404,28 @@ def test_uniform_draws_what_each_generator_draws(kind, bits, low, high, shape):
         drawn = kind(made).of(ids).uniform(low, high, shape)
         same(drawn, np.array([one.uniform(low, high, shape) for one in chosen]))
     assert [one.random() for one in made] == [one.random() for one in again]
+
+
+@pytest.mark.parametrize("exported", [True, False])
+@pytest.mark.parametrize("kind", [Generators, _Generators, _Noted])
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937])
+@pytest.mark.parametrize("shape", [(), 3, (2, 2), (0,)])
+def test_standard_normal_draws_what_each_generator_draws(kind, bits, shape, exported, monkeypatch):
+    if not exported:  # by NumPy's library
+        monkeypatch.setattr(_core, "standard_normal", lambda generators, out: False)
+    made, again = ([np.random.Generator(bits(seed)) for seed in range(5)] for _ in range(2))
+    drawn = kind(made).standard_normal(shape)
+    same(drawn, np.array([one.standard_normal(shape) for one in again]))
+    assert [one.random() for one in made] == [one.random() for one in again]
+
+
+def test_this_numpy_exports_how_it_draws_normal_numbers():
+    """Otherwise a reset calls Python for each generator."""
+    drawn = np.empty((1, 2))
+    assert _core.standard_normal([np.random.default_rng(1)], drawn)
+    same(drawn[0], np.random.default_rng(1).standard_normal(2))
+    with pytest.raises(ValueError, match="a row for each of 0 generators"):
+        _core.standard_normal([], drawn)
 
 
 @pytest.mark.parametrize(

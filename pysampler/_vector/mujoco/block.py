@@ -18,7 +18,7 @@ from pysampler.envs.mujoco._checks import (
     check_step,
 )
 from pysampler.envs.mujoco._fields import STATE, STATE_FIELDS, begin, fields_of, read_only
-from pysampler.envs.mujoco.task import Simulations
+from pysampler.envs.mujoco.task import Simulations, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._vector.batch_block import Advanced, Begun
-    from pysampler.envs.mujoco.task import Task
+    from pysampler.envs.batch import Generators
 
     Array = npt.NDArray[Any]
 
@@ -62,6 +62,8 @@ class TaskBlock(BatchBlock):
         self.task = task.for_simulations(count)
         shape = task.action_space.shape
         super().__init__(count, first, shape, max_episode_steps, meter, here=here)
+        # Methods of a task may change its memory, which its reset may leave as it is.
+        self.steps_ended = type(task).allocate is Task.allocate
         self._make_simulations()
 
     def _make_simulations(self) -> None:
@@ -113,7 +115,9 @@ class TaskBlock(BatchBlock):
         task, d = self.task, self._view(ids)
         before = task.before(d)
         self._ctrl[d.ids] = task.control(actions)
-        failed = self.simulations.step(ids, task.frame_skip, task.forces)
+        # The physics of those that a reset follows would be for nothing.
+        moving = self.all[~self.ended] if ids is None and self.any_ended else ids
+        failed = self.simulations.step(moving, task.frame_skip, task.forces)
         if ids is not None:
             d = Simulations(self._seen, ids)  # the other view caches the fields that it has read
         result = task.reward(d, before, actions)
@@ -127,10 +131,10 @@ class TaskBlock(BatchBlock):
             check_observations(task, observations, count)
             self._checked_step = True
         if failed:
-            self._blame(ids)
+            self._blame(moving)
         return observations, rewards, terminated, infos
 
-    def begin_rows(self, ids: Array, rngs: Sequence[np.random.Generator]) -> Begun:
+    def begin_rows(self, ids: Array, rngs: Generators) -> Begun:
         self.rows[ids] = self._fresh
         begun = self.task.reset(rngs, ids)
         if not self._checked_begin:

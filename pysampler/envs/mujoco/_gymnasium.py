@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler.envs.mujoco.task import Task, draw
+from pysampler.envs.mujoco.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Self
 
     import numpy.typing as npt
 
+    from pysampler.envs.batch import Generators
     from pysampler.envs.mujoco.task import Simulations
 
     Array = npt.NDArray[Any]
@@ -54,26 +54,26 @@ class GymnasiumTask(Task):
     def read_from(self, env: Any, i: int) -> None:
         """Copy the state of the episode from gymnasium's env to simulation ``i``."""
 
-    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
+    def reset(self, rngs: Generators, ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
         """Begin near the initial state, with uniform noise up to ``reset_noise_scale``."""
         nq = self.model.nq
         drawn = self.uniform(rngs, nq + self.model.nv)  # equal to one draw after the other
         return self.init_qpos + drawn[:, :nq], self.init_qvel + drawn[:, nq:]
 
-    def uniform(self, rngs: Sequence[np.random.Generator], size: int) -> Array:
+    def uniform(self, rngs: Generators, size: int) -> Array:
         """Draw uniform noise up to ``reset_noise_scale``, a row for each generator."""
         scale = self.reset_noise_scale
-        return draw(rngs, lambda rng: rng.uniform(low=-scale, high=scale, size=size))
+        return rngs.uniform(-scale, scale, size)
 
-    def normal(self, rngs: Sequence[np.random.Generator], size: int) -> Array:
+    def normal(self, rngs: Generators, size: int) -> Array:
         """Draw normal noise with standard deviation ``reset_noise_scale``, a row for each."""
-        return self.reset_noise_scale * draw(rngs, lambda rng: rng.standard_normal(size))
+        return self.reset_noise_scale * rngs.standard_normal(size)
 
 
 class NoisyTask(GymnasiumTask):
     """Base class of tasks whose initial velocities are drawn from a normal distribution."""
 
-    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
+    def reset(self, rngs: Generators, ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
         """Begin near the initial state."""
         positions = self.init_qpos + self.uniform(rngs, self.model.nq)
         return positions, self.init_qvel + self.normal(rngs, self.model.nv)

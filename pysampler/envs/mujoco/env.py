@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
+from pysampler.envs.batch import Generators
 from pysampler.envs.mujoco._checks import (
     check_before,
     check_begin,
@@ -90,7 +91,7 @@ class TaskEnv(gym.Env[Any, Any]):
             self.reset_task(options["task"])
         mujoco.mj_resetData(self.model, self.data)
         task = self.task
-        begun = task.reset([self.np_random], np.zeros(1, np.int32))
+        begun = task.reset(Generators([self.np_random]), np.zeros(1, np.int32))
         if not self._checked_begin:
             check_begin(task, begun, 1)
         begin(self._fields, slice(None), begun)

@@ -11,11 +11,10 @@ from pysampler.envs.mujoco._gymnasium import GymnasiumTask, norm, squares
 from pysampler.envs.mujoco.task import draw
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import mujoco
     import numpy.typing as npt
 
+    from pysampler.envs.batch import Generators
     from pysampler.envs.mujoco.task import Simulations
 
     Array = npt.NDArray[Any]
@@ -65,13 +64,13 @@ class Pusher(GymnasiumTask):
         infos = {"reward_dist": distance, "reward_ctrl": control, "reward_near": near}
         return distance + control + near, infos
 
-    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:
+    def reset(self, rngs: Generators, ids: Array) -> tuple[Array, Array]:
         """Begin at the initial state, with the object at some distance from the goal."""
         model = self.model
         qpos = np.tile(self.init_qpos, (len(rngs), 1))
         qpos[:, -4:-2] = self.placed[ids] = draw(rngs, draw_object)
         qpos[:, -2:] = 0  # the goal
-        qvel = draw(rngs, lambda rng: rng.uniform(low=-0.005, high=0.005, size=model.nv))
+        qvel = rngs.uniform(-0.005, 0.005, model.nv)
         qvel += self.init_qvel
         qvel[:, -4:] = 0
         return qpos, qvel

@@ -10,11 +10,10 @@ from pysampler.envs.mujoco._gymnasium import GymnasiumTask, norm, squares
 from pysampler.envs.mujoco.task import draw
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import mujoco
     import numpy.typing as npt
 
+    from pysampler.envs.batch import Generators
     from pysampler.envs.mujoco.task import Simulations
 
     Array = npt.NDArray[Any]
@@ -61,13 +60,13 @@ class Reacher(GymnasiumTask):
         control = -squares(action) * self.reward_control_weight
         return near + control, {"reward_dist": near, "reward_ctrl": control}
 
-    def reset(self, rngs: Sequence[np.random.Generator], ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
+    def reset(self, rngs: Generators, ids: Array) -> tuple[Array, Array]:  # noqa: ARG002
         """Begin near the initial state, with a target within reach."""
         model = self.model
-        qpos = draw(rngs, lambda rng: rng.uniform(low=-0.1, high=0.1, size=model.nq))
+        qpos = rngs.uniform(-0.1, 0.1, model.nq)
         qpos += self.init_qpos
         qpos[:, -2:] = draw(rngs, draw_target)
-        qvel = draw(rngs, lambda rng: rng.uniform(low=-0.005, high=0.005, size=model.nv))
+        qvel = rngs.uniform(-0.005, 0.005, model.nv)
         qvel += self.init_qvel
         qvel[:, -2:] = 0
         return qpos, qvel

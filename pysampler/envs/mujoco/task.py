@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from pysampler.envs.batch import Generators
+
     Array = npt.NDArray[Any]
 
 __all__ = ["Simulations", "Task", "draw"]
@@ -88,7 +90,7 @@ class Task:
     ...         return np.abs(d.qpos[:, 0]) > 1.0
     ...
     ...     def reset(self, rngs, ids):
-    ...         return draw(rngs, lambda rng: rng.uniform(-0.1, 0.1, 1)), np.zeros((len(ids), 1))
+    ...         return rngs.uniform(-0.1, 0.1, 1), np.zeros((len(ids), 1))
     >>> import pysampler
     >>> envs = pysampler.make_vec(Balance, num_envs=3, num_workers=1)
     >>> observations, infos = envs.reset(seed=1)
@@ -198,13 +200,12 @@ class Task:
         """Return whether each simulation has terminated, by default none. ``reward`` ran before."""
         return False
 
-    def reset(
-        self, rngs: Sequence[np.random.Generator], ids: Array
-    ) -> tuple[Array, Array] | dict[str, Array]:
+    def reset(self, rngs: Generators, ids: Array) -> tuple[Array, Array] | dict[str, Array]:
         """Return the initial states of episodes.
 
         Args:
-            rngs: The random generator of each simulation to reset.
+            rngs: The random generator of each simulation to reset: a list, whose methods
+                ``uniform`` and ``standard_normal`` draw from all of them.
             ids: The indices of these simulations.
 
         Returns:
@@ -247,6 +248,7 @@ class Task:
 def draw(rngs: Sequence[np.random.Generator], of: Any) -> Array:
     """Call ``of(rng)`` for each generator, and return the results as rows of an array.
 
-    Use it in ``Task.reset``: ``draw(rngs, lambda rng: rng.uniform(-0.1, 0.1, 3))``.
+    Use it in ``Task.reset``: ``draw(rngs, lambda rng: rng.integers(4, size=3))``. For uniform and
+    normal numbers ``rngs.uniform(-0.1, 0.1, 3)`` and ``rngs.standard_normal(3)`` are faster.
     """
     return np.array([of(rng) for rng in rngs])
