@@ -73,3 +73,18 @@ def test_a_changed_model_equals_single_envs(env_id, tmp_path):
 @pytest.mark.parametrize("change", [with_a_ball, with_memory], ids=lambda one: one.__name__)
 def test_a_larger_model_equals_single_envs(env_id, change, tmp_path):
     assert_equal(env_id, altered(env_id, tmp_path, change))
+
+
+@pytest.mark.parametrize("touching", ["by type", "by pair"])
+def test_contacts_of_a_model_that_had_none_equal_single_envs(touching, tmp_path):
+    """No two geoms of gymnasium's pendulum touch, so its simulations do not look for contacts."""
+
+    def with_a_wall(root):
+        wall = '<geom name="wall" type="box" size="0.05 0.5 0.5" pos="0.2 0 0"/>'
+        add(root.find("worldbody"), wall)
+        if touching == "by pair":
+            add(root, '<contact><pair geom1="cart" geom2="wall"/></contact>')
+        else:
+            root.find("default/geom").set("contype", "1")
+
+    assert_equal("InvertedPendulum-v5", altered("InvertedPendulum-v5", tmp_path, with_a_wall))

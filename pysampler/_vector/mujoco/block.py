@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ class TaskBlock(BatchBlock):
         self._make_simulations()
 
     def _make_simulations(self) -> None:
-        task, model = self.task, self.task.model
+        task, model = self.task, _without_contacts(self.task.model)
         [library] = Path(mujoco.__file__).parent.glob("libmujoco.so*")
         self.simulations = _core.Simulations(str(library), model._address, self.count, STATE)
         self.rows = self.simulations.rows()
@@ -169,3 +170,19 @@ class TaskBlock(BatchBlock):
         for i in self.all if ids is None else ids:
             if text := self.simulations.error(int(i)):
                 self._leave(_ERROR, int(i), mujoco.FatalError(text))
+
+
+def _without_contacts(model: mujoco.MjModel) -> mujoco.MjModel:
+    """Return a copy of a model that looks for no contacts, if no two geoms can touch.
+
+    The results are the same. Sorting the bodies of a pendulum took a third of its physics.
+    """
+    types, affinities = (
+        int(np.bitwise_or.reduce(bits, initial=0))
+        for bits in (model.geom_contype, model.geom_conaffinity)
+    )
+    if types & affinities or model.npair or model.nflex:
+        return model
+    model = copy.copy(model)
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT
+    return model
