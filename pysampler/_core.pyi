@@ -1622,7 +1622,7 @@ class BatchRows:
         """
         Write infos of some envs, some rows of arrays; with `final` to final_info. Return the infos without a column, or None.
         """
-    def write_resets(self, frame: typing.SupportsInt | typing.SupportsIndex, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], observations: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], infos: dict, clear: bool) -> typing.Any:
+    def write_resets(self, frame: typing.SupportsInt | typing.SupportsIndex, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], observations: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], infos: dict, has_final: typing.SupportsInt | typing.SupportsIndex | None) -> typing.Any:
         """
         Write the first observations and infos of some envs; return the infos without a column, or None.
         """

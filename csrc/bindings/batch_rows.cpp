@@ -193,16 +193,17 @@ class BatchRows {
     }
 
     // Writes the first observations and the infos of the envs `ids`, whose resets began when the
-    // last call ended; returns the infos that have no column, or None. With `clear` it clears their
-    // rewards, ends and infos first, since they made no step that counts.
+    // last call ended; returns the infos that have no column, or None. With `has_final` it clears
+    // their rewards, ends and infos first, since they made no step that counts.
     py::object write_resets(std::uint32_t frame, const Ids& ids, const py::array& observations,
-                            const py::dict& infos, bool clear) {
+                            const py::dict& infos, std::optional<std::uint8_t> has_final) {
         expect(frame);
         const Chosen chosen = chosen_of(ids);
         write_observations(frame, observations, chosen);
         std::int64_t* elapsed = elapsed_.mutable_data();
         for (std::size_t k = 0; k < chosen.count; ++k) elapsed[chosen.env(k)] = 0;
-        if (clear) {
+        if (has_final) {
+            chosen.fill(has_final_.at(frame), *has_final);
             for (const FrameRows* rows : {&rewards_, &terminated_, &truncated_}) {
                 const std::size_t bytes = rows->row_bytes();
                 for (std::size_t k = 0; k < chosen.count; ++k) {
@@ -423,7 +424,7 @@ void register_batch_rows(py::module_& m) {
              "observations are None, they are not written. Without `truncated`, the limit "
              "applies. Steps of envs in the mask `uncounted` do not count.")
         .def("write_resets", &BatchRows::write_resets, py::arg("frame"), py::arg("ids"),
-             py::arg("observations"), py::arg("infos"), py::arg("clear"),
+             py::arg("observations"), py::arg("infos"), py::arg("has_final"),
              "Write the first observations and infos of some envs; return the infos without a "
              "column, or None.")
         .def("write_finals", &BatchRows::write_finals, py::arg("frame"), py::arg("envs"),

@@ -195,7 +195,7 @@ class BatchBlock(ChunkBlock):
             self._begin(frame)
             if given is not None and not self.any_ended:
                 self._step(frame, None, given)
-            elif given is not None and self.steps_ended and not self.ended.all():
+            elif given is not None and self.steps_ended and self._any_goes_on():
                 self._step_and_reset(frame, given)
             else:
                 self._step_some(frame, actions)
@@ -214,18 +214,18 @@ class BatchBlock(ChunkBlock):
         """Step all envs and discard the steps of those that had ended, which are reset instead."""
         going = ~self.ended
         resets = self.all[self.ended]
-        actions = actions.copy()
-        actions[resets] = actions[np.argmax(going)]  # these may be invalid
         observations, rewards, terminated, infos = self.advance(None, actions)
         rows, rest = self._rows.write(
             frame, None, observations, rewards, terminated, infos, uncounted=self.ended
         )
         if rest is not None:
             self._leave_infos(self.all[going], rest, self.all[going])
-        self._reset(frame, resets)  # which clears the results and the ends of these envs
-        self._has_final[frame, resets] = BEGUN
+        self._reset(frame, resets, has_final=BEGUN)  # which clears the ends of these envs
         if rows is not None and len(rows := rows[going[rows]]):
             self._end_some(frame, rows, rows, observations, infos)
+
+    def _any_goes_on(self) -> bool:
+        return int(np.count_nonzero(self.ended)) < self.count
 
     def _done(self, frame: int) -> bool:
         """Write the options version of each episode, and return whether there is overflow."""
@@ -252,8 +252,7 @@ class BatchBlock(ChunkBlock):
         makes_none = self.stopped if self.stopped is not None else np.zeros(self.count, bool)
         resets = np.flatnonzero(self.ended & ~makes_none)
         if len(resets):
-            self._reset(frame, resets.astype(np.int32))
-            self._has_final[frame, resets] = BEGUN
+            self._reset(frame, resets.astype(np.int32), has_final=BEGUN)
         going = self.begun & ~self.resting
         going[resets] = False
         going &= ~makes_none
@@ -325,7 +324,7 @@ class BatchBlock(ChunkBlock):
                 rest = self._rows.write_infos(frame, ended, rows, infos, final=True)
                 for row, i in zip(rows, ended, strict=True) if rest is not None else ():
                     self._leave(_INFO, int(i), {"final_info": row_of(rest, row)})
-            self._reset(frame, ended, clear=False)
+            self._reset(frame, ended, has_final=None)
             return
         if self._autoreset == "NEXT_STEP":
             self.ended[ended] = self.any_ended = True
@@ -358,7 +357,7 @@ class BatchBlock(ChunkBlock):
         ids: Array,
         calls: Sequence[tuple[int | None, Any]] | None = None,
         *,
-        clear: bool = True,
+        has_final: int | None = 0,
     ) -> None:
         """Begin episodes of some envs, and write their first observations.
 
@@ -366,7 +365,8 @@ class BatchBlock(ChunkBlock):
             frame: The frame.
             ids: The envs.
             calls: The seed and options of each; None: no seeds or options.
-            clear: Whether to clear rewards and ends; False if a step has just written them.
+            has_final: What takes the place of the results of a step; None: a step has just
+                written them.
         """
         if calls is not None or self.seeds or self.options or not self._all_begun:
             ids = self._prepared(ids, calls or [(None, None)] * len(ids))
@@ -382,8 +382,8 @@ class BatchBlock(ChunkBlock):
             self._count_begun()
         if self.any_ended:
             self.ended[ids] = False
-            self.any_ended = bool(self.ended.any())
-        if rest := self._rows.write_resets(frame, ids, observations, infos, clear):
+            self.any_ended = int(np.count_nonzero(self.ended)) > 0
+        if rest := self._rows.write_resets(frame, ids, observations, infos, has_final):
             self._leave_infos(ids, rest, range(len(ids)))
 
     def _prepared(self, ids: Array, calls: Sequence[tuple[int | None, Any]]) -> Array:

@@ -502,7 +502,7 @@ def test_a_step_interrupted_after_resets_is_repeated_with_actions_of_any_kind(mo
         same(results, expected.step(row))
         terminated = results[2]
     assert not terminated.all()
-    interrupt_once(monkeypatch, BatchBlock, "_end_some", before=True)
+    interrupt_once(monkeypatch, BatchBlock, "_step_and_reset")
     row = next(actions)
     with pytest.raises(KeyboardInterrupt):
         envs.step(np.where(terminated, 77, row))

@@ -124,9 +124,11 @@ class _Twins(OwnBlock):
         return super().reset(frame, calls)
 
     def advance(self, ids: Array | None, actions: Array) -> Advanced:
-        return super().advance(
-            ids, actions.astype(np.int64) if actions.dtype.kind == "b" else actions
-        )
+        if actions.dtype.kind == "b":
+            actions = actions.astype(np.int64)
+        if ids is None and self.any_ended:  # the actions of these may be invalid
+            actions = np.where(self.ended, actions[self.ended.argmin()], actions)
+        return super().advance(ids, actions)
 
 
 def _as_numbers(actions: Any) -> Any:
