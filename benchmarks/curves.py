@@ -102,9 +102,8 @@ def picture(path: Path, rows: list[list[dict[str, Any]]]) -> None:
             for number, (name, curves) in enumerate(panel["curves"].items()):
                 for seed, points in enumerate(curves):
                     label = name if seed == 0 else None
-                    axis.plot(
-                        *np.reshape(points, (-1, 2)).T, f"C{number}", linewidth=1, label=label
-                    )
+                    style = f"C{number}{'.' * (len(points) == 1)}"
+                    axis.plot(*np.reshape(points, (-1, 2)).T, style, linewidth=1, label=label)
             if (goal := panel.get("goal")) is not None:
                 axis.axhline(goal, color="grey", linewidth=0.5)
             axis.set_title(panel["title"], fontsize=8)
