@@ -29,7 +29,7 @@ TSAN := build/python-tsan
 SHARED_BY_THREADS := tests/sync/test_hammer.py tests/vector/test_hammer.py tests/vector/test_threads.py
 
 .PHONY: help demo notebooks gallery examples test test-all test-python test-native build-native test-nogil python-nogil sanitize-nogil test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
-  bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels sbom \
+  bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-history bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels sbom \
   contract recipes clean
 
 help:  ## what there is
@@ -205,6 +205,9 @@ bench-hosts: wheel build/bench-hosts/.stamp  ## hosts on Ray, beside the same sa
 	build/bench-hosts/bin/python -m pip --disable-pip-version-check -q install --force-reinstall --no-deps dist/*.whl
 	cd build/bench-hosts && bin/python $(CURDIR)/benchmarks/hosts.py --out $(CURDIR)/benchmarks/results
 	build/bench-hosts/bin/python benchmarks/scale.py
+
+bench-history: $(VENV)/package.stamp $(VENV)/bench.stamp  ## ten ratios to reference loops, a row of benchmarks/results/history.jsonl: two minutes
+	$(BIN)/python benchmarks/history.py --out benchmarks/results
 
 bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some benchmarks, to see that they work
 	$(BIN)/python benchmarks/vector.py --no-peers --slices 2 --seconds 0.1 --out build/bench-smoke

@@ -293,6 +293,8 @@ def main() -> None:
         picture(rows, options.out / "history.svg")
         compared = any(before(rows, name) for name in row["ratios"])
         nothing = f"nothing fell by more than {MOST} quartile ranges"
+        if row["load"] > 1:
+            say(f"the load was {row['load']:.1f} before: other programs change ratios too")
         say("\n".join(drops(rows)) or (nothing if compared else "no earlier row of this machine"))
 
 

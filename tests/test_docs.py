@@ -231,7 +231,8 @@ def test_result_pages_include_the_newest_results():
     results = ROOT / "benchmarks" / "results"
     for page in (ROOT / "docs" / "results").glob("*.md"):
         shown = Path(re.findall(r"{include} (.*)", page.read_text())[0]).name
-        assert shown == max(path.name for path in results.glob(f"????-??-??-{page.name}"))
+        if page.name != "history.md":  # one file that grows
+            assert shown == max(path.name for path in results.glob(f"????-??-??-{page.name}"))
         assert f"`benchmarks/results/{shown}`" in page.read_text()  # code hosts show no {include}
 
 

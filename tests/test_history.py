@@ -79,3 +79,8 @@ def test_history_measures_a_ratio_and_draws_it(history, tmp_path):
         assert ("no earlier row of this machine" in done.stderr) == (count == 1)
     assert (tmp_path / "history.md").read_text() == history.report(rows)
     assert "<svg" in (tmp_path / "history.svg").read_text()
+
+
+def test_the_page_shows_the_newest_row(history):
+    rows = history.read(RESULTS / "history.jsonl")
+    assert (RESULTS / "history.md").read_text() == history.report(rows)
