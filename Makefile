@@ -165,6 +165,7 @@ bench-mujoco: $(VENV)/package.stamp $(VENV)/bench.stamp
 bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/partial.py --out benchmarks/results
 	$(BIN)/python benchmarks/slow_resets.py --out benchmarks/results
+	$(BIN)/python benchmarks/torchrl_workloads.py --out benchmarks/results
 	$(BIN)/python benchmarks/auto_batches.py --out benchmarks/results
 
 bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
@@ -222,6 +223,7 @@ bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some be
 	$(BIN)/python benchmarks/trainings.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/averaging.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/phases.py --quick --out build/bench-smoke
+	$(BIN)/python benchmarks/torchrl_workloads.py --quick --out build/bench-smoke
 
 sanitize: $(VENV)/native.stamp  ## the native tests under ThreadSanitizer, then Address- and UndefinedBehaviourSanitizer
 	$(CMAKE) -S . -B build/tsan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo

@@ -229,14 +229,18 @@ def _alone(make: Callable[..., Any], arguments: tuple[Any, ...], pipe: Any) -> N
 
 
 def rates_in_turn(
-    program: str, names: list[str], arguments: tuple[Any, ...], options: argparse.Namespace
+    program: str,
+    names: list[str],
+    arguments: tuple[Any, ...],
+    options: argparse.Namespace,
+    limit: float = LIMIT,
 ) -> dict[str, list[float]]:
     """Let contenders step in turn, slice by slice; return the rates of those that ran."""
     running: dict[str, Contender] = {}
     rates: dict[str, list[float]] = {name: [] for name in names}
     try:
         for name in names:
-            running[name] = Contender(Path(program), name, *arguments)
+            running[name] = Contender(Path(program), name, *arguments, limit=limit)
         for repetition in range(options.repetitions):
             for name in names[:: -1 if repetition % 2 else 1]:
                 if (said := running[name].measure(seconds=options.seconds)) is not None:

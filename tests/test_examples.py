@@ -456,6 +456,23 @@ def test_benchmarks_read_curves_at_steps_and_seconds(monkeypatch):
         assert curves.compared([1.0, None], [3.0, 4.0], "s") == "no clear difference in s"
 
 
+@pytest.mark.slow
+def test_episodes_of_torchrl_workloads_are_as_long_as_in_torchrl(monkeypatch):
+    pytest.importorskip("torchrl")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    with loaded("torchrl_workloads", BENCHMARKS) as workloads:
+        env = workloads.Counting(3, (0.0, 0.0))
+        env.reset()
+        ends = [env.step(1)[2] for _ in range(4)]
+        assert ends == [False, False, False, True]
+        theirs = workloads.torchrl_env(3, (0.0, 0.0))
+        step = theirs.reset().set("action", theirs.action_spec.one())
+        for end in ends:
+            step = theirs.step(step)["next"]
+            assert bool(step["done"]) == end
+            step.set("action", theirs.action_spec.one())
+
+
 def test_distance_of_weights_is_relative_to_their_mean(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     with loaded("averaging", BENCHMARKS) as averaging:
