@@ -392,8 +392,9 @@ class Fleet:
                     host.generation,
                     host.actor,
                     host.losses,
+                    host.memory,
                     self.lost,
-                ) = (False, False, None, calls, generation, actor, losses, lost)
+                ) = (False, False, None, calls, generation, actor, losses, None, lost)
                 if not known:
                     log.warning("pysampler: %s; restarting it", message)
             else:
@@ -446,8 +447,8 @@ class Fleet:
         errors = self._errors if error is None else (*self._errors, error)
         lost, calls = self.lost if lost is None else lost, deque[Call]()
         # One statement without a call: a signal handler may raise after any other.
-        host.serves, host.gone, host.starting, host.calls, self._errors, self.lost = (
-            *(False, True, None),
+        host.serves, host.gone, host.starting, host.memory, host.calls, self._errors, self.lost = (
+            *(False, True, None, None),
             *(calls, errors, lost),
         )
         with contextlib.suppress(RayError):
@@ -508,7 +509,7 @@ class Fleet:
                 refs = [host.actor.close.remote() for host in self.serving]
                 _ready(refs, len(refs), _PATIENCE)
         for host in self.hosts:
-            host.serves, host.gone = False, True
+            host.serves, host.gone, host.memory = False, True, None
             with contextlib.suppress(RayError):
                 ray.kill(host.actor, no_restart=True)
         self._placement.end()

@@ -1,8 +1,9 @@
 """The rollouts that ``take`` returns, and the learner's buffers that hold them.
 
-Ray's store keeps a host's rollout, read-only, while anything refers to it. The learner copies it
-once, to a buffer that holds the envs of all hosts side by side: the rollouts of several hosts are
-one batch without a second copy.
+Ray's store keeps a host's rollout, read-only, while anything refers to it; a host on the driver's
+machine keeps it in its frames (_host_memory.py). The learner copies it once, to a buffer that holds
+the envs of all hosts side by side: the rollouts of several hosts are one batch without a second
+copy.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ import numpy as np
 from pysampler import _core
 from pysampler._policies.trees import mapped
 from pysampler._rollouts.rollout import STEP_FIELDS, Ended, Rollout
+from pysampler.ray._host_memory import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
+
+    from pysampler.ray._host_memory import HostMemory
+    from pysampler.sync import Segment
 
 __all__ = ["HostRollout", "HostRollouts", "LearnerBuffer", "Packed", "packed"]
 
@@ -66,6 +71,8 @@ class Packed:
         version: The version of the policy that acted.
         seconds: The time spent on the host, by activity.
         seen: The statistics that a normalizer gathered in it, as arrays by name; None without one.
+        memory: The memory of the host's frames; None once the driver has tried to map it.
+        in_memory: Whether ``fields`` has ``Part``s of that memory instead of arrays.
     """
 
     fields: dict[str, Any]
@@ -74,6 +81,25 @@ class Packed:
     version: int
     seconds: dict[str, float]
     seen: Mapping[str, npt.NDArray[Any]] | None = None
+    memory: HostMemory | None = None
+    in_memory: bool = False
+
+    def sent_from(self, memory: HostMemory, *, mapped_by_driver: bool) -> Packed:
+        """Return the rollout with the parts of this memory that the driver can read there."""
+        fields = self.fields
+        if mapped_by_driver:
+            fields = {name: mapped(memory.part, tree) for name, tree in fields.items()}
+        return replace(self, fields=fields, memory=memory, in_memory=mapped_by_driver)
+
+    def read_in(self, segment: Segment) -> Packed:
+        """Return the rollout with views of the mapped segment with the host's frames."""
+        assert self.memory is not None
+        frames = self.memory.view(segment)
+        fields = {
+            name: mapped(lambda one: one.read(frames) if isinstance(one, Part) else one, tree)
+            for name, tree in self.fields.items()
+        }
+        return replace(self, fields=fields, memory=None, in_memory=False)
 
     def own(self) -> tuple[npt.NDArray[np.int64], Ended]:
         """Return copies of ``lengths`` and ``ended``: views would keep the rollout in the store."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pysampler.ray._host import Answer, Description
+    from pysampler.sync import Segment
 
 __all__ = ["Call", "Host"]
 
@@ -60,6 +61,7 @@ class Host:
         started_at: When ``begin`` was called, in ns.
         sent: The number of calls sent to it.
         served: The number of its answers that were taken.
+        memory: The segment of its frames, if this process could map it.
     """
 
     index: int
@@ -84,6 +86,7 @@ class Host:
     started_at: int = 0
     sent: int = 0
     served: int = 0
+    memory: Segment | None = None
 
     def __str__(self) -> str:
         where = f" (pid {self.pid} on node {self.node})" if self.pid else ""

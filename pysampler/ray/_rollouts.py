@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,9 +17,11 @@ from pysampler._rollouts.rollouts import MOST_HELD
 from pysampler._rollouts.rollouts import Rollouts as LocalRollouts
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options
+from pysampler._vector.vector_env import core_of
 from pysampler._workers.seeds import seed_globals
 from pysampler.errors import BusyError
 from pysampler.ray._host import HostedSampler
+from pysampler.ray._host_memory import HostMemory
 from pysampler.ray._host_rollouts import HostRollout, HostRollouts, LearnerBuffer, packed
 from pysampler.ray._options import FleetOptions
 from pysampler.ray._policy_states import policy_on_host, update_policy
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
     from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.options import PolicyIn
+    from pysampler._rollouts.rollout import Rollout
     from pysampler._vector.options import HostedOptions
     from pysampler.ray._host import HostSetup
     from pysampler.ray._host_rollouts import Packed
@@ -39,6 +44,23 @@ if TYPE_CHECKING:
     from pysampler.ray._statistics import CommonStatistics
 
 __all__ = ["HostedRollouts", "Rollouts"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The driver's request for a rollout.
+
+    Attributes:
+        number: The number of requests sent to the host before.
+        oldest: The number of the oldest rollout that the driver has not copied yet.
+        maps_memory: Whether the driver has mapped the memory of the host's frames.
+        statistics: The driver's statistics; None without a normalizer.
+    """
+
+    number: int
+    oldest: int
+    maps_memory: bool
+    statistics: CommonStatistics | None
 
 
 class HostedRollouts(HostedSampler):
@@ -57,6 +79,8 @@ class HostedRollouts(HostedSampler):
         self._sampler = LocalRollouts(self.envs, self.policy, seed=setup.seed, **self.kwargs)
         normalization = self._sampler.normalization
         self._statistics = None if normalization is None else HostStatistics(normalization)
+        # Numbers and rollouts that the driver may still read in the memory of this host.
+        self._lent: deque[tuple[int, Rollout]] = deque()
         return self._sampler
 
     def use(self, version: int, state: Any) -> None:
@@ -64,19 +88,26 @@ class HostedRollouts(HostedSampler):
         update_policy(self.policy, state, (*self._setup.entropy, version))
         self._version = version
 
-    def call(self, request: CommonStatistics | None) -> Packed:
+    def call(self, request: Request) -> Packed:
         """Return the next rollout."""
+        while self._lent and self._lent[0][0] < request.oldest:
+            self._lent.popleft()
         seen = None
-        if self._statistics is not None and request is not None:
-            self._statistics.before(request)
+        if self._statistics is not None and request.statistics is not None:
+            self._statistics.before(request.statistics)
             rollout = next(self._sampler)
             seen = self._statistics.after(request.number)
         else:
             rollout = next(self._sampler)
+        if request.maps_memory:
+            self._lent.append((request.number, rollout))
         # With overlap the rollout began before this call changed the policy.
         version = self._version_before if rollout.lag else self._version
         self._version_before = self._version
-        return packed(rollout, version, seen)
+        memory = HostMemory.of(core_of(self._sampler.envs))
+        return packed(rollout, version, seen).sent_from(
+            memory, mapped_by_driver=request.maps_memory
+        )
 
 
 class Rollouts(RemoteSampler):
@@ -219,6 +250,8 @@ class Rollouts(RemoteSampler):
         )
         kwargs = {
             **{name: value for name, value in vars(each).items() if name != "keep_last"},
+            # Those that the driver may still read, beside the one being sampled.
+            "keep_last": max(1, fleet_options.in_flight - 1),
             "normalize": normalize,
             "leave_out": leave_out,
         }
@@ -248,10 +281,12 @@ class Rollouts(RemoteSampler):
             )
             normalize.claim(self)
 
-    def _request(self, host: Host) -> CommonStatistics | None:
-        if self._statistics is None:
-            return None
-        return self._statistics.for_host(host.index, host.sent)
+    def _request(self, host: Host) -> Request:
+        statistics = None
+        if self._statistics is not None:
+            statistics = self._statistics.for_host(host.index, host.sent)
+        oldest = host.calls[0].number if host.calls else host.sent
+        return Request(host.sent, oldest, host.memory is not None, statistics)
 
     def _publish(self) -> None:
         began = now()
@@ -310,20 +345,41 @@ class Rollouts(RemoteSampler):
         return taken
 
     def _choose(self, min_hosts: int | None, deadline: int | None) -> list[Host]:
-        """Return hosts whose oldest rollout is within ``max_lag``; drop those that are not."""
+        """Return hosts whose oldest rollout is legible and within ``max_lag``; drop others."""
         max_lag = self._options.max_lag
         while True:
             began = now()
             answered = self._fleet.wait(min_hosts, deadline)
             self._waiting_ns += now() - began
-            if max_lag is None:
+            dropped = [
+                host
+                for host in answered
+                if not self._legible(host)
+                or (max_lag is not None and self._lag_of(self._head(host).version) > max_lag)
+            ]
+            if not dropped:
                 return answered
-            stale = [host for host in answered if self._lag_of(self._head(host).version) > max_lag]
-            if not stale:
-                return answered
-            for host in stale:
+            for host in dropped:
                 self._dropped += 1
                 self._release(host)
+
+    def _legible(self, host: Host) -> bool:
+        """Map the memory that a host's oldest rollout is in; return False if that is impossible.
+
+        It was possible for an earlier rollout, but the host may have died, or have moved its envs.
+        """
+        answer, packed = host.calls[0].answer, self._head(host)
+        if packed.memory is None:
+            return True
+        assert answer is not None
+        if host.memory is None or host.memory.id != packed.memory.id:
+            host.memory = packed.memory.map()
+        if packed.in_memory:
+            if host.memory is None:
+                return False
+            packed = packed.read_in(host.memory)
+        host.calls[0].answer = replace(answer, content=replace(packed, memory=None))
+        return True
 
     @staticmethod
     def _head(host: Host) -> Packed:

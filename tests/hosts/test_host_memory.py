@@ -1,0 +1,218 @@
+"""Hosts on the driver's machine: the driver reads their rollouts in their memory."""
+
+import functools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hosts_in_tests import Continuity, Life, assert_equal, idle, local, rollouts
+
+import pysampler
+from pysampler._vector.vector_env import core_of
+from pysampler.errors import EnvError
+from pysampler.ray._host_memory import HostMemory
+
+PIXELS = (16, 16)
+
+
+class Pictures(gym.Env):
+    """Observes pictures whose pixels are the number of steps made."""
+
+    observation_space = spaces.Box(0, 255, PIXELS, np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.life = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full(PIXELS, self.life % 256, np.uint8), {}
+
+    def step(self, action):
+        self.life += 1
+        return np.full(PIXELS, self.life % 256, np.uint8), 0.0, self.life % 7 == 0, False, {}
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Hosts whose memory the driver cannot map, as on another machine."""
+    monkeypatch.setattr(HostMemory, "map", lambda _: None)
+
+
+@pytest.fixture
+def answered(simulated, monkeypatch):
+    """The sizes in bytes of all results that went through Ray."""
+    sizes, finish = [], simulated.finish
+
+    def finished(ref, *args, **kwargs):
+        finish(ref, *args, **kwargs)
+        sizes.append(len(ref.data) + sum(buffer.nbytes for buffer in ref.buffers))
+
+    monkeypatch.setattr(simulated, "finish", finished)
+    return sizes
+
+
+def equal_to_local(some, count=8):
+    own = [local(Pictures, idle, host=host) for host in range(2)]
+    for _ in range(count):
+        for one in some.take():
+            assert_equal(one, next(own[one.host]))
+    for one in own:
+        one.close()
+
+
+def test_rollouts_in_memory_do_not_pass_through_ray(answered):
+    with rollouts(Pictures) as some:
+        equal_to_local(some)
+        answered.clear()
+        [one, *_] = some.take()
+        assert max(answered) < one.observations.nbytes
+
+
+def test_rollouts_of_other_machines_pass_through_ray(elsewhere, answered):
+    with rollouts(Pictures) as some:
+        equal_to_local(some)
+        answered.clear()
+        [one, *_] = some.take()
+        assert max(answered) > one.observations.nbytes
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("in_flight", [1, 2, 3, 10])
+def test_a_rollout_is_not_overwritten_before_it_is_copied(simulated, in_flight, overlap):
+    check = Continuity()
+    with rollouts(in_flight=in_flight, overlap=overlap) as some:
+        for _ in range(3 * in_flight + 2):
+            check.check(some.take(timeout=0))  # sends the calls
+            simulated.settle()
+            check.check(some.take())
+
+
+def test_a_call_whose_answer_was_lost_overwrites_no_rollout(simulated):
+    with rollouts(hosts=1) as some:
+        lives = [some.take().joined.observations[:, 0, 1] for _ in range(4)]
+        [host] = some._fleet.hosts
+        some.take(min_hosts=1, timeout=0)
+        for _ in range(5):  # as if a signal handler had raised each time that a call was sent
+            some._fleet.send()
+            simulated.settle()
+            host.calls.pop()
+        life = some.take().joined.observations[:, 0, 1]
+        np.testing.assert_array_equal(life, lives[-1] + len(life) - 1)
+
+
+def test_rollouts_that_can_no_longer_be_mapped_are_dropped(simulated, monkeypatch):
+    with rollouts() as some:
+        for _ in range(4):
+            some.take()
+        for host in some._fleet.hosts:
+            host.memory = None
+        monkeypatch.setattr(HostMemory, "map", lambda _: None)
+        numbers = [[one.number for one in some.take()] for _ in range(3)]
+        assert numbers[0][0] > 4
+        assert np.diff(numbers, axis=0).tolist() == [[1, 1], [1, 1]], "not sent through Ray"
+        assert some.stats().dropped == 2, "one in flight of each host"
+
+
+class Failing(Life):
+    def step(self, action):
+        if self.life == 23:
+            self.life += 1
+            raise ValueError("step 24")
+        return super().step(action)
+
+
+def test_memory_is_mapped_anew_when_envs_move(simulated):
+    with rollouts(Failing, hosts=1) as some:
+        some.take()
+        some.take()
+        [host] = some._fleet.hosts
+        before = None
+        with pytest.raises(EnvError, match="step 24"):
+            while True:
+                some.take()
+                before = before or host.memory
+        for _ in range(4):
+            life = some.take().joined.observations[:, 0, 1]
+            np.testing.assert_array_equal(np.diff(life), np.ones(len(life) - 1))
+        assert host.memory.id != before.id
+
+
+@pytest.mark.parametrize("loss", ["raise", "restart"])
+def test_memory_of_a_lost_host_is_unmapped(simulated, loss):
+    with rollouts(on_host_loss=loss) as some:
+        for _ in range(4):
+            some.take()
+        hosts = some._fleet.hosts
+        assert all(host.memory is not None for host in hosts)
+        simulated.kill_process(simulated.alive[0])
+        with pytest.raises(pysampler.errors.HostLostError) if loss == "raise" else _nothing():
+            while hosts[0].memory is not None:
+                some.take(1)
+        assert hosts[0].memory is None
+        assert hosts[1].memory is not None
+
+
+_nothing = functools.partial(pytest.MonkeyPatch.context)
+
+HOST = """
+import sys
+import gymnasium as gym
+import pysampler
+from pysampler._vector.vector_env import core_of
+from pysampler.ray._host_memory import HostMemory
+with pysampler.VectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=0) as envs:
+    core = core_of(envs)
+    memory = HostMemory.of(core)
+    rewards = core.results.frames.rewards
+    rewards[:] = 7.5
+    part = memory.part(rewards)
+    print(memory.pid, memory.fd, memory.id, memory.offset, memory.address, memory.size)
+    print(part.offset, *part.shape)
+    sys.stdout.flush()
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def process():
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with host:
+        yield host
+        host.stdin.close()
+
+
+@pytest.mark.slow
+def test_memory_of_another_process_is_read_even_after_its_death(process):
+    memory = HostMemory(*map(int, process.stdout.readline().split()))
+    offset, *shape = map(int, process.stdout.readline().split())
+    segment = memory.map()
+    process.kill()
+    process.wait()
+    end = offset + 8 * int(np.prod(shape))
+    assert (memory.view(segment)[offset:end].view(np.float64) == 7.5).all()
+    assert memory.map() is None
+
+
+def test_only_the_named_segment_is_mapped():
+    with pysampler.VectorEnv([Life] * 2, num_workers=0) as envs:
+        memory = HostMemory.of(core_of(envs))
+        assert memory.map().id == memory.id
+        assert replace(memory, id=memory.id + 1).map() is None
+        with Path(os.devnull).open() as other:
+            assert replace(memory, fd=other.fileno()).map() is None
+        assert replace(memory, pid=2**22 + 1).map() is None
+        fd = os.memfd_create("pysampler")
+        try:
+            assert replace(memory, fd=fd).map() is None
+        finally:
+            os.close(fd)
+        assert isinstance(memory.part(np.zeros(3)), np.ndarray)
