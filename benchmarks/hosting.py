@@ -21,16 +21,21 @@ INLINE: dict[str, Any] = {
     "runtime_env": {"env_vars": {"RAY_max_direct_call_object_size": str(4 * 2**20)}}
 }
 CARTPOLE, CHEETAH, IMAGE = "CartPole-v1", "HalfCheetah-v5", "200 us and an image"
+IMAGE_BY_RAY = f"{IMAGE}, through Ray"
 
 
 @dataclass(frozen=True)
 class Case:
-    """An env, and how much a host does at once: its envs and the steps of each, or its records."""
+    """An env, and how much a host does at once: its envs and the steps of each, or its records.
+
+    Unless ``in_memory``, rollouts pass through Ray, as those of another machine do.
+    """
 
     env: str
     envs: int
     horizon: int
     high: int = 1
+    in_memory: bool = True
 
     def make(self) -> Any:
         """Return what a sampler makes its envs of."""
@@ -46,6 +51,7 @@ CASES = {
     CARTPOLE: Case(CARTPOLE, 16, 256, high=4096),
     CHEETAH: Case(CHEETAH, 8, 128, high=1024),
     IMAGE: Case(IMAGE, 8, 32),
+    IMAGE_BY_RAY: Case(IMAGE, 8, 32, in_memory=False),
 }
 
 

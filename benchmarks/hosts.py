@@ -36,6 +36,7 @@ from hosting import (
     CASES,
     CHEETAH,
     IMAGE,
+    IMAGE_BY_RAY,
     Case,
     Linear,
     counted,
@@ -65,7 +66,8 @@ NODES = [1, 2, 4]
 WARM = 0.4  # seconds before a slice is counted
 # Of which the throughput is compared: what samples, and envs.
 COMPARED = [
-    *(("Rollouts", CARTPOLE), ("Rollouts", CHEETAH), ("Rollouts", IMAGE)),
+    *(("Rollouts", CARTPOLE), ("Rollouts", CHEETAH)),
+    *(("Rollouts", IMAGE), ("Rollouts", IMAGE_BY_RAY)),
     *(("Actors", CARTPOLE), ("Actors", CHEETAH)),
 ]
 HORIZONS = [32, 128, 512, 2048]  # of CartPole, on two hosts
@@ -85,8 +87,10 @@ TARGET, RECEIVING = 0.95, 0.05
 def hosts(nodes: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Prepare a cluster. It is asked to open a sampler, to run slices, to close it, and to end."""
     import pysampler.ray
+    from pysampler.ray._host_memory import HostMemory
 
     cluster = start_cluster(int(nodes))
+    map_memory = HostMemory.map
     sampler: Any = None
     take: Callable[[], int]
     lags: list[float] = []
@@ -94,6 +98,7 @@ def hosts(nodes: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def opened(cell: dict[str, Any]) -> dict[str, Any]:
         nonlocal sampler, take
         case, name = Case(*cell["case"]), cell["case"][0]
+        HostMemory.map = map_memory if case.in_memory else lambda _: None  # type: ignore[method-assign]
         options: dict[str, Any] = {
             "hosts": int(nodes),
             "num_envs": case.envs,
@@ -390,7 +395,7 @@ def _line(process: psutil.Process) -> str:
 
 
 def data(case: Case) -> list[Any]:
-    return [case.env, case.envs, case.horizon, case.high]
+    return [case.env, case.envs, case.horizon, case.high, case.in_memory]
 
 
 def plain_group(nodes: int, kind: str, case: Case) -> Group:
@@ -575,7 +580,9 @@ def throughput_tables(results: dict[str, Any]) -> list[str]:
         "stands by; *no cluster*: before that was started. The ratio is of a slice to the plain "
         f"ones before and after: median [quartiles], the target {TARGET:g}. This machine has "
         f"{results['machine']['cpus']} CPUs, which the learner, the hosts and all of Ray's "
-        "processes share: with as many nodes, what the others use, the samplers lack.\n\n"
+        "processes share. The learner reads rollouts in the memory of hosts on its machine, except "
+        "*through Ray*: as from another machine. With as many nodes, what the others use, the "
+        "samplers lack.\n\n"
     )
     parts = [text + table([*header, "no cluster, steps/s", "hosts / plain"], rows)]
     rows = []
@@ -753,7 +760,7 @@ def main() -> None:
     # Clusters and samplers end with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     QUIET.patience = 0.0 if options.quick else options.patience
-    results: dict[str, Any] = {"machine": machine()}
+    results: dict[str, Any] = {"machine": machine(), "in_memory": True}
     names = ("ray", "gymnasium", "torch", "torchrl")
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         results["versions"] = {name: importlib.metadata.version(name) for name in names}

@@ -56,7 +56,8 @@ def checks(results: dict[str, Any], costs: Costs) -> list[dict[str, Any]]:
         if row["kind"] != "Rollouts" or alone is None:
             continue
         measured = [pair["hosts"] for pair in row["pairs"]]
-        world = world_of(row, cpus)
+        in_memory = CASES[row["case"]].in_memory and results.get("in_memory", False)
+        world = replace(world_of(row, cpus), in_memory=in_memory)
         one = replace(world, seconds=world_of(alone, cpus).seconds)
         found.append(
             {
@@ -74,6 +75,7 @@ def checks(results: dict[str, Any], costs: Costs) -> list[dict[str, Any]]:
             continue
         world = replace(
             world_of(plain, cpus),
+            in_memory=results.get("in_memory", False),
             min_hosts=None,
             in_flight=row["in_flight"],
             learns=LEARNS,

@@ -236,6 +236,7 @@ class World:
         link: What the learner's link carries in a second, in MB.
         losses: How often a host is lost, in a second.
         inline: Whether results of up to 4 MB come with the answer, as they do by default.
+        in_memory: Whether the learner reads rollouts in the hosts' memory, as on one machine.
         length: How many rollouts of each host are simulated.
     """
 
@@ -252,6 +253,7 @@ class World:
     link: float = TEN_GBIT
     losses: float = 0.0
     inline: bool = True
+    in_memory: bool = False
     length: int = 24
 
 
@@ -316,8 +318,9 @@ class Model:
         self._threads = shared or self._own_threads
         self._raylet = shared or self._own_raylet
         self._hosts = [SimulatedHost(cpus=node) for node in nodes]
-        self._cost = costs.result(world.mb, inline=world.inline)
-        self._through_stores = world.mb > INLINE_LIMITS[world.inline]
+        sent = 0.0 if world.in_memory else world.mb
+        self._cost = costs.result(sent, inline=world.inline)
+        self._through_stores = sent > INLINE_LIMITS[world.inline]
         self._arrival: list[Callable[[], None]] = []
         self._asks = False  # the learner waits for results
         self._ready = self._needed = 0  # how many hosts' results are there, and must be

@@ -74,12 +74,12 @@ class HostMemory:
         """Return the memory of the current frames."""
         _, segment = core.pool.current_layout()
         frames, memory = core.results.frames, core.results.frames.memory
-        place = frames.offset, _address(memory), memory.nbytes
+        place = frames.offset, _begin_of(memory), memory.nbytes
         return cls(os.getpid(), segment.fd, segment.id, *place)
 
     def part(self, array: npt.NDArray[Any]) -> npt.NDArray[Any] | Part:
         """Return the place of an array in this memory; the array itself if it is elsewhere."""
-        offset = _address(array) - self.address
+        offset = _begin_of(array) - self.address
         if array.flags.c_contiguous and 0 <= offset <= self.size - array.nbytes:
             return Part(offset, array.shape, array.dtype)
         return array
@@ -110,6 +110,6 @@ class HostMemory:
         return view
 
 
-def _address(array: npt.NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+def _begin_of(array: npt.NDArray[Any]) -> int:
+    begin: int = array.__array_interface__["data"][0]
+    return begin

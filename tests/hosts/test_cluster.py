@@ -34,6 +34,7 @@ from ray._private.internal_api import memory_summary
 import pysampler
 import pysampler.ray
 from pysampler.errors import ClosedError, EnvError, HostLostError, WorkerLostError
+from pysampler.ray._host_memory import HostMemory
 
 pytestmark = pytest.mark.slow
 
@@ -229,12 +230,13 @@ def stored():
     return used, float(spilled or 0)
 
 
-# Results of 2 MB arrive with the host's answer and bypass the store; those of 5.4 MB pass through
-# it and add up to six times the capacity of the three nodes' stores.
+# From another machine, results of 2 MB arrive with the host's answer and bypass the store; those of
+# 5.4 MB pass through it and add up to six times the capacity of the three nodes' stores.
 @pytest.mark.parametrize(
     ("horizon", "takes", "size"), [(9, 20, 0), pytest.param(27, 60, 6, marks=pytest.mark.long)]
 )
-def test_the_object_store_never_spills_and_is_emptied(cluster, horizon, takes, size):
+def test_the_object_store_never_spills_and_is_emptied(cluster, monkeypatch, horizon, takes, size):
+    monkeypatch.setattr(HostMemory, "map", lambda _: None)
     before, spilled = stored()
     kept = []
     with rollouts(Large, horizon=horizon, vector_kwargs=WORKERS) as some:
@@ -258,6 +260,34 @@ def test_the_object_store_never_spills_and_is_emptied(cluster, horizon, takes, s
     for _ in until(lambda: stored()[0] <= before):
         pass
     assert len(kept) == 3 * takes // 10 + 2 * (1 + takes // 51)
+
+
+def mapped_segments():
+    """Return the number of segments of this process."""
+    return len(
+        {
+            line.split()[4]
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if "memfd:pysampler" in line
+        }
+    )
+
+
+def test_rollouts_of_a_killed_host_are_read_in_its_memory_or_lost(cluster):
+    check, before = Continuity(), mapped_segments()
+    kwargs = {"on_host_loss": "restart", "max_restarts": 5, "vector_kwargs": WORKERS}
+    with rollouts(Life, **kwargs) as some:
+        for restarts in range(1, 4):
+            for _ in range(4):
+                check.check(some.take())
+            assert mapped_segments() == before + 2
+            os.kill(some.stats().hosts[0].pid, signal.SIGKILL)  # with rollouts in flight
+            while some.stats().hosts[0].restarts < restarts or 0 not in some.hosts:
+                check.check(some.take(timeout=1))
+        assert some.stats().lost == 3
+    assert min(check.counts.values()) >= 12
+    del some
+    assert mapped_segments() == before
 
 
 # -- errors and losses ---------------------------------------------------------------------------

@@ -216,3 +216,19 @@ def test_only_the_named_segment_is_mapped():
         finally:
             os.close(fd)
         assert isinstance(memory.part(np.zeros(3)), np.ndarray)
+
+
+def test_no_file_but_a_segment_is_opened(monkeypatch):
+    with pysampler.VectorEnv([Life] * 2, num_workers=0) as envs, Path(os.devnull).open() as other:
+        memory = HostMemory.of(core_of(envs))
+        opened, open_file = [], os.open
+
+        def recorded(path, flags):
+            opened.append(path)
+            return open_file(path, flags)
+
+        monkeypatch.setattr(os, "open", recorded)
+        assert replace(memory, fd=other.fileno()).map() is None
+        assert opened == []
+        assert memory.map() is not None
+        assert len(opened) == 1
