@@ -601,6 +601,7 @@ def throughput_tables(results: dict[str, Any]) -> list[str]:
                     f"{middle(measured, 'cpus', part):.2f}"
                     for part in ("samplers", "driver", "ray")
                 ),
+                f"{middle(row['pairs'], 'plain', 'idle'):.2f}",
                 *(
                     f"{us_a_step([pair[how] for pair in row['pairs']]):.1f}"
                     for how in ("plain", "hosts")
