@@ -12,6 +12,7 @@
 #include "leaf.h"
 #include "meter.h"
 #include "pool_worker.h"
+#include "process.h"
 #include "py_pool.h"
 #include "support.h"
 
@@ -38,6 +39,7 @@ class PyWorker : public Handle {
           meter_(meter),
           site_(policy) {
         named("Worker");
+        prefer_short_slices();
         // As many groups as the parent still waits for are at work beside this worker.
         site_.policy().set_busy([this] { return worker_.wanted(); });
     }

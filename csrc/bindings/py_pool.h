@@ -15,6 +15,7 @@
 #include "block.h"
 #include "command.h"
 #include "pool.h"
+#include "process.h"
 #include "support.h"
 #include "trace.h"
 
@@ -58,6 +59,7 @@ class PyPool : public Handle {
                 checked(weights, parts_.groups)),
           site_(policy) {
         named("Pool");
+        if (!counts.empty()) prefer_short_slices();
     }
 
     // Sends a step to every group and wakes sleeping workers. False if commands remain to be

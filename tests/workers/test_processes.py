@@ -394,3 +394,27 @@ def test_worker_with_an_unread_first_answer_exits_silently(capfd):
     assert child.status() == 0
     assert not capfd.readouterr().err
     child.release()
+
+
+SLICES = """
+import ctypes, platform, struct
+def slice_of(thread=0):
+    attributes = ctypes.create_string_buffer(48)
+    number = {"x86_64": 315, "aarch64": 275}[platform.machine()]
+    if ctypes.CDLL(None).syscall(number, thread, attributes, 48, 0):
+        return None
+    return struct.unpack_from("Q", attributes, 24)[0]
+before = slice_of()
+alone = pysampler.make_vec("CartPole-v1", num_envs=1, vector_kwargs={"num_workers": 0})
+print(slice_of() == before, end=" ")
+envs = pysampler.make_vec("CartPole-v1", num_envs=4, vector_kwargs={"num_workers": 2})
+print(before, slice_of(), *map(slice_of, envs._pool.pids))
+"""
+
+
+def test_a_pool_prefers_short_slices_in_its_workers_and_in_the_thread_that_makes_it():
+    alone, before, *pool = run("import pysampler" + SLICES).split()
+    if before in {"None", "0"}:  # before Linux 6.12
+        pytest.skip("this kernel has no slices")
+    assert alone == "True"
+    assert pool == ["100000"] * 3

@@ -1,0 +1,150 @@
+"""Beside busy programs: how much of a shared machine does a vector env get?
+
+    python benchmarks/neighbours.py --out benchmarks/results
+
+Programs that compute without end run beside the contenders, each in a session of its own, as the
+programs of other users do. The contenders of a case step in turn, slice by slice, with the same
+actions. "Usual slices" is pysampler with the scheduler's default for all its threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import statistics
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from running import (
+    answer,
+    heading,
+    machine,
+    options_of,
+    quartiles,
+    rate_of_steps,
+    rates_in_turn,
+    say,
+    stolen_share,
+    table,
+    write,
+)
+
+import pysampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+USUAL, OURS, THREADS, ASYNC, SYNC = NAMES = (
+    "usual slices",
+    "pysampler",
+    "threads",
+    "AsyncVectorEnv",
+    "SyncVectorEnv",
+)
+CASES = {"CartPole x 8": ("CartPole-v1", 8), "CartPole x 64": ("CartPole-v1", 64)}
+CASES["HalfCheetah x 64"] = ("HalfCheetah-v5", 64)
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
+
+
+def take_usual_slices() -> None:
+    """Give all threads of this process and of its descendants the default slice."""
+    pids = [os.getpid()]
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            attributes = struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, 0, 0, 0)
+            ctypes.CDLL(None).syscall(
+                _SCHED_SETATTR[os.uname().machine], int(task.name), attributes, 0
+            )
+            pids += map(int, (task / "children").read_text().split())
+
+
+def contender(name: str, case: str, workers: int) -> Callable[[dict], dict]:
+    env, count = CASES[case]
+    make = [lambda: gym.make(env)] * count
+    mode = AutoresetMode.SAME_STEP
+    envs: Any
+    if name in {SYNC, ASYNC}:
+        envs = (SyncVectorEnv if name == SYNC else AsyncVectorEnv)(make, autoreset_mode=mode)
+    else:
+        context = "threads" if name == THREADS else None
+        envs = pysampler.VectorEnv(make, num_workers=workers, autoreset_mode=mode, context=context)
+    envs.reset(seed=0)
+    envs.action_space.seed(0)
+    if name == USUAL:
+        take_usual_slices()
+    return rate_of_steps(envs, [envs.action_space.sample() for _ in range(64)])
+
+
+@contextlib.contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """Let so many programs compute during the block."""
+    # They end with this process, however it ends.
+    code = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**5))"
+    program = [sys.executable, "-c", code]
+    busy = [subprocess.Popen(program, start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
+def tables(results: dict[str, Any]) -> str:
+    rows = []
+    for case, beside in results["cases"].items():
+        for count, rates in beside.items():
+            base = rates[USUAL]
+            row = [case, count, f"{statistics.median(base):,.0f}"]
+            row += [
+                quartiles([a / b for a, b in zip(rates[name], base, strict=False)])
+                for name in NAMES[1:]
+            ]
+            rows.append(row)
+    return "\n".join(
+        [
+            heading("Beside busy programs", results["machine"]),
+            (
+                f"{results['workers']} workers, SAME_STEP. Multiples of pysampler with usual "
+                "slices, medians [quartiles] of repetitions in turn.\n"
+            ),
+            table(["envs", "busy programs", f"{USUAL}, steps/s", *NAMES[1:]], rows),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--beside", nargs="+", type=int, default=[0, 2, 8])
+    options = options_of(parser, 0.7, repetitions=9)
+    if options.quick:
+        options.cases, options.beside = ["CartPole x 8"], [2]
+        options.repetitions, options.seconds = 2, 0.05
+    results: dict[str, Any] = {"machine": machine(), "workers": options.workers, "cases": {}}
+    with stolen_share(results["machine"]):
+        for case in options.cases:
+            results["cases"][case] = {}
+            for count in options.beside:
+                say(f"{case} beside {count}")
+                with neighbours(count):
+                    rates = rates_in_turn(__file__, list(NAMES), (case, options.workers), options)
+                results["cases"][case][str(count)] = rates
+    text = tables(results)
+    print(text)
+    if options.out:
+        write(options.out, "neighbours", results, text)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4 and not sys.argv[1].startswith("--"):
+        answer(lambda: contender(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    else:
+        main()

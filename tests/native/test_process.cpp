@@ -1,0 +1,93 @@
+// Slices of threads (process.h).
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <thread>
+
+#include "check.h"
+#include "process.h"
+#include "support.h"
+
+using namespace pysampler;
+using support::Child;
+
+namespace {
+
+struct Attributes {  // of the scheduler, as the kernel reports them
+    std::uint32_t size, policy;
+    std::uint64_t flags;
+    std::int32_t nice;
+    std::uint32_t priority;
+    std::uint64_t runtime, deadline, period;
+};
+
+Attributes attributes() {
+    Attributes own{};
+    CHECK(syscall(SYS_sched_getattr, 0, &own, sizeof own, 0) == 0);
+    return own;
+}
+
+// Whether normal threads choose their slices here: older kernels ignore the wish.
+bool have_slices() {
+    bool have = true;
+    std::thread([&] {
+        prefer_short_slices();
+        have = attributes().runtime == 100'000;
+    }).join();
+    if (!have) support::skipped("this kernel has no slices");
+    return have;
+}
+
+}  // namespace
+
+TEST(short_slices_change_neither_the_policy_nor_the_nice_value) {
+    if (!have_slices()) return;
+    Child([] {
+        CHECK(nice(3) == 3);
+        const Attributes before = attributes();
+        prefer_short_slices();
+        const Attributes after = attributes();
+        CHECK(before.runtime > 100'000 && after.runtime == 100'000);
+        CHECK(after.policy == SCHED_OTHER && after.nice == 3 && after.flags == before.flags);
+    }).finish();
+}
+
+TEST(a_thread_that_other_settings_rule_keeps_them) {
+    if (!have_slices()) return;
+    Child([] {
+        const sched_param none{};
+        CHECK(sched_setscheduler(0, SCHED_BATCH, &none) == 0);
+        const std::uint64_t before = attributes().runtime;
+        prefer_short_slices();
+        CHECK(attributes().policy == SCHED_BATCH && attributes().runtime == before);
+    }).finish();
+    Child([] {
+        const sched_param none{};
+        CHECK(sched_setscheduler(0, SCHED_OTHER | SCHED_RESET_ON_FORK, &none) == 0);
+        prefer_short_slices();
+        CHECK(attributes().flags != 0 && attributes().runtime == 100'000);
+    }).finish();
+}
+
+TEST(a_kernel_that_refuses_slices_is_left_alone) {
+    if (support::kSanitized) return support::skipped("the sanitizer's calls would be refused too");
+    constexpr int kNoFilters = 77;
+    Child child([] {
+        const std::uint64_t before = attributes().runtime;
+        if (!support::refuse_call(SYS_sched_setattr, EPERM)) _exit(kNoFilters);
+        prefer_short_slices();
+        CHECK(attributes().runtime == before);
+        CHECK(support::refuse_call(SYS_sched_getattr, ENOSYS));
+        prefer_short_slices();
+    });
+    const int status = child.status();
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kNoFilters) {
+        return support::skipped("no system call filters here");
+    }
+    CHECK(status == 0);
+}
+
+int main(int argc, char** argv) { return check::main(argc, argv); }
