@@ -143,6 +143,7 @@ bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/loss.py --out benchmarks/results
 	$(BIN)/python benchmarks/watched.py --out benchmarks/results
 	$(BIN)/python benchmarks/threads.py --out benchmarks/results
+	$(BIN)/python benchmarks/neighbours.py --out benchmarks/results
 	$(BIN)/python benchmarks/screens.py
 	$(BIN)/python benchmarks/pictures.py
 
@@ -220,6 +221,7 @@ bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some be
 	$(BIN)/python benchmarks/batches.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/chunks.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/threads.py --quick --out build/bench-smoke
+	$(BIN)/python benchmarks/neighbours.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/trainings.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/averaging.py --quick --out build/bench-smoke
 	$(BIN)/python benchmarks/phases.py --quick --out build/bench-smoke

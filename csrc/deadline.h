@@ -18,14 +18,16 @@
 namespace pysampler {
 
 // How long before the end of a wait its sleep ends. Waking early costs a CPU for a moment, waking
-// late misses the deadline: so this stays close to the largest overshoot of the last thousand.
+// late misses the deadline: so this stays close to the largest overshoot of the last hundreds. One
+// above kMax teaches nothing: another program had the CPU, and no margin would have helped.
 class WakeMargin {
  public:
     std::int64_t ns() const { return ns_; }
 
     void learn(std::int64_t overshoot) {
+        if (overshoot > kMax) return;
         const std::int64_t wanted = overshoot + overshoot / 8;
-        ns_ = std::clamp(wanted > ns_ ? wanted : ns_ - ns_ / 1024, kMin, kMax);
+        ns_ = std::clamp(wanted > ns_ ? wanted : ns_ - ns_ / 256, kMin, kMax);
     }
 
  private:

@@ -1700,7 +1700,7 @@ def set_process_title(title: str) -> None:
     """
 def sleep_until(deadline: typing.Any) -> None:
     """
-    Sleep until a deadline, to within about a microsecond if a CPU is free.
+    Sleep until a deadline, to within about a microsecond if a CPU is free. The calling thread prefers short slices of the CPU from then on.
     
     Args:
         deadline: A time of now(), in ns.

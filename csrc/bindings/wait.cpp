@@ -4,6 +4,7 @@
 
 #include <mutex>
 
+#include "process.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -11,7 +12,10 @@ namespace {
 
 void sleep_to(std::int64_t at) {
     // Learns how late this thread's wake-ups come; a fresh policy would begin with a guess.
-    thread_local WaitPolicy policy;
+    thread_local WaitPolicy policy = [] {
+        prefer_short_slices();  // beside busy programs it would wake milliseconds late
+        return WaitPolicy();
+    }();
     wait_released(policy, [at](WaitPolicy& own) {
         return sleep_until(at, own) ? Outcome::kTimedOut : Outcome::kInterrupted;
     });
@@ -129,7 +133,8 @@ void register_wait(py::module_& m) {
                                "How long before its deadline a wait ends.");
     m.def("now", &now_ns, "Return the time on the monotonic clock of deadlines, in ns.");
     m.def("sleep_until", &sleep_until_deadline, py::arg("deadline"),
-          "Sleep until a deadline, to within about a microsecond if a CPU is free.\n\n"
+          "Sleep until a deadline, to within about a microsecond if a CPU is free. The calling "
+          "thread prefers short slices of the CPU from then on.\n\n"
           "Args:\n"
           "    deadline: A time of now(), in ns.\n");
     m.def("usable_cpus", &usable_cpus,

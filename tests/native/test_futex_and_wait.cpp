@@ -22,6 +22,7 @@ using support::until;
 namespace {
 
 std::atomic<int> clock_readings{0};
+std::atomic<int> yields{0};
 
 void on_signal(int) {}
 
@@ -88,6 +89,12 @@ Outcome wait_for(Site& site, WaitPolicy& policy, std::int64_t ns, Others others 
 extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
     clock_readings.fetch_add(1, std::memory_order_relaxed);
     return static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+}
+
+// Counts every yield in this program.
+extern "C" int sched_yield() noexcept {
+    yields.fetch_add(1, std::memory_order_relaxed);
+    return static_cast<int>(syscall(SYS_sched_yield));
 }
 
 // The first test, since this process must not have measured anything yet.
@@ -267,6 +274,15 @@ TEST(a_wait_is_never_early) {
                 CHECK(now_ns() >= deadline);
             }
         }
+    }
+}
+
+TEST(the_last_stretch_before_a_deadline_is_not_yielded_to_others) {
+    WaitPolicy policy = support::parking();
+    for (int i = 0; i < 20; ++i) {
+        const int before = yields;
+        CHECK(sleep_until(now_ns() + kMillisecond, policy));
+        CHECK(yields == before);
     }
 }
 
