@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pysampler import _core
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
-from pysampler._vector.env_trial import slowdown_in_threads, try_env
 from pysampler._workers.counters import with_unit
 
 if TYPE_CHECKING:
@@ -124,6 +123,11 @@ def divide(
             raise ValueError(
                 f'cannot make vector env: {name} {given!r}, expected a whole number or "auto"'
             )
+    if "auto" in (num_workers, main_envs):
+        from pysampler._vector.env_trial import (  # noqa: PLC0415 - rare
+            slowdown_in_threads,
+            try_env,
+        )
     envs = len(env_fns)
     cpus = _core.usable_cpus() if most is None else min(most, _core.usable_cpus())
     if num_workers == "auto":
