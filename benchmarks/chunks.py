@@ -24,8 +24,8 @@ from running import (
     apart,
     heading,
     machine,
+    multiples,
     options_of,
-    quartiles,
     rate_of_single_envs,
     rates_in_turn,
     say,
@@ -138,10 +138,7 @@ def tables(results: dict[str, Any]) -> str:
     for case, rates in results["cases"].items():
         ideal = rates[APART]
         row = [f"{case} x {COUNT}", f"{statistics.median(ideal):,.0f}"]
-        row += [
-            quartiles([a / b for a, b in zip(rates[name], ideal, strict=False)])
-            for name in NAMES[1:]
-        ]
+        row += [multiples(rates[name], ideal) for name in NAMES[1:]]
         rows.append(row)
     return "\n".join(
         [

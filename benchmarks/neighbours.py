@@ -26,8 +26,8 @@ from running import (
     answer,
     heading,
     machine,
+    multiples,
     options_of,
-    quartiles,
     rate_of_steps,
     rates_in_turn,
     say,
@@ -84,7 +84,7 @@ def contender(name: str, case: str, workers: int) -> Callable[[dict], dict]:
 
 @contextlib.contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """Let so many programs compute during the block."""
+    """Run programs that compute without a pause beside the block."""
     # They end with this process, however it ends.
     code = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**5))"
     program = [sys.executable, "-c", code]
@@ -103,10 +103,7 @@ def tables(results: dict[str, Any]) -> str:
         for count, rates in beside.items():
             base = rates[USUAL]
             row = [case, count, f"{statistics.median(base):,.0f}"]
-            row += [
-                quartiles([a / b for a, b in zip(rates[name], base, strict=False)])
-                for name in NAMES[1:]
-            ]
+            row += [multiples(rates[name], base) for name in NAMES[1:]]
             rows.append(row)
     return "\n".join(
         [

@@ -32,8 +32,8 @@ from running import (
     apart,
     heading,
     machine,
+    multiples,
     options_of,
-    quartiles,
     rates_in_turn,
     say,
     stolen_share,
@@ -312,7 +312,7 @@ def tables(results: dict[str, Any]) -> str:
             each, peer = rates.get(name, []), rates.get(RLPYT, [])
             row.append(f"{statistics.median(each):,.0f}" if each else "-")
             if name != RLPYT:
-                row.append(quartiles([a / b for a, b in zip(each, peer, strict=False)]))
+                row.append(multiples(each, peer))
         rows.append(row)
     header = ["env", "envs", "rlpyt's sampler", "rlpyt, steps/s"]
     for name in (APART, PYTHON, AUTO):

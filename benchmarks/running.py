@@ -176,6 +176,11 @@ def quartiles(values: list[float], digits: int = 2) -> str:
     return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
+def multiples(rates: list[float], of: list[float]) -> str:
+    """Return the quartiles of rates as multiples of others that were measured in turn."""
+    return quartiles([rate / other for rate, other in zip(rates, of, strict=False)])
+
+
 def write(out: Path, name: str, results: dict[str, Any], text: str) -> Path:
     """Write ``<date>-<name>.json`` and ``.md`` to a folder; return their path without suffix."""
     out.mkdir(parents=True, exist_ok=True)

@@ -31,8 +31,8 @@ from running import (
     heading,
     in_interpreter,
     machine,
+    multiples,
     options_of,
-    quartiles,
     rate_of_single_envs,
     rate_of_steps,
     rates_in_turn,
@@ -191,12 +191,8 @@ def tables(results: dict[str, Any]) -> str:
     for case, rates in results["cases"].items():
         ideal = rates[APART]
         row = [case, f"{statistics.median(ideal):,.0f}"]
-        row += [
-            quartiles([a / b for a, b in zip(rates[name], ideal, strict=False)])
-            for name in (SYNC, PROCESSES, THREADS)
-        ]
-        pairs = zip(rates[THREADS], rates[PROCESSES], strict=False)
-        row.append(quartiles([a / b for a, b in pairs]))
+        row += [multiples(rates[name], ideal) for name in (SYNC, PROCESSES, THREADS)]
+        row.append(multiples(rates[THREADS], rates[PROCESSES]))
         rows.append(row)
     starts = [
         [context, f"{1000 * statistics.median(seconds):,.0f} ms"]

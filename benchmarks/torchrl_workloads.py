@@ -31,6 +31,7 @@ from running import (
     answer,
     heading,
     machine,
+    multiples,
     options_of,
     quartiles,
     rates_in_turn,
@@ -264,7 +265,7 @@ def tables(results: dict[str, Any]) -> str:
                 each,
                 quartiles(found, 0),
                 quartiles([work.round / rate * 1e3 for rate in found]),
-                quartiles([a / b for a, b in zip(ours, found, strict=False)]),
+                multiples(ours, found),
             ]
             for each, found in rates.items()
         ]

@@ -23,8 +23,8 @@ from running import (
     answer,
     heading,
     machine,
+    multiples,
     options_of,
-    quartiles,
     rate_of_steps,
     rates_in_turn,
     say,
@@ -111,9 +111,7 @@ def tables(results: dict[str, Any]) -> str:
         rates = case["rates"]
         ours = rates.get(OURS, [])
         row = [f"{case['env']} x {case['envs']}", f"{statistics.median(ours or [0.0]):,.0f}"]
-        for name in others:
-            ratios = [a / b for a, b in zip(ours, rates.get(name, []), strict=False)]
-            row.append(quartiles(ratios) if ratios else "-")
+        row += [multiples(ours, rates.get(name, [])) for name in others]
         rows.append(row)
     return "\n".join(
         [

@@ -286,7 +286,7 @@ class BatchRows {
         return {ids.data(), static_cast<std::size_t>(ids.size())};
     }
 
-    // How long it is since the step, or what was written last.
+    // Returns the time since the step, or since the last call.
     std::int64_t lap() {
         const std::int64_t now = now_ns();
         return now - std::exchange(began_, now);
