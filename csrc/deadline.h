@@ -19,7 +19,8 @@ namespace pysampler {
 
 // How long before the end of a wait its sleep ends. Waking early costs a CPU for a moment, waking
 // late misses the deadline: so this stays close to the largest overshoot of the last hundreds. One
-// above kMax teaches nothing: another program had the CPU, and no margin would have helped.
+// above kMax teaches nothing: another program had the CPU, and no margin would have helped. A wait
+// that is shorter than the margin learns an overshoot of 0, or none of its length would ever sleep.
 class WakeMargin {
  public:
     std::int64_t ns() const { return ns_; }
@@ -34,7 +35,7 @@ class WakeMargin {
     static constexpr std::int64_t kMin = 5 * kMicrosecond;
     static constexpr std::int64_t kMax = 200 * kMicrosecond;
 
-    std::int64_t ns_ = kMax;
+    std::int64_t ns_ = 60 * kMicrosecond;
 };
 
 // How long before a caller's deadline its wait ends. Results that become ready after that are left

@@ -171,11 +171,15 @@ void WaitCosts::adopt(std::int64_t park_ns, std::int64_t yield_ns) {
 
 bool sleep_until(std::int64_t deadline, WaitPolicy& policy) {
     static const std::atomic<std::uint32_t> never_woken{0};
+    // Nothing ends it early, so a thread that stayed awake would gain nothing; a yield of it may
+    // take milliseconds.
+    const Others none{.awaited = UINT64_MAX};
     const Outcome outcome = policy.wait(
         deadline, [] { return false; },
         [](std::int64_t until) {
             return Linux::futex_wait(never_woken, 0U, until) != FutexResult::kInterrupted;
-        });
+        },
+        none);
     return outcome == Outcome::kTimedOut;
 }
 

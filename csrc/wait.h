@@ -202,7 +202,10 @@ class WaitPolicy {
         const std::int64_t slice_end = later(start, slice_);
         for (;;) {
             const std::int64_t wake_at = deadline == kForever ? kForever : deadline - guard();
-            if (now >= wake_at) break;
+            if (now >= wake_at) {
+                if (start >= wake_at) wake_margin_.learn(0);
+                break;
+            }
             const std::int64_t until = std::min(wake_at, slice_end);
             stats_.parks += 1;
             const bool undisturbed = park(until);

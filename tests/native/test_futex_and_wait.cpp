@@ -277,13 +277,23 @@ TEST(a_wait_is_never_early) {
     }
 }
 
-TEST(the_last_stretch_before_a_deadline_is_not_yielded_to_others) {
-    WaitPolicy policy = support::parking();
-    for (int i = 0; i < 20; ++i) {
-        const int before = yields;
-        CHECK(sleep_until(now_ns() + kMillisecond, policy));
-        CHECK(yields == before);
+TEST(a_sleep_never_yields_its_cpu) {
+    for (WaitPolicy policy : {support::parking(), WaitPolicy()}) {
+        for (int i = 0; i < 20; ++i) {
+            const int before = yields;
+            CHECK(sleep_until(now_ns() + kMillisecond / 4, policy));
+            CHECK(yields == before);
+        }
     }
+}
+
+TEST(waits_shorter_than_the_wake_margin_shorten_it_until_they_sleep) {
+    WaitPolicy policy = support::parking();
+    const std::int64_t length = policy.guard_ns() / 2;
+    for (int i = 0; i < 2'000 && policy.stats().parks == 0; ++i) {
+        CHECK(sleep_until(now_ns() + length, policy));
+    }
+    CHECK(policy.stats().parks > 0);
 }
 
 TEST(ready_at_the_deadline_is_not_a_time_out) {
