@@ -50,6 +50,7 @@ class Division:
         spare_envs: The number of spare envs, which the workers reset while others step.
         slowdown: For threads, how many times as long a step of an env takes beside one in another
             thread: about 1 if envs release Python's lock, 2 if they hold it. None if not measured.
+        untried: Why "auto" made no trial; empty if it made one or nothing was "auto".
     """
 
     num_workers: int
@@ -58,6 +59,7 @@ class Division:
     round_seconds: float | None = None
     spare_envs: int = 0
     slowdown: float | None = None
+    untried: str = ""
 
     def __str__(self) -> str:
         """Return the choice and the reason as a sentence."""
@@ -66,7 +68,7 @@ class Division:
         if self.num_workers == 0:
             where = "no workers, all envs in this process"
         if self.step_seconds is None:
-            return f"{where}, without a trial"
+            return f"{where}, without a trial" + (self.untried and f": {self.untried}")
         if self.round_seconds is None:
             return f"{where}: workers may step envs of this kind together"
         beside = ""
@@ -103,6 +105,7 @@ def divide(
     native: bool = False,
     isolate: bool = False,
     threads: bool = False,
+    untried: str = "",
 ) -> Division:
     """Return how to divide envs, or raise ValueError.
 
@@ -115,6 +118,7 @@ def divide(
         native: Whether workers step known envs together.
         isolate: Whether each function must have a worker, whatever the other options are.
         threads: Whether workers are threads.
+        untried: Why "auto" makes no trial, or "".
     """
     if isolate:
         return Division(len(env_fns), 0)
@@ -159,7 +163,8 @@ def divide(
         return Division(workers, own, seconds, took, slowdown=slowdown)
     own = whole_number("make vector env", "main_envs", main_envs, 0)
     if own == 0:
-        return Division(workers := arguments.workers(num_workers, envs, most), envs * (not workers))
+        workers = arguments.workers(num_workers, envs, most)
+        return Division(workers, envs * (not workers), untried=untried)
     if own >= envs:
         raise ValueError(
             f"cannot make vector env: main_envs {own}, expected fewer than the {envs} envs; "

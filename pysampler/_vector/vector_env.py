@@ -293,8 +293,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         # "auto" goes by the time of a step in Python, and may step envs in this process.
         tasks = alike and getattr(functions[0], "makes_tasks", False)
         for_workers = worker_init is not None or faults.for_workers
+        untried = ""
         if num_workers == "auto" and (tasks or for_workers):
             num_workers = None
+            untried = "worker_init, step_timeout, restarts, recycling and tasks need workers"
         process = arguments.context(context)
         if process == "threads":
             arguments.expect_for_threads(
@@ -314,6 +316,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             native=why_python is None,
             isolate=arguments.isolate(isolate) is True,
             threads=process == "threads",
+            untried=untried,
         )
         if isolate == "check" and self.division.shares(len(functions)):
             from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare

@@ -320,6 +320,16 @@ def test_auto_trial_is_reported_and_leaves_global_generators_alone(threads):
         assert 1 <= envs.division.main_envs <= 3
 
 
+@pytest.mark.parametrize("options", [{"worker_init": int}, {"step_timeout": 60}])
+def test_auto_says_why_it_made_no_trial(options):
+    envs = pysampler.VectorEnv([Scripted] * 2, num_workers="auto", **options)
+    with contextlib.closing(envs):
+        assert str(envs.division).endswith(
+            "without a trial: worker_init, step_timeout, restarts, recycling and tasks need workers"
+        )
+        assert envs.num_workers > 0
+
+
 class Slow(gym.Env):
     """Advances a simulated clock by ``step_seconds`` in each step."""
 
