@@ -16,9 +16,16 @@ void sleep_to(std::int64_t at) {
         prefer_short_slices();  // beside busy programs it would wake milliseconds late
         return WaitPolicy();
     }();
-    wait_released(policy, [at](WaitPolicy& own) {
-        return sleep_until(at, own) ? Outcome::kTimedOut : Outcome::kInterrupted;
-    });
+    // The way back through the GIL went cold: it is taken a little earlier, and kept.
+    thread_local ReturnMargin margin;
+    const std::int64_t end = at == kForever ? at : at - margin.ns();
+    if (end > now_ns()) {
+        wait_released(policy, [end](WaitPolicy& own) {
+            return sleep_until(end, own) ? Outcome::kTimedOut : Outcome::kInterrupted;
+        });
+        margin.learn(now_ns() - end);
+    }
+    while (now_ns() < at) cpu_pause();
 }
 
 void sleep_until_deadline(const py::object& deadline) {
@@ -41,9 +48,13 @@ class TimedReturn {
     // Called last by a call whose wait timed out. Keeps the GIL: another thread would hold it for
     // longer than the time that is left.
     void hold_until(std::int64_t deadline) {
-        const std::int64_t now = now_ns(), end = learned(deadline, now);
-        if (deadline - now > ReturnMargin::kMax) sleep_to(end);
-        while (now_ns() < deadline) cpu_pause();
+        const std::int64_t now = now_ns();
+        learn(deadline, now);
+        if (deadline - now > ReturnMargin::kMax) {
+            sleep_to(deadline);
+        } else {
+            while (now_ns() < deadline) cpu_pause();
+        }
     }
 
     std::int64_t margin_ns() const {
@@ -52,11 +63,10 @@ class TimedReturn {
     }
 
  private:
-    std::int64_t learned(std::int64_t deadline, std::int64_t now) {
+    void learn(std::int64_t deadline, std::int64_t now) {
         const std::lock_guard lock(learns_);
         if (learning_ == deadline) margin_.learn(now - (deadline - margin_.ns()));
         learning_ = 0;
-        return deadline - margin_.ns();
     }
 
     mutable std::mutex learns_;  // guards all of it
