@@ -12,7 +12,7 @@ import functools
 import itertools
 import os
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -21,6 +21,9 @@ from pysampler._vector.native.known import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import TypeGuard
+
+    T = TypeVar("T")
 
 __all__ = ["modules_of_envs", "modules_of_servers"]
 
@@ -32,6 +35,11 @@ _OF_KNOWN: dict[str | None, tuple[str, ...]] = {
 }
 _FUNCTIONS = 16  # functions to look at, the first ones that differ
 _DEPTH = 3  # of functions that refer to others
+_SETTERS = {"environ", "putenv"}  # names in functions that may set environment variables
+
+
+class _SetsEnvironment(Exception):  # noqa: N818 - no error
+    """A function may set environment variables, which imports in the worker must find."""
 
 
 def modules_of_servers(*, in_python: bool, recycles: bool) -> list[str]:
@@ -49,7 +57,11 @@ def modules_of_envs(env_fns: Iterable[Callable[[], Any]], *, in_python: bool) ->
         in_python: Whether the options require that envs are stepped one by one.
     """
     modules: dict[str, None] = {}
-    for entry_point in _entry_points(env_fns):
+    try:
+        entry_points = [*_entry_points(env_fns)]
+    except _SetsEnvironment:
+        return []
+    for entry_point in entry_points:
         module = entry_point.partition(":")[0]
         # With MUJOCO_GL=egl, MuJoCo opens a device during its import: each worker needs its own.
         if "mujoco" in module and os.environ.get("MUJOCO_GL"):
@@ -74,8 +86,8 @@ def _entry_points(env_fns: Iterable[Callable[[], Any]]) -> Iterator[str]:
 
 def _mentioned(value: Any, depth: int) -> Iterator[Any]:
     """Yield the entry points of the envs whose ids or specs a function refers to."""
-    spec = gym.registry.get(value) if isinstance(value, str) else value
-    if isinstance(spec, EnvSpec):
+    spec = gym.registry.get(value) if _is_a(value, str) else value
+    if _is_a(spec, EnvSpec):
         yield spec.entry_point
     elif depth > 0:
         for part in _parts(value):
@@ -84,11 +96,13 @@ def _mentioned(value: Any, depth: int) -> Iterator[Any]:
 
 def _parts(value: Any) -> Sequence[Any]:
     """Return the objects that a function refers to directly."""
-    if isinstance(value, functools.partial):
+    if _is_a(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, types.CodeType):
+    if _is_a(value, types.CodeType):
+        if not _SETTERS.isdisjoint(value.co_names):
+            raise _SetsEnvironment
         return value.co_consts
-    if not isinstance(value, types.FunctionType):
+    if not _is_a(value, types.FunctionType):
         return ()
     code, known = value.__code__, value.__globals__
     empty = types.CellType()
@@ -99,3 +113,8 @@ def _parts(value: Any) -> Sequence[Any]:
         *(value.__defaults__ or ()),
         *(value.__kwdefaults__ or {}).values(),
     ]
+
+
+def _is_a(value: Any, kind: type[T]) -> TypeGuard[T]:
+    """Do what ``isinstance`` does, which would ask lazily made objects for their ``__class__``."""
+    return issubclass(type(value), kind)

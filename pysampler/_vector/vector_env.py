@@ -130,11 +130,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             Fewer infos make steps faster. With SAME_STEP, ``final_obs`` is always returned.
         preload: Names of modules that the fork server imports before it forks workers, so that they
             start faster. By default, these are gymnasium's modules of the envs whose ids
-            ``env_fns`` mention, unless there is a ``worker_init``. Modules of installed packages
-            that your first vector env imported are preloaded for later ones; with more than two
-            workers per CPU, those that its first worker imported are preloaded for the others. If a
-            module creates a random generator during its import, all workers draw the same numbers:
-            pass a list without that module, or seed the generator in ``worker_init``.
+            ``env_fns`` mention, unless these set environment variables or there is a
+            ``worker_init``. Modules of installed packages that your first vector env imported are
+            preloaded for later ones; with more than two workers per CPU, those that its first
+            worker imported are preloaded for the others. If a module creates a random generator
+            during its import, all workers draw the same numbers: pass a list without that module,
+            or seed the generator in ``worker_init``.
         check_actions: Raise ValueError if actions contain NaN, before any env gets them. Steps are
             slower.
         on_worker_loss: If a worker dies, "raise" raises ``WorkerLostError``, and "restart" starts
@@ -356,9 +357,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             return make_server, (*of_server, *prepared, *how)
 
         needs = modules_of_servers(in_python=why_python is not None, recycles=faults.recycles)
-        # Neither worker_init nor what a module reads from the environment may come too late.
+        # Neither worker_init nor what imports depend on may come too late.
         foresees = len(assignments) > 0 and process == "forkserver" and modules is None
-        if foresees and worker_init is None and fork_server.current().has_environment():
+        if foresees and worker_init is None and fork_server.current().has_surroundings():
             needs += modules_of_envs(functions, in_python=why_python is not None)
         self._pool = Pool(
             assignments,

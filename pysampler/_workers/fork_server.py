@@ -25,6 +25,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -170,7 +171,7 @@ class ForkServer:
         self._owner = os.getpid()
         self._used = False
         children.open_standard_files()
-        self._environment = children.environment()
+        self._surroundings = _surroundings()
         self._door, theirs = children.socket_pair(socket.SOCK_SEQPACKET)
         self._identity = children.identity(self._door)
         with contextlib.closing(theirs):
@@ -187,9 +188,9 @@ class ForkServer:
         """Whether the server's process has ended."""
         return self._process.ended()
 
-    def has_environment(self) -> bool:
-        """Return whether this process's environment variables still are those of the server."""
-        return self._environment == children.environment()
+    def has_surroundings(self) -> bool:
+        """Return whether this process's environment variables and path still are the server's."""
+        return self._surroundings == _surroundings()
 
     def add_line(self, line: _socket.socket) -> None:
         """Send the server its end of a line."""
@@ -294,6 +295,14 @@ class ForkServer:
         except OSError as error:
             self.lost = True
             raise NoForkServerError(f"cannot start worker: {self.how_it_ended()}") from error
+
+
+def _surroundings() -> tuple[dict[str, str], list[str]]:
+    """Return the environment variables of workers and the path, on which imports depend."""
+    path = [p for p in sys.path if isinstance(p, str)]
+    with contextlib.suppress(OSError):  # the current directory, which "" means, was removed
+        path = [os.path.abspath(p) for p in path]  # noqa: PTH100
+    return children.environment(), path
 
 
 # -- the fork servers of this process --------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Modules that the fork server imports for the first vector env: they are known from its ids."""
 
 import functools
+import os
 import textwrap
 
 import gymnasium as gym
@@ -66,6 +67,47 @@ def test_modules_that_open_a_device_are_left_to_the_workers(monkeypatch):
     assert modules_of_envs([lambda: gym.make("HalfCheetah-v5")], in_python=False) == []
 
 
+def set_variable():
+    os.environ["MUJOCO_GL"] = "egl"
+
+
+def make_after_setting_a_variable():
+    set_variable()
+    return gym.make("CartPole-v1")
+
+
+def make_with_another_variable():
+    env = gym.make("CartPole-v1")
+    os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", "1")
+    return env
+
+
+@pytest.mark.parametrize("env_fn", [make_after_setting_a_variable, make_with_another_variable])
+def test_modules_wait_for_variables_that_functions_set(env_fn):
+    assert modules_of_envs([make_wrapped, env_fn], in_python=False) == []
+
+
+class Lazy:
+    """An object that must not be asked for anything outside of workers."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("asked for its class")
+
+
+LAZY = Lazy()
+
+
+def make_with_a_lazy_object():
+    env = gym.make("CartPole-v1")
+    env.lazy = LAZY
+    return env
+
+
+def test_lazy_objects_that_functions_mention_stay_unmade():
+    assert CARTPOLE in modules_of_envs([make_with_a_lazy_object], in_python=False)
+
+
 def test_modules_of_users_are_left_to_the_workers(monkeypatch):
     for env_id, entry_point in (("Own-v0", "own.envs:Env"), ("Own-v1", make_wrapped)):
         spec = gym.envs.registration.EnvSpec(env_id, entry_point)
@@ -126,15 +168,24 @@ def test_first_workers_find_all_modules_imported(env):
 OLDER_SERVER = """
     from pysampler._workers import fork_server
     fork_server.current()
-    os.environ["SETTING"] = "1"
+    {change}
 """
+VARIABLE = OLDER_SERVER.format(change='os.environ["SETTING"] = "1"')
+PATH = OLDER_SERVER.format(change='sys.path.append("/elsewhere")')
+DIRECTORY = OLDER_SERVER.format(change='os.chdir("/")')  # which "" in the path means
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "options"),
-    [("", "preload=[]"), ("", "worker_init=lambda: None"), (OLDER_SERVER, "")],
-    ids=["preload", "worker_init", "environment"],
+    [
+        ("", "preload=[]"),
+        ("", "worker_init=lambda: None"),
+        (VARIABLE, ""),
+        (PATH, ""),
+        (DIRECTORY, ""),
+    ],
+    ids=["preload", "worker_init", "variable", "path", "directory"],
 )
 def test_modules_of_envs_wait_for_what_they_may_read(before, options):
     assert CARTPOLE in left_to_workers(before=before, options=options)
