@@ -501,18 +501,20 @@ class Fleet:
     def close(self, *, at_once: bool) -> None:
         """End all hosts; let them close their envs first, unless ``at_once``."""
         self.closed = True
-        if not ray.is_initialized():
-            self.ended = True
-            return
-        if not at_once:
+        connected = ray.is_initialized()
+        if connected and not at_once:
             with contextlib.suppress(RayError):
                 refs = [host.actor.close.remote() for host in self.serving]
                 _ready(refs, len(refs), _PATIENCE)
         for host in self.hosts:
             host.serves, host.gone, host.memory = False, True, None
-            with contextlib.suppress(RayError):
-                ray.kill(host.actor, no_restart=True)
-        self._placement.end()
+            if not at_once:  # else an interrupted call may still read the answers
+                host.calls.clear()
+            if connected:
+                with contextlib.suppress(RayError):
+                    ray.kill(host.actor, no_restart=True)
+        if connected:
+            self._placement.end()
         self.ended = True
 
 

@@ -1,6 +1,7 @@
 """Hosts on the driver's machine: the driver reads their rollouts in their memory."""
 
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -157,6 +158,35 @@ def test_memory_of_a_lost_host_is_unmapped(simulated, loss):
                 some.take(1)
         assert hosts[0].memory is None
         assert hosts[1].memory is not None
+
+
+def mappings():
+    """Return the number of mapped segments; hosts of the simulation are in this process."""
+    return Path("/proc/self/maps").read_text().count("/memfd:pysampler")
+
+
+def take_some(some):
+    for _ in range(4):
+        some.take()
+    next(some)  # leaves the answer of the other host
+
+
+def test_close_unmaps_the_memory_of_hosts(simulated):
+    before, some = mappings(), rollouts()
+    take_some(some)
+    assert mappings() > before
+    some.close()
+    gc.collect()
+    assert mappings() == before
+
+
+def test_close_after_the_end_of_ray_unmaps_the_memory_of_hosts(simulated, monkeypatch):
+    some = rollouts()
+    take_some(some)
+    monkeypatch.setattr(simulated, "is_initialized", lambda: False)
+    some.close()
+    assert all(host.memory is None and not host.calls for host in some._fleet.hosts)
+    some._fleet._placement.end()  # the simulated Ray still runs
 
 
 _nothing = functools.partial(pytest.MonkeyPatch.context)
