@@ -91,15 +91,11 @@ class HostMemory:
             # On another machine this may be any file: opening a device could have effects.
             if os.readlink(path) != _NAME:  # noqa: PTH115
                 return None
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            segment = Segment.from_fd(fd)
+            # Closed even if a signal handler raises before it is assigned.
+            with open(path, "rb+", buffering=0) as file:  # noqa: PTH123
+                segment = Segment.from_fd(file.fileno())
         except (LayoutError, OSError, MemoryError):
             return None
-        finally:
-            os.close(fd)
         return segment if segment.id == self.id else None
 
     def view(self, segment: Segment) -> npt.NDArray[np.uint8]:

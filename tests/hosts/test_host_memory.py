@@ -1,5 +1,6 @@
 """Hosts on the driver's machine: the driver reads their rollouts in their memory."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -248,17 +249,42 @@ def test_only_the_named_segment_is_mapped():
         assert isinstance(memory.part(np.zeros(3)), np.ndarray)
 
 
-def test_no_file_but_a_segment_is_opened(monkeypatch):
+def test_no_file_but_a_segment_is_opened():
+    opened = []
+
+    def profile(_, event, function):
+        if event == "c_call" and function.__name__ == "open":
+            opened.append(function)
+
     with pysampler.VectorEnv([Life] * 2, num_workers=0) as envs, Path(os.devnull).open() as other:
         memory = HostMemory.of(core_of(envs))
-        opened, open_file = [], os.open
-
-        def recorded(path, flags):
-            opened.append(path)
-            return open_file(path, flags)
-
-        monkeypatch.setattr(os, "open", recorded)
-        assert replace(memory, fd=other.fileno()).map() is None
+        with profiled(profile):
+            assert replace(memory, fd=other.fileno()).map() is None
         assert opened == []
-        assert memory.map() is not None
+        with profiled(profile):
+            assert memory.map() is not None
         assert len(opened) == 1
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")
+def test_an_interrupt_leaves_no_file_open():
+    def profile(_, event, function):
+        if event == "c_return" and function.__name__ == "open":
+            raise KeyboardInterrupt
+
+    with pysampler.VectorEnv([Life] * 2, num_workers=0) as envs:
+        memory = HostMemory.of(core_of(envs))
+        before = os.listdir("/proc/self/fd")  # noqa: PTH208
+        with pytest.raises(KeyboardInterrupt), profiled(profile):
+            memory.map()
+        assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
+@contextlib.contextmanager
+def profiled(profile):
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
