@@ -59,7 +59,7 @@ def modules_of_envs(env_fns: Iterable[Callable[[], Any]], *, in_python: bool) ->
     modules: dict[str, None] = {}
     try:
         entry_points = [*_entry_points(env_fns)]
-    except _SetsEnvironment:
+    except Exception:  # _SetsEnvironment, or what the code of a user's object raises
         return []
     for entry_point in entry_points:
         module = entry_point.partition(":")[0]

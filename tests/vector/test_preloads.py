@@ -108,6 +108,23 @@ def test_lazy_objects_that_functions_mention_stay_unmade():
     assert CARTPOLE in modules_of_envs([make_with_a_lazy_object], in_python=False)
 
 
+class Unhashable(str):
+    __hash__ = None
+
+
+class Unready:
+    @property
+    def entry_point(self):
+        raise RuntimeError("not ready")
+
+
+@pytest.mark.parametrize(
+    "env_fn", [functools.partial(gym.make, Unhashable("CartPole-v1")), Unready()]
+)
+def test_objects_of_users_raise_nothing_before_the_workers_use_them(env_fn):
+    assert modules_of_envs([env_fn], in_python=False) == []
+
+
 def test_modules_of_users_are_left_to_the_workers(monkeypatch):
     for env_id, entry_point in (("Own-v0", "own.envs:Env"), ("Own-v1", make_wrapped)):
         spec = gym.envs.registration.EnvSpec(env_id, entry_point)
