@@ -174,6 +174,7 @@ class HostActor:
     ) -> Started:
         """Make the sampler; it replaces an earlier one."""
         self.close()
+        vars(self).pop("_hosted", None)  # it refers to the frames of the earlier sampler
         failure = description = None
         try:
             if specs:

@@ -19,6 +19,7 @@ import pysampler
 from pysampler._vector.vector_env import core_of
 from pysampler.errors import EnvError
 from pysampler.ray._host_memory import HostMemory
+from pysampler.ray._rollouts import HostedRollouts
 
 PIXELS = (16, 16)
 
@@ -188,6 +189,31 @@ def test_close_after_the_end_of_ray_unmaps_the_memory_of_hosts(simulated, monkey
     some.close()
     assert all(host.memory is None and not host.calls for host in some._fleet.hosts)
     some._fleet._placement.end()  # the simulated Ray still runs
+
+
+class Dying(Life):
+    def step(self, action):
+        if self.life == 13:
+            os._exit(1)
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_a_new_sampler_of_a_host_begins_without_the_memory_of_the_last_one(simulated, monkeypatch):
+    mapped, begin = [], HostedRollouts.begin
+
+    def noted(self, *arguments):
+        gc.collect()
+        mapped.append(mappings())
+        return begin(self, *arguments)
+
+    monkeypatch.setattr(HostedRollouts, "begin", noted)
+    kwargs = {"hosts": 1, "in_flight": 1, "vector_kwargs": {"num_workers": 1}}
+    with rollouts(Dying, on_host_loss="restart", **kwargs) as some:
+        while some.stats().lost == 0:
+            some.take()
+        some.take()
+    assert mapped == [mapped[0]] * 2
 
 
 _nothing = functools.partial(pytest.MonkeyPatch.context)
