@@ -164,6 +164,7 @@ def test_memory_of_a_lost_host_is_unmapped(simulated, loss):
 
 def mappings():
     """Return the number of mapped segments; hosts of the simulation are in this process."""
+    gc.collect()
     return Path("/proc/self/maps").read_text().count("/memfd:pysampler")
 
 
@@ -178,7 +179,6 @@ def test_close_unmaps_the_memory_of_hosts(simulated):
     take_some(some)
     assert mappings() > before
     some.close()
-    gc.collect()
     assert mappings() == before
 
 
@@ -203,7 +203,6 @@ def test_a_new_sampler_of_a_host_begins_without_the_memory_of_the_last_one(simul
     mapped, begin = [], HostedRollouts.begin
 
     def noted(self, *arguments):
-        gc.collect()
         mapped.append(mappings())
         return begin(self, *arguments)
 
