@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.mujoco import mujoco_rendering
+from gymnasium.vector import SyncVectorEnv
 from mujoco_in_tests import (
     CHEETAH,
     IDS,
@@ -20,6 +21,7 @@ from mujoco_in_tests import (
     together,
 )
 
+import pysampler
 from pysampler.errors import EnvError
 
 WORKERS = pytest.mark.parametrize(("workers", "groups"), [(0, 2), (2, 2)])
@@ -128,6 +130,42 @@ def test_generators_can_be_set(workers, groups):
         identical(ours.reset(), theirs.reset())
         with pytest.raises(EnvError, match="cannot get state: the generator is MT19937"):
             ours.get_state()
+
+
+class Halving(np.random.Generator):
+    """A generator of a user's own."""
+
+    def uniform(self, *args, **kwargs):
+        return super().uniform(*args, **kwargs) / 2
+
+
+GENERATORS = {
+    "of a class of its own": lambda: [Halving(np.random.PCG64(i)) for i in range(4)],
+    "old": lambda: [np.random.RandomState(i) for i in range(4)],
+    "shared": lambda: [np.random.default_rng(3)] * 4,
+}
+
+
+@pytest.mark.parametrize("make", GENERATORS.values(), ids=GENERATORS)
+def test_envs_whose_generators_a_block_cannot_use_leave_it(make):
+    with stepped() as (ours, theirs):
+        for envs in (ours, theirs):
+            envs.set_attr("np_random", make())
+        identical(ours.reset(), theirs.reset())
+        assert "np_random of env" in ours.describe()
+
+
+@pytest.mark.parametrize(("env_id", "count"), [(CHEETAH, 2), ("CartPole-v1", 16)])
+def test_functions_may_give_envs_such_generators(env_id, count):
+    def made():
+        env = gym.make(env_id)
+        env.unwrapped.np_random = Halving(np.random.PCG64(3))
+        return env
+
+    theirs = SyncVectorEnv([made] * count)
+    with pysampler.VectorEnv([made] * count, num_workers=1) as ours, contextlib.closing(theirs):
+        identical(ours.reset(), theirs.reset())
+        assert "np_random of env" in ours.describe()
 
 
 def test_attributes_before_the_first_reset_equal_single_envs():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from pysampler._vector.env_calls import layers_of
 from pysampler._vector.wrapped.watched import Watched
+from pysampler.envs._errors import ChangedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -68,9 +70,17 @@ class RealEnv(Watched):
                 vars(layer)["_has_reset"] = bool(block.begun[place])
 
     def save(self, block: Any, place: int) -> None:
-        """Save the state of the ordinary env and its wrappers to the block."""
+        """Save the state of the ordinary env and its wrappers to the block.
+
+        Raises:
+            ChangedError: An attribute has a value that the block cannot have.
+        """
+        base, rng = self._base, self._base._np_random
+        # A block draws in C++, and one kind of numbers for all envs before the next kind.
+        shared = rng is not block.rngs[place] and any(rng is one for one in block.rngs)
+        if rng is not None and (shared or type(rng) is not np.random.Generator):
+            raise ChangedError("np_random")
         # Reading env.np_random makes a generator if the env has none, even after a reset.
-        base = self._base
         block.rngs[place] = base.np_random if block.begun[place] else base._np_random
         block.rng_seeds[place] = base._np_random_seed
         for layer in self._layers:

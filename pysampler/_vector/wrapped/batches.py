@@ -150,7 +150,12 @@ class NativeBatch(Batch):
             self.inner.leave = functools.partial(server.leave, self)
         for place, i in enumerate(rows):
             if server.envs[i] is not None:
-                self._real_env(place).save(self.inner, place)
+                try:
+                    self._real_env(place).save(self.inner, place)
+                except ChangedError as error:
+                    raise NotBatchedError(
+                        f"{error} of env {server.first + i} was changed"
+                    ) from None
 
     def _real_env(self, place: int) -> RealEnv:
         if place not in self._real:
