@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -37,6 +38,18 @@ BitGenerator* bits_of(py::handle generator) {
     return static_cast<BitGenerator*>(bits);
 }
 
+// NumPy refuses the same ranges, with the same kinds of errors.
+void expect_range(double range) {
+    if (!std::isfinite(range)) {
+        PyErr_SetString(PyExc_OverflowError, "cannot draw: high - low is not finite");
+        throw py::error_already_set();
+    }
+    if (std::signbit(range)) {
+        throw py::value_error("cannot draw: high - low is " + std::to_string(range) +
+                              ", expected at least 0");
+    }
+}
+
 // Fills `out` [n, k] with low + (high - low) * u; low and high have one number or k.
 void uniform(const py::list& generators, const Doubles& low, const Doubles& high,
              py::array_t<double, py::array::c_style>& out) {
@@ -48,13 +61,17 @@ void uniform(const py::list& generators, const Doubles& low, const Doubles& high
                                   " bounds, expected one or " + std::to_string(count));
         }
     }
+    const auto from = [&](py::ssize_t i) { return low.data()[low.size() == 1 ? 0 : i]; };
+    const auto range = [&](py::ssize_t i) {
+        return high.data()[high.size() == 1 ? 0 : i] - from(i);
+    };
+    const py::ssize_t ranges = low.size() == 1 && high.size() == 1 ? 1 : count;
+    for (py::ssize_t i = 0; i < ranges; ++i) expect_range(range(i));
     double* to = out.mutable_data();
     for (const py::handle generator : generators) {
         BitGenerator* bits = bits_of(generator);
         for (py::ssize_t i = 0; i < count; ++i) {
-            const double from = low.data()[low.size() == 1 ? 0 : i];
-            const double range = high.data()[high.size() == 1 ? 0 : i] - from;
-            *to++ = from + range * bits->next_double(bits->state);
+            *to++ = from(i) + range(i) * bits->next_double(bits->state);
         }
     }
 }

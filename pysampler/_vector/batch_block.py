@@ -536,7 +536,7 @@ class _Generators(Generators):
         return super().uniform(low, high, shape)
 
     def standard_normal(self, shape: int | tuple[int, ...] = ()) -> Array:
-        sizes = (shape,) if isinstance(shape, int) else shape
+        sizes = tuple(shape) if np.iterable(shape) else (shape,)
         drawn = np.empty((len(self), math.prod(sizes)))
         if not _core.standard_normal(self, drawn):
             return super().standard_normal(shape)

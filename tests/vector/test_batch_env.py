@@ -409,7 +409,7 @@ def test_uniform_draws_what_each_generator_draws(kind, bits, low, high, shape):
 @pytest.mark.parametrize("exported", [True, False])
 @pytest.mark.parametrize("kind", [Generators, _Generators, _Noted])
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937])
-@pytest.mark.parametrize("shape", [(), 3, (2, 2), (0,)])
+@pytest.mark.parametrize("shape", [(), 3, np.int64(3), (2, 2), (0,)])
 def test_standard_normal_draws_what_each_generator_draws(kind, bits, shape, exported, monkeypatch):
     if not exported:  # by NumPy's library
         monkeypatch.setattr(_core, "standard_normal", lambda generators, out: False)
@@ -434,11 +434,21 @@ def test_this_numpy_exports_how_it_draws_normal_numbers():
         ([1], 0, np.zeros((1, 1)), "bit_generator"),
         ([np.random.default_rng(1)], 0, np.zeros((2, 1)), "a row for each of 1 generators"),
         ([np.random.default_rng(1)], np.zeros(3), np.zeros((1, 2)), "3 bounds, expected one or 2"),
+        ([np.random.default_rng(1)], np.array([0, 2]), np.zeros((1, 2)), "high - low is -1.0"),
     ],
 )
 def test_uniform_refuses_wrong_arguments(generators, low, out, error):
     with pytest.raises((ValueError, AttributeError), match=error):
         _core.uniform(generators, low, 1.0, out)
+
+
+@pytest.mark.parametrize("kind", [Generators, _Generators])
+@pytest.mark.parametrize(("low", "high"), [(1.0, 0.5), (0, np.inf), (np.nan, 1.0), (-1e308, 1e308)])
+def test_uniform_refuses_the_bounds_that_each_generator_refuses(kind, low, high):
+    with pytest.raises(Exception, match="high - low") as refused:
+        np.random.default_rng(1).uniform(low, high)
+    with pytest.raises(type(refused.value), match="high - low"):
+        kind([np.random.default_rng(1)]).uniform(low, high, 1)
 
 
 # -- the check -------------------------------------------------------------------------------------
