@@ -80,6 +80,7 @@ class Batches:
     Attributes:
         chunks: The chunks of steps that groups were sent, here or by ``step_chunk``; None if the
             last commands were others.
+        timed_out: Whether the last wait ended at its deadline.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Batches:
     ) -> None:
         self._core = core
         self.returned = 0  # number of batches so far
+        self.timed_out = False
         self.chunks: Chunks | None = None
         self._tuners: dict[tuple[int | None, int, bool], BatchTuner] = {}
         self._replayer: BatchReplayer | None = None
@@ -101,11 +103,6 @@ class Batches:
                 self._replayer = recording.BatchReplayer(replay_from, core.groups)
             if record_to is not None:
                 self._recorder = recording.BatchRecorder(record_to, core.groups)
-
-    @property
-    def replayed(self) -> bool:
-        """Whether batches come from a recording."""
-        return self._replayer is not None
 
     def idle_groups(self, what: str, envs: npt.NDArray[np.int64]) -> Sequence[int]:
         """Return the groups of some envs; raise if one is incomplete or pending."""
@@ -147,6 +144,7 @@ class Batches:
         ``call.returned``. An interrupt before that loses nothing.
         """
         core = self._core
+        self.timed_out = False
         if core.call.kept is None:
             self._collect(wait, tuner)
         if core.call.kept is None:
@@ -177,6 +175,7 @@ class Batches:
                 tuner.called()
                 wait = wait.by(tuner.rule)
             groups, answers = wait.wait(core.pool)
+            self.timed_out = not (groups and core.pool.native.satisfied)
         if answers and (failures := core.results.failed(answers)):
             group, failure = first(failures)
             core.call.keep([group], None, core.pool.error_of(group, failure))

@@ -875,14 +875,17 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 tuner = batches.tuner(chosen, most, timeouts=choose_timeout)
             wait = BatchWait(least, most, wait_end, after_first)
             results = batches.receive(wait, tuner)
+            held_until = deadline if batches.timed_out else None
+            if results is not None and held_until is not None:
+                self._timed_return.hold_until(held_until)
         if results is not None:
             batches.returned += 1
             core.call.returned = True
             return results
         if self.closed:  # by a signal handler during the wait
             raise core.closed_error()
-        if deadline is not None and not batches.replayed:
-            self._timed_return.hold_until(deadline)
+        if held_until is not None:
+            self._timed_return.hold_until(held_until)
         return core.results.nothing() if batches.chunks is None else batches.chunks.nothing()
 
     @property

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import SpaceEnv, TellingEnv, same
 
 import pysampler
+from pysampler import _core
 from pysampler._vector.tuner import BatchTuner, WaitRule
 from pysampler.errors import EnvError, WorkerLostError
 from pysampler.sync import now
@@ -239,6 +240,28 @@ def test_explicit_timeout_applies_with_auto_min_envs(gated):
     begun = now()
     assert len(envs.recv("auto", timeout=0.02)[1]) == 0
     assert now() - begun >= 20_000_000
+
+
+@pytest.mark.parametrize(("action", "ready", "timeout"), [(1, 1, 0.06), (0, 4, 60)])
+def test_some_envs_are_not_returned_before_the_timeout(gated, monkeypatch, action, ready, timeout):
+    """Whatever the margin by which the wait ends early; a whole batch is returned at once."""
+    envs, _ = gated
+    deadlines = []
+
+    class Early(_core.TimedReturn):
+        def wait_until(self, deadline):
+            return deadline - 20_000_000
+
+        def hold_until(self, deadline):
+            deadlines.append(deadline)
+            super().hold_until(deadline)
+
+    monkeypatch.setattr(envs, "_timed_return", Early())
+    envs.send(np.array([0, action, action, action]))
+    while envs.ready < ready:
+        pass
+    assert len(envs.recv(timeout=timeout)[1]) == ready
+    assert [now() >= deadline for deadline in deadlines] == [True] * (ready < 4)
 
 
 def test_zero_timeouts_do_not_change_the_deadline_margin(gated):
