@@ -15,6 +15,15 @@ bool named(const py::object& key, Store&& store) {
     }
 }
 
+// What a dict or a sequence has at a key; `got` is null, with a Python error set, if it has
+// nothing.
+py::object part(PyObject* got, const py::object& key) {
+    if (got != nullptr) return py::reinterpret_steal<py::object>(got);
+    if (PyErr_ExceptionMatches(PyExc_LookupError) == 0) throw py::error_already_set();
+    PyErr_Clear();
+    throw py::value_error(" lacks [" + py::repr(key).cast<std::string>() + "]");
+}
+
 }  // namespace
 
 Space::Space(const py::tuple& node, const std::vector<Leaf>& leaves) {
@@ -57,7 +66,7 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
                         PyDict_GET_SIZE(value) == static_cast<Py_ssize_t>(children_.size());
             for (const auto& [key, child] : children_) {
                 // Keeps a reference: Python code that runs meanwhile may remove it from the dict.
-                const auto item = checked(PyObject_GetItem(value, key.ptr()));
+                const py::object item = part(PyObject_GetItem(value, key.ptr()), key);
                 same &= named(
                     key, [&] { return child.store(frame, env, item.ptr(), unshaped, leaves); });
             }
@@ -71,7 +80,7 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
                 const auto at = static_cast<Py_ssize_t>(i);
                 const py::object item =
                     plain ? py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(value, at))
-                          : checked(PySequence_GetItem(value, at));
+                          : part(PySequence_GetItem(value, at), py::int_(i));
                 same &= named(py::int_(i), [&] {
                     return children_[i].second.store(frame, env, item.ptr(), unshaped, leaves);
                 });

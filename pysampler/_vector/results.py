@@ -480,7 +480,8 @@ class Results:
         for one in sorted(failures, key=_env_of):
             if one is not chosen:
                 report = one[1].report
-                error.add_note(f"env {one[1].env} also raised {report.kind}: {report.text}")
+                whose = "another worker" if one[1].env is None else f"env {one[1].env}"
+                error.add_note(f"{whose} also raised {report.kind}: {report.text}")
         return error
 
 

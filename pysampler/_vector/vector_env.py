@@ -297,7 +297,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         untried = ""
         if num_workers == "auto" and (tasks or for_workers):
             num_workers = None
-            untried = "worker_init, step_timeout, restarts, recycling and tasks need workers"
+            untried = "workers may step envs of this kind together"
+            if for_workers:
+                untried = "worker_init, step_timeout, restarts and recycling need workers"
         process = arguments.context(context)
         if process == "threads":
             arguments.expect_for_threads(

@@ -32,7 +32,7 @@ from pysampler._workers.setup import (
 from pysampler.sync import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pysampler._workers.jobs import Server
     from pysampler._workers.setup import Attachment, Layout, Setup
@@ -233,4 +233,21 @@ def _pickled(answer: Any, doing: str) -> bytes:
     try:
         return dumps(answer)
     except Exception as error:
-        return dumps(failure_of(error, f"sending the result of {doing}"))
+        keys = _keys_of_culprit(answer)
+        where = f", of which {keys} cannot be pickled" if keys else ""
+        return dumps(failure_of(error, f"sending the result of {doing}{where}"))
+
+
+def _keys_of_culprit(part: Any) -> str:
+    """Return the keys that lead to a part that cannot be pickled: "['sim']['lock']"."""
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(part, dict):
+        parts = part.items()
+    elif isinstance(part, (list, tuple)):
+        parts = enumerate(part)
+    for key, value in parts:
+        try:
+            dumps(value)
+        except Exception:
+            return (f"[{key!r}]" if isinstance(key, str) else "") + _keys_of_culprit(value)
+    return ""

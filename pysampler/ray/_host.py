@@ -211,8 +211,9 @@ class HostActor:
         except Exception as error:
             lost = isinstance(error, LostError)
             answer = Answer(None, report(error), lost=lost, ended=sampler.closed)
-        if self._sampler is not sampler:  # ``close`` was called meanwhile
-            sampler.close()
+        if self._sampler is not sampler:  # ``close`` was called meanwhile, or is closing it now
+            with contextlib.suppress(BusyError):
+                sampler.close()
         return answer
 
     @_control

@@ -5,7 +5,8 @@ import pytest
 from hosts_in_tests import HasWeights, Life, Scripted, actors, idle, policy
 
 import pysampler
-from pysampler.errors import EnvError, HostLostError, StopActors
+from pysampler.errors import BusyError, EnvError, HostLostError, StopActors
+from pysampler.ray._host import HostActor
 
 SECOND = 1_000_000_000
 
@@ -434,3 +435,24 @@ def test_a_node_that_joins_after_stop_gets_no_host(simulated):
 def ends_within(some, count):
     """Take the remaining records; return whether the stream ended within ``count`` takes."""
     return any(some.take(8, timeout=1) is None for _ in range(count))
+
+
+def test_a_call_leaves_its_sampler_to_a_close_that_is_under_way():
+    host = HostActor()
+
+    class Closing:
+        closed = False
+
+        def close(self):
+            raise BusyError("cannot call close: another thread is using this vector env")
+
+    class Hosted:
+        takes_policy_at_once = False
+
+        def call(self, request):
+            host._sampler = None  # as a control call does, before it closes the sampler
+            return "content"
+
+    host._hosted, host._sampler, host._generation = Hosted(), Closing(), 1
+    answer = host.call(1, "request", 0, None)
+    assert (answer.content, answer.failure) == ("content", None)

@@ -206,28 +206,38 @@ LOSSES = {
         {"a": (1, np.array([0.0, 0.5]))},
         "observation['a'][1] has 0.5, expected int8",
     ),
+    "no key": (
+        spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2), c=spaces.Discrete(2))),
+        {"a": {"b": 1}},
+        "observation['a'] lacks ['c']",
+    ),
+    "no item": (
+        spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))),
+        (1,),
+        "observation lacks [1]",
+    ),
 }
 
 
 class Lossy(gym.Env):
-    """Returns a value that does not fit its space, in each step."""
+    """Returns a value and an info in each step; the value may not fit its space."""
 
     action_space = spaces.Discrete(2)
 
-    def __init__(self, space, value):
-        self.observation_space, self.value = space, value
+    def __init__(self, space, value, info=None):
+        self.observation_space, self.value, self.info = space, value, info or {}
 
     def reset(self, *, seed=None, options=None):
         return self.observation_space.sample(), {}
 
     def step(self, action):
-        return self.value, 0.0, False, False, {}
+        return self.value, 0.0, False, False, self.info
 
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's
-def test_lossy_observation_cast_error_names_env_and_part(name, workers):
+def test_observation_error_names_env_and_part(name, workers):
     space, value, message = LOSSES[name]
     envs = pysampler.VectorEnv(
         [lambda: Lossy(space, space.sample()), lambda: Lossy(space, value)], num_workers=workers
@@ -236,6 +246,16 @@ def test_lossy_observation_cast_error_names_env_and_part(name, workers):
     with pytest.raises(EnvError, match="env 1 .*" + re.escape(message)):
         envs.step(np.zeros(2, np.int64))
     envs.close()
+
+
+def test_error_of_an_info_that_cannot_be_pickled_names_its_keys():
+    def make_env():
+        return Lossy(spaces.Discrete(2), 1, {"sim": {"lock": threading.Lock()}})
+
+    with pysampler.VectorEnv([make_env], num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(TypeError, match=r"of which \['sim'\]\['lock'\] cannot be pickled: "):
+            envs.step(np.zeros(1, np.int64))
 
 
 @pytest.mark.parametrize(

@@ -325,9 +325,17 @@ def test_auto_says_why_it_made_no_trial(options):
     envs = pysampler.VectorEnv([Scripted] * 2, num_workers="auto", **options)
     with contextlib.closing(envs):
         assert str(envs.division).endswith(
-            "without a trial: worker_init, step_timeout, restarts, recycling and tasks need workers"
+            "without a trial: worker_init, step_timeout, restarts and recycling need workers"
         )
         assert envs.num_workers > 0
+
+
+def test_auto_says_that_workers_may_step_envs_together():
+    pytest.importorskip("gymnasium.envs.mujoco", reason="native envs")
+    with contextlib.closing(pysampler.make_vec("Swimmer-v5", 2, num_workers="auto")) as envs:
+        assert str(envs.division).endswith(
+            "without a trial: workers may step envs of this kind together"
+        )
 
 
 class Slow(gym.Env):
