@@ -69,7 +69,7 @@ class EnvDescription:
     # The names and autoreset modes of nested vector envs; None: it follows any mode.
     nested: list[tuple[str, AutoresetMode | None]]
     several: bool  # whether a function has made several envs: a vector env or a BatchEnv
-    # What is known of modules whose envs interfere with each other, if there are several.
+    # How envs interfere with each other, if it is known, and what helps, as sentences.
     interfering: list[str]
 
 
@@ -204,7 +204,12 @@ class EnvServer:
 
     def _interfering(self) -> list[str]:
         made = {id(env): env for env in self.envs if env is not None}
-        return interfering(made.values()) if len(made) > 1 else []
+        found = interfering(made.values()) if len(made) > 1 else []
+        found = [f"{one}; pass isolate=True" for one in found]
+        plain = [env for i, env in enumerate(self.envs) if env is not None and i not in self.nested]
+        if len({id(env.unwrapped) for env in plain}) < len(plain):
+            found.append("several env_fns return one env, so its episodes mix: make one in each")
+        return found
 
     def _reward_space(self) -> gym.spaces.Box | None:
         """Return the space of all envs' rewards, if these are arrays."""

@@ -382,7 +382,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             nested = [one for description in self._pool.descriptions for one in description.nested]
             spec = self._describe(self._pool.descriptions)
             for found in sorted({one for d in self._pool.descriptions for one in d.interfering}):
-                log_once(f"{found}; pass isolate=True")
+                log_once(found)
             self._expect_native(native, isolate, self._pool.descriptions)
             self._pool.descriptions.clear()  # envs' spaces may be large
             self._core = core = VectorCore(

@@ -252,13 +252,18 @@ def test_envs_that_may_differ_stay_in_python(what):
     envs.close()
 
 
-def test_one_object_for_all_stays_in_python():
+def test_one_object_for_all_stays_in_python_with_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr("pysampler._vector.stacks._logged", set())
+
     def shared():
         env = gym.make("CartPole-v1")
         return [lambda: env] * COUNT
 
     ours = pysampler.VectorEnv(shared(), num_workers=1)
     assert "env 0 is the same object as another env" in ours.describe()
+    assert caplog.messages == [
+        "pysampler: several env_fns return one env, so its episodes mix: make one in each"
+    ]
     theirs = SyncVectorEnv(shared())
     step_alike(ours, theirs, NEXT_STEP, 30, {}, None, None)
 
