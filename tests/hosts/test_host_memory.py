@@ -174,6 +174,7 @@ def take_some(some):
     next(some)  # leaves the answer of the other host
 
 
+@pytest.mark.slow
 def test_close_unmaps_the_memory_of_hosts(simulated):
     before, some = mappings(), rollouts()
     take_some(some)
@@ -182,6 +183,7 @@ def test_close_unmaps_the_memory_of_hosts(simulated):
     assert mappings() == before
 
 
+@pytest.mark.slow
 def test_close_after_the_end_of_ray_unmaps_the_memory_of_hosts(simulated, monkeypatch):
     some = rollouts()
     take_some(some)

@@ -204,6 +204,7 @@ def test_memory_for_infos_is_allocated_on_demand():
     envs.close()
 
 
+@pytest.mark.slow
 def test_idle_worker_does_not_wake_up():
     envs = pysampler.VectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
     envs.reset()
