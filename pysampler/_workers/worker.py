@@ -238,16 +238,20 @@ def _pickled(answer: Any, doing: str) -> bytes:
         return dumps(failure_of(error, f"sending the result of {doing}{where}"))
 
 
-def _keys_of_culprit(part: Any) -> str:
+def _keys_of_culprit(part: Any, depth: int = 9) -> str:
     """Return the keys that lead to a part that cannot be pickled: "['sim']['lock']"."""
     parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(part, dict):
         parts = part.items()
     elif isinstance(part, (list, tuple)):
         parts = enumerate(part)
+    if depth == 0:  # a part may contain itself
+        return ""
     for key, value in parts:
         try:
             dumps(value)
         except Exception:
-            return (f"[{key!r}]" if isinstance(key, str) else "") + _keys_of_culprit(value)
+            return (f"[{key!r}]" if isinstance(key, str) else "") + _keys_of_culprit(
+                value, depth - 1
+            )
     return ""

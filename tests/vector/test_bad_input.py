@@ -248,13 +248,18 @@ def test_observation_error_names_env_and_part(name, workers):
     envs.close()
 
 
-def test_error_of_an_info_that_cannot_be_pickled_names_its_keys():
+@pytest.mark.parametrize("within_itself", [False, True])
+def test_error_of_an_info_that_cannot_be_pickled_names_its_keys(within_itself):
     def make_env():
-        return Lossy(spaces.Discrete(2), 1, {"sim": {"lock": threading.Lock()}})
+        locks = [threading.Lock()]
+        info = {"sim": {"lock": locks}}
+        if within_itself:
+            locks.insert(0, info)
+        return Lossy(spaces.Discrete(2), 1, info)
 
     with pysampler.VectorEnv([make_env], num_workers=1) as envs:
         envs.reset()
-        with pytest.raises(TypeError, match=r"of which \['sim'\]\['lock'\] cannot be pickled: "):
+        with pytest.raises(TypeError, match=r"of which \['sim'\]\['lock'\].* cannot be pickled: "):
             envs.step(np.zeros(1, np.int64))
 
 
