@@ -27,13 +27,13 @@ from running import (
     heading,
     machine,
     options_of,
+    publish,
     quartiles,
     rate_of_steps,
     rates_in_turn,
     say,
     stolen_share,
     table,
-    write,
 )
 
 import pysampler
@@ -179,9 +179,7 @@ def main() -> None:
             say(case)
             results["cases"].append(measure(case, count, options.workers, options))
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "batches", results, text)
+    publish(options, "batches", results, text)
 
 
 if __name__ == "__main__":

@@ -26,12 +26,12 @@ from running import (
     machine,
     multiples,
     options_of,
+    publish,
     rate_of_single_envs,
     rates_in_turn,
     say,
     stolen_share,
     table,
-    write,
 )
 
 import pysampler
@@ -167,9 +167,7 @@ def main() -> None:
             arguments = case, options.workers
             results["cases"][case] = rates_in_turn(__file__, NAMES, arguments, options)
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "chunks", results, text)
+    publish(options, "chunks", results, text)
 
 
 if __name__ == "__main__":

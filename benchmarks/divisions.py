@@ -23,7 +23,7 @@ from contenders import rounds_of
 from division_model import gain
 from envs import Busy
 from gymnasium.vector import SyncVectorEnv
-from running import heading, in_interpreter, machine, quartiles, say, stolen_share, table, write
+from running import heading, in_interpreter, machine, publish, quartiles, say, stolen_share, table
 
 import pysampler
 
@@ -165,9 +165,7 @@ def main() -> None:
                     f"{found['workers']} workers, {found['here']} here"
                 )
     text = report(results)
-    print(text)
-    if options.out:
-        write(options.out, "divisions", results, text)
+    publish(options, "divisions", results, text)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from envs import Busy
-from running import heading, machine, quartiles, say, stolen_share, table, write
+from running import heading, machine, publish, quartiles, say, stolen_share, table
 from torch import nn
 
 import pysampler
@@ -204,9 +204,7 @@ def main() -> None:
                 results["rows"].append({"case": case, "envs": envs, "rates": rates})
                 say("; ".join(f"{n} {statistics.median(r):,.0f}" for n, r in rates.items()))
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "gpu", results, text)
+    publish(options, "gpu", results, text)
 
 
 if __name__ == "__main__":

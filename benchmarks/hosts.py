@@ -49,12 +49,12 @@ from running import (
     answer,
     heading,
     machine,
+    publish,
     quartiles,
     say,
     spread,
     stolen_share,
     table,
-    write,
 )
 
 if TYPE_CHECKING:
@@ -778,9 +778,7 @@ def main() -> None:
         results["peers"] = peers(rounds, 2 * seconds) if rounds else {}
     results["disturbed"] = QUIET.disturbed / QUIET.slices
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, options.name, results, text)
+    publish(options, options.name, results, text)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from running import heading, machine, stolen_share, write
+from running import heading, machine, publish, stolen_share
 
 import pysampler
 
@@ -152,9 +152,7 @@ def main() -> None:
     with stolen_share(results["machine"]), tempfile.TemporaryDirectory() as folder:
         results["run"] = record(Path(folder))
     text = report(results)
-    print(text)
-    if options.out:
-        write(options.out, "loss", results, text)
+    publish(options, "loss", results, text)
 
 
 if __name__ == "__main__":

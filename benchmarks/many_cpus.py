@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from envs import CASES
-from running import Contender, heading, machine, quartiles, say, stolen_share, table, write
+from running import Contender, heading, machine, publish, quartiles, say, stolen_share, table, write
 from vector import take_turns
 
 if TYPE_CHECKING:
@@ -224,9 +224,7 @@ def main() -> None:
                     text = tables({**results, "machine": {"stolen": 0.0, **results["machine"]}})
                     write(options.out, "many-cpus", results, text)
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "many-cpus", results, text)
+    publish(options, "many-cpus", results, text)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ from running import (
     heading,
     machine,
     options_of,
+    publish,
     quartiles,
     say,
     stolen_share,
     table,
-    write,
 )
 
 if TYPE_CHECKING:
@@ -236,9 +236,7 @@ def main() -> None:
         measured = measure_memory(count, options.workers, 3) if wanted else []
         results["memory"] = {"envs": count, "measured": measured}
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "mujoco", results, text)
+    publish(options, "mujoco", results, text)
 
 
 if __name__ == "__main__":

@@ -28,12 +28,12 @@ from running import (
     machine,
     multiples,
     options_of,
+    publish,
     rate_of_steps,
     rates_in_turn,
     say,
     stolen_share,
     table,
-    write,
 )
 
 import pysampler
@@ -135,9 +135,7 @@ def main() -> None:
                     rates = rates_in_turn(__file__, list(NAMES), (case, options.workers), options)
                 results["cases"][case][str(count)] = rates
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "neighbours", results, text)
+    publish(options, "neighbours", results, text)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ from running import (
     heading,
     machine,
     options_of,
+    publish,
     quartiles,
     say,
     stolen_share,
     table,
-    write,
 )
 from timeout_study import network
 
@@ -262,9 +262,7 @@ def main() -> None:
             say(f"{options.workers} workers of {per_worker} envs")
             results["cases"].append(measured(per_worker, options))
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "queued-sampler", results, text)
+    publish(options, "queued-sampler", results, text)
 
 
 if __name__ == "__main__":

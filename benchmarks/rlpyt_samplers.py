@@ -34,11 +34,11 @@ from running import (
     machine,
     multiples,
     options_of,
+    publish,
     rates_in_turn,
     say,
     stolen_share,
     table,
-    write,
 )
 
 if TYPE_CHECKING:
@@ -376,9 +376,7 @@ def main() -> None:
                     case = {"env": env_id, "envs": count, "sampler": sampler, "rates": rates}
                     results["cases"].append(case)
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "rlpyt-samplers", results, text)
+    publish(options, "rlpyt-samplers", results, text)
 
 
 if __name__ == "__main__":

@@ -190,6 +190,13 @@ def write(out: Path, name: str, results: dict[str, Any], text: str) -> Path:
     return stem
 
 
+def publish(options: argparse.Namespace, name: str, results: dict[str, Any], text: str) -> None:
+    """Print the text of results, and write both to the folder that the options name, if any."""
+    print(text)
+    if options.out:
+        write(options.out, name, results, text)
+
+
 def options_of(
     parser: argparse.ArgumentParser, seconds: float, **defaults: int
 ) -> argparse.Namespace:

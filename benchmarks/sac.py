@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+from running import Contender, answer, heading, machine, publish, say, spread, stolen_share, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -268,9 +268,7 @@ def main() -> None:
             for way, runs in results["runs"].items():
                 runs.append(run_of(way, seed, options))
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, f"sac-{options.env}", results, text)
+    publish(options, f"sac-{options.env}", results, text)
 
 
 if __name__ == "__main__":

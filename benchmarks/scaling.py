@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envs import CASES
-from running import heading, machine, quartiles, say, stolen_share, table, write
+from running import heading, machine, publish, quartiles, say, stolen_share, table
 from vector import measure
 
 CONTENDERS = ["pysampler", "gymnasium AsyncVectorEnv", "EnvPool (its own C++ envs)"]
@@ -68,9 +68,7 @@ def main() -> None:
                 measured = measure(case, names, slices=options.slices, seconds=options.seconds)
                 by_workers[str(workers)] = {**measured, "envs": case.envs}
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "scaling", results, text)
+    publish(options, "scaling", results, text)
 
 
 if __name__ == "__main__":

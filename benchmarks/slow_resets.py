@@ -27,13 +27,13 @@ from running import (
     heading,
     machine,
     options_of,
+    publish,
     rate_of_steps,
     rates_in_turn,
     say,
     spread,
     stolen_share,
     table,
-    write,
 )
 
 ENVS, STEP, RESET, LENGTH = 32, 0.001, 0.2, 200
@@ -141,9 +141,7 @@ def main() -> None:
     with stolen_share(results["machine"]):
         results["rates"] = rates_in_turn(__file__, [*names, "no resets"], (), options)
     text = report(results)
-    print(text)
-    if options.out:
-        write(options.out, "slow-resets", results, text)
+    publish(options, "slow-resets", results, text)
 
 
 if __name__ == "__main__":

@@ -33,13 +33,13 @@ from running import (
     machine,
     multiples,
     options_of,
+    publish,
     rate_of_single_envs,
     rate_of_steps,
     rates_in_turn,
     say,
     stolen_share,
     table,
-    write,
 )
 
 import pysampler
@@ -259,9 +259,7 @@ def main() -> None:
                 in_interpreter(__file__, "memory", way, str(size)) for size in (0, results["table"])
             ]
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, f"threads-{'gil' if locked else 'nogil'}", results, text)
+    publish(options, f"threads-{'gil' if locked else 'nogil'}", results, text)
 
 
 if __name__ == "__main__":

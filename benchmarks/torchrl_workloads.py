@@ -33,12 +33,12 @@ from running import (
     machine,
     multiples,
     options_of,
+    publish,
     quartiles,
     rates_in_turn,
     say,
     stolen_share,
     table,
-    write,
 )
 
 if TYPE_CHECKING:
@@ -310,9 +310,7 @@ def main() -> None:
             for name, found in results["starts"].items():
                 found += started(name, results["started"])
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "torchrl-workloads", results, text)
+    publish(options, "torchrl-workloads", results, text)
 
 
 if __name__ == "__main__":

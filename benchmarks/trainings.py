@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
-from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+from running import Contender, answer, heading, machine, publish, say, spread, stolen_share, table
 from wrapped import ASYNC, OURS, PYTHON, make_env, pool
 
 if TYPE_CHECKING:
@@ -328,9 +328,7 @@ def main() -> None:
                     if (run := run_of(way, seed, s)) is not None:
                         runs.append(run)
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "trainings", results, text)
+    publish(options, "trainings", results, text)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 import footprint
 from contenders import CONTENDERS
 from envs import CASES, Case
-from running import Contender, heading, machine, quartiles, say, stolen_share, table, write
+from running import Contender, heading, machine, publish, quartiles, say, stolen_share, table
 
 HERE = Path(__file__).parent
 OURS = ["pysampler", 'pysampler, main_envs="auto"']
@@ -214,9 +214,7 @@ def main() -> None:
             say("start and memory")
             results["footprint"] = footprint.measure()
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "vector", results, text)
+    publish(options, "vector", results, text)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from contenders import rounds_of
-from running import heading, machine, quartiles, say, stolen_share, table, write
+from running import heading, machine, publish, quartiles, say, stolen_share, table
 
 import pysampler
 
@@ -157,9 +157,7 @@ def main() -> None:
             say(f"{name}: done")
     envs.close()
     text = report(results)
-    print(text)
-    if options.out:
-        write(options.out, "watched", results, text)
+    publish(options, "watched", results, text)
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ from running import (
     machine,
     multiples,
     options_of,
+    publish,
     rate_of_steps,
     rates_in_turn,
     say,
     stolen_share,
     table,
-    write,
 )
 
 if TYPE_CHECKING:
@@ -144,9 +144,7 @@ def main() -> None:
             say(env_id)
             results["cases"].append(measure(env_id, options.count, options.workers, options))
     text = tables(results)
-    print(text)
-    if options.out:
-        write(options.out, "wrapped", results, text)
+    publish(options, "wrapped", results, text)
 
 
 if __name__ == "__main__":

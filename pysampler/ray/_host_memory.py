@@ -5,8 +5,8 @@ an answer names the arrays of a rollout instead of carrying them through Ray. It
 its own buffer, as it copies arrays in Ray's store. On 2 CPUs, Ray takes 30 ms of CPU time for 8 MB,
 most of it in raylets, and this copy takes 0.6 ms (docs/results/hosts.md).
 
-- The driver decides, since it alone knows what it can open: ids of processes differ between
-  containers, and another user's files are closed to it. Each answer names the segment; the driver
+- The driver decides, because only it knows what it can open: containers number their processes
+  separately, and another user's files are closed to it. Each answer names the segment; the driver
   tries to map it, and its later requests say whether it has.
 - A host keeps a rollout until a request says that the driver has copied it.
 - If either process dies, the system frees its mapping. The driver can read a rollout that it has
