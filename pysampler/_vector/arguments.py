@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import gymnasium as gym
@@ -149,7 +151,26 @@ def preload(given: Sequence[str] | None) -> list[str] | None:
         return None
     if isinstance(given, str):
         raise _refuse("preload", given, f"a list of names of modules: [{given!r}]")
+    for name in given:
+        # To find a submodule would import its package.
+        package = name.partition(".")[0] if isinstance(name, str) else ""
+        if not package or (package not in sys.modules and find_spec(package) is None):
+            raise _refuse("preload", name, "the name of a module that can be imported")
     return list(given)
+
+
+def wrappers(given: Iterable[Callable[[Any], Any]] | None) -> tuple[Callable[[Any], Any], ...]:
+    """Return the functions that wrap each env as a tuple, or raise TypeError."""
+    if callable(given):
+        name = getattr(given, "__name__", repr(given))
+        raise TypeError(f"cannot make vector env: wrappers={name}, expected a list: [{name}]")
+    every = tuple(given or ())
+    for one in every:
+        if not callable(one):
+            raise TypeError(
+                f"cannot make vector env: wrappers has {one!r}, expected functions or classes"
+            )
+    return every
 
 
 def workers(given: int | None, envs: int, most: int | None) -> int:

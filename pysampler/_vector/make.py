@@ -91,6 +91,7 @@ def make_vec(
     (4, 4)
     >>> envs.close()
     """
+    wraps = arguments.wrappers(wrappers)
     if not isinstance(id, (str, EnvSpec)):
         if not callable(id):
             raise gym.error.Error(
@@ -101,7 +102,7 @@ def make_vec(
         kind = id.func if isinstance(id, functools.partial) else id
         if isinstance(kind, type) and issubclass(kind, BatchEnv):
             options = vector_options("make vector env", vector_kwargs, _pop_options(of_env, id))
-            if wrappers:
+            if wraps:
                 raise TypeError(
                     f"cannot make vector env: wrappers {wrappers!r} of {kind.__name__}, a "
                     "BatchEnv, expected none"
@@ -114,7 +115,7 @@ def make_vec(
         if (make_task_env := maker_of_task(id)) is not None:
             make, of_env = make_task_env, {"task": id, **kwargs}
         options = vector_options("make vector env", vector_kwargs, _pop_options(of_env, id))
-        maker = EnvMaker(make, of_env, tuple(wrappers or ()))
+        maker = EnvMaker(make, of_env, wraps)
         return _make_vector_env(maker, num_envs, options)
     spec = copy.deepcopy(id if isinstance(id, EnvSpec) else _spec_of(id))
     # An earlier make_vec stored these in the spec, so that the spec makes the same vector env.
@@ -126,9 +127,9 @@ def make_vec(
     vector_kwargs = vector_options(
         "make vector env", env_kwargs.pop("vector_kwargs", vector_kwargs), taken
     )
-    wrappers = env_kwargs.pop("wrappers", wrappers) or ()
+    wraps = tuple(env_kwargs.pop("wrappers", wraps) or ())
     if mode is VectorizeMode.SYNC:
-        return gym.make_vec(id, num_envs, mode, vector_kwargs, wrappers, **kwargs)
+        return gym.make_vec(id, num_envs, mode, vector_kwargs, wraps, **kwargs)
     if mode is VectorizeMode.ASYNC and spec.entry_point is None:
         raise gym.error.Error(
             f"Cannot create vectorized environment for {spec.id} because it doesn't have an entry "
@@ -143,12 +144,12 @@ def make_vec(
         )
     if nested:
         make_nested = functools.partial(
-            gym.make_vec, spec, vectorization_mode=mode, wrappers=wrappers, **env_kwargs
+            gym.make_vec, spec, vectorization_mode=mode, wrappers=wraps, **env_kwargs
         )
         follows = {k: env_kwargs[k] for k in ("autoreset_mode",) if k in env_kwargs}
         envs = _make_nested(make_nested, num_envs, {**follows, **vector_kwargs})
     else:
-        maker = EnvMaker(gym.make, {"id": spec, **env_kwargs}, tuple(wrappers))
+        maker = EnvMaker(gym.make, {"id": spec, **env_kwargs}, wraps)
         envs = _make_vector_env(maker, num_envs, vector_kwargs)
     spec = copy.deepcopy(spec)
     spec.kwargs = {**env_kwargs, "vectorization_mode": mode.value}
@@ -156,8 +157,8 @@ def make_vec(
         spec.kwargs["num_envs"] = num_envs
     if vector_kwargs:
         spec.kwargs["vector_kwargs"] = vector_kwargs
-    if wrappers:
-        spec.kwargs["wrappers"] = wrappers
+    if wraps:
+        spec.kwargs["wrappers"] = wraps
     envs.spec = spec
     return envs
 

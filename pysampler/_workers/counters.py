@@ -213,8 +213,9 @@ class Stats:
         yield_seconds: Seconds each worker spent yielding the CPU in waits.
         park_seconds: Seconds each worker slept in waits.
         losses: How often each worker was lost and replaced.
-        native: Whether all envs are native. The time of an env's step is then the time of its
-            group's step divided by the number of envs.
+        native: Whether all envs were native when they were made; ``describe`` says whether they
+            still are. The time of a native env's step is the time of its group's step divided by
+            the number of envs.
         batches: The choice of ``recv`` or of a sampler if ``min_envs`` or ``timeout`` is "auto";
             otherwise None.
         batch_sizes: By size, the number of partial batches: those that ``recv`` returned, or for

@@ -265,7 +265,7 @@ def _pickle_server(server: MakeServer, large: list[memoryview]) -> bytes:
     except Exception as error:
         raise UnpicklableError(
             f"cannot send env_fns to workers: {type(error).__name__}: {error}; create "
-            'such objects inside of env_fns, or pass context="fork"'
+            'such objects inside of env_fns, or pass context="fork" or context="threads"'
         ) from error
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.wrappers import TimeLimit
 from made_up import SpaceEnv, TellingEnv
 from programs import completed
 
@@ -428,11 +429,28 @@ def test_envs_with_different_spaces_raise(workers, nothing_left):
         ({"autoreset_mode": "never"}, "never"),
         ({"max_concurrency": 0}, "max_concurrency"),
         ({"preload": "numpy"}, "preload 'numpy'"),
+        ({"preload": ["numpy", "nunpy"]}, "preload 'nunpy', expected the name of a module"),
+        ({"preload": [""]}, "preload ''"),
+        ({"preload": [np]}, "preload <module 'numpy'"),
     ],
 )
 def test_wrong_constructor_arguments_raise(kwargs, message):
     with pytest.raises(ValueError, match=message):
         pysampler.VectorEnv([TellingEnv], **kwargs)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", TellingEnv], ids=["id", "class"])
+@pytest.mark.parametrize(
+    ("wrappers", "message"),
+    [
+        (TimeLimit, r"wrappers=TimeLimit, expected a list: \[TimeLimit\]"),
+        ([TimeLimit, 100], "wrappers has 100, expected functions or classes"),
+        ("TimeLimit", "wrappers has 'T'"),
+    ],
+)
+def test_wrappers_must_be_a_list_of_functions(env, wrappers, message):
+    with pytest.raises(TypeError, match=f"cannot make vector env: {message}"):
+        pysampler.make_vec(env, num_envs=2, wrappers=wrappers)
 
 
 def test_env_fns_must_be_functions_and_not_empty():
