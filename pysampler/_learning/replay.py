@@ -3,7 +3,7 @@
 A fixed ring of records (record_ring.py), allocated in advance; frames of stacked observations are
 stored once (frame_store.py), priorities are in a tree of sums (priorities.py). An exception of a
 signal handler at any point loses nothing: an addition is stored in full before it is written, and a
-that finds one unfinished repeats it.
+call that finds one unfinished repeats it.
 """
 
 from __future__ import annotations

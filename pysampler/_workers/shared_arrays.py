@@ -46,7 +46,7 @@ def share(arrays: Tree) -> Tree:
     them too. Nothing else can: pickling them raises TypeError.
 
     Args:
-        arrays: An array, or a dict, list or tuple of arrays, nested at will.
+        arrays: An array, or a dict, list or tuple of arrays, nested to any depth.
 
     Returns:
         The same with read-only arrays. Their memory is freed with the last of them.

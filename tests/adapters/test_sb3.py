@@ -578,3 +578,18 @@ def test_vector_env_of_this_process_is_closed_with_the_adapter_but_not_if_refuse
     envs = Pendulums(2)
     VecEnv(envs).close()
     assert envs.closed
+
+
+def test_ppo_learns_with_spare_envs():
+    env_fns = [lambda: gym.make("Pendulum-v1", max_episode_steps=15)] * 2
+    envs = VecMonitor(VecEnv(env_fns, num_workers=2, spare_envs=2))
+    envs.reset()
+    ended = []
+    for _ in range(40):
+        _, _, dones, infos = envs.step(np.zeros((2, 1), np.float32))
+        ended += [infos[slot] for slot in np.flatnonzero(dones)]
+    assert [info["episode"]["l"] for info in ended] == [15] * 4
+    assert all(info["terminal_observation"].shape == (3,) for info in ended)
+    assert all(info["TimeLimit.truncated"] for info in ended)
+    PPO("MlpPolicy", envs, n_steps=32, batch_size=32).learn(128)
+    envs.close()
