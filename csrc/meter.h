@@ -33,7 +33,7 @@ struct Durations {
 
     std::uint64_t count;
     std::uint64_t total_ns;
-    std::array<std::uint32_t, kBuckets> buckets;
+    std::array<std::uint64_t, kBuckets> buckets;
 
     void add(std::int64_t ns) {
         ++count;
@@ -46,7 +46,7 @@ struct alignas(kLine) EnvMeter {
     Durations steps;
     Durations resets;
 };
-static_assert(sizeof(EnvMeter) == 3 * kLine);
+static_assert(sizeof(EnvMeter) == 6 * kLine);
 
 struct alignas(kLine) WorkerMeter {
     static constexpr std::int64_t kNone = -1;

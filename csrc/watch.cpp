@@ -48,6 +48,7 @@ constexpr std::uint64_t kWake = 0;
 constexpr std::uint64_t kEnd = ~std::uint64_t{0};
 
 constexpr std::int64_t kLongest = 3600 * kSecond;  // of a sleep, in epoll's int of ms
+constexpr int kUnreachable = 2000;  // ms until a thread that cannot be woken sees that it must end
 
 }  // namespace
 
@@ -80,10 +81,10 @@ Watch::~Watch() {
     stop();
     // In a child made by fork, a thread that does not exist there may hold the lock.
     if (mutex_.try_lock()) {
-        for (const auto& [pid, entry] : entries_) release(entry.pidfd);
+        for (const auto& [pid, entry] : entries_) release(pid, entry.pidfd);
         mutex_.unlock();
     }
-    if (mine() && !owns(wake_, kWake)) return;
+    if (!owns(wake_, kWake)) return;
     close(wake_);
     close(epoll_);
 }
@@ -216,7 +217,8 @@ bool Watch::intact() const {
 
 int Watch::until_beat() const {
     const std::lock_guard lock(mutex_);
-    if (!pulse_) return -1;
+    // For stop(): it cannot wake the thread if other code has closed the eventfd.
+    if (!pulse_) return kUnreachable;
     const std::int64_t left = pulse_->due() - now_ns();
     return static_cast<int>(std::clamp<std::int64_t>(left, 0, kLongest) / kMillisecond) + 1;
 }
@@ -256,13 +258,16 @@ void Watch::run() {
 }
 
 // Closes a pidfd, unless other code has closed it and the number is another file's by now.
-void Watch::release(int fd) const {
-    // Explicitly: a child forked since holds the pidfd too, so closing ours does not remove it.
-    if (!mine() || epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr) == 0) close(fd);
+void Watch::release(pid_t pid, int fd) const {
+    // A child made by fork shares the epoll file, in which the parent still needs the pidfd. A
+    // parent removes it explicitly: its children hold it too, so that closing it does not.
+    const bool ours = mine() ? epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr) == 0
+                             : owns(fd, static_cast<std::uint64_t>(pid));
+    if (ours) close(fd);
 }
 
 void Watch::drop(std::map<pid_t, Entry>::iterator known) {
-    release(known->second.pidfd);
+    release(known->first, known->second.pidfd);
     entries_.erase(known);
 }
 

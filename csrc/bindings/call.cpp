@@ -138,32 +138,50 @@ class Call {
         return results;
     }
 
+    // The frames during a step. Converting actions, waiting and unpickling infos run signal
+    // handlers, which may close the vector env: then it leaves its frames, and Python raises.
+    class InUse {
+     public:
+        explicit InUse(const Call& call)
+            : call_(call), object_(call.frames_object_), frames_(call.frames_) {}
+        FrameAccess* operator->() const { return frames_; }
+        bool left() const { return call_.frames_ != frames_; }
+
+     private:
+        const Call& call_;
+        py::object object_;  // keeps the frames alive
+        FrameAccess* frames_;
+    };
+
     // Writes the actions, wakes the workers, waits for all groups, and reads. Returns the five
     // results, or a bool. False: nothing was sent. True: all commands were accepted, and Python
     // waits (which flushes unsent commands first) and reads. It may do so even if this function has
     // waited or read already: nothing is taken from the pool before the results are kept.
     py::object step_inside(const py::handle& actions) {
         if (!kept_.is_none()) return not_sent();  // an exception kept them from the caller
-        const std::uint32_t frame = frames_->next();
-        if (!frames_->write(frame, actions)) return not_sent();  // of other types
-        frames_->use(frame);
+        const InUse frames(*this);
+        const std::uint32_t frame = frames->next();
+        if (!frames->write(frame, actions) || frames.left()) return not_sent();  // of other types
+        frames->use(frame);
         exchange(name_, step_name_);
         if (!pool_.step(frame)) return sent();  // a ring was full
-        if (!pool_.wait_all_back()) return sent();
-        const auto read = traced([&] { return frames_->read(frame); });
-        if (needs_python(read)) return sent();
-        frames_->mark_all_seen();  // by the caller: the next step writes another frame
+        if (!pool_.wait_all_back() || frames.left()) return sent();
+        const auto read = traced([&] { return frames->read(frame); });
+        if (frames.left() || needs_python(read)) return sent();
+        frames->mark_all_seen();  // by the caller: the next step writes another frame
         return handed_over(read, 0);
     }
 
     py::object chunk_inside(const py::handle& actions) {
         const std::uint16_t steps = armed_chunk_;
-        if (!kept_.is_none() || !frames_->write_chunk(steps, actions)) return not_sent();
+        const InUse frames(*this);
+        if (!kept_.is_none() || !frames->write_chunk(steps, actions)) return not_sent();
+        if (frames.left()) return not_sent();
         exchange(name_, step_name_);
-        if (!pool_.step_chunk_of_all(frames_->chunk_frame(), steps)) return sent();
-        if (!pool_.wait_all_back()) return sent();
-        const auto read = traced([&] { return frames_->read_chunk(steps); });
-        return needs_python(read) ? sent() : handed_over(read, steps);
+        if (!pool_.step_chunk_of_all(frames->chunk_frame(), steps)) return sent();
+        if (!pool_.wait_all_back() || frames.left()) return sent();
+        const auto read = traced([&] { return frames->read_chunk(steps); });
+        return frames.left() || needs_python(read) ? sent() : handed_over(read, steps);
     }
 
     // Observations without a fixed shape come by mail, through the worker's outbox; and the values

@@ -31,6 +31,8 @@ struct GuardState {
     std::atomic<bool> closed{false};
     bool closed_within = false;  // by a signal handler in the holder's own thread
 
+    // A call that closes may be repeated, say after an interrupt.
+    bool refuses(bool closing) const { return closed && !closing; }
     [[noreturn]] void refuse(const std::string& message) const {
         const py::object error = closed_error(message);
         PyErr_SetObject(closed_error.ptr(), error.ptr());
@@ -56,8 +58,7 @@ class Entry {
             guard.refuse("cannot " + what_ + ": made by process " + std::to_string(guard.owner) +
                          ", this is " + std::to_string(pid_of(self_id())) + ", a fork");
         }
-        // A call that closes may be repeated, say after an interrupt.
-        if (guard.closed && !closing_) guard.refuse(guard.closed_message);
+        if (guard.refuses(closing_)) guard.refuse(guard.closed_message);
         const std::uint64_t self = self_id();
         std::uint64_t holder = 0;
         // SYNC: pairs with the store in exit(): this holder sees what the last one did.
@@ -68,6 +69,11 @@ class Entry {
             if (keeper != 0 && keeper != self && !closing_) {
                 guard.holder.store(0, std::memory_order_release);
                 refuse_second();
+            }
+            // Without Python's lock, another thread may have closed it and left meanwhile.
+            if (guard.refuses(closing_)) {
+                guard.holder.store(0, std::memory_order_release);
+                guard.refuse(guard.closed_message);
             }
             guard.doing = what_;
             guard.entries.fetch_add(1, std::memory_order_relaxed);

@@ -210,6 +210,17 @@ py::array Infos::load_objects(const std::vector<const Column*>& columns, const S
     return all;
 }
 
+bool Infos::loads(const Node& node, const Selection& batch) const {
+    py::dict unused;
+    try {
+        collect_from(node, batch, unused);
+        return true;
+    } catch (py::error_already_set& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+        return false;
+    }
+}
+
 std::pair<py::dict, py::list> Infos::collect(const Selection& batch) const {
     py::dict infos;
     py::list mixed;
@@ -218,7 +229,8 @@ std::pair<py::dict, py::list> Infos::collect(const Selection& batch) const {
             if (collect_from(node, batch, infos)) continue;
         } catch (py::error_already_set& error) {
             // This process lacks a class that the worker has: row() raises it where it is reported.
-            if (!error.matches(PyExc_Exception)) throw;
+            // Or a signal handler raised, as it may at any Python code: then a second try succeeds.
+            if (!error.matches(PyExc_Exception) || loads(node, batch)) throw;
         }
         mixed.append(node.key);
     }

@@ -98,6 +98,7 @@ class Infos {
     static py::array load_objects(const std::vector<const Column*>& columns, const Selection& batch,
                                   bool* mask);
     bool collect_from(const Node& node, const Selection& batch, py::dict& into) const;
+    bool loads(const Node& node, const Selection& batch) const;
     void add_row(const Node& node, std::uint32_t frame, std::size_t env, py::dict& into) const;
 
     Node root_;

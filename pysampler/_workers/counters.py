@@ -31,9 +31,9 @@ __all__ = [
 ]
 
 _DURATIONS = np.dtype(
-    [("count", "<u8"), ("total_ns", "<u8"), ("buckets", "<u4", (_core.Meter.BUCKETS,))]
+    [("count", "<u8"), ("total_ns", "<u8"), ("buckets", "<u8", (_core.Meter.BUCKETS,))]
 )
-_ENV = np.dtype({"names": ["steps", "resets"], "formats": [_DURATIONS] * 2, "itemsize": 384})
+_ENV = np.dtype({"names": ["steps", "resets"], "formats": [_DURATIONS] * 2, "itemsize": 768})
 _WORKER = np.dtype(
     {
         "names": ["since", "env", "waits", "parks", "awake_ns", "parked_ns", "spin_ns"],
@@ -104,7 +104,7 @@ class Times:
 
     count: npt.NDArray[np.uint64]
     seconds: npt.NDArray[np.float64]
-    buckets: npt.NDArray[np.uint32]
+    buckets: npt.NDArray[np.uint64]
     lower: npt.NDArray[np.float64]
 
     @property
@@ -346,7 +346,7 @@ def _times(rows: npt.NDArray[Any]) -> Times:
     return Times(rows["count"], rows["total_ns"] / 1e9, rows["buckets"], _LOWER / 1e9)
 
 
-def quantile(buckets: npt.NDArray[np.uint32], share: float) -> float:
+def quantile(buckets: npt.NDArray[np.uint64], share: float) -> float:
     """Return a quantile of a histogram in these counters, in seconds."""
     return _quantile(buckets, _LOWER / 1e9, share)
 
@@ -387,7 +387,7 @@ def slow_envs(
 
 
 def _quantile(
-    buckets: npt.NDArray[np.uint32], lower: npt.NDArray[np.float64], share: float
+    buckets: npt.NDArray[np.uint64], lower: npt.NDArray[np.float64], share: float
 ) -> float:
     """Return a quantile of one histogram: the middle of the bucket it falls into."""
     total = int(buckets.sum())

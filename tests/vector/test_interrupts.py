@@ -1,6 +1,7 @@
 """Signal handlers that raise or close at each point of our Python lose nothing and never hang."""
 
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -422,6 +423,70 @@ def test_close_in_a_second_handler_does_not_stop_the_first():
         for timer in timers:
             timer.join()
     assert done == [True, True]
+
+
+class Tag:
+    """An info whose unpickling runs code, where a signal may arrive."""
+
+    arrives = False
+
+    def __reduce__(self):
+        return _tag, ()
+
+
+def _tag():
+    if Tag.arrives:
+        Tag.arrives = False
+        signal.raise_signal(signal.SIGUSR1)
+    return Tag()
+
+
+class Tagged(Counter):
+    def step(self, action):
+        *results, _ = super().step(action)
+        return *results, {"tag": Tag()}
+
+
+@pytest.fixture(params=["step", "chunk"])
+def tagged(request):
+    """Vector envs whose next step, or chunk of steps, is one call of C++; and that call."""
+    envs = pysampler.VectorEnv([Tagged] * 4, num_workers=2)
+    envs.reset()
+    for _ in range(6):  # infos come by mail before they have a column
+        envs.step([0] * 4)
+    step = functools.partial(envs.step, [0] * 4)
+    if request.param == "chunk":
+        step = functools.partial(envs.step_chunk, np.zeros((4, 3), np.int64))
+        for _ in range(3):
+            step()
+    yield envs, step
+    Tag.arrives = False
+    envs.close()
+
+
+@closing_while_pending
+def test_handler_can_close_while_a_step_unpickles_infos(tagged):
+    envs, step = tagged
+    Tag.arrives = True
+    with handler(lambda *_: envs.close()), pytest.raises(ClosedError):
+        step()
+    assert not Tag.arrives
+    assert envs.closed
+
+
+def test_exception_of_a_handler_while_infos_are_unpickled_reaches_the_caller(tagged):
+    envs, step = tagged
+
+    def late(*_):
+        raise TimeoutError("too late")
+
+    Tag.arrives = True
+    with handler(late), pytest.raises(TimeoutError, match="too late"):
+        step()
+    assert not Tag.arrives
+    assert envs.pending
+    assert isinstance(envs.step_wait()[4]["tag"][0], Tag)
+    step()
 
 
 class TwoInfos(gym.Env):

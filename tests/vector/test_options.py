@@ -455,6 +455,18 @@ def test_stats_do_not_name_a_cold_first_env_as_slow():
     assert "env 2 of worker 0 takes 400.0 us, 40.0" in str(Stats.of(counters, [(4,)], [0]))
 
 
+def test_quantiles_stay_right_after_more_steps_than_32_bits_count():
+    memory = np.zeros(Counters.size_of(1, 1), np.uint8)
+    counters = Counters(1, 1, memory)
+    [row] = counters.envs["steps"]
+    row["count"] = 2**32 + 1000
+    row["buckets"][5] = 2**32 - 1
+    row["buckets"][30] = 1000
+    before = Stats.of(counters, [(1,)], [0]).steps.quantile(0.5)
+    row["buckets"][5] += 1
+    assert Stats.of(counters, [(1,)], [0]).steps.quantile(0.5) == before
+
+
 def test_masked_reset_counts_only_the_envs_it_resets():
     envs = pysampler.VectorEnv([Tasked] * 3, num_workers=1, autoreset_mode=AutoresetMode.DISABLED)
     envs.set_options(None, {"task": 3})

@@ -189,6 +189,41 @@ print(*pids)
     wait_until(lambda: not any(alive(int(pid)) for pid in out.split()))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_fork_closes_no_files_that_reuse_inherited_numbers(context):
+    program = """
+pid = os.fork()
+if pid == 0:  # becomes a daemon
+    os.closerange(3, 1000)
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(60)]
+    del envs
+    gc.collect()
+    try:
+        [os.fstat(fd) for fd in files]
+    except OSError:
+        os._exit(7)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+envs.step([0, 0])
+envs.close()
+"""
+    assert run("import gc\n" + PROGRAM + program, context) == ("", "")
+
+
+@pytest.mark.slow
+def test_watch_closes_after_the_program_closed_its_descriptors():
+    program = """
+    import os
+    from pysampler import sync
+
+    watch = sync.Watch()
+    os.closerange(3, 1000)
+    watch.close()
+    """
+    assert run(program) == ("", "")
+
+
 # -- exits -----------------------------------------------------------------------------------------
 
 
