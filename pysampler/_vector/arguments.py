@@ -161,15 +161,11 @@ def preload(given: Sequence[str] | None) -> list[str] | None:
 
 def wrappers(given: Iterable[Callable[[Any], Any]] | None) -> tuple[Callable[[Any], Any], ...]:
     """Return the functions that wrap each env as a tuple, or raise TypeError."""
-    if callable(given):
-        name = getattr(given, "__name__", repr(given))
-        raise TypeError(f"cannot make vector env: wrappers={name}, expected a list: [{name}]")
-    every = tuple(given or ())
-    for one in every:
-        if not callable(one):
-            raise TypeError(
-                f"cannot make vector env: wrappers has {one!r}, expected functions or classes"
-            )
+    every = (None,) if callable(given) else tuple(given or ())
+    if not all(map(callable, every)):
+        raise TypeError(
+            f"cannot make vector env: wrappers {given!r}, expected a list of functions or classes"
+        )
     return every
 
 

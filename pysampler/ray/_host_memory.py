@@ -2,8 +2,8 @@
 
 A host's frames are in a segment. A driver that may open the host's files maps that segment, so that
 an answer names the arrays of a rollout instead of carrying them through Ray. It then copies them to
-its own buffer, as it copies arrays in Ray's store. On 2 CPUs, Ray takes 30 ms of CPU time for 8 MB,
-most of it in raylets, and this copy takes 0.6 ms (docs/results/hosts.md).
+its own buffer, as it copies arrays in Ray's store. On 2 CPUs, Ray takes 18 ms of CPU time for 8 MB,
+most of it in raylets, and this copy takes 0.5 ms (docs/results/hosts.md).
 
 - The driver decides, because only it knows what it can open: containers number their processes
   separately, and another user's files are closed to it. Each answer names the segment; the driver

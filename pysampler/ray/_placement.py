@@ -39,7 +39,8 @@ _QUIET_NS = 5 * _SECOND
 # How often to look for new nodes.
 _NODES_NS = 2 * _SECOND
 # Ray sends results up to this size inside a host's answer instead of through the object stores of
-# two nodes, which takes six times as long for 1 MB (docs/results/hosts.md). Its default is 100 KB.
+# two nodes, which takes four times as long for 0.2 MB, and for 4 MB about as long, with as much CPU
+# time (docs/results/hosts.md). Its default is 100 KB.
 _INLINE = {"RAY_max_direct_call_object_size": str(4 * 2**20)}
 
 

@@ -440,16 +440,10 @@ def test_wrong_constructor_arguments_raise(kwargs, message):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", TellingEnv], ids=["id", "class"])
-@pytest.mark.parametrize(
-    ("wrappers", "message"),
-    [
-        (TimeLimit, r"wrappers=TimeLimit, expected a list: \[TimeLimit\]"),
-        ([TimeLimit, 100], "wrappers has 100, expected functions or classes"),
-        ("TimeLimit", "wrappers has 'T'"),
-    ],
-)
-def test_wrappers_must_be_a_list_of_functions(env, wrappers, message):
-    with pytest.raises(TypeError, match=f"cannot make vector env: {message}"):
+@pytest.mark.parametrize("wrappers", [TimeLimit, [TimeLimit, 100], "TimeLimit"])
+def test_wrappers_must_be_a_list_of_functions(env, wrappers):
+    message = f"wrappers {wrappers!r}, expected a list of functions or classes"
+    with pytest.raises(TypeError, match=re.escape(message)):
         pysampler.make_vec(env, num_envs=2, wrappers=wrappers)
 
 
