@@ -132,12 +132,14 @@ class OwnProcess(Process):
     def status(self) -> int | None:
         """Reap it after killing its process group; return its exit code or minus the signal."""
         if not self._reaped:
-            # Its descendants end with it. Until it is reaped, no other group can have its number.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
             try:
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+                # Its descendants end with it. Until it is reaped, no other group can have its
+                # number.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # another part of the program has reaped it
+            except ChildProcessError:  # reaped by another part of the program, or by the system
                 self._reaped = True
             else:
                 if ended:

@@ -1,6 +1,7 @@
 """Worker processes: their start, names, output and ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from made_up import TellingEnv
 from programs import completed
 
 import pysampler
-from pysampler._workers import fork_server
+from pysampler._workers import children, fork_server
 from pysampler._workers.children import environment
 from pysampler._workers.launcher import Launcher, open_files
 from pysampler._workers.setup import Setup
@@ -394,6 +395,44 @@ def test_worker_with_an_unread_first_answer_exits_silently(capfd):
     assert child.status() == 0
     assert not capfd.readouterr().err
     child.release()
+
+
+def ended_child():
+    """Return a child of this process that has ended, in a process group of its own."""
+    true = shutil.which("true")
+    child = children.start_own(lambda: os.posix_spawn(true, [true], {}, setpgroup=0))
+    assert child.ended(60)
+    return child
+
+
+@pytest.mark.parametrize("reaper", ["program", "system"])
+def test_no_group_is_killed_once_a_child_was_reaped_elsewhere(reaper, monkeypatch):
+    killed = []
+    monkeypatch.setattr(os, "killpg", lambda *args: killed.append(args))
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN if reaper == "system" else signal.SIG_DFL)
+    try:
+        child = ended_child()
+        if reaper == "program":
+            os.waitpid(child.pid, 0)
+        assert child.status() is None
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert killed == []
+
+
+def test_the_group_of_an_ended_child_is_killed_before_it_is_reaped(monkeypatch):
+    killed = []
+
+    def kill(group, number):
+        assert os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT).si_pid == group
+        killed.append((group, number))
+
+    child = ended_child()
+    monkeypatch.setattr(os, "killpg", kill)
+    assert child.status() == 0
+    assert killed == [(child.pid, signal.SIGKILL)]
+    assert child.status() == 0
+    assert len(killed) == 1
 
 
 SLICES = """
