@@ -347,7 +347,7 @@ def socket_pair(kind: int = _socket.SOCK_STREAM) -> tuple[_socket.socket, _socke
 
 def identity(file: Any) -> tuple[int, int]:
     """Return (device, inode), which identifies a file even if its descriptor is reused later."""
-    status = os.fstat(file.fileno())
+    status = os.fstat(file if isinstance(file, int) else file.fileno())
     return status.st_dev, status.st_ino
 
 

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from pysampler._workers import children
 from pysampler._workers.header import LINE
+from pysampler.errors import ClosedError
 from pysampler.sync._segment import plain_dtype
 
 if TYPE_CHECKING:
@@ -107,12 +109,20 @@ class SealedMemory:
 
     def __init__(self, token: bytes, fd: int) -> None:
         self.token = token
-        self.fd = fd
-        weakref.finalize(self, os.close, fd)
+        self._fd = fd
+        self._identity = children.identity(fd)
+        weakref.finalize(self, _close, fd, self._identity)
         memory = mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
         self.bytes = np.frombuffer(memory, np.uint8)
         self.begin: int = self.bytes.ctypes.data
         _known[token] = self
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor; raise ClosedError if the program has closed it."""
+        if not children.is_own(self._fd, self._identity):
+            raise ClosedError("cannot send shared arrays: this program has closed their descriptor")
+        return self._fd
 
     @classmethod
     def filled(cls, arrays: list[tuple[int, npt.NDArray[Any]]], size: int) -> SealedMemory:
@@ -142,6 +152,11 @@ class SealedMemory:
             return cls(token, fd)
         os.close(fd)
         return known
+
+
+def _close(fd: int, known: tuple[int, int]) -> None:
+    if children.is_own(fd, known):
+        os.close(fd)
 
 
 # The memory that this process has, by token.

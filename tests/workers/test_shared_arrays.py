@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+from multiprocessing import reduction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import pytest
 
 import pysampler
 from pysampler._workers.shared_arrays import SharedArray
+from pysampler.errors import ClosedError
 
 
 class Pair(NamedTuple):
@@ -153,6 +155,34 @@ def test_memory_is_freed_with_the_last_array():
     del view
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+@pytest.fixture
+def reused():
+    """A shared array whose descriptor's number the program has reused, and that number."""
+    shared = [pysampler.share(np.ones(9))]
+    fd = shared[0]._memory.fd
+    other = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(other, fd)
+    os.close(other)
+    yield shared, fd
+    shared.clear()
+    os.close(fd)
+
+
+def test_a_file_that_reuses_the_number_of_a_shared_array_stays_open(reused):
+    shared, fd = reused
+    shared.clear()
+    assert os.path.samestat(os.fstat(fd), Path(os.devnull).stat())
+
+
+def test_a_shared_array_whose_descriptor_was_closed_is_not_sent(reused):
+    shared, _ = reused
+    assert shared[0].sum() == 9
+    with pytest.raises(ClosedError, match="this program has closed their descriptor"):
+        reduction.ForkingPickler.dumps(shared[0])
+    with pytest.raises(ClosedError, match="this program has closed their descriptor"):
+        pysampler.VectorEnv([lambda: Reads({"rows": shared[0]})], num_workers=1)
 
 
 def _double(array, results):
