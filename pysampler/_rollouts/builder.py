@@ -108,16 +108,20 @@ class RolloutBuilder:
         def batch(tree: Any, arrays: Sequence[npt.NDArray[Any]], rows: Any) -> Any:
             return batch_from(tree, lambda leaf: rows(arrays[leaf]))
 
-        rewards = stepped(policy.rewards)
+        rewards, terminated, truncated = map(
+            stepped, (policy.rewards, frames.terminated, frames.truncated)
+        )
         if self._options.allow_partial:  # a step in progress may still write to its row
             valid = marks["valid"].reshape(rewards.shape[:2] + (1,) * (rewards.ndim - 2))
             rewards = np.where(valid, rewards, 0.0)
+            made = marks["valid"] | marks["lost"]
+            terminated, truncated = terminated & made, truncated & made
         return Rollout(
             observations=batch(spec.observation_tree, policy.observations, observed),
             actions=batch(spec.action_tree, policy.actions, stepped),
             rewards=rewards,
-            terminated=stepped(frames.terminated),
-            truncated=stepped(frames.truncated),
+            terminated=terminated,
+            truncated=truncated,
             final_observations=batch(spec.observation_tree, policy.final_observations, stepped),
             extras={name: acted(array) for name, array in policy.recorded.items()},
             state=policy.recorded_state(acted),

@@ -12,8 +12,10 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from fork_server_in_tests import wait_until
 from gymnasium import spaces
 from hosts_in_tests import Continuity, Life, assert_equal, idle, local, rollouts
+from scripted import Gated, gate_in
 
 import pysampler
 from pysampler._vector.vector_env import core_of
@@ -108,6 +110,25 @@ def test_a_call_whose_answer_was_lost_overwrites_no_rollout(simulated):
             host.calls.pop()
         life = some.take().joined.observations[:, 0, 1]
         np.testing.assert_array_equal(life, lives[-1] + len(life) - 1)
+
+
+def test_take_accepts_rollouts_whose_steps_in_progress_have_ended_episodes(simulated, tmp_path):
+    with gate_in(tmp_path) as (gate, open_gate):
+        kwargs = {"hosts": 1, "in_flight": 1, "min_envs": 1, "allow_partial": True}
+        envs = [functools.partial(Gated, gate), Gated]
+        with rollouts(envs, horizon=4, vector_kwargs={"num_workers": 2}, **kwargs) as some:
+            [process] = simulated.processes
+            for length in (0, 1):  # through Ray, then in the memory of the host
+                some.take(timeout=0)  # the host samples
+                frames = core_of(process.instance._sampler.envs).results.frames
+                ends = frames.terminated[:, 0].sum()
+                open_gate()
+                wait_until(lambda ends=ends, all_=frames.terminated: all_[:, 0].sum() > ends)
+                [one] = some.take()
+                assert one.lengths.tolist() == [length, 4]
+                assert one.terminated.sum(axis=0).tolist() == [length, 4]
+                assert some._fleet.hosts[0].memory is not None
+            open_gate()
 
 
 def test_rollouts_that_can_no_longer_be_mapped_are_dropped(simulated, monkeypatch):

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import scripted
 from covering import ways
+from fork_server_in_tests import wait_until
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import Counting, Scripted, policy, slow_rollout
+from scripted import Counting, Gated, Scripted, gate_in, policy, slow_rollout
 
 import pysampler
 from pysampler._rollouts.cuda import _copy_events
 from pysampler._vector.tuner import BatchTuner
+from pysampler._vector.vector_env import core_of
 
 HORIZON = 5
 WAYS = [
@@ -518,6 +520,25 @@ class CountingTuner(BatchTuner):
     def received(self, count):
         self.counts.append(count)
         super().received(count)
+
+
+def test_the_end_of_an_episode_in_progress_does_not_appear_in_a_partial_rollout(tmp_path):
+    with gate_in(tmp_path) as (gate, open_gate):
+        envs = pysampler.VectorEnv([functools.partial(Gated, gate), Gated], num_workers=2)
+        options = {"min_envs": 1, "allow_partial": True}
+        with pysampler.Rollouts(envs, lambda x: np.zeros(len(x), int), 4, **options) as rollouts:
+            first = next(rollouts)
+            assert first.lengths.tolist() == [0, 4]
+            ends = core_of(envs).results.frames.terminated[:, 0]
+            open_gate()
+            wait_until(ends.any)
+            assert not first.terminated[:, 0].any()
+            assert first.terminated[:, 1].all()
+            second = next(rollouts)
+            assert second.lengths.tolist() == [1, 4]
+            assert second.terminated[:, 0].tolist() == [True, False, False, False]
+            open_gate()
+        envs.close()
 
 
 @pytest.mark.parametrize("allow_partial", [False, True])

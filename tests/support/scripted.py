@@ -1,5 +1,6 @@
 """Envs whose episodes end by a script, and their rollouts made by a plain loop."""
 
+import contextlib
 import os
 import threading
 import time
@@ -85,6 +86,41 @@ class Mortal(gym.Env):
             if self.fault == "hang":
                 threading.Event().wait()
         return self._observe(), 1.0, False, False, {}
+
+
+class Gated(gym.Env):
+    """Ends an episode in each step; a step first takes a byte from the FIFO ``gate``, if any."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, gate=None):
+        self.gate = None if gate is None else os.open(gate, os.O_RDWR)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if self.gate is not None:
+            os.read(self.gate, 1)
+        return np.ones(1, np.float32), 1.0, True, False, {}
+
+    def close(self):
+        if self.gate is not None:
+            os.close(self.gate)
+
+
+@contextlib.contextmanager
+def gate_in(folder):
+    """Yield the path of a FIFO for ``Gated`` and a function that lets one step pass."""
+    path = folder / "gate"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDWR)
+    try:
+        yield path, lambda: os.write(end, b"1")
+    finally:
+        os.close(end)
 
 
 def policy(observations):
