@@ -372,12 +372,14 @@ class Rollouts(RemoteSampler):
         if packed.memory is None:
             return True
         assert answer is not None
-        if host.memory is None or host.memory.id != packed.memory.id:
-            host.memory = packed.memory.map()
+        memory = host.memory
+        if memory is None or memory.id != packed.memory.id:
+            memory = packed.memory.map()
+            host.memory = None if host.gone else memory  # a signal handler may have closed this
         if packed.in_memory:
-            if host.memory is None:
+            if memory is None:
                 return False
-            packed = packed.read_in(host.memory)
+            packed = packed.read_in(memory)
         host.calls[0].answer = replace(answer, content=replace(packed, memory=None))
         return True
 

@@ -19,7 +19,7 @@ from scripted import Gated, gate_in
 
 import pysampler
 from pysampler._vector.vector_env import core_of
-from pysampler.errors import EnvError
+from pysampler.errors import ClosedError, EnvError
 from pysampler.ray._host_memory import HostMemory
 from pysampler.ray._rollouts import HostedRollouts
 
@@ -201,6 +201,22 @@ def test_close_unmaps_the_memory_of_hosts(simulated):
     take_some(some)
     assert mappings() > before
     some.close()
+    assert mappings() == before
+
+
+@pytest.mark.slow
+def test_close_in_a_signal_handler_while_take_maps_memory_unmaps_it(simulated, monkeypatch):
+    before, some, map_ = mappings(), rollouts(hosts=1), HostMemory.map
+
+    def closing(memory):
+        segment = map_(memory)
+        some.close()  # as a handler does
+        return segment
+
+    monkeypatch.setattr(HostMemory, "map", closing)
+    with contextlib.suppress(ClosedError):
+        some.take()
+    assert some._fleet.hosts[0].memory is None
     assert mappings() == before
 
 
