@@ -40,6 +40,8 @@ __all__ = ["ForkServer", "Line", "NoForkServerError", "current", "preload"]
 
 # Seconds that a fork server may take to end its remaining workers.
 _LEAVE_SECONDS = 5.0
+# Modules in one request: the system limits the size of a message to about 200 KB.
+_LOADS_AT_ONCE = 200
 # Seconds to wait for a fork server to report a worker's exit code.
 _STATUS_SECONDS = 1.0
 
@@ -203,11 +205,12 @@ class ForkServer:
         Returns whether any of them is new.
         """
         new = [name for name in modules if name not in self.preloaded]
-        if new:
-            self.preloaded.update(new)
+        self.preloaded.update(new)
+        for begin in range(0, len(new), _LOADS_AT_ONCE):
+            some = new[begin : begin + _LOADS_AT_ONCE]
             self._load_count += 1
-            self._loads[self._load_count] = new
-            self._send(("import", self._load_count, new), [])
+            self._loads[self._load_count] = some
+            self._send(("import", self._load_count, some), [])
         return bool(new)
 
     def loading(self) -> list[str]:

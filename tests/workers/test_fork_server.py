@@ -135,6 +135,15 @@ TestLines = pytest.mark.slow(
 )
 
 
+def test_any_number_of_modules_can_be_preloaded():
+    first = fork_server.current()
+    names = [f"absent.module_{i:0500d}" for i in range(500)]  # too many for one message
+    assert first.load(names)
+    assert fork_server.current() is first
+    assert first.preloaded.issuperset(names)
+    wait_until(lambda: not first.loading())
+
+
 @pytest.mark.slow
 def test_fork_server_with_threads_retires_and_keeps_its_workers(tmp_path):
     (tmp_path / "starts_a_thread.py").write_text(
