@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import warnings
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -56,7 +57,8 @@ class _ForkServer:
         self._door: socket.socket | None = door  # None once closed
         self._parent_pid = os.getppid()
         self._parent = os.pidfd_open(self._parent_pid)
-        self._lines: set[socket.socket] = set()
+        # With each line, the messages that its socket had no room for.
+        self._lines: dict[socket.socket, deque[bytes]] = {}
         self._ending: set[socket.socket] = set()  # closed at the other end, with workers to reap
         self._workers: dict[int, _Worker] = {}  # by pid
         self._ended: set[int] = set()  # sessions of ended workers
@@ -72,7 +74,7 @@ class _ForkServer:
     def serve(self) -> NoReturn:
         """Handle requests from the door and the lines, and reap workers."""
         while self._door is not None or self._lines or self._ending:
-            ready = {key.fileobj for key, _ in self._selector.select()}
+            ready = {key.fileobj: events for key, events in self._selector.select()}
             if self._parent in ready:
                 break
             if self._wake in ready:
@@ -81,9 +83,11 @@ class _ForkServer:
             self._reap()
             if self._door in ready and not self._answer_door():
                 break
-            for line in ready & self._lines:
-                assert isinstance(line, socket.socket)
-                self._answer_line(line)
+            for line in self._lines.keys() & ready.keys():
+                if ready[line] & selectors.EVENT_WRITE:
+                    self._flush(line)
+                if line in self._lines and ready[line] & selectors.EVENT_READ:
+                    self._answer_line(line)
         self._leave()
 
     def _answer_door(self) -> bool:
@@ -100,7 +104,7 @@ class _ForkServer:
             request == "line" and fds
         ):  # without fds: too many open files; the pool sees its line end
             line = socket.socket(fileno=fds[0])
-            self._lines.add(line)
+            self._lines[line] = deque()
             self._selector.register(line, selectors.EVENT_READ)
         elif request == "import":
             number, modules = content
@@ -147,19 +151,29 @@ class _ForkServer:
         return "forked", number, pid
 
     def _send(self, line: socket.socket, message: tuple[Any, ...]) -> None:
-        """Send a message to a pool without blocking."""
+        """Send a message to a pool without blocking, after earlier ones."""
+        self._lines[line].append(pickle.dumps(message))
+        self._flush(line)
+
+    def _flush(self, line: socket.socket) -> None:
+        """Send the messages for which there is room; send the others once the pool reads."""
+        unsent = self._lines[line]
         try:
-            line.send(pickle.dumps(message), socket.MSG_DONTWAIT)
+            while unsent:
+                line.send(unsent[0], socket.MSG_DONTWAIT)
+                unsent.popleft()
         except BlockingIOError:
-            if message[0] != "ended":  # the pool has not read its line for long
-                self._drop(line)
+            pass
         except OSError:
             self._drop(line)
+            return
+        writes = selectors.EVENT_WRITE if unsent else 0
+        self._selector.modify(line, selectors.EVENT_READ | writes)
 
     def _drop(self, line: socket.socket) -> None:
         """Stop serving a line, and end its workers."""
         if line in self._lines:
-            self._lines.discard(line)
+            del self._lines[line]
             self._selector.unregister(line)
             self._ending.add(line)
         for pid, worker in self._workers.items():

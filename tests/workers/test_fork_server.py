@@ -2,6 +2,9 @@
 
 import gc
 import os
+import signal
+import socket
+from pathlib import Path
 
 import pytest
 from fork_server_in_tests import alive, run, wait_until
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from interrupts import at_point
 
-from pysampler._workers import fork_server
+from pysampler._workers import children, fork_server
 from pysampler._workers.launcher import Launcher
 
 
@@ -142,6 +145,27 @@ def test_any_number_of_modules_can_be_preloaded():
     assert fork_server.current() is first
     assert first.preloaded.issuperset(names)
     wait_until(lambda: not first.loading())
+
+
+def test_exit_codes_reach_a_pool_that_reads_its_line_late(monkeypatch):
+    def small_pair(kind):
+        pair = socket_pair(kind)
+        pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)  # room for a few messages
+        return pair
+
+    fork_server.current()
+    launcher, socket_pair = Launcher("forkserver"), children.socket_pair
+    with monkeypatch.context() as patch:
+        patch.setattr(children, "socket_pair", small_pair)
+        launcher._line()
+    workers = [launcher.start(index, None) for index in range(20)]
+    for worker in workers:
+        worker.kill()
+    wait_until(lambda: not any(Path(f"/proc/{worker.pid}").exists() for worker in workers))
+    living = launcher.start(20, None)  # its answer comes after the exit codes
+    assert [worker.status() for worker in workers] == [-signal.SIGKILL] * 20
+    assert not living.ended()
+    launcher.close(60)
 
 
 @pytest.mark.slow
