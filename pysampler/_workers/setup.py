@@ -20,9 +20,9 @@ import cloudpickle
 import numpy as np
 
 from pysampler import _core
+from pysampler._workers.collecting import collected
 from pysampler._workers.header import LINE
 from pysampler._workers.remote import dumps_by_value
-from pysampler._workers.shared_arrays import SealedMemory, collected_memories
 from pysampler.sync import Segment, WaitPolicy
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._workers.jobs import Attach
+    from pysampler._workers.shared_arrays import SealedMemory
 
     # A function that makes an env server, and its arguments.
     MakeServer = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -223,7 +224,7 @@ class PackedServers:
         keys: list[list[tuple[tuple[int, int], bool]]] = []
         for server in servers:
             large: list[memoryview] = []
-            with collected_memories() as shared:
+            with collected() as shared:
                 self.pickled.append(_pickle_server(server, large))
             self.shared.append([*shared.values()])
             keys.append([])
@@ -292,4 +293,6 @@ def unpack_server(setup: Setup, connection: Connection) -> MakeServer:
 
 
 def _receive_shared(connection: Connection) -> SealedMemory:
+    from pysampler._workers.shared_arrays import SealedMemory  # noqa: PLC0415 - rare
+
     return SealedMemory.received(*receive_descriptor(connection))

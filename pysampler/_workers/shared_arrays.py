@@ -10,30 +10,28 @@ descriptors take such arrays: that of the env servers (setup.py), and that of mu
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
-import threading
 import weakref
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pysampler._workers import children
+from pysampler._workers import children, collecting
 from pysampler._workers.header import LINE
 from pysampler.errors import ClosedError
 from pysampler.sync._segment import plain_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
     Tree = TypeVar("Tree")
 
-__all__ = ["SealedMemory", "SharedArray", "collected_memories", "share"]
+__all__ = ["SealedMemory", "SharedArray", "share"]
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _TOKEN_BYTES = 16
@@ -209,7 +207,7 @@ class SharedArray(np.ndarray[Any, Any]):
         if offset is None:
             return np.asarray(self).__reduce_ex__(protocol)
         assert self._memory is not None
-        memories: dict[bytes, SealedMemory] | None = getattr(_collecting, "memories", None)
+        memories: dict[bytes, SealedMemory] | None = collecting.memories()
         if memories is None:
             raise TypeError(
                 "cannot pickle a shared array: its memory travels by descriptor, in env_fns and "
@@ -217,21 +215,6 @@ class SharedArray(np.ndarray[Any, Any]):
             )
         memories[self._memory.token] = self._memory
         return _from_token, (self._memory.token, offset, self.dtype, self.shape, self.strides)
-
-
-_collecting = threading.local()
-
-
-@contextlib.contextmanager
-def collected_memories() -> Iterator[dict[bytes, SealedMemory]]:
-    """Let this thread pickle shared arrays; yield the memory that the pickles refer to."""
-    before = getattr(_collecting, "memories", None)
-    memories: dict[bytes, SealedMemory] = {}
-    _collecting.memories = memories
-    try:
-        yield memories
-    finally:
-        _collecting.memories = before
 
 
 def _from_token(token: bytes, *place: Any) -> SharedArray:
