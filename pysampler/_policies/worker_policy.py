@@ -180,6 +180,8 @@ class WorkerPolicy:
         if setup.statistics is not None:
             self._statistics = WorkerStatistics(setup.statistics, segment, setup.first_env)
             self._policy.normalization = self._statistics.normalization
+        # By group, that of its rollout: while one pauses for infos, another may act.
+        self._normalizations: dict[int, Normalization | None] = {}
         self._weights: Any = None
         self._version = 0
         # Keys and types of infos reported so far.
@@ -242,8 +244,9 @@ class WorkerPolicy:
         """
         self.refresh()
         policy, progress = self._policy, self._progress
-        if not resumes or policy.normalization is None:
-            policy.normalization = normalization
+        if not resumes or group not in self._normalizations:
+            self._normalizations[group] = normalization
+        policy.normalization = self._normalizations[group]
         report = RolloutReport()
         if progress.steps[group] < 0:  # otherwise this rollout may have overwritten the last frame
             self.carry(last, frame, envs)

@@ -152,6 +152,7 @@ WAYS = [
     {"policy_in": "main", "reset_each": True},
     {"policy_in": "workers"},
     {"policy_in": "workers", "overlap": True},
+    {"policy_in": "workers", "info_keys": ["life"]},  # groups pause at the first infos
 ]
 
 
