@@ -48,11 +48,18 @@ class EpisodesReport:
 
 
 def infos_in(overflow: Overflow) -> dict[int, dict[int, Any]]:
-    """Return the infos in a block's overflow, by step of a chunk (otherwise 0) and env."""
+    """Return the infos in a block's overflow, by step of a chunk (otherwise 0) and env.
+
+    If a step also began the next episode of an env, these are the infos of the one that it ended.
+    """
     found: dict[int, dict[int, Any]] = {}
     for kind, env, info, *step in overflow:
         if kind == _core.EnvBlock.INFO:
-            found.setdefault(sum(step), {})[env] = info
+            of_step = found.setdefault(sum(step), {})
+            if isinstance(final := info.get("final_info"), dict):
+                of_step[env] = final
+            else:
+                of_step.setdefault(env, info)
     return found
 
 

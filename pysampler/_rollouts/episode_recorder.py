@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from pysampler._frames.frames import FINAL, FINAL_BY_MAIL
 from pysampler._policies.trees import batch_from
 from pysampler._rollouts.evaluation_results import COLUMNS
 from pysampler._rollouts.rollout import Episode
@@ -75,7 +76,7 @@ class EpisodeRecorder:
             name: [np.array(leaf[at - back, env]) for leaf in leaves]
             for name, (leaves, back) in self._parts.items()
         }
-        step["infos"] = dict(info.get("final_info") or info)
+        step["infos"] = dict(info)
         self._steps[env].append(step)
 
     def describe(self, at: int, env: int) -> dict[str, float]:
@@ -90,7 +91,9 @@ class EpisodeRecorder:
         def tree(of: Any, leaves: Sequence[Any] | None) -> Any:
             return None if leaves is None else batch_from(of, leaves.__getitem__)
 
-        last = [leaf[at, env].copy() for leaf in policy.observations]
+        reset = frames.has_final[at, env] in (FINAL, FINAL_BY_MAIL)  # in the same step
+        newest = policy.final_observations if reset else policy.observations
+        last = [leaf[at, env].copy() for leaf in newest]
         terminated = bool(frames.terminated[at, env])
         keeps_last = "observations" in self._parts and not terminated
         extras = stacked.get("extras")

@@ -195,8 +195,7 @@ class EpisodeRows:
 
 
 def _success(info: Mapping[str, Any]) -> bool | None:
-    for source in (info.get("final_info"), info):
-        for name in _SUCCESS:
-            if isinstance(source, dict) and source.get(name) is not None:
-                return bool(np.all(source[name]))
+    for name in _SUCCESS:
+        if info.get(name) is not None:
+            return bool(np.all(info[name]))
     return None

@@ -190,6 +190,59 @@ def test_seeds_of_vector_envs_that_reset_themselves_are_those_of_the_first_episo
     assert [one.seed for one in evaluation.episodes] == [7, 8, None, None]
 
 
+class Counted(gym.Env):
+    """Observes the steps of its episode, which has three; expects actions of its space."""
+
+    observation_space = spaces.Box(0, 9, (1,), np.float32)
+
+    def __init__(self, action_space=None):
+        self.action_space = action_space or spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return np.zeros(1, np.float32), {"first": True}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.at += 1
+        info = {"at": self.at, "success": self.at == 3}
+        return np.full(1, self.at, np.float32), 1.0, False, self.at == 3, info
+
+
+WHERE = ["here", "in workers", "in workers with the policy"]
+
+
+def counted(where, mode, *args, num_workers=2):
+    """Return a vector env of four, and options of evaluate."""
+    make = functools.partial(Counted, *args)
+    if where == "here":
+        return SyncVectorEnv([make] * 4, autoreset_mode=mode), {}
+    batch = functools.partial(SyncVectorEnv, [make] * 2, autoreset_mode=mode)
+    envs = pysampler.VectorEnv([batch] * 2, autoreset_mode=mode, num_workers=num_workers)
+    return envs, {"policy_in": "workers"} if "policy" in where else {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", WHERE)
+def test_statistics_describe_the_episode_that_ended(where, mode):
+    def describe(episode):
+        return {
+            "observations": episode.observations[:, 0].tolist() == [0, 1, 2],
+            "last": episode.last_observation.tolist() == [3],
+            "at": episode.infos["at"].tolist() == [1, 2, 3],
+            "reset": "first" in episode.infos,
+        }
+
+    statistics = pysampler.EpisodeStatistics(describe, keep=["observations", "infos"])
+    envs, options = counted(where, mode)
+    evaluation = pysampler.evaluate(envs, policy, 9, seed=1, statistics=statistics, **options)
+    envs.close()
+    expected = {"observations": 1.0, "last": 1.0, "at": 1.0, "reset": 0.0}
+    assert [one.statistics for one in evaluation.episodes] == [expected] * 9
+    assert evaluation.successes.tolist() == [True] * 9
+
+
 def test_vector_envs_without_autoreset_run_the_same_episodes():
     def right(observations):
         return np.ones(len(observations), int)
