@@ -313,6 +313,7 @@ class Rollouts(Sampler):
                     self._start_error = error
         except Exception:
             self._drop()
+            self._interrupted = False
             raise
         except BaseException:  # Ctrl-C does not wait for an env in a long step
             self._abandon()

@@ -1,5 +1,6 @@
 """Hosts that die, hang or raise; they are simulated, and time passes only during waits."""
 
+import functools
 import logging
 import os
 
@@ -349,6 +350,30 @@ def test_an_env_error_raises_once_and_all_hosts_continue(simulated):
         check.check([next(some)])
         assert some.hosts == [0, 1]
         assert some.stats().lost == 0
+
+
+class Closes(Life):
+    """Raises in each step, and leaves a file when it is closed."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def step(self, action):
+        raise ValueError("told to")
+
+    def close(self):
+        (self.folder / f"closed {self.number}").touch()
+
+
+@pytest.mark.slow
+def test_envs_of_a_host_are_closed_after_an_env_error(simulated, tmp_path):
+    make = functools.partial(Closes, tmp_path)
+    some = rollouts(make, hosts=1, vector_kwargs={"num_workers": 1})
+    with pytest.raises(ValueError, match="told to"):
+        some.take()
+    some.close()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_failing_env_constructor_fails_the_samplers_constructor(simulated):

@@ -219,6 +219,28 @@ def test_a_policy_error_raises_and_rollouts_continue(way, num_workers):
     envs.close()
 
 
+class Closes(Mortal):
+    """Leaves a file when it is closed."""
+
+    def close(self):
+        self.mark.with_name("closed").touch()
+
+
+@pytest.mark.parametrize("culprit", ["env", "policy"])
+def test_envs_are_closed_after_an_error(culprit, tmp_path):
+    def fails(observations):
+        if culprit == "policy" and (observations[:, 1] == 3).any():
+            raise ValueError("told to")
+        return policy(observations)
+
+    make = functools.partial(Closes, "raise" if culprit == "env" else None, 3, tmp_path / "raised")
+    rollouts = pysampler.Rollouts(make, fails, 5, num_envs=2, num_workers=1)
+    with pytest.raises(ValueError, match="told to"):
+        next(rollouts)
+    rollouts.close()
+    assert (tmp_path / "closed").exists()
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_ctrl_c_ends_the_rollout_but_not_the_envs(way):
     envs = pysampler.VectorEnv([Mortal] * 4, num_workers=2)
