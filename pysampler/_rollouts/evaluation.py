@@ -66,11 +66,13 @@ def evaluate(
     """Run a policy for a list of episodes and return their results, in the order of the list.
 
     Envs take the next episode from the list as they end one; every episode that begins is finished
-    and counted, and an env without an episode is not stepped. Each episode has its own seed, for
-    the env and for the ``generators`` of the policy: its result is the same for any number of envs
-    and workers, wherever the policy acts, and if a worker is lost. Results do depend on how you run
-    them if the envs are not deterministic, if the policy draws other random numbers or keeps
-    its own state between calls, and by rounding if it is a network; see ``batch``.
+    and counted, and an env without an episode is not stepped. (Vector envs of other libraries step
+    all of their envs: one without an episode then gets the action of another, and its results are
+    dropped.) Each episode has its own seed, for the env and for the ``generators`` of the policy:
+    its result is the same for any number of envs and workers, wherever the policy acts, and if a
+    worker is lost. Results do depend on how you run them if the envs are not deterministic, if the
+    policy draws other random numbers or keeps its own state between calls, and by rounding if it is
+    a network; see ``batch``.
 
     Args:
         envs: The ``envs`` of :class:`pysampler.Rollouts`; or open rollouts, whose vector env is

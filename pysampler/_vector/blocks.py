@@ -93,7 +93,7 @@ class PythonBlock(_core.PythonBlock):
         raise NotImplementedError
 
     def rest(self, i: int) -> None:
-        """Let steps leave env ``i`` alone until it is reset, unless all envs step together."""
+        """Let steps leave env ``i`` alone until it is reset, as far as the block can."""
 
 
 class RepeatableBlock(PythonBlock):

@@ -72,6 +72,7 @@ class NestedBlock(RepeatableBlock):
         self._mode = mode
         self._use_buffers: Callable[..., None] | None = getattr(env, "use_buffers", None)
         self._over: Array = np.zeros(self.count, bool)  # envs whose episodes the last step ended
+        self._resting: Array = np.zeros(self.count, bool)  # envs that have no actions
         self._device: Any = None  # the torch device, if it returns tensors
         self._last: Any = None  # the newest observations
         self._seed: int | None = None  # for the next reset, of replacements
@@ -90,6 +91,7 @@ class NestedBlock(RepeatableBlock):
         """Use these frames from now on; the envs do not change."""
         envs = slice(self.first, self.first + self.count)
         self._infos, self._keep = infos, keep
+        self._resting[:] = False
         self._same_step = autoreset == "SAME_STEP"
         if (use_mode := getattr(self._env, "use_mode", None)) is not None:
             self._mode = use_mode(AutoresetMode[autoreset])
@@ -175,6 +177,10 @@ class NestedBlock(RepeatableBlock):
             )
         self._options[i] = options, version
 
+    def rest(self, i: int) -> None:
+        """Step env ``i`` with another env's action until it is reset; if all rest, step none."""
+        self._resting[i] = True
+
     def _serve(self, frame: int, work: Callable[[], None]) -> bool:
         """Prepare the frame and do some work; report an exception as an error of the first env."""
         self._overflow = []
@@ -244,7 +250,14 @@ class NestedBlock(RepeatableBlock):
 
     def _given(self, frame: int) -> Any:
         """Return a copy of the actions in a frame, since the vector env may keep them."""
-        return build(self._action_tree, lambda leaf: self._actions[leaf].of(frame).copy(), _never)
+
+        def of_leaf(leaf: int) -> Array:
+            actions = self._actions[leaf].of(frame).copy()
+            if self._resting.any():
+                actions[self._resting] = actions[self._resting.argmin()]  # a valid one
+            return actions
+
+        return build(self._action_tree, of_leaf, _never)
 
     def _batched(self, actions: Sequence[Any]) -> Any:
         """Return actions that were passed one by one as a batch."""
@@ -255,6 +268,9 @@ class NestedBlock(RepeatableBlock):
     # -- results ---------------------------------------------------------------------------------
 
     def _step_all(self, frame: int, actions: Sequence[Any] | None) -> None:
+        if self._resting.all():
+            self._clear(frame, self._all)
+            return
         given = self._given(frame) if actions is None else self._batched(actions)
         if self._device is not None:
             given = _mapped(functools.partial(tensor_from, device=self._device), given)
@@ -374,6 +390,7 @@ class NestedBlock(RepeatableBlock):
     def _reset(self, frame: int, calls: Sequence[Call]) -> None:
         """Reset some envs; write the observations of all envs and the infos of those."""
         chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
+        self._resting[chosen] = False
         if len(chosen):
             self._clear(frame, chosen)
             self._begin_episodes(frame, chosen, calls)

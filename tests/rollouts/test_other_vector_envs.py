@@ -243,6 +243,33 @@ def test_statistics_describe_the_episode_that_ended(where, mode):
     assert evaluation.successes.tolist() == [True] * 9
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(2, start=1), spaces.Box(0.5, 1, (2,), np.float32)], ids=str
+)
+def test_envs_without_an_episode_get_valid_actions(space, where, mode):
+    def ones(observations):
+        return np.ones((len(observations), *space.shape), space.dtype)
+
+    envs, options = counted(where, mode, space)
+    for episodes in (2, 5):
+        evaluation = pysampler.evaluate(envs, ones, episodes, seed=1, **options)
+        assert evaluation.lengths.tolist() == [3] * episodes
+    envs.close()
+
+
+@pytest.mark.parametrize("where", WHERE[1:])
+def test_a_vector_env_of_envs_without_an_episode_is_not_stepped(where):
+    envs, options = counted(where, SAME_STEP, num_workers=1)
+    pysampler.evaluate(envs, policy, 1, seed=1, **options)
+    assert envs.stats().steps.count.tolist() == [3, 3, 0, 0]
+    envs.reset()
+    envs.step(envs.action_space.sample())  # all of them
+    assert envs.stats().steps.count.tolist() == [4, 4, 1, 1]
+    envs.close()
+
+
 def test_vector_envs_without_autoreset_run_the_same_episodes():
     def right(observations):
         return np.ones(len(observations), int)
