@@ -74,10 +74,9 @@ def info_arrays(
         numbers = {path for path, kind in paths.items() if isinstance(kind, tuple)}
         for path, kind in paths.items():
             if isinstance(kind, type):
-                place = "".join(f"[{part!r}]" for part in path)
                 results.warn_once(
-                    f"info{place} is a {kind.__name__}, expected numbers, arrays of numbers or "
-                    "dicts of these; it is left out"
+                    f"info{_place(path)} is a {kind.__name__}, expected numbers, arrays of numbers "
+                    "or dicts of these; it is left out"
                 )
         if not paths and (names := _names_without(key, seen, ended=bool(over.any()))) is not None:
             results.warn_once(f"no env has given info {key!r}, which is left out; got {names}")
@@ -85,7 +84,7 @@ def info_arrays(
         for path in [(key,)] if (key,) in numbers else sorted(numbers):
             during = [c for c in columns if c.path == path and _is_number(c)]
             final = [c for c in columns if c.path == ("final_info", *path) and _is_number(c)]
-            values, mask = _joined(frames, steps, during, final, over, seen[path])
+            values, mask, unlike = _joined(frames, steps, during, final, over, seen[path])
             for t, env, info in mailed:
                 value = _get(info, path)
                 if value is not None and _fits(value, values):
@@ -93,6 +92,14 @@ def info_arrays(
                     values = values.astype(dtype, copy=False)  # no column can hold this type
                     values[t, env] = value
                     mask[t, env] = True
+                elif (other := _kind(value)) is not None:
+                    unlike.append(other[1])
+            if unlike:
+                results.warn_once(
+                    f"info{_place(path)} has shapes {values.shape[2:]} and {unlike[0]}, expected "
+                    f"one shape; values of others than {values.shape[2:]} are marked as missing",
+                    about=path,
+                )
             if not valid.all():  # a step in progress may still write to its row
                 mask = mask & valid
                 values = values.copy()
@@ -127,6 +134,10 @@ def _kind(value: Any) -> _Kind | None:
         array = np.asarray(value)
         return (array.dtype, array.shape) if array.dtype.kind in "biufc" else None
     return None
+
+
+def _place(path: Path) -> str:
+    return "".join(f"[{part!r}]" for part in path)
 
 
 def _is_number(column: Column) -> bool:
@@ -168,10 +179,11 @@ def _joined(
     final: Sequence[Column],
     over: npt.NDArray[np.bool_],
     kind: Any,
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Merge all columns of a path into the memory of the first; return values and a mask.
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_], list[tuple[int, ...]]]:
+    """Merge all columns of a path into the memory of the first.
 
-    Without columns (large arrays have none), both are new arrays.
+    Return the values, a mask, and the shapes of values that differ from the first column's, which
+    are not merged. Without columns (large arrays have none), the values and mask are new arrays.
 
     Args:
         frames: The frames that hold the columns.
@@ -183,21 +195,25 @@ def _joined(
     """
     if not during and not final:
         dtype, shape = kind
-        return np.zeros((*over.shape, *shape), dtype), np.zeros(over.shape, np.bool_)
+        return np.zeros((*over.shape, *shape), dtype), np.zeros(over.shape, np.bool_), []
     first, *others = [*during, *final]
     values, mask = (array[steps] for array in first.views(frames))
-    others = [column for column in others if column.shape == first.shape]
-    dtype = np.result_type(*(c.dtype for c in (first, *others) if c.dtype is not None))
+    alike = [column for column in (first, *others) if column.shape == first.shape]
+    dtype = np.result_type(*(c.dtype for c in alike if c.dtype is not None))
     if dtype != values.dtype:  # columns of several types are merged into a new array
         values = values.astype(dtype)
     if during:
         mask[over] = False
+    unlike = []
     for column in others:
         other_values, other_mask = (array[steps] for array in column.views(frames))
         chosen = other_mask & over if column in final else other_mask & ~over
-        values[chosen] = other_values[chosen]
-        mask[chosen] = True
-    return values, mask
+        if column in alike:
+            values[chosen] = other_values[chosen]
+            mask[chosen] = True
+        elif chosen.any():
+            unlike.append(column.shape)
+    return values, mask, unlike
 
 
 def _fits(value: Any, values: npt.NDArray[Any]) -> bool:

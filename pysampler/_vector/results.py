@@ -55,7 +55,7 @@ class Results:
         restarts: bool,
         workers: bool,
     ) -> None:
-        self._warnings: set[str] = set()
+        self._warnings: set[Any] = set()
         self._batcher = _Batcher()
         self._infos = Infos(frames, columns, self._batcher.add, pickled=workers)
         self.frames = frames
@@ -399,10 +399,10 @@ class Results:
         self._infos.learn(rest)
         return self._infos.columns
 
-    def warn_once(self, message: str) -> None:
-        """Warn the caller of a sampler, once per message."""
-        if message not in self._warnings:
-            self._warnings.add(message)
+    def warn_once(self, message: str, about: Any = None) -> None:
+        """Warn the caller of a sampler, once about a thing; by default, once per message."""
+        if (about or message) not in self._warnings:
+            self._warnings.add(about or message)
             warnings.warn(f"pysampler: {message}", stacklevel=7)
 
     def _add_versions(self, infos: dict[str, Any], versions: npt.NDArray[np.int64]) -> None:
@@ -415,10 +415,8 @@ class Results:
         for group, result, _ in answers:
             if isinstance(result, Failure):
                 failures.append((group, result))
-            else:
-                failures += [
-                    (group, value) for kind, _, value, *_ in result if kind == _BLOCK.ERROR
-                ]
+                continue
+            failures += [(group, value) for kind, _, value, *_ in result if kind == _BLOCK.ERROR]
         return failures
 
     def _unpack(

@@ -252,6 +252,24 @@ def test_an_unknown_info_key_warns_once_and_lists_known_keys(way):
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
+@pytest.mark.parametrize("size", [2, 2000])  # with and without columns
+def test_infos_of_other_shapes_are_missing_with_a_warning(size, way):
+    env_fns = making(lambda life: {"in": {"goal": np.ones(size + life % 2)}})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rollouts = sampled(env_fns, policy, 3, info_keys=("in",), **way)
+    for rollout in rollouts:
+        masks = rollout.info_masks["in"]["goal"]
+        assert masks.any()
+        assert not masks.all()
+        assert (rollout.infos["in"]["goal"].all(axis=-1) == masks).all()
+    [message] = [str(one.message) for one in caught if "shape" in str(one.message)]
+    assert message.startswith("pysampler: info['in']['goal'] has shapes ")
+    assert f"({size},)" in message
+    assert f"({size + 1},)" in message
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
 def test_omitted_infos_warn_once_with_their_path(way):
     env_fns = making(lambda life: {"name": "x" * life, "in": {"list": [1], "x": life}, "no": None})
     with warnings.catch_warnings(record=True) as caught:
