@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._torch import loaded_torch
 from pysampler._vector.env_calls import expect_env
 from pysampler._workers.exceptions import error_from, report
 from pysampler.envs.batch import BatchEnv
@@ -210,9 +211,12 @@ def _blaming(doing: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _global_generators_kept() -> Iterator[None]:
     """Restore the global random generators afterwards, since later envs may draw from them."""
-    states = random.getstate(), np.random.get_state()
+    torch = loaded_torch()
+    states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
+        if torch is not None:
+            torch.set_rng_state(states[2])

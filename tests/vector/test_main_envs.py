@@ -320,6 +320,21 @@ def test_auto_trial_is_reported_and_leaves_global_generators_alone(threads):
         assert 1 <= envs.division.main_envs <= 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [False, True])
+def test_auto_trial_leaves_torchs_generator_alone(threads):
+    torch = pytest.importorskip("torch")
+
+    class Draws(Scripted):
+        def __init__(self):
+            super().__init__()
+            torch.rand(1)
+
+    before = torch.get_rng_state()
+    divide("auto", 0, [Draws] * 2, None, threads=threads)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("options", [{"worker_init": int}, {"step_timeout": 60}])
 def test_auto_says_why_it_made_no_trial(options):
     envs = pysampler.VectorEnv([Scripted] * 2, num_workers="auto", **options)
