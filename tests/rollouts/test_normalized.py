@@ -459,7 +459,7 @@ def test_all_tasks_share_statistics():
         return 0.1 - 0.01 * observations
 
     with pysampler.MultiTaskSampler(
-        "Navigation2D-v0", policy, num_envs=4, seed=1, normalize=normalizer
+        "pysampler.envs.meta:Navigation2D-v0", policy, num_envs=4, seed=1, normalize=normalizer
     ) as sampler:
         first = sampler.sample(20)
         assert normalizer.count == 4 * 21
