@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from gymnasium import wrappers
 from gymnasium.envs.classic_control import AcrobotEnv, CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from interrupts import OURS
 from made_up import interrupt_once, same, step_alike
 
 import pysampler
@@ -539,3 +541,26 @@ def test_an_interrupted_step_is_repeated_exactly(at, monkeypatch):
         same(envs.step(row), expected.step(row))
     envs.close()
     expected.close()
+
+
+def test_the_work_of_making_envs_grows_no_faster_than_their_number():
+    def lines_of(count):
+        lines = 0
+
+        def trace(frame, event, arg):
+            nonlocal lines
+            lines += event == "line"
+            return trace if frame.f_code.co_filename.startswith(OURS) else None
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            envs = pysampler.make_vec("CartPole-v1", count, num_workers=0)
+        finally:
+            sys.settrace(before)
+        envs.close()
+        return lines
+
+    lines_of(COUNT)  # imports, and keeps what all such envs share
+    few, more = lines_of(300), lines_of(600)
+    assert more < 2.5 * few

@@ -122,8 +122,10 @@ class BatchServer(EnvServer):
         return self.envs[i]
 
     def space_of(self, i: int, name: str) -> gym.Space[Any]:
-        while self.envs[i] is None:  # it equals the env before it
-            i -= 1
+        kind = self._found[i]
+        if self.envs[i] is None and kind is not None:  # it equals the first of its kind
+            space: gym.Space[Any] = getattr(kind.inner, name)
+            return space
         return super().space_of(i, name)
 
     # -- choosing --------------------------------------------------------------------------------
