@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -41,6 +43,14 @@ Loss ending(pid_t pid, int pidfd) {
 void listen(int epoll, int fd, std::uint64_t mark, std::uint32_t events = EPOLLIN) {
     epoll_event event{.events = events, .data = {.u64 = mark}};
     if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail("cannot watch process: epoll_ctl");
+}
+
+bool is_pidfd(int fd) {
+    std::array<char, 64> target{};
+    const std::string link = "/proc/self/fd/" + std::to_string(fd);
+    const ssize_t size = readlink(link.c_str(), target.data(), target.size());
+    return size > 0 && std::string_view(target.data(), static_cast<std::size_t>(size))
+                               .find("pidfd") != std::string_view::npos;
 }
 
 // No process has these for a pid.
@@ -81,7 +91,7 @@ Watch::~Watch() {
     stop();
     // In a child made by fork, a thread that does not exist there may hold the lock.
     if (mutex_.try_lock()) {
-        for (const auto& [pid, entry] : entries_) release(pid, entry.pidfd);
+        for (const auto& [pid, entry] : entries_) release(entry.pidfd);
         mutex_.unlock();
     }
     if (!owns(wake_, kWake)) return;
@@ -228,7 +238,7 @@ bool Watch::beat(bool listening) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return false;
     if (pulse_ && now_ns() >= pulse_->due()) pulse_->beat(now_ns());
-    if (!pulse_) return listening;
+    if (!pulse_) return listening && owns(wake_, kWake);
     if (listening && intact()) return true;
     broken_ = true;
     for (const auto& [pid, entry] : entries_) {
@@ -258,16 +268,14 @@ void Watch::run() {
 }
 
 // Closes a pidfd, unless other code has closed it and the number is another file's by now.
-void Watch::release(pid_t pid, int fd) const {
-    // A child made by fork shares the epoll file, in which the parent still needs the pidfd. A
-    // parent removes it explicitly: its children hold it too, so that closing it does not.
-    const bool ours = mine() ? epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr) == 0
-                             : owns(fd, static_cast<std::uint64_t>(pid));
-    if (ours) close(fd);
+void Watch::release(int fd) const {
+    // Explicitly: a child forked since holds the pidfd too, so closing ours does not remove it. The
+    // child shares the epoll file, from which the parent may have removed it.
+    if (mine() ? epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr) == 0 : is_pidfd(fd)) close(fd);
 }
 
 void Watch::drop(std::map<pid_t, Entry>::iterator known) {
-    release(known->first, known->second.pidfd);
+    release(known->second.pidfd);
     entries_.erase(known);
 }
 

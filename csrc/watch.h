@@ -82,7 +82,7 @@ class Watch {
     void wake() const;
     bool owns(int fd, std::uint64_t mark) const;
     bool intact() const;
-    void release(pid_t pid, int fd) const;
+    void release(int fd) const;
     void notice(pid_t pid);
     void lose(std::map<pid_t, Entry>::iterator known);
     void put(pid_t pid, Action action, bool replacing);

@@ -261,7 +261,7 @@ def _limit_of_envs(
     if in_resets > 0.5:
         return (
             f"resets are the limit: they take {in_resets:.0%} of the {noun}s' time; "
-            "use spare_envs, shorten them, or lengthen episodes"
+            "use spare_envs, shorter resets, or longer episodes"
         )
     mean = steps.ns / np.maximum(steps.count, 1) / 1e9
     sizes = itertools.chain(*about.groups)

@@ -180,7 +180,7 @@ class WorkerPolicy:
         if setup.statistics is not None:
             self._statistics = WorkerStatistics(setup.statistics, segment, setup.first_env)
             self._policy.normalization = self._statistics.normalization
-        # By group, that of its rollout: while one pauses for infos, another may act.
+        # The normalization of each group's rollout: while one pauses for infos, another may act.
         self._normalizations: dict[int, Normalization | None] = {}
         self._weights: Any = None
         self._version = 0

@@ -151,12 +151,13 @@ def preload(given: Sequence[str] | None) -> list[str] | None:
         return None
     if isinstance(given, str):
         raise _refuse("preload", given, f"a list of names of modules: [{given!r}]")
-    for name in given:
+    names = list(given)
+    for name in names:
         # To find a submodule would import its package.
         package = name.partition(".")[0] if isinstance(name, str) else ""
         if not package or (package not in sys.modules and find_spec(package) is None):
             raise _refuse("preload", name, "the name of a module that can be imported")
-    return list(given)
+    return names
 
 
 def wrappers(given: Iterable[Callable[[Any], Any]] | None) -> tuple[Callable[[Any], Any], ...]:

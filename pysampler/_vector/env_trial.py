@@ -212,6 +212,8 @@ def _blaming(doing: str) -> Iterator[None]:
 def _global_generators_kept() -> Iterator[None]:
     """Restore the global random generators afterwards, since later envs may draw from them."""
     torch = loaded_torch()
+    if not hasattr(torch, "get_rng_state"):  # another thread is importing it
+        torch = None
     states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
     try:
         yield

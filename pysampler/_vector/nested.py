@@ -73,6 +73,7 @@ class NestedBlock(RepeatableBlock):
         self._use_buffers: Callable[..., None] | None = getattr(env, "use_buffers", None)
         self._over: Array = np.zeros(self.count, bool)  # envs whose episodes the last step ended
         self._resting: Array = np.zeros(self.count, bool)  # envs that have no actions
+        self._any_rests = False
         self._device: Any = None  # the torch device, if it returns tensors
         self._last: Any = None  # the newest observations
         self._seed: int | None = None  # for the next reset, of replacements
@@ -91,7 +92,7 @@ class NestedBlock(RepeatableBlock):
         """Use these frames from now on; the envs do not change."""
         envs = slice(self.first, self.first + self.count)
         self._infos, self._keep = infos, keep
-        self._resting[:] = False
+        self._resting[:] = self._any_rests = False
         self._same_step = autoreset == "SAME_STEP"
         if (use_mode := getattr(self._env, "use_mode", None)) is not None:
             self._mode = use_mode(AutoresetMode[autoreset])
@@ -179,7 +180,7 @@ class NestedBlock(RepeatableBlock):
 
     def rest(self, i: int) -> None:
         """Step env ``i`` with another env's action until it is reset; if all rest, step none."""
-        self._resting[i] = True
+        self._resting[i] = self._any_rests = True
 
     def _serve(self, frame: int, work: Callable[[], None]) -> bool:
         """Prepare the frame and do some work; report an exception as an error of the first env."""
@@ -253,7 +254,7 @@ class NestedBlock(RepeatableBlock):
 
         def of_leaf(leaf: int) -> Array:
             actions = self._actions[leaf].of(frame).copy()
-            if self._resting.any():
+            if self._any_rests:
                 actions[self._resting] = actions[self._resting.argmin()]  # a valid one
             return actions
 
@@ -268,7 +269,7 @@ class NestedBlock(RepeatableBlock):
     # -- results ---------------------------------------------------------------------------------
 
     def _step_all(self, frame: int, actions: Sequence[Any] | None) -> None:
-        if self._resting.all():
+        if self._any_rests and self._resting.all():
             self._clear(frame, self._all)
             return
         given = self._given(frame) if actions is None else self._batched(actions)
@@ -391,6 +392,7 @@ class NestedBlock(RepeatableBlock):
         """Reset some envs; write the observations of all envs and the infos of those."""
         chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
         self._resting[chosen] = False
+        self._any_rests = bool(self._resting.any())
         if len(chosen):
             self._clear(frame, chosen)
             self._begin_episodes(frame, chosen, calls)

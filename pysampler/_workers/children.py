@@ -141,6 +141,11 @@ class OwnProcess(Process):
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:  # reaped by another part of the program, or by the system
                 self._reaped = True
+                # While its descendants live, no process gets its number. If one has it, that leads
+                # another group.
+                if not _is_in_use(self.pid):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(self.pid, signal.SIGKILL)
             else:
                 if ended:
                     self._status = os.waitstatus_to_exitcode(status)
@@ -157,6 +162,10 @@ class OwnProcess(Process):
         if not self._reaped and self.pid > 0 and os.getpid() == self._owner:
             self.kill()
             unclaimed.append([self.pid])
+
+
+def _is_in_use(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")  # noqa: PTH110 - pathlib is slow to import
 
 
 class Child:

@@ -197,7 +197,7 @@ class ForkServer:
     def add_line(self, line: _socket.socket) -> None:
         """Send the server its end of a line."""
         self._used = True
-        self._send(("line",), [line.fileno()])
+        self._send(("line",), line.fileno())
 
     def load(self, modules: Iterable[str]) -> bool:
         """Request imports of modules for later workers, without waiting.
@@ -205,12 +205,16 @@ class ForkServer:
         Returns whether any of them is new.
         """
         new = [name for name in modules if name not in self.preloaded]
-        self.preloaded.update(new)
         for begin in range(0, len(new), _LOADS_AT_ONCE):
             some = new[begin : begin + _LOADS_AT_ONCE]
             self._load_count += 1
             self._loads[self._load_count] = some
-            self._send(("import", self._load_count, some), [])
+            try:
+                self._send(("import", self._load_count, some), flags=socket.MSG_DONTWAIT)
+            except BlockingIOError:  # it is busy with earlier ones: workers import the rest
+                del self._loads[self._load_count]
+                break
+            self.preloaded.update(some)
         return bool(new)
 
     def loading(self) -> list[str]:
@@ -253,7 +257,7 @@ class ForkServer:
             self._process.kill()
         elif self._door.fileno() >= 0:
             with contextlib.suppress(PysamplerError):
-                self._send(("leave",), [])
+                self._send(("leave",))
         self._shut()
         if not self._process.ended(_LEAVE_SECONDS):
             self._process.kill()
@@ -291,10 +295,15 @@ class ForkServer:
                 self._door.shutdown(socket.SHUT_RDWR)
         children.close_own(self._door, self._identity)
 
-    def _send(self, request: tuple[Any, ...], fds: Iterable[int]) -> None:
+    def _send(self, request: tuple[Any, ...], *fds: int, flags: int = 0) -> None:
         """Send a request through the door, or raise NoForkServerError."""
         try:
-            socket.send_fds(self._door, [pickle.dumps(request)], list(fds))  # type: ignore[arg-type]
+            if fds:
+                socket.send_fds(self._door, [pickle.dumps(request)], fds)  # type: ignore[arg-type]
+            else:
+                self._door.send(pickle.dumps(request), flags)
+        except BlockingIOError:
+            raise
         except OSError as error:
             self.lost = True
             raise NoForkServerError(f"cannot start worker: {self.how_it_ended()}") from error

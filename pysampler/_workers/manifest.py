@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SegmentManifest"]
 
-_FORM = 1  # version of the JSON; increased when older readers would misunderstand it
+_FORM = 2  # version of the JSON; increased when older readers would misunderstand it
 _SLACK = 512  # bytes for all fields that do not grow with workers or groups
 _LENGTH = np.dtype("<u4")
 _MAX_LENGTH = 1 << 20

@@ -212,13 +212,43 @@ envs.close()
 
 
 @pytest.mark.slow
-def test_watch_closes_after_the_program_closed_its_descriptors():
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_fork_keeps_no_pidfds_of_a_vector_env_that_its_parent_closed(context):
     program = """
-    import os
+ours, theirs = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.read(ours, 1)
+    del envs
+    gc.collect()
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+             if os.path.lexists(f"/proc/self/fd/{fd}")]
+    os._exit(sum("pidfd" in link for link in links))
+envs.close()
+os.write(theirs, b"x")
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    out, err = run("import gc\n" + PROGRAM + program, context)
+    # The fork server's own pidfd stays.
+    assert (int(out) <= 1, err) == (True, "")
+
+
+@pytest.mark.slow
+def test_watch_closes_after_the_program_closed_its_descriptors():
+    """Its thread waits for no other file, such as the program's own epoll."""
+    program = """
+    import os, select, time
     from pysampler import sync
 
     watch = sync.Watch()
     os.closerange(3, 1000)
+    epoll = [select.epoll() for _ in range(60)]
+    end, _ = os.pipe()
+    for one in epoll:
+        one.register(1, select.EPOLLOUT)  # always ready
+    while any(os.path.exists(f"/proc/self/task/{task}/comm") and "watch" in open(
+            f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")):
+        time.sleep(0.01)
     watch.close()
     """
     assert run(program) == ("", "")

@@ -405,10 +405,15 @@ def ended_child():
     return child
 
 
+@pytest.mark.parametrize("in_use", [False, True])
 @pytest.mark.parametrize("reaper", ["program", "system"])
-def test_no_group_is_killed_once_a_child_was_reaped_elsewhere(reaper, monkeypatch):
+def test_the_group_of_a_child_reaped_elsewhere_is_killed_unless_its_number_is_anothers(
+    reaper, in_use, monkeypatch
+):
     killed = []
     monkeypatch.setattr(os, "killpg", lambda *args: killed.append(args))
+    if in_use:
+        monkeypatch.setattr(children, "_is_in_use", lambda _: True)
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN if reaper == "system" else signal.SIG_DFL)
     try:
         child = ended_child()
@@ -417,7 +422,7 @@ def test_no_group_is_killed_once_a_child_was_reaped_elsewhere(reaper, monkeypatc
         assert child.status() is None
     finally:
         signal.signal(signal.SIGCHLD, before)
-    assert killed == []
+    assert killed == [(child.pid, signal.SIGKILL)] * (not in_use)
 
 
 def test_the_group_of_an_ended_child_is_killed_before_it_is_reaped(monkeypatch):
