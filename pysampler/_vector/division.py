@@ -142,11 +142,11 @@ def divide(
             )
         workers = arguments.workers(None, envs, most)
         per_group = envs // (workers * groups) if native else 0
-        seconds, may_batch = try_env(env_fns[0], per_group, threads=threads)
+        seconds, share = try_env(env_fns[0], per_group, threads=threads)
         chosen = fastest(envs, cpus, seconds)
         assert chosen.round_seconds is not None
-        if may_batch and _round(envs, workers, 0, seconds) <= chosen.round_seconds * _BATCH_GAIN:
-            return Division(workers, 0, seconds)
+        if share and _round(envs, workers, 0, seconds) <= chosen.round_seconds * _BATCH_GAIN:
+            return Division(max(1, min(workers, envs // (share * groups))), 0, seconds)
         if threads and envs > 1 and cpus > 1:
             return fastest(envs, cpus, seconds, slowdown_in_threads(env_fns, seconds))
         return chosen

@@ -34,7 +34,7 @@ _PARTS = 5  # of the trial; the result is the median of their means
 
 def try_env(
     env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0, *, threads: bool = False
-) -> tuple[float, bool]:
+) -> tuple[float, int]:
     """Make an env, and step it for some milliseconds.
 
     Args:
@@ -43,8 +43,8 @@ def try_env(
         threads: Whether workers are threads.
 
     Returns:
-        The time of a step, and whether workers may step ``count`` of them together, so that the
-        time says nothing about them.
+        The time of a step. And if workers may step ``count`` of them together, so that the time
+        says nothing about them, how many each worker should have if there are several; otherwise 0.
     """
     with _global_generators_kept():
         with _blaming("being made"):
@@ -54,7 +54,7 @@ def try_env(
             expect_env(env, 0)
         with _blaming("being stepped"):
             seconds = _step_seconds(env)
-        return seconds, count > 1 and _may_batch(env, count, threads=threads)
+        return seconds, _share(env, count, threads=threads) if count > 1 else 0
 
 
 def slowdown_in_threads(
@@ -146,11 +146,12 @@ class _Beside:
             self._on_cpu += time.thread_time() - before
 
 
-def _may_batch(env: gym.Env[Any, Any], count: int, *, threads: bool) -> bool:
-    """Return whether a worker may step ``count`` such envs together, and this process could not.
+def _share(env: gym.Env[Any, Any], count: int, *, threads: bool) -> int:
+    """Return the least number of such envs for each worker; 0 if none may step ``count`` together.
 
-    It could not if the program might hold on to their wrappers, or, of classic control, to them.
-    In threads, MuJoCo envs count in any case: their simulations release Python's lock.
+    Also 0 if this process could, too. It could not if the program might hold on to their wrappers,
+    or, of classic control, to them. In threads, MuJoCo envs count in any case: their simulations
+    release Python's lock.
     """
     from pysampler._vector.native import known  # noqa: PLC0415 - most do without
     from pysampler._vector.wrapped.stack import peel  # noqa: PLC0415 - likewise
@@ -161,10 +162,11 @@ def _may_batch(env: gym.Env[Any, Any], count: int, *, threads: bool) -> bool:
         known.limit_of(inner)
         known.expect_known(base)
     except known.NotNativeError:
-        return False
-    if known.has_task(base):
-        return threads or bool(wrappers)
-    return count >= known.least_of(base)
+        return 0
+    together = threads or bool(wrappers)
+    if not known.has_task(base):
+        together = count >= known.least_of(base)
+    return known.share_of(base) if together else 0
 
 
 def _step_seconds(env: gym.Env[Any, Any]) -> float:
