@@ -245,7 +245,7 @@ def test_a_segment_header_matches_its_python_dtype():
 GOOD = dataclasses.asdict(
     SegmentManifest("1", "env", [[0, 2]], [[2]], main=False, counters=256, gauges=512, trace=768)
 )
-GOOD["form"] = 1
+GOOD["form"] = 2
 BAD = [
     *({"envs": []}, {"envs": 7}, {"envs": None}, {"envs": [[0, 2, 3]]}),
     *({"envs": [[0, -2]]}, {"envs": [[1, 2]]}, {"envs": [[0, 2], [3, 4]]}),
@@ -258,7 +258,7 @@ BAD = [
         {"gauges": True},
     ),
     *({"groups": []}, {"groups": [[1]]}, {"groups": [[3, -1]]}, {"groups": [["2"]]}),
-    *({"noun": 3}, {"form": 2}, {"more": 1}, {"main": 0}, {"main": True, "envs": [[0, 2]]}),
+    *({"noun": 3}, {"form": 1}, {"more": 1}, {"main": 0}, {"main": True, "envs": [[0, 2]]}),
 ]
 
 
@@ -283,7 +283,7 @@ def test_a_valid_manifest_is_read(pool_segment):
     assert find(worker).pools[0].about.envs == [[0, 2]]
 
 
-@pytest.mark.parametrize("text", [*BAD, b"[" * 400, b"[]", b"\xff", b"", b'{"form": 1}'], ids=repr)
+@pytest.mark.parametrize("text", [*BAD, b"[" * 400, b"[]", b"\xff", b"", b'{"form": 2}'], ids=repr)
 def test_an_invalid_manifest_is_reported_in_one_line(pool_segment, text, capsys):
     memory, worker, _ = pool_segment
     written(memory, text)
