@@ -49,8 +49,9 @@ bool is_pidfd(int fd) {
     std::array<char, 64> target{};
     const std::string link = "/proc/self/fd/" + std::to_string(fd);
     const ssize_t size = readlink(link.c_str(), target.data(), target.size());
-    return size > 0 && std::string_view(target.data(), static_cast<std::size_t>(size))
-                               .find("pidfd") != std::string_view::npos;
+    return size > 0 &&
+           std::string_view(target.data(), static_cast<std::size_t>(size)).find("pidfd") !=
+               std::string_view::npos;
 }
 
 // No process has these for a pid.
