@@ -189,8 +189,8 @@ def main() -> None:
             arguments = ["trace", str(pid), "--seconds", "2", "-o", "run.json"]
             picture("trace", "pysampler trace", screen_of(*arguments, lines=16))
             draw_trace(Path("run.json"), rounds=3.3)
-    picture("bench", "pysampler bench", screen_of("bench", "CartPole-v1", lines=30))
-    picture("tune", "pysampler tune", screen_of("tune", "CartPole-v1", lines=40))
+    picture("bench", "pysampler bench", screen_of("bench", "CartPole-v1", lines=60))
+    picture("tune", "pysampler tune", screen_of("tune", "CartPole-v1", lines=60))
 
 
 if __name__ == "__main__":

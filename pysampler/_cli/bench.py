@@ -22,6 +22,7 @@ from pysampler._cli.measuring import (
     busy_remark,
     clearly_faster,
     counted,
+    division_of,
     looked_at,
     slice_of,
     stepping_shown,
@@ -214,9 +215,8 @@ def advice_of(
     elif ours == AUTO:
         times = best.fraction.middle / measured[DEFAULT].fraction.middle
         advice.append(
-            f'num_workers="auto" is {times:.2f} times as fast as the default: it starts '
-            f"{counted(best.about['num_workers'], 'worker')} and steps "
-            f"{counted(best.about['main_envs'], 'env')} in the program's own process."
+            f'num_workers="auto" is {times:.2f} times as fast as the default: it '
+            f"{division_of(best.about)}."
         )
     elif best.fraction.middle > 1.05 and best.about.get("native"):
         advice.append("Workers simulate these envs together; the ideal steps them one by one.")

@@ -33,6 +33,7 @@ __all__ = [
     "busy_remark",
     "clearly_faster",
     "counted",
+    "division_of",
     "looked_at",
     "slice_of",
     "stepping_shown",
@@ -125,6 +126,13 @@ class Setting:
 def counted(count: int, noun: str, plural: str = "s") -> str:
     """Return a count with its noun, such as "2 envs"."""
     return f"{count} {noun}{plural * (count != 1)}"
+
+
+def division_of(about: Mapping[str, Any]) -> str:
+    """Return how a vector env divides its envs, such as "starts 2 workers"."""
+    own = about["main_envs"]
+    here = f" and steps {counted(own, 'env')} in the program's own process"
+    return f"starts {counted(about['num_workers'], 'worker')}{here * (own > 0)}"
 
 
 def add_setting(parser: argparse.ArgumentParser, seconds: int) -> None:

@@ -21,7 +21,7 @@ from pysampler._cli.measuring import (
     add_setting,
     busy_remark,
     clearly_faster,
-    counted,
+    division_of,
     looked_at,
     slice_of,
     stepping_shown,
@@ -273,8 +273,7 @@ def advice_of(
     advice = f"{best} is {finals[best].fraction} times as fast as {program}."
     about = finals[best].about
     if "auto" in choices[best].options.values():
-        workers, own = counted(about["num_workers"], "worker"), counted(about["main_envs"], "env")
-        advice += f" It starts {workers} and steps {own} in the program's own process."
+        advice += f" It {division_of(about)}."
     if choices[best].options.get("context") == "threads":
         advice += (
             " Its envs share the program: read what they must not do in docs/guides/threads.md."

@@ -548,6 +548,9 @@ def test_the_best_choice_is_advised_only_beyond_the_spread():
     )
     assert advice.endswith("1 worker and steps 2 envs in the program's own process.")
     assert lines == CHOICES[auto].lines(SETTING)
+    alone = dataclasses.replace(found(1.5), about={"num_workers": 1, "main_envs": 0})
+    advice, _ = advice_of(SETTING, CHOICES, {"default": default, auto: alone})
+    assert advice.endswith("It starts 1 worker.")
     finals = {"default": default, auto: found(1.5), half: found(2.0)}
     advice, lines = advice_of(SETTING, CHOICES, finals)
     assert advice.startswith(f"{half} is 2.00 ")
