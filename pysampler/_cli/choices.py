@@ -133,7 +133,7 @@ def _shared(setting: Setting, *, policy: bool, native: bool) -> dict[str, Choice
         del choices["num_workers=1"]
     if workers == 1 or native:
         del choices['main_envs="auto"']
-    if native:  # it is the default then
+    if native:  # the default, or for small blocks num_workers=1
         del choices['num_workers="auto"']
     threads = {"context": "threads"}
     if setting.threads and workers > 1 and (native or setting.overlaps):

@@ -84,7 +84,7 @@ class Averaging(Uncopyable, Closing):
             weights (a replay buffer, the moments of an optimizer) is not averaged.
         workers: The number of workers. 0 trains one trainer in this process, for debugging.
         context: How workers start: "forkserver", "fork" or "spawn", as in
-            :class:`pysampler.VectorEnv`. There are no threads.
+            :class:`pysampler.VectorEnv`. Threads are not supported.
         on_worker_loss: If a worker dies, "raise" raises ``WorkerLostError``; "restart" replaces its
             trainer by a new one with another seed, which begins with the last average.
         max_restarts: With "restart", raise nevertheless if one worker dies more often than this

@@ -132,25 +132,28 @@ class OwnProcess(Process):
     def status(self) -> int | None:
         """Reap it after killing its process group; return its exit code or minus the signal."""
         if not self._reaped:
-            try:
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-                # Its descendants end with it. Until it is reaped, no other group can have its
-                # number.
+            if self._group_is_its_own():  # its descendants end with it
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
+            try:
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:  # reaped by another part of the program, or by the system
                 self._reaped = True
-                # While its descendants live, no process gets its number. If one has it, that leads
-                # another group.
-                if not _is_in_use(self.pid):
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(self.pid, signal.SIGKILL)
             else:
                 if ended:
                     self._status = os.waitstatus_to_exitcode(status)
                     self._reaped = True
         return self._status
+
+    def _group_is_its_own(self) -> bool:
+        """Return whether the process group with its number is not another's by now."""
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        except ChildProcessError:
+            # It was reaped elsewhere. While a descendant lives in its group, no process gets the
+            # number, so one that has it leads another group.
+            return not _is_in_use(self.pid)
+        return True  # until it is reaped
 
     def release(self) -> None:
         """Reap the child and close its pidfd. May be repeated."""

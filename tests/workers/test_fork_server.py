@@ -144,7 +144,7 @@ def test_any_number_of_modules_may_be_preloaded():
     assert first.load(names)
     assert fork_server.current() is first
     wait_until(lambda: not first.loading())
-    while not first.preloaded.issuperset(names):  # those for which there was no room
+    while not first.preloaded.issuperset(names):  # it had no room for some while it was busy
         assert first.load(names)
         wait_until(lambda: not first.loading())
 

@@ -398,7 +398,7 @@ def test_worker_with_an_unread_first_answer_exits_silently(capfd):
 
 
 def ended_child():
-    """Return a child of this process that has ended, in a process group of its own."""
+    """Start a child that leads a process group, wait until it has ended, and return it."""
     true = shutil.which("true")
     child = children.start_own(lambda: os.posix_spawn(true, [true], {}, setpgroup=0))
     assert child.ended(60)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gymnasium import wrappers as gymnasium_wrappers
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
@@ -62,12 +62,27 @@ _TASKS = {
     (_META, "HalfCheetahVel"): "HalfCheetahVel",
 }
 _CLASSIC = "gymnasium.envs.classic_control"
-# The twin for each env, the smallest group for which it is faster than stepping one by one, and the
-# smallest for which a second worker pays: a step of fewer takes hardly less time.
+
+
+class _Twin(NamedTuple):
+    """A class of pysampler.envs.classic that replaces an env.
+
+    Attributes:
+        name: Its name.
+        least: The smallest group for which it is faster than stepping one by one.
+        share: The smallest number of envs for each of several workers: steps of fewer take hardly
+            less time.
+    """
+
+    name: str
+    least: int
+    share: int
+
+
 _TWINS = {
-    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): ("Acrobot", 8, 96),
-    (f"{_CLASSIC}.cartpole", "CartPoleEnv"): ("CartPole", 16, 512),
-    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): ("MountainCar", 8, 512),
+    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): _Twin("Acrobot", 8, 96),
+    (f"{_CLASSIC}.cartpole", "CartPoleEnv"): _Twin("CartPole", 16, 512),
+    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): _Twin("MountainCar", 8, 512),
 }
 # Wrappers that blocks replace.
 BLOCK_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
@@ -149,17 +164,19 @@ def expect_known(base: gym.Env[Any, Any]) -> None:
 
 def twin_of(base: Any) -> str:
     """Return the name of the twin, in pysampler.envs.classic, of an env that has one."""
-    return _TWINS[_key_of(base)][0]
+    return _TWINS[_key_of(base)].name
 
 
 def least_of(base: Any) -> int:
     """Return the smallest group for which a native block of a known env is faster."""
-    return _TWINS.get(_key_of(base), ("", 1, 1))[1]
+    twin = _TWINS.get(_key_of(base))
+    return 1 if twin is None else twin.least
 
 
 def share_of(base: Any) -> int:
     """Return the smallest number of known envs for each worker if there are several."""
-    return _TWINS.get(_key_of(base), ("", 1, 1))[2]
+    twin = _TWINS.get(_key_of(base))
+    return 1 if twin is None else twin.share
 
 
 def _key_of(base: Any) -> tuple[str, str]:
