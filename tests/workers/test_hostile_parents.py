@@ -20,10 +20,14 @@ from pysampler.errors import PysamplerError
 CONTEXTS = ["forkserver", "fork", "spawn"]
 
 
+# Python 3.12 and newer warn of a fork beside threads, such as a watch: these programs mean to.
+FORKING = "ignore:This process:DeprecationWarning"
+
+
 def run(program, *arguments):
     """Run a program that must succeed; return its stdout and stderr."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        [sys.executable, "-W", FORKING, "-c", textwrap.dedent(program), *arguments],
         capture_output=True,
         text=True,
         check=False,
