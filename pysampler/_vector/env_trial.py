@@ -32,15 +32,12 @@ _LONG = 20  # times the shortest step; time of a step beyond that does not count
 _PARTS = 5  # of the trial; the result is the median of their means
 
 
-def try_env(
-    env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0, *, threads: bool = False
-) -> tuple[float, int]:
+def try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[float, int]:
     """Make an env, and step it for some milliseconds.
 
     Args:
         env_fn: The function that makes it.
         count: How many such envs a group has; 0 if workers step them one by one.
-        threads: Whether workers are threads.
 
     Returns:
         The time of a step. And if workers may step ``count`` of them together, so that the time
@@ -54,7 +51,7 @@ def try_env(
             expect_env(env, 0)
         with _blaming("being stepped"):
             seconds = _step_seconds(env)
-        return seconds, _share(env, count, threads=threads) if count > 1 else 0
+        return seconds, _share(env, count) if count > 1 else 0
 
 
 def slowdown_in_threads(
@@ -146,27 +143,22 @@ class _Beside:
             self._on_cpu += time.thread_time() - before
 
 
-def _share(env: gym.Env[Any, Any], count: int, *, threads: bool) -> int:
+def _share(env: gym.Env[Any, Any], count: int) -> int:
     """Return the least number of such envs for each worker; 0 if none may step ``count`` together.
 
-    Also 0 if this process could, too. It could not if the program might hold on to their wrappers,
-    or, of classic control, to them. In threads, MuJoCo envs count in any case: their simulations
-    release Python's lock.
+    This process could not, because the program may hold on to the envs.
     """
     from pysampler._vector.native import known  # noqa: PLC0415 - most do without
     from pysampler._vector.wrapped.stack import peel  # noqa: PLC0415 - likewise
 
-    wrappers, inner, _ = peel(env)
+    _, inner, _ = peel(env)
     base = inner.unwrapped
     try:
         known.limit_of(inner)
         known.expect_known(base)
     except known.NotNativeError:
         return 0
-    together = threads or bool(wrappers)
-    if not known.has_task(base):
-        together = count >= known.least_of(base)
-    return known.share_of(base) if together else 0
+    return known.share_of(base) if count >= known.least_of(base) else 0
 
 
 def _step_seconds(env: gym.Env[Any, Any]) -> float:

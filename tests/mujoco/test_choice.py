@@ -64,6 +64,10 @@ ORDINARY = {
     ),
     "a function of another env": (
         lambda native: made(lambda: gym.make("CartPole-v1"), native),
+        "too few envs to gain by it",
+    ),
+    "a function that may return an env of the program": (
+        lambda native: made(lambda: gym.make(CHEETAH), native),
         "the program may hold on to envs in its own process",
     ),
     "a worker of the user's": (
@@ -112,11 +116,7 @@ def test_unpicklable_arguments_work_without_workers():
         while True:
             yield 0.25
 
-    assert is_native(
-        pysampler.make_vec(
-            make, 2, arguments=weights(), vector_kwargs={"num_workers": 0, "native": True}
-        )
-    )
+    pysampler.make_vec(make, 2, arguments=weights(), num_workers=0).close()
 
 
 @pytest.mark.parametrize("native", ["yes", 2, 0, 1, None, "True"])
@@ -145,6 +145,40 @@ def test_functions_of_different_envs_step_in_batches_of_alike_ones():
         theirs.close()
     with pytest.raises(RuntimeError, match="spaces are not equivalent"):
         pysampler.VectorEnv(functions, num_workers=0)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name", "values"),
+    [
+        (CHEETAH, "forward_reward_weight", np.array([1, 3], np.float32)),
+        ("Ant-v5", "healthy_z_range", [[0.2, 1.0], [0.74, 1.0]]),
+    ],
+    ids=["numbers of NumPy", "lists"],
+)
+def test_envs_of_other_arguments_step_with_their_own(env_id, name, values):
+    functions = [functools.partial(gym.make, env_id, **{name: value}) for value in values]
+    envs = pysampler.VectorEnv(functions, num_workers=0)
+    theirs = gym.vector.SyncVectorEnv(functions)
+    identical(envs.reset(seed=1), theirs.reset(seed=1))
+    for _ in range(20):
+        actions = np.ones(envs.action_space.shape)
+        identical(envs.step(actions), theirs.step(actions))
+    envs.close()
+    theirs.close()
+
+
+def test_envs_that_the_program_holds_stay_in_use():
+    held = [gym.make(CHEETAH) for _ in range(2)]
+    envs = pysampler.VectorEnv(
+        [functools.partial(gym.make, CHEETAH), *(lambda env=one: env for one in held)],
+        num_workers=0,
+    )
+    envs.reset(seed=1)
+    held[1].unwrapped._ctrl_cost_weight = 100.0
+    *_, infos = envs.step(np.ones((3, 6)))
+    assert infos["reward_ctrl"].round(1).tolist() == [-0.6, -0.6, -600]
+    assert held[0].unwrapped.data.time > 0
+    envs.close()
 
 
 def test_a_function_of_a_native_env_is_native():

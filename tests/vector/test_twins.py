@@ -225,7 +225,7 @@ ORDINARY = {
         "differ from it",
     ),
     "in this process": (
-        functools.partial(gym.make, "CartPole-v1"),
+        lambda: gym.make("CartPole-v1"),
         {"num_workers": 0},
         "the program may hold on to envs in its own process",
     ),

@@ -39,7 +39,8 @@ __all__ = ["KnownEnv"]
 _LIMIT, _RESET_ONE_AT = 5, 3
 # gym.make sets this attribute after it has made an env.
 _SET_LATER = {*MANAGED, "spec"}
-_PLAIN = bool, int, float, str, tuple, type(None), np.ndarray, gym.Space
+# Objects that each env has for itself. Models are compared apart.
+_OWN = {"env", "task", "model", "data", "mujoco_renderer", "_fields", "_d"}
 
 
 class KnownEnv:
@@ -171,29 +172,33 @@ class KnownEnv:
 
 
 def _differing(one: Any, other: Any) -> str | None:
-    """Return the name of a number or array that differs between two objects; None if none does."""
-    ours, theirs = ({k: v for k, v in vars(x).items() if k not in _SET_LATER} for x in (one, other))
+    """Return the name of an attribute that differs between two objects; None if none does."""
+    ours, theirs = vars(one), vars(other)
     name: str
-    for name in ours.keys() | theirs.keys():
-        a, b = ours.get(name), theirs.get(name)
-        if callable(getattr(type(one), name, None)) or isinstance(a, _PLAIN) != isinstance(
-            b, _PLAIN
-        ):
-            return name
-        if isinstance(a, _PLAIN) and not _equal(a, b):
+    for name in (ours.keys() | theirs.keys()) - _SET_LATER - _OWN:
+        if callable(getattr(type(one), name, None)) or not _equal(ours.get(name), theirs.get(name)):
             return name
     return None
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
-    if isinstance(a, gym.spaces.Box) and isinstance(b, gym.spaces.Box):
-        parts = ((x.dtype, x.shape, x.low.tobytes(), x.high.tobytes()) for x in (a, b))
-        return type(a) is type(b) and operator.eq(*parts)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    return type(a) is type(b) and (not isinstance(a, _PLAIN) or bool(a == b))
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two attributes have the same type and value; unknown objects must be one."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray | np.generic):
+        same = one.dtype == other.dtype
+        return same and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+    if isinstance(one, gym.spaces.Box):
+        parts = ((x.dtype, x.shape, x.low.tobytes(), x.high.tobytes()) for x in (one, other))
+        return bool(operator.eq(*parts))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    known = isinstance(one, bool | int | float | str | bytes | set | frozenset | gym.Space)
+    return known and bool(one == other)
 
 
 def _actions(space: Any, count: int, seed: int) -> Any:

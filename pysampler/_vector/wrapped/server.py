@@ -10,9 +10,11 @@ ends, and its envs step one by one from then on.
 from __future__ import annotations
 
 import collections
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 
 from pysampler import _core
@@ -33,8 +35,6 @@ from pysampler._vector.wrapped.stack import alike, expect_equal, peel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import gymnasium as gym
 
     from pysampler._vector.native.trial import KnownEnv
 
@@ -111,7 +111,8 @@ class BatchServer(EnvServer):
         if i in self.nested:
             self._found += [None] * len(self.nested[i])
             return
-        found = self._kind_of(self.envs[i], env_fn if makes_alike else None)
+        held = self._inline and not makes_alike and not _makes_anew(env_fn)
+        found = self._kind_of(self.envs[i], env_fn if makes_alike else None, held=held)
         self._found.append(found if isinstance(found, _Kind) else None)
         self.stacks[i] = found.stack if isinstance(found, _Kind) else found
 
@@ -131,13 +132,18 @@ class BatchServer(EnvServer):
     # -- choosing --------------------------------------------------------------------------------
 
     def _kind_of(
-        self, env: gym.Env[Any, Any], make: Callable[[], gym.Env[Any, Any]] | None
+        self,
+        env: gym.Env[Any, Any],
+        make: Callable[[], gym.Env[Any, Any]] | None,
+        *,
+        held: bool,
     ) -> _Kind | Stack:
         """Return the kind of an env, or the stack of an env that steps by itself.
 
         Args:
             env: The env.
             make: Makes another such env; None if the function that made it is unknown code.
+            held: Whether the program may hold on to it.
         """
         if reward_space_of(env) is not None:
             return _in_python(env, "its rewards are arrays")
@@ -145,11 +151,11 @@ class BatchServer(EnvServer):
         if outer and self._inline:
             return _in_python(env, "the program may hold on to wrappers in its own process")
         for kind in self._kinds:
-            if kind.known is not None and kind.fits(outer, inner):
+            if kind.known is not None and not held and kind.fits(outer, inner):
                 return kind
         known = None
         try:
-            known = self._known_env(env, inner, why, make)
+            known = self._known_env(env, inner, why, make, held=held)
         except (NotNativeError, NotBatchedError) as error:
             why = why or str(error)
             for kind in self._kinds:
@@ -172,17 +178,19 @@ class BatchServer(EnvServer):
         inner: gym.Env[Any, Any],
         why: str | None,
         make: Callable[[], gym.Env[Any, Any]] | None,
+        *,
+        held: bool,
     ) -> KnownEnv:
         """Return the env within some wrappers as a ``KnownEnv``, or raise NotNativeError."""
         expect_known(env.unwrapped)  # first, since most envs are not known
-        if self._inline and make is None and not has_task(env.unwrapped):
-            raise NotNativeError("the program may hold on to envs in its own process")
         if why is not None:
             raise NotBatchedError(why)
         _expect_limits_inside(inner)
         if self._most < least_of(inner.unwrapped):
             raise NotNativeError(f"too few envs to gain by it ({self._most})")
         known = _known_as(inner)
+        if held:
+            raise NotNativeError("the program may hold on to envs in its own process")
         classes = tuple(type(layer) for layer in layers_of(inner))
         if classes in self._refused:
             raise NotNativeError(self._refused[classes])
@@ -345,6 +353,13 @@ class BatchServer(EnvServer):
                         "cannot set state: it belongs to other envs (stepped one by one)"
                     )
                 found[0].block.set_states([found[1]], np.array([state], state.dtype))
+
+
+def _makes_anew(env_fn: Any) -> bool:
+    """Return whether a function makes a new env in each call, which nothing else holds."""
+    make = getattr(env_fn, "entry_point", env_fn)
+    wrapped = getattr(env_fn, "wrappers", ())
+    return isinstance(make, functools.partial) and make.func is gym.make and not wrapped
 
 
 def _statistics_of(env: Any) -> Iterator[tuple[str, Any]]:
