@@ -16,7 +16,7 @@ PACKAGES = [
     *("adapters", "ray", "_cli", "__main__"),
 ]
 # Packages that may import the C++ module.
-PLAIN = {"errors", "_numbers", "_files", "_closing", "_torch", "_tasks", "envs", "adapters"}
+PLAIN = {"errors", "_numbers", "_files", "_closing", "_torch", "_tasks", "adapters"}
 NATIVE = set(PACKAGES) - PLAIN
 # In C++ a header may include those before it in this order.
 CPP = [

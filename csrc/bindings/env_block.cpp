@@ -107,7 +107,6 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
             actions ? py::object((*actions)[i]) : action_.load(frame, first_ + i, action_leaves_);
         step_one(frame, i, action.ptr());
     });
-    actions_ = py::object();
     return !overflow_.empty();
 }
 

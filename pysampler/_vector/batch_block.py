@@ -10,7 +10,6 @@ results to the frame. If some are reset or not begun, ``_step_some`` handles sub
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -21,6 +20,7 @@ from pysampler._frames.frames import BEGUN, FINAL
 from pysampler._vector.blocks import ChunkBlock, GivenActions
 from pysampler._vector.columns import InfoColumns, row_of
 from pysampler._vector.env_calls import reward_shape, reward_space_of
+from pysampler._workers.jobs import is_users
 from pysampler.envs._errors import RowError
 from pysampler.envs.batch import Generators
 
@@ -44,6 +44,8 @@ _INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
 _LOW = (1 << 64) - 1
 # Bytes of a seed in a state.
 _SEED = 32
+# Bytes of the name of an env in a state.
+_NAME = 32
 # More steps than any episode has.
 _NEVER = 1 << 62
 
@@ -124,6 +126,11 @@ class BatchBlock(ChunkBlock):
         raise NotImplementedError
 
     @property
+    def kind(self) -> type:
+        """The class of the envs, whose name is in their states."""
+        raise NotImplementedError
+
+    @property
     def memory(self) -> dict[str, Array]:
         """The arrays that hold the states of the envs, a row for each."""
         raise NotImplementedError
@@ -185,6 +192,11 @@ class BatchBlock(ChunkBlock):
         Returns:
             Whether there is overflow.
         """
+        if self.here and not self._can_repeat:
+            if actions is not None:
+                with self._repeatable(actions):
+                    return BatchBlock.step(self, frame, actions)
+            self._forget_draws()
         self.failed = False
         try:
             if actions is None:
@@ -199,13 +211,17 @@ class BatchBlock(ChunkBlock):
                 self._step_and_reset(frame, given)
             else:
                 self._step_some(frame, actions)
-        except KeyboardInterrupt:  # the user's, not the task's
-            raise
         except BaseException as error:
-            self.failed = True
-            self._leave(_ERROR, error.row if isinstance(error, RowError) else 0, error)
+            self._report(error)
         self._meter.idle()
         return self._done(frame)
+
+    def _report(self, error: BaseException) -> None:
+        """Report an exception as the error of an env, or raise it if it is the user's."""
+        if is_users(error, here=self.here):
+            raise error
+        self.failed = True
+        self._leave(_ERROR, error.row if isinstance(error, RowError) else 0, error)
 
     def step_in_chunk(self, frame: int) -> bool:
         return BatchBlock.step(self, frame)  # a subclass may leave the batch, which it did before
@@ -343,11 +359,8 @@ class BatchBlock(ChunkBlock):
                 self._observations[frame, left] = self.observe(left)
             chosen = [call for call in calls if call is not None]
             self._reset(frame, np.array(ids, np.int32), chosen)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
-            self.failed = True
-            self._leave(_ERROR, 0, error)
+            self._report(error)
         self._meter.idle()
         return self._done(frame)
 
@@ -372,7 +385,7 @@ class BatchBlock(ChunkBlock):
             ids = self._prepared(ids, calls or [(None, None)] * len(ids))
         if not len(ids):
             return
-        rngs = _Generators([self.rngs[i] for i in ids.tolist()])
+        rngs = Generators([self.rngs[i] for i in ids.tolist()])
         if self.here:
             self._drawn_before += [(rng, rng.bit_generator.state) for rng in rngs if rng]
         observations, infos = self.begin_rows(ids, rngs)
@@ -400,17 +413,35 @@ class BatchBlock(ChunkBlock):
                 continue
             kept.append(place)
             options.append(given)
-        self._choose_options(kept, options)
-        return np.array(kept, np.int32)
+        return np.array(self._choose_options(kept, options), np.int32)
 
-    def _choose_options(self, places: Sequence[int], options: Sequence[Any]) -> None:
+    def _choose_options(self, places: list[int], options: Sequence[Any]) -> list[int]:
+        """Set the options of envs; return those whose options were valid."""
         chosen = []
         for place, given in zip(places, options, strict=True):
             self.used[place] = 0
             if not given and place in self.options:
                 given, self.used[place] = self.options[place]
             chosen.append(given)
-        self.take_options(places, chosen)
+        try:
+            self.take_options(places, chosen)
+        except Exception as error:
+            if is_users(error, here=self.here):
+                raise
+            pairs = zip(places, chosen, strict=True)
+            return [place for place, given in pairs if self._takes(place, given)]
+        return places
+
+    def _takes(self, place: int, options: Any) -> bool:
+        """Set the options of one env; return False after an error, which is reported."""
+        try:
+            self.take_options([place], [options])
+        except Exception as error:
+            if is_users(error, here=self.here):
+                raise
+            self._leave(_ERROR, place, error)
+            return False
+        return True
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Prepare envs that replace lost ones; ``seeds`` are for their next resets."""
@@ -425,11 +456,8 @@ class BatchBlock(ChunkBlock):
         if self._autoreset == "SAME_STEP":
             try:
                 self._reset(frame, self.all)
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:
-                self.failed = True
-                self._leave(_ERROR, 0, error)
+                self._report(error)
         else:
             self._rewards[frame] = 0
             self._terminated[frame] = False
@@ -443,9 +471,13 @@ class BatchBlock(ChunkBlock):
 
     def snapshot(self) -> Any:
         """Return the state of all envs, to pass to ``return_to``."""
-        self._drawn_before = []
+        self._forget_draws()
         arrays = {name: array.copy() for name, array in self._state_arrays().items()}
         return arrays, dict(self.seeds), self.used.copy(), (self._all_begun, self.any_ended)
+
+    def _forget_draws(self) -> None:
+        """Forget the states of random generators before their use."""
+        self._drawn_before = []
 
     def return_to(self, snapshot: Any) -> None:
         """Return to the state of the last snapshot."""
@@ -460,6 +492,10 @@ class BatchBlock(ChunkBlock):
     # -- states ----------------------------------------------------------------------------------
 
     @property
+    def _name(self) -> bytes:
+        return self.kind.__name__.encode()[:_NAME]
+
+    @property
     def _state_type(self) -> np.dtype[Any]:
         """The dtype of an env's state: its own, and that of the episode."""
         return np.dtype(
@@ -469,6 +505,7 @@ class BatchBlock(ChunkBlock):
                     for name, array in self._state_arrays().items()
                 ),
                 *(("seeded", np.bool_), ("seed", np.uint8, _SEED), ("generator", np.uint64, 6)),
+                ("env", np.bytes_, _NAME),
             ]
         )
 
@@ -479,6 +516,7 @@ class BatchBlock(ChunkBlock):
     def states(self, ids: Sequence[int]) -> Array:
         """Return the states of envs, one row each."""
         states = np.zeros(len(ids), self._state_type)
+        states["env"] = self._name
         for name, array in self._state_arrays().items():
             states[name] = array[ids]
         for row, i in enumerate(ids):
@@ -494,6 +532,9 @@ class BatchBlock(ChunkBlock):
             ours, theirs = ({*(dtype.names or ())} for dtype in (self._state_type, states.dtype))
             differing = ", ".join(sorted(ours ^ theirs)) or "other sizes"
             raise ValueError(f"cannot set state: it belongs to other envs ({differing})")
+        if (wrong := states["env"] != self._name).any():
+            other, name = states["env"][wrong.argmax()].decode(), self._name.decode()
+            raise ValueError(f"cannot set state: it belongs to {other or 'no env'}, not to {name}")
         for name, array in self._state_arrays().items():
             array[ids] = states[name]
         self.ended &= self._autoreset == "NEXT_STEP"  # the states may come from another mode
@@ -520,30 +561,7 @@ class BatchBlock(ChunkBlock):
         self._overflow.append((kind, self.first + i, value))
 
 
-class _Generators(Generators):
-    """Generators that draw for all envs in one call of C++."""
-
-    def uniform(self, low: Any, high: Any, shape: int | tuple[int, ...] | None = None) -> Array:
-        if type(low) is type(high) is float and type(shape) is int:  # the usual case
-            drawn = np.empty((len(self), shape))
-            _core.uniform(self, low, high, drawn)
-            return drawn
-        shape = self.shape_of(low, high, shape)
-        if np.ndim(low) == np.ndim(high) == 0 or np.shape(low) == np.shape(high) == shape:
-            drawn = np.empty((len(self), math.prod(shape)))
-            _core.uniform(self, low, high, drawn)
-            return drawn.reshape(len(self), *shape)
-        return super().uniform(low, high, shape)
-
-    def standard_normal(self, shape: int | tuple[int, ...] = ()) -> Array:
-        sizes = tuple(shape) if np.iterable(shape) else (shape,)
-        drawn = np.empty((len(self), math.prod(sizes)))
-        if not _core.standard_normal(self, drawn):
-            return super().standard_normal(shape)
-        return drawn.reshape(len(self), *sizes)
-
-
-class _Noted(_Generators):
+class _Noted(Generators):
     """Generators that save their states before each use, so that a step can be repeated."""
 
     def __init__(self, rngs: Iterable[Any]) -> None:
@@ -563,7 +581,7 @@ class _Noted(_Generators):
         return found
 
     def of(self, ids: Ids) -> Generators:
-        return _Generators(self[ids] if isinstance(ids, slice) else [self[i] for i in ids.tolist()])
+        return Generators(self[ids] if isinstance(ids, slice) else [self[i] for i in ids.tolist()])
 
     def uniform(self, low: Any, high: Any, shape: int | tuple[int, ...] | None = None) -> Array:
         self._note(super().__iter__())
@@ -589,7 +607,7 @@ class OwnBlock(BatchBlock):
         self._reward_shape = reward_shape(reward_space_of(env))
         shape = env.action_space.shape or ()
         super().__init__(env.num_envs, first, shape, env.max_episode_steps, meter, here=here)
-        self.rngs = env.rngs = (_Noted if here else _Generators)(self.rngs)
+        self.rngs = env.rngs = (_Noted if here else Generators)(self.rngs)
 
     def advance(self, ids: Array | None, actions: Array) -> Advanced:
         rows = slice(None) if ids is None else ids
@@ -629,6 +647,10 @@ class OwnBlock(BatchBlock):
         return observations
 
     @property
+    def kind(self) -> type:
+        return type(self._env)
+
+    @property
     def memory(self) -> dict[str, Array]:
         return self._env.memory
 
@@ -637,9 +659,9 @@ class OwnBlock(BatchBlock):
         if given:
             self._env.set_options(np.array(list(given), np.int32), list(given.values()))
 
-    def snapshot(self) -> Any:
+    def _forget_draws(self) -> None:
         self._noted.clear()
-        return super().snapshot()
+        super()._forget_draws()
 
     def return_to(self, snapshot: Any) -> None:
         super().return_to(snapshot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from pysampler import _core
 from pysampler._frames.frames import BEGUN, SKIPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -49,14 +50,16 @@ class GivenActions:
         self._actions: dict[int, Array] = {}
 
     def of(self, frame: int) -> Array:
-        """Return the actions in a frame as an array, also if they were Python numbers."""
+        """Return the actions in a frame as an array, also if they were Python numbers.
+
+        It is a copy: envs may keep their actions or write to them.
+        """
         given = int(self._types[frame])
         if given not in self._actions:
             dtype = _DTYPES[given & _TYPE]
             of_all = self._frames.actions_as(self._leaf, dtype, python=given > _TYPE)
             self._actions[given] = of_all[:, self._envs]
-        actions: Array = np.ascontiguousarray(self._actions[given][frame])
-        return actions
+        return np.array(self._actions[given][frame], order="C")
 
     def were_python(self, frame: int) -> bool:
         """Return whether the actions in a frame were Python numbers."""
@@ -110,8 +113,9 @@ class RepeatableBlock(PythonBlock):
         super().__init__()
         self.here = here
         self._overflow: Overflow = []
-        self._number: int | None = None  # of the last step
+        self._number: Any = None  # of the last step, or its list of actions
         self._before: Any = None
+        self._can_repeat = False  # whether the state before the current step was saved
 
     def snapshot(self) -> Any:
         """Return the state of all envs, for ``return_to``."""
@@ -123,22 +127,38 @@ class RepeatableBlock(PythonBlock):
 
     def step_once(self, frame: int, number: int) -> bool:
         """Make step ``number``; the same number again repeats a step that an exception ended."""
-        self._return_or_note(number)
-        return self.step(frame)
+        with self._repeatable(number):
+            return self.step(frame)
 
     def step_chunk_once(self, frame: int, steps: int, last: bool, number: int) -> bool:  # noqa: FBT001
         """Make chunk ``number``; the same number again repeats one that an exception ended."""
-        self._return_or_note(number)
-        return self.step_chunk(frame, steps, last)
+        with self._repeatable(number):
+            return self.step_chunk(frame, steps, last)
 
-    def _return_or_note(self, number: int) -> None:
+    @contextlib.contextmanager
+    def _repeatable(self, number: Any) -> Iterator[None]:
+        """Save the state of the envs, or return to it if this step or chunk was interrupted."""
         self._overflow = []
         if self.here:
-            if number == self._number:
-                self.return_to(self._before)
-            else:
+            if not self._begin_again(number):
                 self._before = self.snapshot()
                 self._number = number
+            self._can_repeat = True
+        try:
+            yield
+        finally:
+            self._can_repeat = False
+
+    def _begin_again(self, number: Any) -> bool:
+        """Return to the state before this step if it is a repetition; return whether it is.
+
+        Args:
+            number: The number of the step or chunk, or the list of actions of a step.
+        """
+        same = number is self._number or (type(number) is int and number == self._number)
+        if same:
+            self.return_to(self._before)
+        return same
 
     def stop(self) -> None:
         """Do nothing: the envs step together."""
@@ -239,7 +259,7 @@ class GroupBlock(PythonBlock):
         self._envs = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self._firsts = [first + envs.start for envs in self._envs]
         self._action_types = frames.action_types
-        # The last actions, and the share of each block: a call with the same list resumes the step.
+        # The last actions, and the share of each block: a call with the same list repeats the step.
         self._given: tuple[Any, list[Any]] = None, []
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
@@ -266,7 +286,6 @@ class GroupBlock(PythonBlock):
             self._given = actions, [actions[envs] for envs in self._envs]
         for block, given in zip(self.blocks, self._given[1], strict=True):
             over |= block.step(frame, given)
-        self._given = None, []
         return over
 
     def step_once(self, frame: int, number: int) -> bool:

@@ -250,10 +250,10 @@ class NestedBlock(RepeatableBlock):
     # -- actions ---------------------------------------------------------------------------------
 
     def _given(self, frame: int) -> Any:
-        """Return a copy of the actions in a frame, since the vector env may keep them."""
+        """Return the actions in a frame."""
 
         def of_leaf(leaf: int) -> Array:
-            actions = self._actions[leaf].of(frame).copy()
+            actions = self._actions[leaf].of(frame)
             if self._any_rests:
                 actions[self._resting] = actions[self._resting.argmin()]  # a valid one
             return actions

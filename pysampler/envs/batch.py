@@ -7,9 +7,12 @@ limits, seeds, infos, states and the rest of gymnasium's contract are done by th
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+
+from pysampler import _core
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +51,15 @@ class Generators(list[np.random.Generator]):
         Returns:
             An array with a row for each env.
         """
+        if type(low) is type(high) is float and type(shape) is int:  # the usual case
+            drawn = np.empty((len(self), shape))
+            _core.uniform(self, low, high, drawn)
+            return drawn
         shape = self.shape_of(low, high, shape)
+        if np.ndim(low) == np.ndim(high) == 0 or np.shape(low) == np.shape(high) == shape:
+            drawn = np.empty((len(self), math.prod(shape)))
+            _core.uniform(self, low, high, drawn)
+            return drawn.reshape(len(self), *shape)
         return np.array([one.uniform(low, high, shape) for one in self]).reshape(len(self), *shape)
 
     def standard_normal(self, shape: int | tuple[int, ...] = ()) -> Array:
@@ -62,7 +73,11 @@ class Generators(list[np.random.Generator]):
         Returns:
             An array with a row for each env.
         """
-        return np.array([one.standard_normal(shape) for one in self])
+        sizes = tuple(shape) if np.iterable(shape) else (shape,)
+        drawn = np.empty((len(self), math.prod(sizes)))
+        if not _core.standard_normal(self, drawn):
+            return np.array([one.standard_normal(shape) for one in self])
+        return drawn.reshape(len(self), *sizes)
 
     def shape_of(self, low: Any, high: Any, shape: int | tuple[int, ...] | None) -> tuple[int, ...]:
         """Return the shape of the numbers of one env between two bounds."""

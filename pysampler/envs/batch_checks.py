@@ -29,7 +29,7 @@ def check_batch_env(
     - Results have the shapes and dtypes of the spaces.
     - The same seeds and actions give the same results.
     - Rows do not depend on each other, nor on which of them step together.
-    - ``reset`` and ``step`` change only the rows ``ids``, and do not write to the actions.
+    - ``reset`` and ``step`` change only the rows ``ids``.
     - All state is in the arrays of ``rows`` and in ``rngs``.
 
     Args:
@@ -75,8 +75,8 @@ class _Envs:
 
     def step(self, ids: Any, actions: Array) -> dict[str, Array]:
         """Step some envs, and return rewards, terminated and infos by name."""
-        before, given = self.state(), actions.copy()
-        results = self.env.step(ids, actions)
+        before = self.state()
+        results = self.env.step(ids, actions.copy())
         rows = np.arange(self.count)[ids]
         if not isinstance(results, tuple) or len(results) not in (2, 3):
             raise self.fail(f"step returned {results!r}, expected rewards, terminated[, infos]")
@@ -93,8 +93,6 @@ class _Envs:
             )
         terminated = np.broadcast_to(terminated, len(rows))
         self.check_infos("step", infos[0] if infos else None, len(rows))
-        if not np.array_equal(actions, given):
-            raise self.fail("step changed its actions")
         self.expect_only("step", before, rows)
         self.elapsed[rows] += 1
         named = {f"info {key!r}": value.copy() for key, value in (infos or [{}])[0].items()}

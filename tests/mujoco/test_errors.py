@@ -53,6 +53,20 @@ def test_a_step_names_the_env_that_was_not_reset():
     theirs.close()
 
 
+@pytest.mark.parametrize("make", [together, ordinary])
+def test_a_wrong_task_names_its_env_and_the_others_are_reset(make):
+    envs = make("HalfCheetahDir-v5", 3, num_workers=1)
+    envs.reset(seed=1)
+    envs.set_options([1], {"task": {"wrong": 1}})
+    with pytest.raises(EnvError, match="cannot set task of HalfCheetahDir") as caught:
+        envs.reset(seed=1)
+    assert caught.value.env == 1
+    envs.set_options([1], None)
+    envs.reset(seed=[None, 2, None])
+    assert envs.get_attr("np_random_seed") == (1, 2, 3)
+    envs.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("wrong", [np.zeros(5), np.zeros((1, 6)), 1.0, "abcdef"], ids=str)
 def test_a_wrong_action_shape_names_its_env(wrong, workers):

@@ -237,6 +237,10 @@ WRONG = {
         lambda envs, states: envs.set_state(_state_of("Hopper-v5")),
         "cannot set state: it belongs to other envs",
     ),
+    "of another env of that size": (
+        lambda envs, states: envs.set_state(np.repeat(_state_of("Walker2d-v5")[:1], 5)),
+        "cannot set state: it belongs to Walker2d, not to HalfCheetah",
+    ),
     "no such env": (lambda envs, states: envs.get_state([5]), "env 5"),
     "none of these": (lambda envs, states: envs.set_state(states[:1], [-1]), "env -1"),
 }

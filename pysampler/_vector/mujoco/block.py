@@ -155,6 +155,10 @@ class TaskBlock(BatchBlock):
         return self.task.observe(self._view(ids))
 
     @property
+    def kind(self) -> type:
+        return type(self.task)
+
+    @property
     def memory(self) -> dict[str, Array]:
         memory = {f"memory_{name}": one for name, one in self.task.memory.items()}
         return {"physics": self.rows, **self.derived, **memory}

@@ -89,11 +89,17 @@ class _Twins(OwnBlock):
                 self._successor = self.leave(why)
         return self._successor is not None
 
+    def _return_if_repeated(self, number: Any) -> None:
+        if self._successor is None and self.here:  # an interrupted step may have begun new episodes
+            self._begin_again(number)
+
     def step(self, frame: int, actions: Any = None) -> bool:
+        if actions is not None:
+            self._return_if_repeated(actions)
         if self._has_left(frame, actions):  # a loop in C++ may still hold this block
             stepped: bool = self._successor.step(frame, actions)
             return stepped
-        return super().step(frame, _as_numbers(actions))
+        return super().step(frame, actions)
 
     def step_chunk(self, frame: int, steps: int, last: bool) -> bool:  # noqa: FBT001
         if any(self._has_left(frame + k, None) for k in range(steps)):
@@ -102,16 +108,14 @@ class _Twins(OwnBlock):
         return super().step_chunk(frame, steps, last)
 
     def step_chunk_once(self, frame: int, steps: int, last: bool, number: int) -> bool:  # noqa: FBT001
-        if self._successor is None and self.here and number == self._number:
-            self.return_to(self._before)
+        self._return_if_repeated(number)
         if any(self._has_left(frame + k, None) for k in range(steps)):
             stepped: bool = self._successor.step_chunk_once(frame, steps, last, number)
             return stepped
         return super().step_chunk_once(frame, steps, last, number)
 
     def step_once(self, frame: int, number: int) -> bool:
-        if self._successor is None and self.here and number == self._number:
-            self.return_to(self._before)  # an interrupted step may have begun new episodes
+        self._return_if_repeated(number)
         if self._has_left(frame, None):
             stepped: bool = self._successor.step_once(frame, number)
             return stepped

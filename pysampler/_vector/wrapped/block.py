@@ -300,7 +300,7 @@ class LayeredBlock(ChunkBlock):
     def _step(self, frame: int, actions: Sequence[Any] | None, fresh: Array | None) -> None:
         given: Any = actions
         if self._acting:
-            given = self._actions.of(frame).copy()  # an env may keep its action
+            given = self._actions.of(frame)
             for layer in self._acting:
                 given = layer.act(given)
         self.inner.step(frame, given)
