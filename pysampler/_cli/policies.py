@@ -15,7 +15,12 @@ __all__ = ["is_file", "policy_of"]
 _SCRIPTS = ".pt", ".pth"  # files of torch.jit.save
 
 # Algorithms of Stable-Baselines3 by the module of their policies. PPO loads models of A2C too.
-_ALGORITHMS = {"common": "PPO", "dqn": "DQN", "sac": "SAC", "td3": "TD3"}
+_ALGORITHMS = {
+    "stable_baselines3.common": "PPO",
+    "stable_baselines3.dqn": "DQN",
+    "stable_baselines3.sac": "SAC",
+    "stable_baselines3.td3": "TD3",
+}
 
 
 def is_file(text: str) -> bool:
@@ -61,8 +66,8 @@ def _model(path: Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             content = json.loads(archive.read("data"))
         home = content["policy_class"]["__module__"].split(".")
-        algorithm = getattr(library, _ALGORITHMS[home[1]])
-    except (zipfile.BadZipFile, KeyError, ValueError, IndexError, TypeError) as error:
+        algorithm = getattr(library, _ALGORITHMS[".".join(home[:2])])
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
         raise SourceError(
             f"{path} is not a model of Stable-Baselines3's {', '.join(_ALGORITHMS.values())}; load "
             "it in a file of yours and pass FILE.py:policy"

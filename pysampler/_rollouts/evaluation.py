@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler._numbers import whole_number
 from pysampler._policies.normalize import expect_normalizer
-from pysampler._policies.predict import PredictPolicy
+from pysampler._policies.predict import predict_policy
 from pysampler._policies.sampler import makes_envs, vector_env_of
 from pysampler._rollouts.episode_recorder import expect_describes
 from pysampler._rollouts.episode_sampler import EpisodeSampler
@@ -80,7 +80,8 @@ def evaluate(
             you step it again: its envs are left where their episodes ended. All of its envs are
             reset once, also those for which there is no episode.
         policy: A policy, as in :class:`pysampler.Rollouts`; or a model of Stable-Baselines3, whose
-            ``predict`` is called with ``deterministic=True``.
+            ``predict`` is called with ``deterministic=True``, and with the states of
+            ``RecurrentPPO``.
         episodes: How many episodes, or a list of :class:`pysampler.EpisodeSpec`.
         num_envs: How many envs to make; by default one for each episode, up to 8.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
@@ -181,7 +182,7 @@ def evaluate(
             "cannot evaluate: min_envs and timeout are for single steps, expected chunk=None"
         )
     if hasattr(policy, "predict") and not callable(policy):
-        policy = PredictPolicy(policy)
+        policy = predict_policy(policy)
     runs = _Runs(
         *(policy, specs, batch, max_steps, normalize and normalize.frozen(), leave_out),
         RolloutOptions(

@@ -158,6 +158,18 @@ def test_a_model_of_sb3_is_evaluated(tmp_path, capsys, name):
     assert [row["return"] for row in report["episodes"]] == pytest.approx(expected.returns)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "policy"), [("RecurrentPPO", "MlpLstmPolicy"), ("MaskablePPO", "MlpPolicy")]
+)
+def test_a_model_of_sb3_contrib_is_not_taken_for_ppo(tmp_path, capsys, name, policy):
+    sb3_contrib = pytest.importorskip("sb3_contrib")
+    model = getattr(sb3_contrib, name)(policy, "CartPole-v1", device="cpu")
+    model.save(tmp_path / "model.zip")
+    assert main(["evaluate", str(tmp_path / "model.zip"), "CartPole-v1", "--workers", "0"]) == 2
+    assert "is not a model of Stable-Baselines3's PPO, DQN, SAC, TD3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("policy", "env", "text"),
     [

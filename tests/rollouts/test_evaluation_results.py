@@ -290,3 +290,27 @@ def test_a_model_with_predict_is_a_policy():
 
     evaluation = pysampler.evaluate(Steps, Model(), 3, seed=0, num_workers=0)
     assert evaluation.episodes == pysampler.evaluate(Steps, double, 3, seed=0).episodes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_recurrent_model_keeps_its_state_until_the_episode_ends(batch):
+    sb3_contrib = pytest.importorskip("sb3_contrib")
+    nets = {"n_lstm_layers": 2, "lstm_hidden_size": 8}
+    model = sb3_contrib.RecurrentPPO(
+        "MlpLstmPolicy", "Pendulum-v1", policy_kwargs=nets, device="cpu", seed=1
+    )
+    env = gym.make("Pendulum-v1")
+    expected = []
+    for seed in range(4):
+        observation, _ = env.reset(seed=seed)
+        state, total, over = None, 0.0, False
+        while not over:
+            action, state = model.predict(observation, state, deterministic=True)
+            observation, reward, _, over, _ = env.step(action)
+            total += reward
+        expected.append(total)
+    evaluation = pysampler.evaluate(
+        *("Pendulum-v1", model, 4), num_envs=3, seed=0, num_workers=0, batch=batch
+    )
+    assert evaluation.returns == pytest.approx(expected)
