@@ -7,12 +7,15 @@ import contextlib
 import io
 import os
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from pysampler._cli import bench, doctor, evaluate, top, trace, tune
+from pysampler._cli.hangs import own_frames
 from pysampler._cli.programs import AttachError
 from pysampler._cli.screen import reason_of
 from pysampler._cli.turns import MeasureError
+from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,14 +61,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         _print_notes(error)
         return 130  # the status of shells for SIGINT
-    except BrokenPipeError:  # the reader has stopped reading, for example head
+    except OSError as error:
+        if _is_theirs(error):
+            raise
         _drop_output()
-        return 0
-    except OSError as error:  # for example a full disk
-        _drop_output()
-        print(f"pysampler: {reason_of(error)}", file=sys.stderr)
+        if isinstance(error, BrokenPipeError):  # the reader has stopped reading, for example head
+            return 0
+        print(f"pysampler: {reason_of(error)}", file=sys.stderr)  # for example a full disk
         _print_notes(error)
         return 2
+
+
+def _is_theirs(error: OSError) -> bool:
+    """Return whether an env or a policy raised an error, which then needs its traceback."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return isinstance(error, EnvError) or bool(own_frames(frames))
 
 
 def _print_notes(error: BaseException) -> None:

@@ -53,6 +53,19 @@ def stopped(observations):
     return np.ones(len(observations), int)
 
 
+def broken(observations):
+    raise BrokenPipeError("the robot is off")
+
+
+class Broken(gym.Wrapper):
+    def reset(self, **options):
+        raise BrokenPipeError("the robot is off")
+
+
+def make_broken():
+    return Broken(make())
+
+
 def interrupted(observations):
     raise KeyboardInterrupt
 
@@ -99,6 +112,14 @@ def test_a_policy_may_act_for_several_steps(file, capsys):
     single = evaluated(capsys, f"{file}:right", "CartPole-v1", *EIGHT)
     lengths = [[row["length"] for row in report["episodes"]] for report in (chunked, single)]
     assert lengths[0] == lengths[1]
+
+
+@pytest.mark.parametrize(("policy", "env"), [("broken", "make"), ("right", "make_broken")])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_pipe_of_an_env_or_a_policy_is_raised(file, policy, env, workers):
+    arguments = f"{file}:{policy}", f"{file}:{env}", "--workers", str(workers)
+    with pytest.raises(BrokenPipeError, match="the robot is off"):
+        main(["evaluate", *arguments])
 
 
 @pytest.mark.slow
