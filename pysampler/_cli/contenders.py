@@ -273,7 +273,7 @@ class Stepper:
         return len(ids)
 
     def _walk(self) -> int:
-        return int(next(self._rollouts).rewards.size)
+        return int(next(self._rollouts).terminated.size)
 
     def run(self, seconds: float, only: int | None = None) -> tuple[int, float]:  # noqa: ARG002
         """Step for some seconds."""

@@ -301,6 +301,34 @@ def test_vector_envs_of_sb3_are_stepped_as_in_the_script(source_in, made):
     contender.close()
 
 
+OBJECTIVES = """
+import gymnasium as gym
+import numpy as np
+
+
+class Objectives(gym.Wrapper):
+    reward_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, np.full(3, reward, np.float32), *rest
+
+
+def make():
+    return Objectives(gym.make("CartPole-v1"))
+"""
+
+
+def test_steps_of_rollouts_with_several_rewards_are_counted_once(folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (folder / "objectives.py").write_text(OBJECTIVES)
+    options = {"kind": "pysampler", "options": {"num_workers": 0}, "policy_in": "main"}
+    contender = _made(source_of("objectives.py:make"), {"envs": 2, "warm": 0.0, **options})
+    steps, _ = contender.run(0.0)
+    assert steps == 16 * 2
+    contender.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "arguments", "why"),
