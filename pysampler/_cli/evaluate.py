@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import json
+import math
+import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.turns import MeasureError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pysampler._rollouts.evaluation_results import Evaluation
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -59,21 +67,51 @@ def _record(text: str) -> Any:
 
 def run(options: argparse.Namespace) -> int:
     """Run the episodes and print the results."""
+    if options.csv is not None and not (folder := Path(options.csv).parent).is_dir():
+        raise MeasureError(f"cannot write {options.csv}: there is no folder {folder}")
+    if options.record is not None and options.videos is None:
+        raise MeasureError("--record is for --videos FOLDER, which is missing")
+    with _printing_to_stderr() if options.json else contextlib.nullcontext():
+        evaluation = _evaluated(options)
+    if options.json:
+        print(json.dumps(_report(evaluation), default=str))
+    else:
+        print(evaluation)
+        for one in evaluation.episodes:
+            if one.video is not None:
+                print(one.video)
+    if options.csv is not None:
+        sys.stdout.flush()  # an error drops what is not printed yet
+        evaluation.to_csv(options.csv)
+    return 0
+
+
+@contextlib.contextmanager
+def _printing_to_stderr() -> Iterator[None]:
+    """Send the output of imports, envs and policies to stderr: stdout is for the JSON."""
+    out = os.dup(1)
+    os.dup2(1 if sys.stderr is None else 2, 1)  # None: closed
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(out, 1)
+        os.close(out)
+
+
+def _evaluated(options: argparse.Namespace) -> Evaluation:
     import pysampler  # noqa: PLC0415 - samplers only where they are needed
     from pysampler._cli.policies import is_file, policy_of  # noqa: PLC0415
     from pysampler._cli.sources import SourceError, source_of  # noqa: PLC0415
     from pysampler.errors import PysamplerError  # noqa: PLC0415
 
-    if options.csv is not None and not (folder := Path(options.csv).parent).is_dir():
-        raise MeasureError(f"cannot write {options.csv}: there is no folder {folder}")
-    if options.record is not None and options.videos is None:
-        raise MeasureError("--record is for --videos FOLDER, which is missing")
     try:
         policy, source = policy_of(options.policy), source_of(options.env)
         if source.made_by is None:
             _expect_no_arguments(source.function, options.env)
         env = options.env if source.made_by is not None else source.function
-        evaluation = pysampler.evaluate(
+        return pysampler.evaluate(
             *(env, policy, options.episodes),
             num_envs=options.envs,
             vector_kwargs=_vector_options(options),
@@ -111,17 +149,6 @@ def run(options: argparse.Namespace) -> int:
                 f"{options.policy} failed in {options.env}: {line}; is it a policy for this env?"
             ) from error
         raise
-    if options.json:
-        print(json.dumps(_report(evaluation), default=str))
-    else:
-        print(evaluation)
-        for one in evaluation.episodes:
-            if one.video is not None:
-                print(one.video)
-    if options.csv is not None:
-        sys.stdout.flush()  # an error drops what is not printed yet
-        evaluation.to_csv(options.csv)
-    return 0
 
 
 def _vector_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -153,17 +180,24 @@ def _is_ours(error: Exception) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("pysampler.")
 
 
-def _report(evaluation: Any) -> dict[str, Any]:
+def _report(evaluation: Evaluation) -> Any:
+    """Return the results for JSON, which has no numbers that are not finite."""
+    from pysampler._policies.trees import mapped  # noqa: PLC0415
+
+    def finite(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
     success = {}
     if evaluation.success_rate is not None:
         success = {
             "success_rate": evaluation.success_rate,
             "success_interval": evaluation.success_interval(),
         }
-    return {
+    report = {
         "mean": evaluation.mean,
         "std": evaluation.std,
         "interval": evaluation.interval(),
         **success,
         "episodes": [one.row for one in evaluation.episodes],
     }
+    return mapped(finite, report)

@@ -12,6 +12,8 @@ import pysampler
 from pysampler._cli.main import main
 
 FILE = """
+import os
+
 import gymnasium as gym
 import numpy as np
 
@@ -50,6 +52,23 @@ def stopped(observations):
     calls.append(None)
     if len(calls) == 11:
         raise KeyboardInterrupt
+    return np.ones(len(observations), int)
+
+
+class Diverging(gym.Wrapper):
+    def step(self, action):
+        os.write(1, b"an env\\n")
+        observation, _, *rest = self.env.step(action)
+        return observation, float("nan"), *rest
+
+
+def diverging():
+    print("an import")
+    return Diverging(make())
+
+
+def talking(observations):
+    print("a policy")
     return np.ones(len(observations), int)
 
 
@@ -99,6 +118,17 @@ def test_a_function_of_a_file_is_evaluated(file, capsys):
     assert report["mean"] == expected.mean
     assert report["interval"] == list(expected.interval())
     assert [row["seed"] for row in report["episodes"]] == list(range(3, 11))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_stdout_has_only_valid_json(file, capfd, workers):
+    arguments = f"{file}:talking", f"{file}:diverging", "--workers", str(workers)
+    assert main(["evaluate", *arguments, "--episodes", "2", "--json"]) == 0
+    out, err = capfd.readouterr()
+    report = json.loads(out, parse_constant=pytest.fail)
+    assert report["mean"] is None
+    assert [row["return"] for row in report["episodes"]] == [None, None]
+    assert all(text in err for text in ("an import", "an env", "a policy"))
 
 
 @pytest.mark.parametrize("name", ["Left", "model"])
