@@ -210,7 +210,9 @@ def advice_of(
             "options with pysampler tune."
         )
         return " ".join(advice), []
-    if ours == AUTO and best.about["num_workers"] == 0:
+    if measured[DEFAULT].trouble:
+        advice.append('The default does not run, but num_workers="auto" does.')
+    elif ours == AUTO and best.about["num_workers"] == 0:
         advice.append("Envs this fast need no workers: the program's own process steps them all.")
     elif ours == AUTO:
         times = best.fraction.middle / measured[DEFAULT].fraction.middle

@@ -278,13 +278,17 @@ SETTING = Setting(
 def advised(
     default, auto, sync, asynchronous, ideal=400.0, alone=100.0, about=(3, 2), setting=SETTING
 ):
-    """Return the advice for these fractions of the ideal."""
+    """Return the advice for these fractions of the ideal; the default may be a trouble instead."""
+    trouble = default if isinstance(default, str) else ""
+    default = 0.0 if trouble else default
     fractions = dict(zip(NAMES, [1.0, default, auto, sync, asynchronous], strict=True))
     measured = {
         name: Measured([part * ideal] * 4, [part * f for f in (0.99, 1, 1, 1.01)])
         for name, part in fractions.items()
     }
     measured[NAMES[2]].about = dict(zip(("num_workers", "main_envs"), about, strict=True))
+    if trouble:
+        measured[NAMES[1]] = Measured(trouble=trouble)
     return bench.advice_of(setting, measured, [alone] * 4)
 
 
@@ -313,6 +317,9 @@ def test_the_advice_is_the_fastest_beyond_the_spread(monkeypatch):
     assert lines == auto_lines
     advice, lines = advised(0.1, 0.3, 0.2, 0.1, about=(0, 8))
     assert advice.startswith("Envs this fast need no workers")
+    assert lines == auto_lines
+    advice, lines = advised("RuntimeError: no fork", 0.8, 0.2, 0.1)
+    assert advice == 'The default does not run, but num_workers="auto" does.'
     assert lines == auto_lines
     advice, lines = advised(0.5, 0.4, 0.6, 0.1)
     assert advice.startswith(
