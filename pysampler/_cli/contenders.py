@@ -32,6 +32,7 @@ from pysampler._cli.programs import AttachError, find
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
 from pysampler._cli.sources import SourceError, load, source_of, written
+from pysampler._policies.trees import mapped
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.env_calls import is_several
 from pysampler._vector.env_trial import slowdown_in_threads, try_env
@@ -202,12 +203,7 @@ def _rows_in(tree: Any) -> int:
 
 
 def _taken(tree: Any, rows: Any) -> Any:
-    """Return some rows of a tree of arrays."""
-    if isinstance(tree, dict):
-        return {name: _taken(part, rows) for name, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_taken(part, rows) for part in tree)
-    return np.asarray(tree)[rows]
+    return mapped(lambda part: np.asarray(part)[rows], tree)
 
 
 class Stepper:
