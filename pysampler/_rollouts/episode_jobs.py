@@ -39,12 +39,14 @@ class EpisodesReport:
         finished: The episodes that ended.
         begun: By env, the spare of the job that it is in.
         failures: Errors of envs.
+        lost: Envs whose episodes must begin again, as vector envs in the block have lost workers.
     """
 
     steps: int = 0
     finished: list[Finished] = field(default_factory=list)
     begun: dict[int, Start] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
 
 
 def infos_in(overflow: Overflow) -> dict[int, dict[int, Any]]:
@@ -127,11 +129,13 @@ class EpisodePolicy(WorkerPolicy):
                 at += 1
                 ended += self.rows.after_step(at, envs, infos.get(k, {}))
             report.steps += steps
-            if ended:
+            report.lost += self.rows.lost
+            self.rows.lost.clear()
+            if ended or report.lost:
                 report.finished += ended
                 for one in ended:
                     report.begun.pop(one.env, None)
-                if len(ended) > len(spares):
+                if report.lost or len(ended) > len(spares):
                     break
                 starts = {one.env: spares.pop(0) for one in ended}
                 report.begun.update(starts)

@@ -59,6 +59,7 @@ class EpisodeRows:
 
     Attributes:
         starts: By env, the episode that it is in.
+        lost: By env, the episode that ended because a vector env in a block lost a worker.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class EpisodeRows:
         if statistics is not None:
             self._recorder = EpisodeRecorder(policy, frames, statistics)
         self.starts: dict[int, Start] = {}
+        self.lost: dict[int, Start] = {}
         self._busy = np.zeros(frames.envs, bool)
         self._returns = np.zeros(frames.envs)
         self._lengths = np.zeros(frames.envs, np.int64)
@@ -165,15 +167,19 @@ class EpisodeRows:
         for row in np.flatnonzero(ended).tolist():
             env = envs.start + row
             self._busy[env] = False
+            start, info = self.starts.pop(env), infos.get(env, {})
+            if info.get("worker_lost"):
+                self.lost[env] = start
+                continue
             finished.append(
                 Finished(
                     env,
-                    self.starts.pop(env).index,
+                    start.index,
                     float(self._returns[env]),
                     int(lengths[row]),
                     bool(terminated[row]),
                     (done - int(self._began[env])) / 1e9,
-                    _success(infos.get(env, {})),
+                    _success(info),
                     {} if recorder is None else recorder.describe(at, env),
                 )
             )

@@ -411,6 +411,8 @@ class EpisodeSampler(Sampler):
                 infos = {} if answer is None else infos_in(answer.result)
                 for k in range(self._steps):
                     finished += self._rows.after_step(at + k, envs, infos.get(k, {}))
+            if self._rows.lost:
+                self._begin_lost_again(group)
         if failures:
             self._failure = self._pool.error_of(*first(failures))
         return finished
@@ -426,6 +428,7 @@ class EpisodeSampler(Sampler):
         used = {one.index for one in report.finished}
         used.update(start.index for start in report.begun.values())
         self._queue.extendleft(one for one in reversed(spares) if one.index not in used)
+        self._rows.lost = {env: self._rows.starts.pop(env) for env in report.lost}
         return report.finished
 
     def _rows_of(self, group: int) -> slice:
@@ -470,11 +473,7 @@ class EpisodeSampler(Sampler):
 
     def _begin_again(self, group: int) -> None:
         """Let a group whose envs replace lost ones begin its episodes again."""
-        if self.resets_itself:
-            raise WorkerLostError(
-                "cannot evaluate: a worker was lost, and its vector envs reset themselves, so that "
-                "their episodes cannot begin again"
-            )
+        self._expect_resets()
         envs = self._groups[group]
         self._resetting.discard(group)
         self._starts[group] = {**self._rows.forget(envs), **self._starts.get(group, {})}
@@ -487,6 +486,29 @@ class EpisodeSampler(Sampler):
                 loss.args = (f"its worker was lost {count} times, {limit}; {loss.args[0]}",)
                 loss.env = env
                 raise loss
+
+    def _begin_lost_again(self, group: int) -> None:
+        """Let a group begin the episodes again in which its vector envs lost workers."""
+        self._expect_resets()
+        lost, self._rows.lost = self._rows.lost, {}
+        self._starts.setdefault(group, {}).update(lost)
+        for env, start in lost.items():
+            self._losses[start.index] += 1
+            if (count := self._losses[start.index]) > (most := self._pool.max_restarts):
+                loss = WorkerLostError(
+                    f"a worker of its vector env was lost {count} times, expected at most {most} "
+                    "(max_restarts)"
+                )
+                loss.env = env
+                raise loss
+
+    def _expect_resets(self) -> None:
+        """Raise WorkerLostError if episodes cannot begin again after a loss."""
+        if self.resets_itself:
+            raise WorkerLostError(
+                "cannot evaluate: a worker was lost, and its vector envs reset themselves, so that "
+                "their episodes cannot begin again"
+            )
 
     # -- ending ----------------------------------------------------------------------------------
 

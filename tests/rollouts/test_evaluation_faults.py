@@ -171,3 +171,58 @@ def test_a_reset_is_not_repeated_forever():
         with pytest.raises(WorkerLostError, match="it was replaced before") as info:
             envs.reset(seed=BAD)
         assert str(info.value).count("signal 9") == 3
+
+
+class Dying(Failing):
+    """Episodes of 10 steps; the sixth of one kills the process, perhaps only once."""
+
+    def __init__(self, flag, *, once):
+        super().__init__("crash")
+        self.flag, self.once = flag, once
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.left = seed, 10
+        return np.zeros(1), {}
+
+    def fail(self, where):
+        if self.seed == BAD and self.left == 5 and not (self.once and self.flag.exists()):
+            self.flag.touch()
+            super().fail(where)
+
+
+def dying(flag, *, once=True, mode="Disabled", num_workers=0):
+    """Return a vector env of a vector env of two envs, each in a worker."""
+    env = functools.partial(Dying, flag, once=once)
+    options = {"num_workers": 2, "autoreset_mode": mode, **RESTARTS}
+    inner = functools.partial(pysampler.VectorEnv, [env] * 2, **options)
+    return pysampler.VectorEnv([inner], num_workers=num_workers, autoreset_mode=mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_episodes_begin_again_if_a_vector_env_loses_a_worker(tmp_path, policy_in, num_workers):
+    with dying(tmp_path / "flag", num_workers=num_workers) as envs:
+        evaluation = pysampler.evaluate(envs, still, 6, seed=BAD - 1, policy_in=policy_in)
+    assert (tmp_path / "flag").exists()
+    assert evaluation.lengths.tolist() == [10] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_an_episode_that_loses_workers_of_a_vector_env_ends_the_evaluation(tmp_path, policy_in):
+    with dying(tmp_path / "flag", once=False) as envs, pytest.raises(WorkerLostError) as info:
+        pysampler.evaluate(envs, still, 6, seed=BAD - 1, policy_in=policy_in)
+    assert str(info.value).startswith(
+        "cannot evaluate episode 1 (seed 5): a worker of its vector env was lost 4 times, expected "
+        "at most 3 (max_restarts)"
+    )
+    assert info.value.episode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_vector_envs_that_reset_themselves_must_not_lose_workers(tmp_path, policy_in):
+    loses = pytest.raises(WorkerLostError, match="its vector envs reset themselves")
+    with dying(tmp_path / "flag", mode="SameStep") as envs, loses:
+        pysampler.evaluate(envs, still, 6, seed=BAD - 1, policy_in=policy_in)
