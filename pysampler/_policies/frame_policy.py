@@ -11,6 +11,7 @@ from pysampler._frames.frames import BEGUN, LOST, SKIPPED
 from pysampler._policies.calling import as_arrays
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import leaves_in, structure_of, tree_from
+from pysampler._vector.blocks import PythonBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,9 +21,16 @@ if TYPE_CHECKING:
     from pysampler._frames.frames import Frames
     from pysampler._policies.calling import Arrays, At, PolicyCaller, PolicyOutputs, Rows
     from pysampler._policies.normalize import Normalization
+    from pysampler._vector.blocks import Overflow
     from pysampler._vector.transforms import Transforms
 
-__all__ = ["FramePolicy", "Span", "end_lost_episodes", "skip_lost_steps"]
+__all__ = [
+    "FramePolicy",
+    "Span",
+    "end_episodes_lost_within",
+    "end_lost_episodes",
+    "skip_lost_steps",
+]
 
 Span = tuple[int, int, int]  # a frame, the first env, and how many envs
 
@@ -278,3 +286,10 @@ def end_lost_episodes(frames: Frames, at: int, envs: npt.NDArray[np.int64] | sli
     frames.has_final[at + 1, envs] = LOST
     for final, seen in zip(frames.final_observations, frames.observations, strict=True):
         final[at + 1, envs] = seen[at, envs]
+
+
+def end_episodes_lost_within(frames: Frames, at: int, overflow: Overflow) -> None:
+    """End the episodes that vector envs in a block lost in the step after a frame."""
+    for kind, env, *_ in overflow:
+        if kind == PythonBlock.LOST_WITHIN:
+            end_lost_episodes(frames, at, slice(env, env + 1))

@@ -15,7 +15,12 @@ import numpy as np
 from pysampler import _core
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.fixed_batch import FixedBatchCaller
-from pysampler._policies.frame_policy import FramePolicy, end_lost_episodes, skip_lost_steps
+from pysampler._policies.frame_policy import (
+    FramePolicy,
+    end_episodes_lost_within,
+    end_lost_episodes,
+    skip_lost_steps,
+)
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.shared_statistics import WorkerStatistics
@@ -278,6 +283,7 @@ class WorkerPolicy:
         def add_overflow(at: int) -> bool:
             """Return whether to stop here, because an env raised or there are infos to report."""
             overflow = take_overflow()
+            end_episodes_lost_within(self._frames, at - 1, overflow)
             if report.add_overflow(at, overflow):
                 return True
             if at == end or not self._are_new(overflow):

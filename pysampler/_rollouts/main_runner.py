@@ -11,14 +11,17 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._policies.copying import copied, fingerprint
-from pysampler._policies.frame_policy import end_lost_episodes, skip_lost_steps
+from pysampler._policies.frame_policy import (
+    end_episodes_lost_within,
+    end_lost_episodes,
+    skip_lost_steps,
+)
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.weights import copy_weights
 from pysampler._policies.worker_policy import copied_infos
 from pysampler._rollouts.background import Background
 from pysampler._rollouts.runner import RolloutRunner, closed_error
 from pysampler._torch import get_torch_threads, is_module, set_torch_threads
-from pysampler._vector.blocks import PythonBlock
 from pysampler._vector.results import first
 from pysampler.sync import now
 
@@ -129,9 +132,7 @@ class MainRunner(RolloutRunner):
             frame, envs = frame_of[group], self._groups[group]
             if replaced == "step":
                 end_lost_episodes(self.frames, frame - 1, slice(envs.start, envs.stop))
-            for kind, env, *_ in overflow:
-                if kind == PythonBlock.LOST_WITHIN:
-                    end_lost_episodes(self.frames, frame - 1, slice(env, env + 1))
+            end_episodes_lost_within(self.frames, frame - 1, overflow)
             self.mailed_infos += [
                 (frame + sum(step), env, copied_infos(info))
                 for kind, env, info, *step in overflow

@@ -285,6 +285,9 @@ class NestedBlock(RepeatableBlock):
         if array is None:
             self._write_observations(frame, observations)
         self._last = observations
+        if "worker_lost" in infos:  # in a reset, it ends no episode
+            for i in np.flatnonzero(infos["worker_lost"] & ends[1]).tolist():
+                self._leave(self.LOST_WITHIN, i, None)
         if self._resets_late:
             self._write_late(frame, observations, infos)
             return

@@ -224,6 +224,43 @@ def test_rollouts_of_batches_equal_those_of_envs(own):
     theirs.close()
 
 
+class Dying(SpaceEnv):
+    """An env that kills its process in the fifth step of the one that was reset with seed 1."""
+
+    dies_in = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.dies_in = 5 if seed == 1 else 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.dies_in -= 1
+        if self.dies_in == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+@pytest.mark.parametrize("mode", MODES)
+def test_rollouts_mark_steps_in_which_a_batch_lost_a_worker(mode, policy_in):
+    env = functools.partial(Dying, BOX, SPACES["discrete"], "numbers")
+    options = {"on_worker_loss": "restart", "autoreset_mode": mode}
+    inner = functools.partial(pysampler.VectorEnv, [env] * 2, num_workers=2, **options)
+    policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
+    found = []
+    for functions in ([inner], [env] * 2):
+        envs = pysampler.VectorEnv(functions, num_workers=len(functions), **options)
+        with pysampler.Rollouts(envs, policy, 6, policy_in=policy_in, seed=0) as rollouts:
+            found.append(next(rollouts))
+        envs.close()
+    nested, flat = found
+    assert np.argwhere(nested.lost).tolist() == [[4, 1]]
+    for name in ("valid", "lost", "truncated", "terminated", "rewards", "observations"):
+        same(getattr(nested, name)[:5, 1], getattr(flat, name)[:5, 1])
+    same(nested.final_observations[4, 1], flat.final_observations[4, 1])
+
+
 # -- resets ----------------------------------------------------------------------------------------
 
 
