@@ -154,11 +154,12 @@ _control: Callable[[F], F] = ray.method(concurrency_group="control")
 class HostActor:
     """The Ray actor. Calls run one after another; control calls run concurrently with them.
 
-    The lock guards the current sampler and the version of the policy that it uses.
+    ``_lock`` guards the current sampler and the version of the policy that it uses. A call holds
+    ``_calling`` until it has closed a sampler that ``close`` has left to it.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._calling = threading.Lock(), threading.Lock()
         self._hosted: HostedSampler
         self._sampler: Any = None
         self._generation = -1
@@ -200,6 +201,10 @@ class HostActor:
 
         Returns None if Ray has restarted this process and it has no sampler yet.
         """
+        with self._calling:
+            return self._call(generation, request, version, state)
+
+    def _call(self, generation: int, request: Any, version: int, state: Any) -> Answer | None:
         if generation != self._generation:
             return None
         sampler, began = self._sampler, time.monotonic()
@@ -240,12 +245,17 @@ class HostActor:
 
     @_control
     def close(self) -> None:
-        """Close the sampler, or leave that to the pending call; may be a control call."""
+        """Close the sampler, or end the pending call, which closes it; may be a control call."""
         with self._lock:
             sampler, self._sampler, self._generation = self._sampler, None, -1
         if sampler is not None:
-            with contextlib.suppress(BusyError):
+            try:
                 sampler.close()
+            except BusyError:
+                if (lease := core_of(sampler.envs).lease) is not None:
+                    lease.stop()
+                with self._calling:
+                    pass
 
     def _use_newest(self) -> None:
         with self._lock:

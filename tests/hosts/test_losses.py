@@ -3,12 +3,17 @@
 import functools
 import logging
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hosts_in_tests import Continuity, Life, rollouts
+from hosts_in_tests import Continuity, Life, idle, rollouts
 
-from pysampler.errors import EnvError, HostLostError
+import pysampler
+from pysampler._workers.exceptions import error_from
+from pysampler.errors import ClosedError, EnvError, HostLostError
+from pysampler.ray._host import HostActor
 
 SECOND = 1_000_000_000
 
@@ -374,6 +379,36 @@ def test_envs_of_a_host_are_closed_after_an_env_error(simulated, tmp_path):
         some.take()
     some.close()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"policy_in": "workers"}])
+def test_close_ends_the_rollout_under_way_and_closes_the_envs(tmp_path, options):
+    stepping = threading.Event()
+
+    class Steps(Closes):
+        def step(self, action):
+            stepping.set()
+            return Life.step(self, action)
+
+    class Hosted:
+        def call(self, sampler):
+            return next(sampler)
+
+    sampler = pysampler.Rollouts(
+        *(lambda: Steps(tmp_path), idle, 100_000),
+        num_envs=2,
+        num_workers=0,
+        seed=3,
+        **options,
+    )
+    host = HostActor()
+    host._hosted, host._sampler, host._generation = Hosted(), sampler, 1
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(host.call, 1, sampler, 0, None)
+        assert stepping.wait(60)
+        host.close()  # as Ray does, in the thread of control calls
+        assert len(list(tmp_path.iterdir())) == 2
+        assert isinstance(error_from(answer.result().failure, ""), ClosedError)
 
 
 def test_a_failing_env_constructor_fails_the_samplers_constructor(simulated):
