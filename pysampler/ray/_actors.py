@@ -150,7 +150,8 @@ class Actors(RemoteSampler):
 
     Attributes:
         policy: The policy.
-        settings: The current settings: assign to an entry to send it to the hosts.
+        settings: The current settings, in read-only arrays: assign whole entries to send them to
+            the hosts.
         num_envs: The number of envs of each host.
         single_observation_space: The observation space of an env.
         single_action_space: The action space of an env.

@@ -19,7 +19,9 @@ __all__ = ["HostSettings"]
 
 
 class HostSettings(Settings):
-    """Arrays by name, with a number for each env. Assigning to a name sends it to the hosts.
+    """Read-only arrays by name, with a number for each env.
+
+    Assigning to a name sends a new array to the hosts.
 
     Args:
         given: The numbers, or arrays of them, by name.
@@ -54,7 +56,9 @@ class HostSettings(Settings):
         return array[first : first + self._envs_of_host]
 
     def __getitem__(self, name: str) -> npt.NDArray[np.float64]:
-        return self._arrays[name].copy()
+        array = self._arrays[name].view()
+        array.flags.writeable = False
+        return array
 
     def _change(self, name: str, array: npt.NDArray[np.float64]) -> None:
         self._arrays[name] = array

@@ -277,7 +277,8 @@ def test_settings_are_per_env_across_all_hosts(simulated):
         assert settings_of(some, simulated) == {0: 7, 1: 7, 2: 7, 3: 7}
         assert some.settings["epsilon"].tolist() == [7, 7, 7, 7]
         assert dict(some.settings).keys() == {"epsilon"}
-        some.settings["epsilon"][0] = 3  # a copy
+        with pytest.raises(ValueError, match="read-only"):
+            some.settings["epsilon"][0] = 3
         assert some.settings["epsilon"].tolist() == [7, 7, 7, 7]
         with pytest.raises(KeyError, match="unknown setting 'gamma', expected one of"):
             some.settings["gamma"] = 1
