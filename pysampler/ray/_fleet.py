@@ -28,6 +28,7 @@ from ray.exceptions import (
 )
 
 import pysampler
+from pysampler._vector import arguments
 from pysampler._workers.exceptions import error_from
 from pysampler.errors import ClosedError, HostLostError
 from pysampler.ray._hosts import Call, Host
@@ -129,7 +130,7 @@ class Fleet:
     def begin(self) -> None:
         """Start the hosts and wait until all of them serve."""
         seconds = self._options.start_timeout
-        deadline = None if seconds is None else now() + int(seconds * _SECOND)
+        deadline = arguments.deadline(seconds, self._doing)
         for place in self._placement.begin(deadline):
             self._add(place)
         while not self.serving or any(not host.serves for host in self.present):
@@ -370,7 +371,7 @@ class Fleet:
             known: Whether this loss has already been counted.
         """
         options, at = self._options, now()
-        window = int(options.restart_window * _SECOND)
+        window = options.restart_window * _SECOND
         losses = deque(one for one in host.losses if one >= at - window)
         lost = self.lost
         if not known:
@@ -416,7 +417,7 @@ class Fleet:
         seconds = self._options.host_timeout
         if seconds is None:
             return
-        longest = int(seconds * _SECOND)
+        longest = seconds * _SECOND
         for host in hosts:
             if not host.serves or not host.calls or host.calls[0].answer is not None:
                 continue

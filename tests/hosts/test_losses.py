@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -379,6 +380,15 @@ def test_envs_of_a_host_are_closed_after_an_env_error(simulated, tmp_path):
         some.take()
     some.close()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("option", ["host_timeout", "start_timeout", "restart_window"])
+def test_times_of_hosts_may_be_infinite(simulated, option):
+    with rollouts(on_host_loss="restart", **{option: math.inf}) as some:
+        some.take()
+        simulated.kill_process(simulated.alive[0])
+        take_until(lambda: some.stats().lost, some, simulated)
+        take_until(lambda: some.hosts == [0, 1], some, simulated)
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"policy_in": "workers"}])
