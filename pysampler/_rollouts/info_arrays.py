@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     _Kind = tuple[np.dtype[Any], tuple[int, ...]]
 
-__all__ = ["info_arrays"]
+__all__ = ["info_arrays", "of_unlike_shapes"]
 
 
 def info_arrays(
@@ -95,11 +95,7 @@ def info_arrays(
                 elif (other := _kind(value)) is not None:
                     unlike.append(other[1])
             if unlike:
-                results.warn_once(
-                    f"info{_place(path)} has shapes {values.shape[2:]} and {unlike[0]}, expected "
-                    f"one shape; values of others than {values.shape[2:]} are marked as missing",
-                    about=path,
-                )
+                results.warn_once(of_unlike_shapes(path, values.shape[2:], unlike[0]), about=path)
             if not valid.all():  # a step in progress may still write to its row
                 mask = mask & valid
                 values = values.copy()
@@ -134,6 +130,14 @@ def _kind(value: Any) -> _Kind | None:
         array = np.asarray(value)
         return (array.dtype, array.shape) if array.dtype.kind in "biufc" else None
     return None
+
+
+def of_unlike_shapes(path: Path, shape: Any, other: Any) -> str:
+    """Return the warning of an info whose values have different shapes."""
+    return (
+        f"info{_place(path)} has shapes {shape} and {other}, expected one shape; values of others "
+        f"than {shape} are marked as missing"
+    )
 
 
 def _place(path: Path) -> str:

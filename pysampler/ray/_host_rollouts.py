@@ -9,6 +9,7 @@ copy.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
@@ -17,6 +18,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._policies.trees import mapped
+from pysampler._rollouts.info_arrays import of_unlike_shapes
 from pysampler._rollouts.rollout import STEP_FIELDS, Ended, Rollout
 from pysampler.ray._host_memory import Part
 
@@ -25,10 +27,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from pysampler._frames.infos import Path
     from pysampler.ray._host_memory import HostMemory
     from pysampler.sync import Segment
 
-__all__ = ["HostRollout", "HostRollouts", "LearnerBuffer", "Packed", "packed"]
+__all__ = ["HostRollout", "HostRollouts", "InfoShapes", "LearnerBuffer", "Packed", "packed"]
 
 _FINAL = "final_observations"
 
@@ -117,17 +120,51 @@ class Packed:
         return sum(sizes)
 
 
+class InfoShapes:
+    """The shapes of infos, by path: the first that any host has sent."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, Any] = {}
+        self._warned: set[Path] = set()
+
+    def fitting(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a rollout without infos of other shapes; warn once about each."""
+        infos, masks = self._fitting((), fields["infos"], fields["info_masks"])
+        return {**fields, "infos": infos, "info_masks": masks}
+
+    def _fitting(self, path: Path, infos: Any, masks: Any) -> tuple[Any, Any]:
+        kept: dict[str, Any] = {}
+        kept_masks: dict[str, Any] = {}
+        for name, info in infos.items():
+            place, mask = (*path, name), masks[name]
+            shape = "dict" if isinstance(info, Mapping) else info.shape[2:]
+            known = self._known.setdefault(place, shape)
+            if shape == known:
+                if isinstance(info, Mapping):
+                    info, mask = self._fitting(place, info, mask)
+                kept[name], kept_masks[name] = info, mask
+            elif place not in self._warned:
+                self._warned.add(place)
+                warnings.warn(
+                    f"pysampler: {of_unlike_shapes(place, known, shape)}",
+                    stacklevel=6 + len(place),  # the caller of ``take``
+                )
+        return kept, kept_masks
+
+
 class LearnerBuffer:
     """Memory for rollouts of several hosts, reused once nothing refers to any of them.
 
     Args:
         num_envs: The number of envs of a host.
         hosts: The initial capacity, in hosts.
+        info_shapes: The shapes of infos.
     """
 
-    def __init__(self, num_envs: int, hosts: int) -> None:
+    def __init__(self, num_envs: int, hosts: int, info_shapes: InfoShapes) -> None:
         self._num_envs = num_envs
         self._room = hosts
+        self._info_shapes = info_shapes
         self._fields: dict[str, Any] = {}
         self._lent: dict[int, _core.Lent] = {}  # by the id of an array, which it keeps alive
 
@@ -144,7 +181,7 @@ class LearnerBuffer:
     def write(self, packed: Packed, position: int) -> None:
         """Copy a host's rollout to its place."""
         envs = self._envs(position)
-        for name, tree in packed.fields.items():
+        for name, tree in self._info_shapes.fitting(packed.fields).items():
             if name == _FINAL:
                 put = functools.partial(self._put_rows, _ends(packed.fields), envs)
             else:
@@ -315,7 +352,7 @@ class HostRollouts(Sequence[HostRollout]):
     def copy(self) -> HostRollouts:
         """Return copies in separate memory, which you can keep for as long as you like."""
         count = len(self._rollouts)
-        buffer = LearnerBuffer(self._num_envs, count)
+        buffer = LearnerBuffer(self._num_envs, count, InfoShapes())
         for position, one in enumerate(self._rollouts):
             buffer.write(packed(one, one.version), position)
         own = [replace(one, **buffer.views(i)) for i, one in enumerate(self._rollouts)]

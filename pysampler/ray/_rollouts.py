@@ -22,7 +22,13 @@ from pysampler._workers.seeds import seed_globals
 from pysampler.errors import BusyError
 from pysampler.ray._host import HostedSampler
 from pysampler.ray._host_memory import HostMemory
-from pysampler.ray._host_rollouts import HostRollout, HostRollouts, LearnerBuffer, packed
+from pysampler.ray._host_rollouts import (
+    HostRollout,
+    HostRollouts,
+    InfoShapes,
+    LearnerBuffer,
+    packed,
+)
 from pysampler.ray._options import FleetOptions
 from pysampler.ray._policy_states import policy_on_host, update_policy
 from pysampler.ray._sampler import RemoteSampler
@@ -272,6 +278,7 @@ class Rollouts(RemoteSampler):
         # Rollouts on their way to the caller, and the calls whose answers were copied to them.
         self._returning: tuple[HostRollouts, list[tuple[Host, Call]]] | None = None
         self._most_held = max(each.keep_last + 1, MOST_HELD)
+        self._info_shapes = InfoShapes()
         self._buffers: list[LearnerBuffer] = []
         self._publish()
         self._begin()
@@ -395,7 +402,7 @@ class Rollouts(RemoteSampler):
         if (buffer := self._unheld_buffer()) is not None:
             return buffer
         if len(self._buffers) < self._most_held:
-            self._buffers.append(LearnerBuffer(self.num_envs, 1))
+            self._buffers.append(LearnerBuffer(self.num_envs, 1, self._info_shapes))
             return self._buffers[-1]
         gc.collect()  # reference cycles may hold some, such as that of a kept exception
         if (buffer := self._unheld_buffer()) is not None:

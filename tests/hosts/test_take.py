@@ -183,6 +183,43 @@ class LateInfos(Wrapper):
         return *results, {"life": kind(life), "in": {"half": life / 2}} if life >= since else {}
 
 
+class ShapedInfos(Wrapper):
+    """Returns infos whose shapes differ by host."""
+
+    def __init__(self):
+        super().__init__(Life())
+
+    def step(self, action):
+        *results, _ = self.env.step(action)
+        host = (self.unwrapped.number - 3) // 2
+        maps = [np.ones(3), {"depth": 1.0}]
+        return *results, {"in": {"path": np.ones(3 + host)}, "map": maps[host], "one": 1}
+
+
+def test_infos_of_other_shapes_are_missing(simulated):
+    with rollouts(ShapedInfos, info_keys=("in", "map", "one")) as some:
+        with pytest.warns(UserWarning, match="pysampler: info") as caught:
+            kept = [some.take(), some.take(min_hosts=2)]
+        messages = sorted(str(one.message).removeprefix("pysampler: ") for one in caught)
+        wrong = "expected one shape; values of others than (3,) are marked as missing"
+        assert messages == [
+            f"info['in']['path'] has shapes (3,) and (4,), {wrong}",
+            f"info['map'] has shapes (3,) and dict, {wrong}",
+        ]
+        assert {one.filename for one in caught} == {__file__}
+        for taken in [*kept, kept[0].copy(), *(some.take() for _ in range(3))]:
+            joined = taken.joined
+            of_host = np.repeat(taken.hosts, 2) == 0
+            for infos, masks in [
+                (joined.infos["in"]["path"], joined.info_masks["in"]["path"]),
+                (joined.infos["map"], joined.info_masks["map"]),
+            ]:
+                assert infos.shape == (HORIZON, 4, 3)
+                assert (masks == of_host).all()
+                assert (infos == of_host[:, None]).all()
+            assert joined.info_masks["one"].all()
+
+
 @pytest.mark.filterwarnings("ignore:.*no env has given info 'never'")
 def test_infos_may_start_late_or_be_missing_on_some_hosts(three):
     keys = ("life", "in", "never")
