@@ -55,8 +55,8 @@ _PATIENCE = 5.0
 # Errors of actors that Ray does not restart.
 _PERMANENT = ActorDiedError, ActorUnschedulableError
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# Time to fetch the answer of a host that seems to hang from its node, in ns.
-_FETCH_NS = 5 * _SECOND
+# Time for Ray to report the answer of a host that seems to hang, in ns.
+_REPORT_NS = 5 * _SECOND
 
 
 class Fleet:
@@ -412,7 +412,8 @@ class Fleet:
         """Kill hosts that have not answered for longer than ``host_timeout``.
 
         The learner may not have called for so long that an answer waits unseen on the host's node.
-        The first check that finds it overdue lets Ray fetch it, and a later check decides.
+        The first check that finds it overdue lets Ray fetch it, and a later check decides. Hosts
+        whose answers Ray is still fetching are spared.
         """
         seconds = self._options.host_timeout
         if seconds is None:
@@ -426,7 +427,7 @@ class Fleet:
                 continue
             if call.overdue_at is None:
                 call.overdue_at = at
-            elif at - call.overdue_at > min(_FETCH_NS, longest):
+            elif at - call.overdue_at > min(_REPORT_NS, longest) and not _exists(call.ref):
                 self._kill(host)
                 self._lose(host, f"no answer for {seconds} s (host_timeout)")
 
@@ -525,6 +526,12 @@ def _ready(refs: Sequence[Any], count: int, seconds: float) -> list[Any]:
         return []
     ready, _ = ray.wait(list(refs), num_returns=count, timeout=seconds)
     return list(ready)
+
+
+def _exists(ref: Any) -> bool:
+    """Return whether there is a result, on any node."""
+    ready, _ = ray.wait([ref], timeout=0, fetch_local=False)
+    return len(ready) > 0
 
 
 def _text_of(error: Exception) -> str:

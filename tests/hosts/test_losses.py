@@ -84,9 +84,10 @@ def test_two_hosts_lost_at_once_raise_one_error_each(simulated):
         assert lost_hosts == [0, 1]
 
 
-def test_host_timeout_counts_only_while_the_learner_waits(simulated):
-    """After a long absence of the learner, fetching ready answers takes a moment."""
-    simulated.fetch_seconds = 0.001
+@pytest.mark.parametrize("seconds", [0.001, 30])
+def test_host_timeout_counts_only_while_the_learner_waits(simulated, seconds):
+    """After a long absence of the learner, fetching ready answers takes a moment, or longer."""
+    simulated.fetch_seconds = seconds
     with rollouts(host_timeout=10) as some:
         for number in range(3):
             taken = some.take()

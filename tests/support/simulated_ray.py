@@ -390,15 +390,17 @@ class SimulatedRay:
             self.later.append((here_at, lambda: None))
         return False
 
-    def wait(self, refs, *, num_returns=1, timeout=None):
+    def wait(self, refs, *, num_returns=1, timeout=None, fetch_local=True):
         if not isinstance(refs, list) or not refs or len(set(refs)) < len(refs):
             raise ValueError("wait() takes a list of different references")
         if not 0 < num_returns <= len(refs):
             raise ValueError("num_returns")
         until = 1 << 62 if timeout is None else self.time + int(timeout * SECOND)
-        self._ask(refs)
-        self.pass_until(until, lambda: sum(map(self._here, refs)) >= num_returns)
-        ready = [ref for ref in refs if self._here(ref)][:num_returns]
+        if fetch_local:
+            self._ask(refs)
+        is_ready = self._here if fetch_local else lambda ref: ref.done
+        self.pass_until(until, lambda: sum(map(is_ready, refs)) >= num_returns)
+        ready = [ref for ref in refs if is_ready(ref)][:num_returns]
         return ready, [ref for ref in refs if ref not in ready]
 
     # -- actors ----------------------------------------------------------------------------------
