@@ -185,6 +185,7 @@ class Rollouts(RemoteSampler):
         threads: Threads that torch may use on a host while a policy in "main" acts.
         device: The torch device on the hosts of a policy in "main".
         warm_up: Before the first rollout, each env makes up to this many random steps.
+        chunk: The number of steps that the policy acts for at once.
         seed: The seed; None: a random one. Together, the envs of all hosts get the seeds of one
             vector env: those of host i start at ``seed + i * num_envs``.
         options: Options of each host's :class:`pysampler.VectorEnv`, such as ``num_workers``.
@@ -241,6 +242,7 @@ class Rollouts(RemoteSampler):
         threads: int | None = 1,
         device: Any = None,
         warm_up: int = 0,
+        chunk: int | None = None,
         seed: int | None = None,
         **options: Unpack[HostedOptions],
     ) -> None:
@@ -252,7 +254,7 @@ class Rollouts(RemoteSampler):
         )
         each = RolloutOptions(
             *(horizon, policy_in, overlap, keep_last, min_envs, timeout, timeout_from),
-            *(allow_partial, reset_each, info_keys, threads, warm_up, device),
+            *(allow_partial, reset_each, info_keys, threads, warm_up, device, chunk),
         )
         kwargs = {
             **{name: value for name, value in vars(each).items() if name != "keep_last"},

@@ -170,6 +170,32 @@ def test_joined_has_the_oldest_version(simulated):
         assert len({one.version for one in taken}) == 2
 
 
+class Plans:
+    """Plans the actions of a whole rollout, and counts its plans in an episode."""
+
+    def __call__(self, observations, state):
+        steps = np.arange(HORIZON)
+        plans = observations.sum(axis=1)[:, None] + steps
+        actions = np.sin(np.stack([plans, plans + 1], axis=-1)).astype(np.float32)
+        return actions, {"plans": plans, "state": state + 1}
+
+    def initial_state(self, count):
+        return np.zeros(count)
+
+
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_policies_may_act_for_chunks(simulated, policy_in):
+    kwargs = {"horizon": 2 * HORIZON, "chunk": HORIZON, "policy_in": policy_in}
+    own = [local(scripted(), Plans(), host=host, **kwargs) for host in range(2)]
+    with rollouts(scripted(), Plans(), **kwargs) as some:
+        for _ in range(5):
+            for one in some.take():
+                assert_equal(one, next(own[one.host]))
+                assert not one.valid.all()
+    for one in own:
+        one.close()
+
+
 class LateInfos(Wrapper):
     """Starts to return infos at a step that depends on its seed, so it differs by host."""
 
