@@ -20,11 +20,17 @@ __all__ = [
     "is_real",
     "is_whole",
     "plain_array",
+    "refusal",
     "true_or_false",
     "whole_number",
 ]
 
 _NUMBERS = "biufc"  # kinds of dtypes
+
+
+def refusal(operation: str, name: str, got: Any, expected: str) -> ValueError:
+    """Return the error of a bad value."""
+    return ValueError(f"cannot {operation}: {name} {got!r}, expected {expected}")
 
 
 def is_whole(got: Any, minimum: int) -> bool:
@@ -41,9 +47,7 @@ def is_real(got: Any, minimum: float = -math.inf) -> bool:
 def whole_number(operation: str, name: str, got: Any, minimum: int) -> int:
     """Return ``got`` as an int, or raise ValueError unless it is an integer >= ``minimum``."""
     if not is_whole(got, minimum):
-        raise ValueError(
-            f"cannot {operation}: {name} {got!r}, expected a whole number of at least {minimum}"
-        )
+        raise refusal(operation, name, got, f"a whole number of at least {minimum}")
     return int(got)
 
 
@@ -61,10 +65,8 @@ def byte_count(operation: str, name: str, got: Any) -> int:
             power = "bkmgt".index((text[2] or "b").lower())
             number = float(text[1]) * (1024 if text[3] else 1000) ** power
     if not (is_real(number, 1) and math.isfinite(number)):
-        raise ValueError(
-            f"cannot {operation}: {name} {got!r}, expected a number of bytes, or text with a unit "
-            "such as '2 GB' or '500 MiB'"
-        )
+        expected = "a number of bytes, or text with a unit such as '2 GB' or '500 MiB'"
+        raise refusal(operation, name, got, expected)
     return int(number)
 
 

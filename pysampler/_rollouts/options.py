@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pysampler._numbers import is_real, true_or_false, whole_number
+from pysampler._numbers import is_real, refusal, true_or_false, whole_number
 from pysampler._vector import arguments
 
 __all__ = ["PolicyIn", "RolloutOptions"]
@@ -46,14 +46,15 @@ class RolloutOptions:
             if value is not None and not is_auto:
                 setattr(self, name, whole_number(doing, name, value, 1))
         if self.policy_in not in get_args(PolicyIn):
-            raise _refusal("policy_in", self.policy_in, 'one of "main", "workers"')
+            raise refusal(doing, "policy_in", self.policy_in, 'one of "main", "workers"')
         if self.policy_in == "workers" and self.as_ready:
             raise ValueError(
                 "cannot sample rollouts: min_envs, timeout, reset_each and allow_partial are for a "
                 'policy in "main"; workers do not wait for one another'
             )
         if self.policy_in == "workers" and self.device is not None:
-            raise _refusal(
+            raise refusal(
+                doing,
                 "device",
                 self.device,
                 'None: policies in workers act on the CPU. On a device, policy_in="main" acts for '
@@ -83,13 +84,14 @@ class RolloutOptions:
             )
         is_auto = isinstance(self.timeout, str) and self.timeout == "auto"
         if not (self.timeout is None or is_auto or is_real(self.timeout, 0)):
-            raise _refusal("timeout", self.timeout, 'seconds >= 0, None or "auto"')
+            raise refusal(doing, "timeout", self.timeout, 'seconds >= 0, None or "auto"')
         arguments.from_first(doing, self.timeout_from, self.timeout)
-        if isinstance(self.info_keys, str):
-            raise _refusal("info_keys", self.info_keys, f"a list of keys: [{self.info_keys!r}]")
-        if not isinstance(self.info_keys, Iterable):
-            raise _refusal("info_keys", self.info_keys, "a list of keys")
-        self.info_keys = list(self.info_keys)
+        keys = self.info_keys
+        if isinstance(keys, str):
+            raise refusal(doing, "info_keys", keys, f"a list of keys: [{keys!r}]")
+        if not isinstance(keys, Iterable):
+            raise refusal(doing, "info_keys", keys, "a list of keys")
+        self.info_keys = list(keys)
 
     @property
     def as_ready(self) -> bool:
@@ -103,7 +105,3 @@ class RolloutOptions:
         if self.timeout is None or isinstance(self.timeout, str):
             return None
         return arguments.nanoseconds(self.timeout)
-
-
-def _refusal(name: str, got: Any, expected: str) -> ValueError:
-    return ValueError(f"cannot sample rollouts: {name} {got!r}, expected {expected}")
