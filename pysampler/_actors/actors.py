@@ -168,9 +168,8 @@ class Actors(FreeRunningSampler):
     ) -> Records | None:
         """Wait for records and take them. The first call starts the actors.
 
-        Later calls do not overwrite records that you hold. Where possible, records are views of the
-        ring. They are copies if ``min_records`` are not contiguous in the ring or exceed
-        ``low`` + 1, or if some records were too old (``max_lag``).
+        Records are copies: they do not block the actors, and later calls do not overwrite records
+        that you hold.
 
         Args:
             count: The largest number of records to take.

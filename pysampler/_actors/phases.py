@@ -58,7 +58,7 @@ class Phase:
         return self._actors.take(min(count, self.left)) if self.left > 0 else None
 
     def all(self) -> Records | None:
-        """Take all remaining records as one batch; a copy if they are not contiguous."""
+        """Take all remaining records as one batch."""
         if (first := self.take(max(1, self.left))) is None or self.left == 0:
             return first
         return first.copy().joined(self.batches(self.left))

@@ -37,10 +37,10 @@ _BATCHES = 2
 class RecordReader:
     """Takes records from the actors' ring, and drops those that are too old.
 
-    Records that were taken stay in the ring until the next call: a signal handler may raise after
+    Records stay in the ring until they have been counted as taken: a signal handler may raise after
     any call, and the next call then finds them there. For the same reason, values that belong
-    together are assigned in one statement. The caller gets copies, in memory that is reused once
-    nothing refers to it.
+    together are assigned in one statement. In a phase, the records of the last batch stay until the
+    next call. The caller gets copies, in memory that is reused once nothing refers to it.
 
     Args:
         ring: The ring.
@@ -117,6 +117,8 @@ class RecordReader:
         # One statement without a call: if an interrupt comes before it, the next call finds the
         # records in the ring; if it comes after, in ``returning``.
         self._held, self._kept, self.taken, self.returning = held, kept, taken, records
+        if self._phase_end is None:
+            self._release()
         return records
 
     @property

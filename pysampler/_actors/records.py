@@ -181,7 +181,7 @@ class Records:
         return np.asarray(array.reshape(-1, *array.shape[2:]))
 
     def copy(self) -> Records:
-        """Return a copy in separate memory, which you can keep without blocking the ring."""
+        """Return a copy in separate memory."""
         return Records(self.rows.copy(), self._layout, self._convert)
 
     def joined(self, others: Iterable[Records]) -> Records:

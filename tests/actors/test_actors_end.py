@@ -52,6 +52,14 @@ def test_actors_block_on_a_full_ring_and_resume_once_it_drains():
         assert all(len(actors) <= 40 for _ in iter(lambda: actors.take(7), None))
 
 
+def test_actors_act_while_the_learner_has_a_batch():
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy, high=32) as actors:
+        fill(actors)
+        assert len(actors.take(32)) == 32
+        while len(actors) < 32:
+            os.sched_yield()
+
+
 def test_a_batch_stays_unchanged_until_the_next_take():
     with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy, high=32) as actors:
         for _ in range(5):
