@@ -13,7 +13,7 @@ from pysampler._actors.free_running_policy import CHECK_SECONDS, FreeRunningPoli
 from pysampler._actors.packer import Packer
 from pysampler._policies.worker_policy import RolloutReport, TakePolicy
 from pysampler.errors import StopActors
-from pysampler.sync import now, sleep_until
+from pysampler.sync import now
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,6 +43,7 @@ class ActorSetup:
         requests: The place of the requests for actions if the main process acts; otherwise None.
         max_lag: An actor that is more versions behind than this loads weights at once, despite
             ``refresh_share``.
+        resumes: The place of the board whose version tells paused actors to continue.
     """
 
     ring: Any
@@ -51,6 +52,7 @@ class ActorSetup:
     max_steps: int | None
     refresh_share: float
     max_lag: int | None
+    resumes: Any
     so_far: EpisodesSoFar
     requests: RequestsPlace | None = None
 
@@ -60,6 +62,7 @@ class ActorPolicy(FreeRunningPolicy):
 
     _refresh_at = 0  # in ns: no refresh before this time
     _ring: Any = None
+    _resumes: Any = None
     _packer: Packer | None = None
     _at = 0  # the envs' current frame
     _packed = 0  # the frame up to which records were pushed
@@ -69,6 +72,7 @@ class ActorPolicy(FreeRunningPolicy):
     def _prepared_packer(self, setup: ActorSetup, envs: slice) -> Packer:
         if self._packer is None:
             self._ring = setup.ring.attach(self._segment)
+            self._resumes = setup.resumes.attach(self._segment)
             shape, dtype = (self._frames.envs,), np.dtype(np.int64)
             _, counts = self._segment.array(shape, dtype, setup.record_counts)
             places = self._policy, self._frames, envs, counts
@@ -202,15 +206,18 @@ class ActorPolicy(FreeRunningPolicy):
 
         A record begun while the ring is full would be old by the time it is read.
         """
-        progress, ring = self._progress, self._ring
+        progress, resumes = self._progress, self._resumes
         # In a loop, since another actor may have filled the ring again, or all may be paused.
         while setup.max_steps is None and not progress.stopped:
             if self._has_room:
                 break
             began = now()
             progress.blocked[group] = True
-            if ring.wait_drained(timeout=CHECK_SECONDS) and progress.paused:
-                sleep_until(now() + _MAX_DELAY)  # drained, but paused: the learner works on copies
+            version = resumes.version  # first: actors that are resumed after it do not wait
+            if progress.paused:
+                resumes.wait(version, timeout=CHECK_SECONDS)
+            else:
+                self._ring.wait_drained(timeout=CHECK_SECONDS)
             self._count_block(began, group)
             progress.blocked[group] = False
             self._refresh_at = 0  # probably published during the block

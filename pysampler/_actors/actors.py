@@ -24,7 +24,7 @@ from pysampler._numbers import true_or_false, whole_number
 from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options
-from pysampler.sync import SharedRing, now
+from pysampler.sync import Board, SharedRing, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -154,6 +154,7 @@ class Actors(FreeRunningSampler):
             if high is None:
                 high = default_high(leasable.envs.num_envs, steps)
             self._high, self._low = watermarks(high, low)
+            self._ring_low = self._low
             super().__init__(
                 *(leasable.envs, policy, settings, seed),
                 owned=leasable.owned,
@@ -317,6 +318,9 @@ class Actors(FreeRunningSampler):
             )
         drop = true_or_false("act in phases", "drop", drop)
         self._high, self._low = watermarks(high, low)
+        # Paused actors wait for the learner, not for the ring to drain: it may already contain
+        # records of the next phase.
+        self._ring_low = self._high - 1
         return Phases(self, drop=drop)
 
     def wait_full(self) -> int:
@@ -357,7 +361,8 @@ class Actors(FreeRunningSampler):
     def _ring_bytes(self, outputs: PolicyOutputs) -> int:
         self._layout = RecordLayout(self._spec, outputs, self._steps)
         slots, producers, high, low = self._ring_shape
-        return SharedRing.size_of(slots, self._layout.dtype, (), producers, high, low)
+        ring_bytes = SharedRing.size_of(slots, self._layout.dtype, (), producers, high, low)
+        return ring_bytes + Board.size_of(1, 2)
 
     @property
     def _ring_shape(self) -> tuple[int, int, int, int]:
@@ -365,7 +370,7 @@ class Actors(FreeRunningSampler):
         high = self._high
         if not self._has_workers:  # the caller takes no records meanwhile: a chunk must fit
             high += _CHUNK * self.envs.num_envs
-        return 1 << (high - 1).bit_length(), self.envs.num_workers + 1, high, self._low
+        return 1 << (high - 1).bit_length(), self.envs.num_workers + 1, high, self._ring_low
 
     def _make_ring(self, prepared: PreparedFrames) -> tuple[SharedRing, ActorSetup]:
         segment, dtype = prepared.segment, self._layout.dtype
@@ -373,13 +378,15 @@ class Actors(FreeRunningSampler):
         ring = SharedRing(slots, dtype, (), segment, producers=producers, high=high, low=low)
         self._gauges.most_records = high
         counts, _ = segment.array((self.envs.num_envs,), np.dtype(np.int64), None)
+        resumes = Board({"number": np.zeros(1, np.int64)}, segment, buffers=2)
         self._reader = RecordReader(
-            *(ring, self._layout, self._board, self._progress, self._core, low, self._max_lag)
+            *(ring, self._layout, self._board, self._progress, resumes, self._core),
+            *(self._low, self._max_lag),
         )
         max_steps = None if self._has_workers else self._frame_count - 1
         return ring, ActorSetup(
             *(ring.place(), self._layout, counts, max_steps, self._refresh_share, self._max_lag),
-            prepared.so_far,
+            *(resumes.place(), prepared.so_far),
             None if self._requests is None else self._requests.place,
         )
 

@@ -47,6 +47,7 @@ class RecordReader:
         layout: The layout of its records.
         board: The board of weights, if the policy has any.
         progress: Flags that pause and stop the actors.
+        resumes: A board whose version tells paused actors to continue.
         core: The envs, whose pool notices lost workers.
         low: Blocked actors resume when only this many records are left.
         max_lag: Drop records if their weights are more than this many versions old.
@@ -66,6 +67,7 @@ class RecordReader:
         layout: RecordLayout,
         board: Board | SharedWeights | None,
         progress: WorkerProgress,
+        resumes: Board,
         core: VectorCore,
         low: int,
         max_lag: int | None,
@@ -74,6 +76,7 @@ class RecordReader:
         self._layout = layout
         self._board = board
         self._progress = progress
+        self._resumes = resumes
         self._core = core
         self._gauges = core.pool.gauges
         self._low = low
@@ -135,7 +138,7 @@ class RecordReader:
     def _release(self) -> None:
         """Release the ring slots of the last batch; at the end of a phase, resume the actors."""
         if self._phase_end is not None and self.passed >= self._phase_end:
-            self._resume()  # before the release, which wakes waiting actors
+            self._resume()
         if self._held > 0:
             held, self._held = self._held, 0
             self._ring.release(held)
@@ -258,4 +261,5 @@ class RecordReader:
         """Resume actors that wait for the end of a phase."""
         if self._phase_end is not None:
             self._progress.paused = False
+            self._resumes.publish({"number": [self._resumes.version]})
             self._phase_end = None

@@ -4,6 +4,7 @@ import functools
 import itertools
 import os
 import signal
+import threading
 from contextlib import closing
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from interrupts import at_point
 from scripted import by_env
 
 import pysampler
+from pysampler._actors import actor_policy
 from pysampler._actors.actors import _CHUNK
 from pysampler._actors.free_running_policy import CHECK_SECONDS
 from pysampler.sync import now, sleep_until
@@ -94,6 +96,47 @@ def test_actors_make_no_step_while_the_learner_drains_a_phase():
         assert len(times) >= 640
         for began, drained in learning:
             assert not ((times > began) & (times < drained)).any()
+
+
+class Waiting(Timed):
+    """Its step sets one event, and waits for another."""
+
+    def __init__(self, begun, go):
+        super().__init__()
+        self.begun, self.go = begun, go
+
+    def step(self, action):
+        self.begun.set()
+        self.go.wait()
+        return super().step(action)
+
+
+def test_actors_resume_although_the_ring_has_records_of_the_next_phase(monkeypatch):
+    """The end of a phase wakes them. Their waits time out only after an hour."""
+    events = [(threading.Event(), threading.Event()) for _ in range(2)]
+    (_, first), (second_begun, second) = events
+    fns = [functools.partial(Waiting, *both) for both in events]
+    with closing(pysampler.VectorEnv(fns, num_workers=2, context="threads")) as envs:
+        actors = pysampler.Actors(envs, act, steps=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(actor_policy, "CHECK_SECONDS", 3600)
+            phases = actors.phases(4)
+            actors.begin()
+            second_begun.wait()
+            first.set()
+            phase = next(phases)
+            assert sum(map(len, (phase.take(2), phase.take(1)))) == 3
+            second.set()  # pushes a record, since there is room, and then blocks
+            while not actors._progress.blocked[actors._first_groups].all():
+                os.sched_yield()
+            assert len(phase.take(4)) == len(actors) == 1
+            first.clear()
+            phase = next(phases)
+        first.set()
+        assert phase.all().env.tolist() == [1] * 4
+        actors.stop()
+        for _ in actors.batches(4, min_records=1):  # resumes those that wait for an hour
+            pass
 
 
 def test_records_left_in_a_phase_are_the_next_one():
