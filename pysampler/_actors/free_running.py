@@ -89,12 +89,11 @@ class FreeRunningSampler(Sampler):
         leave_out: Sequence[str],
     ) -> None:
         count = envs.num_envs
-        self._given_settings = setting_arrays(self._purpose, settings, count)
-        self.settings = Settings(self._given_settings, count)
+        self.settings = Settings(setting_arrays(self._purpose, settings, count), count)
         self.leave_out = leave_out
         self._spec = visible_spec(self._purpose, envs, leave_out)
         # Raises if the policy does not fit.
-        PolicyCaller(policy, self._spec, self._given_settings, device=self._device)
+        PolicyCaller(policy, self._spec, self.settings, device=self._device)
         self.normalizer = normalize
         self._normalization = normalization_of(
             normalize, self._spec, self._purpose, counts=self._counts
@@ -147,13 +146,13 @@ class FreeRunningSampler(Sampler):
         in_processes = self._core.pool.in_processes
         caller = PolicyCaller(
             for_first_call(self.policy, in_processes=in_processes),
-            *(self._spec, self._given_settings),
+            *(self._spec, self.settings),
             device=self._device,
         )
         weights = weights_of(self.policy) if has_weights(self.policy) else None
 
         def spare_bytes(outputs: PolicyOutputs) -> int:
-            numbers = (len(self._given_settings) + 1) * (8 * num_envs + 256)
+            numbers = (len(self.settings) + 1) * (8 * num_envs + 256)
             statistics = 0
             if normalization is not None:
                 statistics = SharedStatistics.size_of(normalization, len(self._first_groups))
@@ -177,12 +176,10 @@ class FreeRunningSampler(Sampler):
             self._board = SharedWeights(weights) if by_reference else Board(weights, segment)
         places = {}
         shared = {}
-        for name, value in self._given_settings.items():
-            offset, array = segment.array((num_envs,), value.dtype, None)
-            array[:] = value
-            shared[name] = array
+        for name, value in self.settings.items():
+            offset, shared[name] = segment.array((num_envs,), value.dtype, None)
             places[name] = offset, value.dtype
-        self.settings = Settings(shared, num_envs)
+        self.settings.move_to(shared)
         if self._normalization is not None:
             first_envs = [self._core.groups[group].start for group in self._first_groups]
             update = self._counts and self._normalization.statistics.update

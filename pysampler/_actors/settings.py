@@ -68,6 +68,12 @@ class Settings(Mapping[str, "npt.NDArray[Any]"]):
     def _change(self, name: str, array: npt.NDArray[np.float64]) -> None:
         self._arrays[name][:] = array
 
+    def move_to(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        """Keep the numbers in these arrays from now on."""
+        for name, array in arrays.items():
+            array[:] = self._arrays[name]
+        self._arrays = arrays
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
 

@@ -259,9 +259,13 @@ def test_settings_are_per_env_and_can_be_changed(workers):
     with envs_of(num_workers=workers) as envs:
         settings = {"epsilon": epsilon, "noise": 3}
         actors = pysampler.Actors(envs, exploring, settings=settings)
+        held = actors.settings
         records = actors.take(64, min_records=32)
         np.testing.assert_array_equal(records.e, epsilon[records.env])
         assert (records.n == 3).all()
+        held["noise"] = 4
+        while not (records.n == 4).all():
+            records = actors.take(64)
         actors.settings["noise"][:] = 5
         while not (records.n == 5).all():
             records = actors.take(64)
