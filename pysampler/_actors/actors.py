@@ -50,10 +50,11 @@ class Actors(FreeRunningSampler):
     Each worker acts for its envs with the newest weights and pushes its records to one ring, from
     which you ``take`` them. Envs are reset in the step that ends their episode.
 
-    If a worker is lost, you still get the records that it had pushed. If it is replaced
-    (``on_worker_loss="restart"``), the new envs begin new episodes, with ``lengths`` 1 in their
-    first records. If an env or a policy raises, ``take`` raises an ``EnvError`` and all actors end.
-    If one raises :class:`pysampler.errors.StopActors`, all actors stop, as after ``stop()``.
+    If a worker is lost, you still get the records that it had pushed; then ``take`` raises a
+    ``WorkerLostError``. With ``on_worker_loss="restart"`` it is replaced instead: the new envs
+    begin new episodes, with ``lengths`` 1 in their first records. If an env or a policy raises,
+    ``take`` raises an ``EnvError`` and all actors end. If one raises
+    :class:`pysampler.errors.StopActors`, all actors stop, as after ``stop()``.
 
     With ``num_workers=0`` the envs step in ``take``, for debugging.
 
@@ -116,6 +117,7 @@ class Actors(FreeRunningSampler):
     _name = "actors"
     _work_name = "actors"
     _note = TakeActorPolicy
+    _raises_loss_last = True  # after the records that the worker had pushed
 
     def __init__(
         self,
@@ -187,6 +189,7 @@ class Actors(FreeRunningSampler):
             self.begin()
             records = self._reader.take(count, min_records, deadline, self._have_ended)
             if records is None:
+                self._raise_loss()
                 self._merge_statistics()
         self._reader.returning = None  # no signal handler runs between here and the caller
         return records
@@ -331,7 +334,9 @@ class Actors(FreeRunningSampler):
         """
         with self._enter("wait for records"):
             self.begin()
-            return self._reader.wait_full(self._high, self._have_ended)
+            if (count := self._reader.wait_full(self._high, self._have_ended)) == 0:
+                self._raise_loss()
+            return count
 
     def give_back(self, end: int) -> None:
         """Give back the records of the last batch, and drop more until ``passed`` is ``end``."""
@@ -357,6 +362,12 @@ class Actors(FreeRunningSampler):
                 self._start_workers()
             self._check_workers()
         return self.closed or self.stopped
+
+    def _raise_loss(self) -> None:
+        """Raise the loss of a worker, now that all records have been taken."""
+        if self._loss is not None:
+            self.let_go()
+            raise self._loss
 
     def _ring_bytes(self, outputs: PolicyOutputs) -> int:
         self._layout = RecordLayout(self._spec, outputs, self._steps)

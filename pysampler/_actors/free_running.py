@@ -34,7 +34,7 @@ from pysampler._policies.worker_policy import PolicySetup
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
-from pysampler.errors import BusyError, ClosedError, PysamplerError
+from pysampler.errors import BusyError, ClosedError, PysamplerError, WorkerLostError
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class FreeRunningSampler(Sampler):
     _device: Any = None  # the main process acts on it; None: the workers act
     _central: CentralActor | None = None
     _counts = True  # whether workers may update the normalizer's statistics
+    _raises_loss_last = False  # whether the caller raises ``_loss``, rather than _check_workers
+    _loss: WorkerLostError | None = None
 
     def __init__(
         self,
@@ -291,7 +293,7 @@ class FreeRunningSampler(Sampler):
 
         Only one thread checks at a time; any other returns False meanwhile.
         """
-        if self.closed:  # by another thread
+        if self.closed or self._loss is not None:  # closed by another thread
             return True
         pool, central = self._core.pool, self._central
         if central is not None and central.error is not None:
@@ -323,10 +325,20 @@ class FreeRunningSampler(Sampler):
         except Exception as error:
             if self._closed:  # by another thread or a signal handler
                 return True
+            if self._raises_loss_last and isinstance(error, WorkerLostError):
+                self._progress.stop()
+                self._loss = error
+                return True
             if isinstance(error, PysamplerError):  # otherwise a signal handler raised it
                 self.let_go()
             raise
         return pool.pending == 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether the sampler or its vector env was closed, and no records are left."""
+        # The loss of a worker has closed the vector env.
+        return self._closed or (self._loss is None and self.envs.closed)
 
     # -- ending ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._actors.records import Records
 from pysampler.errors import LostError, WaitTimeoutError
-from pysampler.sync import now
+from pysampler.sync import now, sleep_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,9 +215,9 @@ class RecordReader:
                     self._resume()
                     if late and not ended:
                         return np.empty(0, self._layout.dtype)
-                except LostError:  # all actors are lost; the pool will report it
+                except LostError:  # all actors are lost; ``have_ended`` will notice
                     if not ended:
-                        self._core.pool.wait_some(1, self._core.num_envs, now() + CHECK_NS)
+                        sleep_until(now() + CHECK_NS)
                 if ended:
                     return None
         finally:

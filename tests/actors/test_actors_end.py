@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -261,6 +262,24 @@ def test_a_lost_worker_raises_without_restarts(tmp_path):
         actors = pysampler.Actors(envs, counted)
         with pytest.raises(WorkerLostError, match="worker 0"):
             taken(actors, 10**9)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_records_pushed_before_a_loss_come_before_its_error(workers):
+    with envs_of(num_workers=workers) as envs, pysampler.Actors(envs, policy, high=32) as actors:
+        fill(actors)
+        process = os.pidfd_open(envs._pool.pids[0])
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        select.select([process], [], [])
+        os.close(process)
+        batches = []
+        with pytest.raises(WorkerLostError, match="worker 0"):
+            while True:
+                batches.append(actors.take(8, min_records=8).copy())
+        assert sum(map(len, batches)) >= 32
+        by_env(batches)
+        with pytest.raises(ClosedError):
+            actors.take(1)
 
 
 class Stillborn(Mortal):
