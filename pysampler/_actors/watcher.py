@@ -81,8 +81,8 @@ class Watcher(FreeRunningSampler):
             :class:`pysampler.Rollouts`; by default those of the actors.
         repeat: Run episodes without pause. By default each episode waits for weights newer than
             those of the last one, if the policy has weights.
-        nice: The nice value of the worker, 0 to 19: the higher, the more CPU time it leaves to the
-            training.
+        nice: The nice value of the worker, 0 to 19, or that of your program if it is higher: the
+            higher, the more CPU time the worker leaves to the training.
         fps: Frames per second of videos; by default the env's ``render_fps``, or 30.
         normalize: Normalise observations with the statistics that this
             :class:`pysampler.Normalizer` has when you ``publish``; by default the actors'

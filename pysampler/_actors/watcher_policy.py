@@ -93,7 +93,8 @@ class WatcherPolicy(FreeRunningPolicy):
         is_replacement: bool,
     ) -> RolloutReport:
         """Run one episode after the other until stopped."""
-        os.setpriority(os.PRIO_PROCESS, 0, setup.nice)
+        nice = max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0))  # only root may lower it
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
         ring = setup.ring.attach(self._segment)
         state = WatcherState(self._segment, setup.state)
         report = RolloutReport()

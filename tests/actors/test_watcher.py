@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from disk import full_after, small_disk
+from forks_in_tests import Fork
 from gymnasium import spaces
 from interrupts import at_point
 from scripted import Mortal, Scripted, policy
@@ -69,6 +70,28 @@ class ConstantPolicy:
 
     def __call__(self, observations, *, scale=1.0):
         return np.full((len(observations), 1), self.weight) * np.reshape(scale, (-1, 1))
+
+
+def push_right(observations):
+    return np.ones(len(observations), np.int64)
+
+
+def niceness_of_a_watcher(nice):
+    with pysampler.Watcher(push_right, "CartPole-v1", nice=nice) as watcher:
+        watcher.wait(1)
+        return os.getpriority(os.PRIO_PROCESS, watcher.envs._pool.pids[0])
+
+
+@pytest.mark.slow
+def test_the_worker_is_at_least_as_nice_as_the_program():
+    assert niceness_of_a_watcher(10) == max(10, os.getpriority(os.PRIO_PROCESS, 0))
+
+    def look(wait):
+        wait()
+        os.setpriority(os.PRIO_PROCESS, 0, 15)
+        return niceness_of_a_watcher(10)
+
+    assert Fork(look).result() == 15
 
 
 def test_each_episode_uses_the_newest_weights():
