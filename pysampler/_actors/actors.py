@@ -213,8 +213,8 @@ class Actors(FreeRunningSampler):
         publishes the statistics of a normalizer, even if the policy has no weights.
 
         Args:
-            weights: A module or another object with ``state_dict()``, or a dict of arrays. None:
-                the current weights of the policy.
+            weights: A module or another object with ``state_dict()``, or a dict of arrays or
+                tensors. None: the current weights of the policy.
 
         Returns:
             The version of the weights.

@@ -244,8 +244,8 @@ class FreeRunningSampler(Sampler):
         """Publish new weights, which each worker loads as a whole, and merged statistics.
 
         Args:
-            weights: A module or another object with ``state_dict()``, or a dict of arrays; by
-                default the current weights of the policy.
+            weights: A module or another object with ``state_dict()``, or a dict of arrays or
+                tensors; by default the current weights of the policy.
 
         Returns:
             The version of the weights.

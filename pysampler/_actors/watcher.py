@@ -249,8 +249,8 @@ class Watcher(FreeRunningSampler):
         """Publish new weights, which the worker loads before the next episode.
 
         Args:
-            weights: A module or another object with ``state_dict()``, or a dict of arrays. None:
-                the current weights of the policy.
+            weights: A module or another object with ``state_dict()``, or a dict of arrays or
+                tensors. None: the current weights of the policy.
             at: The progress of the training, such as its steps, for the field ``at`` of ``curve``.
                 None keeps the last value.
 

@@ -72,19 +72,23 @@ def _refusal(name: str, value: Any) -> TypeError:
 
 
 def chosen_weights(weights: Any, policy: Any) -> Mapping[str, Any]:
-    """Return the weights that a user publishes: a dict of arrays.
+    """Return the weights that a user publishes: a dict without tensors.
 
     Args:
-        weights: A dict of arrays, or an object with ``state_dict()``; None: the policy's weights.
+        weights: A dict of arrays or tensors, or an object with ``state_dict()``; None: the policy's
+            weights.
         policy: The policy.
     """
     chosen = policy if weights is None else weights
     if isinstance(chosen, Mapping):
-        return chosen
+        return {
+            name: _array_of(name, value) if is_tensor(value) else value
+            for name, value in chosen.items()
+        }
     if not hasattr(chosen, "state_dict"):
         raise TypeError(
-            f"cannot publish weights: {type(chosen).__name__}, expected a dict of arrays, or "
-            "an object with state_dict()"
+            f"cannot publish weights: {type(chosen).__name__}, expected a dict of arrays or "
+            "tensors, or an object with state_dict()"
         )
     return weights_of(chosen)
 

@@ -9,6 +9,7 @@ import torch
 from pysampler._policies.copying import copied, pickled
 from pysampler._policies.weights import (
     arrays_of,
+    chosen_weights,
     copy_weights,
     has_weights,
     load_weights,
@@ -99,6 +100,14 @@ def test_dtypes_that_numpy_lacks_are_refused_by_name(make):
         match="^cannot send weights: half is torch.bfloat16, expected a tensor of a dtype that ",
     ):
         make({"whole": torch.ones(1), "half": torch.ones(1, dtype=torch.bfloat16)})
+
+
+def test_dicts_to_publish_may_contain_tensors():
+    net = Net(5)
+    state = dict(net.named_parameters()) | {"calls": 5}
+    assert_same(arrays_of(chosen_weights(state, net)), GIVEN)
+    with pytest.raises(TypeError, match="^cannot send weights: half is torch.bfloat16"):
+        chosen_weights({"half": torch.ones(1, dtype=torch.bfloat16)}, net)
 
 
 def test_extra_state_of_a_module_is_refused():
