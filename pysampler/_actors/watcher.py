@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Watcher"]
 
 # The maximum number of episodes in the ring; further ones are only written to the file.
-_SLOTS = 1024
+_SLOTS = 1 << 14
 # A watcher copies weights from actors only if the time since the last copy is at least this many
 # times as long as that copy took.
 _MIN_PAUSES = 20
@@ -152,6 +152,7 @@ class Watcher(FreeRunningSampler):
         self._held = 0  # the newest episodes, still in the ring
         self._waited_for = 0  # episodes that wait() does not count
         self._follow_at = 0  # in ns: do not follow before this time
+        self._has_warned = False  # of missing episodes
         self._failure: Exception | None = None
         self._followed: weakref.ref[Actors] | None = None
         actors = policy if isinstance(policy, Actors) else None
@@ -201,6 +202,9 @@ class Watcher(FreeRunningSampler):
 
         The fields are ``at`` (the ``at`` that you published last before the episode began),
         ``version`` (of the weights), ``length``, ``return`` and ``seconds``.
+
+        If more than 16,384 episodes end between two calls of ``curve``, ``wait`` or ``publish``,
+        the newest of those are missing, and you get a warning. ``returns.csv`` has them all.
         """
         self._update()
         return self._episodes
@@ -302,6 +306,13 @@ class Watcher(FreeRunningSampler):
             over = True
         if over:
             self._collect()
+        if (missing := self._state.missing) > 0 and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"pysampler: {missing} episodes are missing in the curve: more than {_SLOTS} ended "
+                "between two calls of the watcher",
+                stacklevel=3,
+            )
         return over
 
     def _has_nothing_to_show(self) -> bool:

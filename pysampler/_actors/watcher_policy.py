@@ -63,22 +63,24 @@ def _number(index: int) -> Any:
 
 
 class WatcherState:
-    """Four numbers in a segment, shared by a watcher and its worker.
+    """Five numbers in a segment, shared by a watcher and its worker.
 
     Attributes:
         at: The learner's count; written by the parent.
         videos_requested: Videos requested by ``film()``; written by the parent.
         videos_made: How many of those have been made; written by the worker.
         episodes: The number of episodes that have ended; written by the worker.
+        missing: How many of those found the ring full; written by the worker.
     """
 
     def __init__(self, segment: Segment, offset: int | None = None) -> None:
-        self.offset, self._numbers = segment.array((4,), np.dtype(np.int64), offset)
+        self.offset, self._numbers = segment.array((5,), np.dtype(np.int64), offset)
 
     at = _number(0)
     videos_requested = _number(1)
     videos_made = _number(2)
     episodes = _number(3)
+    missing = _number(4)
 
 
 class WatcherPolicy(FreeRunningPolicy):
@@ -126,7 +128,7 @@ class WatcherPolicy(FreeRunningPolicy):
                 if setup.folder is not None:  # first, so that the table has every reported episode
                     _append(setup.folder / "returns.csv", episode[0])
             finally:
-                ring.push_many(episode, timeout=0)
+                state.missing += 1 - ring.push_many(episode, timeout=0)
         return report
 
     def _run_episode(

@@ -21,6 +21,7 @@ from interrupts import at_point
 from scripted import Mortal, Scripted, policy
 
 import pysampler
+from pysampler._actors import watcher
 from pysampler._actors.watcher_policy import EPISODE, _append
 from pysampler._workers.exceptions import Raised
 from pysampler.errors import BusyError, ClosedError, StopActors, WaitTimeoutError
@@ -70,6 +71,16 @@ class ConstantPolicy:
 
     def __call__(self, observations, *, scale=1.0):
         return np.full((len(observations), 1), self.weight) * np.reshape(scale, (-1, 1))
+
+
+@pytest.mark.slow
+def test_episodes_that_do_not_fit_into_the_ring_cause_a_warning(monkeypatch):
+    monkeypatch.setattr(watcher, "_SLOTS", 4)
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction, repeat=True) as watching:
+        while watching._state.episodes < 8:
+            os.sched_yield()
+        with pytest.warns(UserWarning, match=r"[1-9]\d* episodes are missing in the curve"):
+            assert len(watching.curve) >= 4
 
 
 def push_right(observations):
