@@ -295,12 +295,9 @@ class FreeRunningSampler(Sampler):
         """
         if self.closed or self._loss is not None:  # closed by another thread
             return True
-        pool, central = self._core.pool, self._central
-        if central is not None and central.error is not None:
-            self.let_go()
-            raise central.error
-        if pool.pending == 0:
+        if self._have_all_ended():
             return True
+        pool = self._core.pool
         try:
             with self._check_guard.entry("check workers"):
                 if self.closed:
@@ -332,7 +329,16 @@ class FreeRunningSampler(Sampler):
             if isinstance(error, PysamplerError):  # otherwise a signal handler raised it
                 self.let_go()
             raise
-        return pool.pending == 0
+        return self._have_all_ended()
+
+    def _have_all_ended(self) -> bool:
+        """Return whether all workers have ended; raise the error of the central policy."""
+        ended = self._core.pool.pending == 0
+        # Read afterwards: the thread that acts stores its error before it ends the workers.
+        if self._central is not None and self._central.error is not None:
+            self.let_go()
+            raise self._central.error
+        return ended
 
     @property
     def closed(self) -> bool:

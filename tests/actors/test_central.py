@@ -180,6 +180,29 @@ def test_error_of_the_policy_is_raised_by_take():
         assert envs.reset()[0].shape == (6, 4)
 
 
+def test_error_of_the_policy_is_raised_if_the_workers_end_during_the_check(tmp_path, monkeypatch):
+    go = tmp_path / "go"
+
+    def failing(observations):
+        if threading.current_thread() is not threading.main_thread():
+            while not go.exists():
+                os.sched_yield()
+            raise ValueError("no such action")
+        return policy(observations.numpy())
+
+    with envs_of(num_workers=1) as envs, pysampler.Actors(envs, failing, device="cpu") as actors:
+        actors.begin()
+        wait_some = envs._pool.wait_some
+
+        def wait_for_all(least, most, deadline):
+            go.touch()
+            return wait_some(least, most, None)
+
+        monkeypatch.setattr(envs._pool, "wait_some", wait_for_all)
+        with pytest.raises(EnvError, match="no such action"):
+            actors.take(1)
+
+
 def test_stop_actors_in_the_policy_stops_all():
     def stopping(observations):
         if (observations[:, 2] > 3).any():
