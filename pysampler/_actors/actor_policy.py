@@ -68,6 +68,7 @@ class ActorPolicy(FreeRunningPolicy):
     _packed = 0  # the frame up to which records were pushed
     _requests: Requests | None = None  # if the main process acts
     _has_asked = False  # for the actions of the next step
+    _is_running = False
 
     def _prepared_packer(self, setup: ActorSetup, envs: slice) -> Packer:
         if self._packer is None:
@@ -85,12 +86,24 @@ class ActorPolicy(FreeRunningPolicy):
     def run(
         self, server: EnvServer, group: int, setup: ActorSetup, *, is_replacement: bool
     ) -> RolloutReport:
-        """Act and push records until stopped, or for ``max_steps``."""
+        """Act and push records until stopped, or for ``max_steps``.
+
+        If an interrupt ended the last call, between the steps of two envs, all begin new episodes.
+        """
+        begins_again = is_replacement or self._is_running
+        self._is_running = True
+        report = self._run(server, group, setup, begins_again=begins_again)
+        self._is_running = False
+        return report
+
+    def _run(
+        self, server: EnvServer, group: int, setup: ActorSetup, *, begins_again: bool
+    ) -> RolloutReport:
         envs = envs_of(server)
         packer, progress = self._prepared_packer(setup, envs), self._progress
         single_steps = setup.layout.steps is None
         report = RolloutReport()
-        if is_replacement:
+        if begins_again:
             if not self._restore(server, report):
                 return report
             packer.begin_episodes()
@@ -99,10 +112,6 @@ class ActorPolicy(FreeRunningPolicy):
         steps_made = 0
         end = self._frames.count - 1
         pushed_at = now()
-        if self._at == end:  # an interrupt came before the first frame was reused
-            if not self._hand_over(packer, group):
-                return report
-            self._begin_first_frame(end, envs)
         while not progress.stopped and (setup.max_steps is None or steps_made < setup.max_steps):
             at = self._at
             if (single_steps or at == 0) and not self._wait_for_room(setup, group):

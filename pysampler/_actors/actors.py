@@ -56,7 +56,8 @@ class Actors(FreeRunningSampler):
     ``take`` raises an ``EnvError`` and all actors end. If one raises
     :class:`pysampler.errors.StopActors`, all actors stop, as after ``stop()``.
 
-    With ``num_workers=0`` the envs step in ``take``, for debugging.
+    With ``num_workers=0`` the envs step in ``take``, for debugging. If an exception such as Ctrl-C
+    interrupts them, steps that were not recorded yet are lost, and all envs begin new episodes.
 
     Args:
         envs: A :class:`pysampler.VectorEnv`; or an env id, an ``EnvSpec``, a function that makes an

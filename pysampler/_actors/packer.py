@@ -80,7 +80,7 @@ class Packer:
         self._states = [(f"{STATE}{i}", leaf) for i, leaf in enumerate(states)]
 
     def begin_episodes(self) -> None:
-        """Begin an episode in every env, because all envs are new."""
+        """Begin an episode in every env, because all were reset; unpacked steps are lost."""
         self._return[:] = 0
         self._length[:] = 0
 

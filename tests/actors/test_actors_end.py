@@ -27,12 +27,21 @@ from pysampler.errors import BusyError, ClosedError, EnvError, StopActors, Worke
 
 @pytest.mark.slow
 def test_acting_in_this_process_goes_on_after_interrupts():
-    """Wherever a signal handler raises between the steps of a chunk."""
-    only = "run", "_act_and_step", "_hand_over", "_begin_first_frame"
+    """Wherever a signal handler raises: after lost steps all envs begin new episodes."""
+    only = "_run", "_act_and_step", "_step", "_hand_over", "_begin_first_frame", "count", "pack"
+    last = {}
     with envs_of(num_workers=0) as envs, pysampler.Actors(envs, policy) as actors:
         for n in itertools.count(1):
-            reached, *_ = at_point(n, lambda: actors.take(96, min_records=96), only=only)
-            assert len(actors.take(96, min_records=96)) == 96
+            reached, first, _ = at_point(n, lambda: actors.take(96, min_records=96), only=only)
+            second = actors.take(96, min_records=96)
+            assert len(second) == 96
+            for row in [*([] if first is None else first.rows), *second.rows]:
+                number, length = last.get(row["env"], (-1, 0))
+                assert row["number"] > number
+                assert row["lengths"] in ({length + 1, 1} if row["number"] == number + 1 else {1})
+                assert row["lengths"] == row["next_observations"][2]
+                over = row["terminated"] or row["truncated"]
+                last[row["env"]] = row["number"], 0 if over else row["lengths"]
             if not reached:
                 break
 
