@@ -27,7 +27,6 @@ from pysampler._cli.contenders import end_with, error_line, with_resets
 from pysampler._cli.hangs import frames_of, own_frames, report_hangs
 from pysampler._cli.isolation import ISOLATE
 from pysampler._cli.sources import EnvSource, SourceError, from_calls, made_by_class, save
-from pysampler._vector import make
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -83,7 +82,6 @@ def main() -> None:
         _replace_init(kind, found)
     sys.meta_path.insert(0, _Replaced(_OF_SB3, lambda kind: _replace_init(kind, found, sb3=True)))
     _replace_make_vec(found)
-    make.choose = lambda *_: False  # type: ignore[attr-defined] # its trial makes vector envs
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     with _report_errors(why):

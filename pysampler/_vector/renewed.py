@@ -40,12 +40,10 @@ class Handed:
 
     Args:
         env: The new env.
-        i: The number of the env in its worker.
     """
 
-    def __init__(self, env: Any, i: int) -> None:
+    def __init__(self, env: Any) -> None:
         self.env = env
-        self.i = i
         self.old: OldEnv | None = None
         self._seed: int | None = None
         self._left: _Generators | None = None  # by an old env, for the next reset
@@ -168,7 +166,7 @@ class RenewedServer(EnvServer):
     def stepped(self, i: int) -> Any:
         """Return what a block steps and resets as env ``i``."""
         if i not in self._handed:
-            self._handed[i] = Handed(super().stepped(i), i)
+            self._handed[i] = Handed(super().stepped(i))
         return self._handed[i]
 
     # -- the new process -------------------------------------------------------------------------

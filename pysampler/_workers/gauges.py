@@ -46,11 +46,6 @@ class Gauges:
         """Return the size of the gauges in bytes."""
         return (workers + 1) * LINE
 
-    @classmethod
-    def unread(cls, workers: int) -> Gauges:
-        """Return gauges in private memory, which no other process reads."""
-        return cls(workers, np.zeros(cls.size_of(workers), np.uint8))
-
     def of(self, worker: int) -> WorkerGauges:
         """Return the gauges that one worker writes."""
         return WorkerGauges(self._lines[worker], self._lines[-1])

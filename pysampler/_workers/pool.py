@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from pysampler import _core
     from pysampler._workers.children import Child
-    from pysampler._workers.counters import Counters
     from pysampler._workers.gauges import Gauges
     from pysampler._workers.jobs import Attach, Job, Note
     from pysampler._workers.lanes import Lane
@@ -266,11 +265,6 @@ class Pool:
     def number(self) -> int:
         """The id of the pool's segment, which distinguishes it from other pools."""
         return self._links.segment.id
-
-    @property
-    def counters(self) -> Counters:
-        """The counters of all envs and workers."""
-        return self._links.counters
 
     @property
     def gauges(self) -> Gauges:
