@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
+from pysampler._frames.frames import BEGUN, LOST
 from pysampler._policies.trees import batch_from, mapped
 from pysampler._rollouts.info_arrays import info_arrays
-from pysampler._rollouts.rollout import Rollout
-from pysampler._rollouts.tally import Tally
+from pysampler._rollouts.rollout import Ended, Rollout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,10 @@ class RolloutBuilder:
         self._num_workers = setup.num_workers
         self._options = setup.options
         self._spec = spec
-        self._tally = Tally(setup.prepared.so_far)
+        so_far = setup.prepared.so_far
+        self._tally = _core.Tally(
+            *(so_far.returns.ravel().tolist(), so_far.lengths.tolist(), LOST, BEGUN)
+        )
         # By slot, then by the id of the array of all frames. Ids are unique, because that array
         # lives as long as the runner.
         self._lent: defaultdict[int, dict[int | str, _core.Lent]] = defaultdict(dict)
@@ -89,7 +92,11 @@ class RolloutBuilder:
         steps = slice(base + 1, base + 1 + horizon)
         if self._options.reset_each:
             self._tally.begin_episodes()
-        marks = self._tally.count(frames, steps, runner.lengths, self._marks(slot, frames.envs))
+        marks, lengths = self._marks(slot, frames.envs), runner.lengths
+        ended = self._tally.count(
+            *(frames.rewards[steps], frames.terminated[steps], frames.truncated[steps]),
+            *(frames.has_final[steps], lengths, *marks.values()),
+        )
         mailed_infos, runner.mailed_infos = runner.mailed_infos, []
         infos, info_masks = info_arrays(
             *(self._options.info_keys, self._core.results, frames, steps, mailed_infos),
@@ -132,6 +139,8 @@ class RolloutBuilder:
             lag=lag,
             seconds={**self._seconds(runner), "learner": learner_seconds},
             memory=frames.memory,
+            lengths=lengths,
+            ended=Ended(*ended),
             **marks,
         )
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pysampler._frames.frames import LOST
+from pysampler import _core
+from pysampler._frames.frames import BEGUN, LOST
 from pysampler._policies.warm_up import EpisodesSoFar
-from pysampler._rollouts.tally import Tally
+from pysampler._rollouts.rollout import Ended
 
 
 class SlowTally:
@@ -48,7 +49,8 @@ def test_tally_equals_its_definition(data, steps, envs, rollouts):
     draw, shape = data.draw, (steps, envs)
     lengths = draw(arrays.arrays(np.int64, envs, elements=st.integers(0, 3)))
     so_far = EpisodesSoFar(lengths * 0.1, lengths)
-    tally, slow = Tally(so_far), SlowTally(so_far)
+    tally = _core.Tally(so_far.returns.tolist(), so_far.lengths.tolist(), LOST, BEGUN)
+    slow = SlowTally(so_far)
     for _ in range(rollouts):
         flags = arrays.arrays(np.bool_, shape)
         frames = SimpleNamespace(
@@ -58,20 +60,19 @@ def test_tally_equals_its_definition(data, steps, envs, rollouts):
             truncated=draw(flags),
             has_final=draw(arrays.arrays(np.uint8, shape, elements=st.integers(0, LOST))),
         )
-        to_fill = {
-            "starts": np.empty((steps + 1, envs), bool),
-            "valid": np.empty(shape, bool),
-            "lost": np.empty(shape, bool),
-        }
+        marks = np.empty((steps + 1, envs), bool), np.empty(shape, bool), np.empty(shape, bool)
         made = draw(arrays.arrays(np.int64, envs, elements=st.integers(0, steps)))
         if draw(st.booleans()):
             tally.begin_episodes()
             slow.__init__(EpisodesSoFar(np.zeros(envs), np.zeros(envs, np.int64)))
-        marks = tally.count(frames, slice(0, steps), made, to_fill)
+        counted = tally.count(
+            *(frames.rewards, frames.terminated, frames.truncated, frames.has_final, made, *marks)
+        )
         *expected, ended = slow.count(frames, made)
-        for name, array in zip(["starts", "valid", "lost"], expected, strict=True):
-            assert np.array_equal(marks[name], array), name
-        assert marks["ended"].env.tolist() == [one[0] for one in ended]
-        assert marks["ended"].step.tolist() == [one[1] for one in ended]
-        assert marks["ended"].returns.tolist() == [one[2] for one in ended]  # bit for bit
-        assert marks["ended"].lengths.tolist() == [one[3] for one in ended]
+        for name, mark, array in zip(["starts", "valid", "lost"], marks, expected, strict=True):
+            assert np.array_equal(mark, array), name
+        found = Ended(*counted)
+        assert found.env.tolist() == [one[0] for one in ended]
+        assert found.step.tolist() == [one[1] for one in ended]
+        assert found.returns.tolist() == [one[2] for one in ended]  # bit for bit
+        assert found.lengths.tolist() == [one[3] for one in ended]
