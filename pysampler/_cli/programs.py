@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pysampler import _core
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
 from pysampler._workers.header import HEADER, LAYOUT, MAGIC
 from pysampler._workers.manifest import SegmentManifest
-from pysampler._workers.tracing import TraceMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -266,7 +266,7 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
         counters_end = about.counters + Counters.size_of(*counts)
         gauges_end = about.gauges + Gauges.size_of(counts[1])
         workers = counts[1] - about.main
-        trace_end = about.trace + TraceMemory(workers).size
+        trace_end = about.trace + _core.Track.size_of(workers + 1)
         if max(counters_end, gauges_end, trace_end) > len(memory):
             raise AttachError("its counters exceed its segment")
         counters = Counters(*counts, memory[about.counters : counters_end])

@@ -6,9 +6,11 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from pysampler import _core
 from pysampler._cli.programs import AttachError
 from pysampler._workers.header import HEADER
-from pysampler._workers.tracing import TraceMemory, TraceReader
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
 
     from pysampler._cli.programs import Pool
 
-__all__ = ["Recorder"]
+__all__ = ["SLICE", "Recorder"]
 
+# A slice: one activity of a process, and its begin and end in ns of ``now()``.
+SLICE = np.dtype([("begin", "<i8"), ("end", "<i8"), ("kind", "<u4"), ("id", "<u4")])
 # A program continues to trace for this long, in ns, after its recorder has died.
 _LEASE = 1_000_000_000
 
@@ -41,7 +45,7 @@ class Recorder:
 
     def __init__(self, pool: Pool) -> None:
         at = self._at = pool.about.trace
-        memory = TraceMemory(len(pool.about.envs) - pool.about.main)
+        tracks = len(pool.about.envs) - pool.about.main + 1  # of the workers, then the parent's
         self._until = self._read_at = 0
         self.holes: list[tuple[int, int]] = []
         self.reasons: set[str] = set()
@@ -53,8 +57,8 @@ class Recorder:
             # The descriptor may refer to another file by now.
             if os.pread(self._fd, HEADER.itemsize, 0) != pool.memory[: HEADER.itemsize].tobytes():
                 raise AttachError(f"cannot trace {pool.name}: it was closed")
-            os.posix_fallocate(self._fd, at, memory.size)
-            self._readers = [TraceReader(pool.memory, at, i) for i in range(memory.tracks)]
+            os.posix_fallocate(self._fd, at, _core.Track.size_of(tracks))
+            self._readers = [_core.TraceReader(pool.memory, at, i) for i in range(tracks)]
         except OSError as error:
             self.close()
             raise AttachError(f"cannot trace {pool.name}: {error.strerror}") from None
@@ -79,7 +83,7 @@ class Recorder:
         if self._fd >= 0:
             self._want(at + _LEASE)
         missed = self.missed
-        read = [reader.read() for reader in self._readers]
+        read = [np.frombuffer(reader.read(), SLICE) for reader in self._readers]
         if lapsed:
             late = "this command got no CPU for a second"
             self.reasons.add("another trace of the program ended" if others else late)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
+from pysampler._cli.recorder import SLICE
 from pysampler._cli.screen import bar
 from pysampler._workers.counters import with_unit
-from pysampler._workers.tracing import SLICE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,7 +21,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._cli.chrome import ChromeWriter, merge
 from pysampler._cli.programs import AttachError, find, is_running
-from pysampler._cli.recorder import Recorder
+from pysampler._cli.recorder import SLICE, Recorder
 from pysampler._cli.rounds import (
     IDLE,
     PROGRAM,
@@ -35,7 +35,6 @@ from pysampler._cli.rounds import (
 from pysampler._cli.screen import positive, reason_of, seconds
 from pysampler._cli.trace_file import open_trace
 from pysampler._workers.counters import slow_envs, with_unit
-from pysampler._workers.tracing import SLICE
 from pysampler.sync import now
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from pysampler._workers.lanes import ProcessLane
 from pysampler._workers.manifest import SegmentManifest
 from pysampler._workers.processes import Processes
 from pysampler._workers.setup import Attachment, wait_policy
-from pysampler._workers.tracing import TraceMemory
 from pysampler.sync import Segment, Watch
 
 if TYPE_CHECKING:
@@ -63,9 +62,10 @@ class Links:
             len(counted), sum(len(assignment.sizes) for assignment in counted)
         )
         size = room + sum(sizes) + _core.Pool.size_of(groups, own_groups) + rings + 4096
-        trace = TraceMemory(workers)
-        segment = Segment(size, trace.size)
-        trace_at = trace.begins(segment)
+        # Takes no memory until a recorder asks for slices. The last track is of this process.
+        trace_size = _core.Track.size_of(workers + 1)
+        segment = Segment(size, trace_size)
+        trace_at = segment.size - trace_size
         _, manifest = segment.array((room,), np.dtype(np.uint8), None)
         (counters_at, counters), (gauges_at, gauges) = (
             segment.array((size,), np.dtype(np.uint8), None) for size in sizes

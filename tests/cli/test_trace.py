@@ -19,11 +19,10 @@ from pysampler import Actors, Rollouts, VectorEnv, _core
 from pysampler._cli import trace_file
 from pysampler._cli.main import main
 from pysampler._cli.programs import find, programs
-from pysampler._cli.recorder import Recorder
+from pysampler._cli.recorder import SLICE, Recorder
 from pysampler._cli.rounds import PARTS, idle, of_program, rounds_of
 from pysampler._cli.trace_file import open_trace
 from pysampler._workers.header import LINE
-from pysampler._workers.tracing import TraceMemory, TraceReader
 from pysampler.sync import Segment, now
 
 STEPS = 20
@@ -356,7 +355,7 @@ def test_processes_write_no_slices_unless_traced():
         stepped(envs)
         assert claimed(envs) == [0, 0, 0]
         segment = envs._core.pool._links.segment
-        room = TraceMemory(2).size
+        room = _core.Track.size_of(3)
         held = os.fstat(segment.fd).st_blocks * 512
         assert held <= segment.size - room + 4096 * 4  # reading `claimed` takes some pages
 
@@ -379,17 +378,17 @@ def test_tracing_stops_soon_after_the_tracer_dies():
 
 
 def test_a_trace_reader_reads_the_newest_slices_of_a_track():
-    memory = TraceMemory(0)
-    with Segment(4096, memory.size) as segment:
-        at = memory.begins(segment)
-        os.posix_fallocate(segment.fd, at, memory.size)
+    size = _core.Track.size_of(1)
+    with Segment(4096, size) as segment:
+        at = segment.size - size
+        os.posix_fallocate(segment.fd, at, size)
         whole = segment.array((segment.size - LINE,), np.dtype(np.uint8), LINE)[1]
-        reader = TraceReader(whole, at - LINE, 0)
+        reader = _core.TraceReader(whole, at - LINE, 0)
         whole[at - LINE :][:8].view(np.int64)[0] = np.iinfo(np.int64).max
         track = _core.Track(segment, at, 0)
         for number in range(_core.Track.SLICES + 10):
             track.end(_core.Track.STEP, number, 1)
-        read = reader.read()
+        read = np.frombuffer(reader.read(), SLICE)
         assert reader.missed == 10
         assert read["id"].tolist() == list(range(10, _core.Track.SLICES + 10))
         assert (read["begin"] == 1).all()
@@ -397,7 +396,7 @@ def test_a_trace_reader_reads_the_newest_slices_of_a_track():
         assert len(reader.read()) == 0
         for wrong in (1, 4096, 2**40):
             with pytest.raises(ValueError, match="has no ring at this offset"):
-                TraceReader(whole, at - LINE + wrong, 0)
+                _core.TraceReader(whole, at - LINE + wrong, 0)
 
 
 def test_the_parts_of_a_round_add_up():
