@@ -127,9 +127,7 @@ class Averaging(Uncopyable, Closing):
         if not callable(make):
             raise TypeError(f"cannot average: make is {make!r}, expected a function")
         self.workers = whole_number("average", "workers", workers, 0)
-        if context not in CONTEXTS:
-            expected = ", ".join(map(repr, CONTEXTS))
-            raise ValueError(f"cannot average: context {context!r}, expected one of {expected}")
+        arguments.one_of("context", context, CONTEXTS, "average")
         faults = arguments.faults("average", on_worker_loss, max_restarts, restart_window)
         if seed is not None:
             seed = whole_number("average", "seed", seed, 0)

@@ -54,8 +54,8 @@ class Options:
     def __post_init__(self) -> None:
         whole_number("make vector env", "groups", self.groups, minimum=1)
         whole_number("make vector env", "frames", self.frames, minimum=1)
-        _one_of("wait", self.wait, get_args(Wait))
-        _one_of("infos", self.infos, get_args(Infos))
+        one_of("wait", self.wait, get_args(Wait))
+        one_of("infos", self.infos, get_args(Infos))
 
     @property
     def policy(self) -> tuple[int, int] | None:
@@ -67,7 +67,7 @@ def _refuse(what: str, got: Any, expected: str, doing: str = "make vector env") 
     return ValueError(f"cannot {doing}: {what} {got!r}, expected {expected}")
 
 
-def _one_of(what: str, got: Any, expected: Iterable[str], doing: str = "make vector env") -> None:
+def one_of(what: str, got: Any, expected: Iterable[str], doing: str = "make vector env") -> None:
     if got not in expected:
         raise _refuse(what, got, "one of " + ", ".join(map(repr, expected)), doing)
 
@@ -83,13 +83,8 @@ def faults(
     recycle_above: int | str | None = None,
 ) -> Faults:
     """Return the options for lost workers and late envs, or raise ValueError."""
-    for name, got, kind in (
-        ("on_worker_loss", on_worker_loss, OnLoss),
-        ("on_hang", on_hang, OnHang),
-    ):
-        if got not in get_args(kind):
-            expected = "one of " + ", ".join(map(repr, get_args(kind)))
-            raise ValueError(f"cannot {doing}: {name} {got!r}, expected {expected}")
+    one_of("on_worker_loss", on_worker_loss, get_args(OnLoss), doing)
+    one_of("on_hang", on_hang, get_args(OnHang), doing)
     max_restarts = whole_number(doing, "max_restarts", max_restarts, 0)
     if not (is_real(restart_window, 0) and restart_window > 0):
         raise ValueError(f"cannot {doing}: restart_window {restart_window!r}, expected seconds > 0")
@@ -141,7 +136,7 @@ def context(given: str | None, doing: str = "make vector env") -> str:
     """Return how workers are started, or raise ValueError."""
     if given in (None, "forkserver"):
         return "forkserver"
-    _one_of("context", given, (*CONTEXTS, "threads"), doing)
+    one_of("context", given, (*CONTEXTS, "threads"), doing)
     return given
 
 
@@ -332,23 +327,12 @@ NEED_PROCESSES = {
 }
 
 
-def isolate(given: Any) -> Literal["check"] | bool:
-    """Return the option ``isolate`` as "check" or a bool, or raise ValueError."""
-    if isinstance(given, str) and given == "check":
-        return "check"
+def word_or_bool(name: str, given: Any, word: str) -> Any:
+    """Return an option as this word or a bool, or raise ValueError."""
+    if isinstance(given, str) and given == word:
+        return word
     if not isinstance(given, (bool, np.bool_)):
-        raise _refuse("isolate", given, "'check', True or False")
-    return bool(given)
-
-
-def native(given: Any) -> Literal["auto"] | bool:
-    """Return the option ``native`` as "auto" or a bool, or raise ValueError."""
-    if isinstance(given, str) and given == "auto":
-        return "auto"
-    if not isinstance(given, (bool, np.bool_)):
-        raise ValueError(
-            f"cannot make vector env: native {given!r}, expected 'auto', True or False"
-        )
+        raise _refuse(name, given, f"{word!r}, True or False")
     return bool(given)
 
 

@@ -239,7 +239,7 @@ def _make_nested(
     options = dict(vector_kwargs)
     own = whole_number("make vector env", "main_envs", options.pop("main_envs", 0), 0)
     groups = whole_number("make vector env", "groups", options.get("groups", 1), 1)
-    isolated = arguments.isolate(options.get("isolate", False)) is True
+    isolated = arguments.word_or_bool("isolate", options.get("isolate", False), "check") is True
     if isolated:
         own = 0
     if own >= count:

@@ -281,7 +281,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._step_timeout = step_timeout
         self._timed_return = _core.TimedReturn()  # of recv
         functions = self.env_fns
-        native = arguments.native(native)
+        native = arguments.word_or_bool("native", native, "auto")
         seed_globals = true_or_false("make vector env", "seed_globals", seed_globals)
         self.seed_globals = seed_globals
         why_python = arguments.why_python(
@@ -317,7 +317,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             *(num_workers, main_envs, functions, self.max_concurrency),
             groups=options.groups,
             native=why_python is None,
-            isolate=arguments.isolate(isolate) is True,
+            isolate=arguments.word_or_bool("isolate", isolate, "check") is True,
             threads=process == "threads",
             untried=untried,
         )
