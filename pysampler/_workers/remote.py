@@ -2,15 +2,18 @@
 
 ``dumps`` tries plain pickle first, since it is fast, then cloudpickle. ``dumps_by_value`` sends the
 user's functions and classes by value if a clean interpreter could not import them. ``loads`` never
-alters a class that the process already has, which cloudpickle alone would do.
+alters a class that the process already has, which cloudpickle alone would do. ``collected`` notes
+which shared memory pickles refer to: its descriptors travel beside them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import pickle
 import sys
+import threading
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -21,11 +24,32 @@ from cloudpickle import cloudpickle as _cloudpickle
 from pysampler._torch import is_script, script_bytes, script_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from typing_extensions import Buffer
 
-__all__ = ["copy_from", "dumps", "dumps_by_value", "loads"]
+    Memories = dict[bytes, Any]  # SealedMemory by its token
+
+__all__ = ["collected", "copy_from", "dumps", "dumps_by_value", "loads", "memories_of_pickle"]
+
+_here = threading.local()
+
+
+def memories_of_pickle() -> Memories | None:
+    """Return the memory that this thread's pickle refers to; None: it must not refer to any."""
+    return getattr(_here, "memories", None)
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[Memories]:
+    """Let this thread pickle shared arrays; yield the memory that the pickles refer to."""
+    before = memories_of_pickle()
+    found: Memories = {}
+    _here.memories = found
+    try:
+        yield found
+    finally:
+        _here.memories = before
 
 
 def dumps(obj: Any) -> bytes:

@@ -20,9 +20,8 @@ import cloudpickle
 import numpy as np
 
 from pysampler import _core
-from pysampler._workers.collecting import collected
 from pysampler._workers.header import LINE
-from pysampler._workers.remote import dumps_by_value
+from pysampler._workers.remote import collected, dumps_by_value
 from pysampler.sync import Segment, WaitPolicy
 
 if TYPE_CHECKING:

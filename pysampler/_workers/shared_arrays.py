@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pysampler._workers import children, collecting
+from pysampler._workers import children
 from pysampler._workers.header import LINE
+from pysampler._workers.remote import memories_of_pickle
 from pysampler.errors import ClosedError
 from pysampler.sync._segment import plain_dtype
 
@@ -207,7 +208,7 @@ class SharedArray(np.ndarray[Any, Any]):
         if offset is None:
             return np.asarray(self).__reduce_ex__(protocol)
         assert self._memory is not None
-        memories: dict[bytes, SealedMemory] | None = collecting.memories()
+        memories = memories_of_pickle()
         if memories is None:
             raise TypeError(
                 "cannot pickle a shared array: its memory travels by descriptor, in env_fns and "
