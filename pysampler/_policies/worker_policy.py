@@ -6,7 +6,6 @@ a rollout pauses when infos have new keys, until the parent has made columns for
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +25,7 @@ from pysampler._policies.seeds import seed_policy
 from pysampler._policies.shared_statistics import WorkerStatistics
 from pysampler._policies.weights import SharedWeights, load_weights
 from pysampler._torch import generator_from, is_module
+from pysampler._vector.blocks import copied_info
 from pysampler._workers.jobs import Note, Repeated
 from pysampler._workers.seeds import number_from, seed_globals
 from pysampler.sync import now
@@ -44,15 +44,7 @@ if TYPE_CHECKING:
     from pysampler._workers.pool import Pool
     from pysampler.sync import Segment
 
-__all__ = [
-    "PolicySetup",
-    "RolloutJob",
-    "RolloutReport",
-    "TakePolicy",
-    "WorkerPolicy",
-    "copied_infos",
-]
-
+__all__ = ["PolicySetup", "RolloutJob", "RolloutReport", "TakePolicy", "WorkerPolicy"]
 
 # The maximum number of keys and types of infos that are reported immediately.
 _MAX_REPORTED = 512
@@ -99,7 +91,7 @@ class RolloutReport:
                 frame + sum(step),
                 kind,
                 env,
-                copied_infos(left) if kind == _core.EnvBlock.INFO else left,
+                copied_info(left) if kind == _core.EnvBlock.INFO else left,
             )
             for kind, env, left, *step in overflow
             if kind in wanted
@@ -113,14 +105,6 @@ def _keys_and_types(infos: dict[Any, Any], path: tuple[Any, ...] = ()) -> Iterat
             yield from _keys_and_types(value, (*path, key))
         else:
             yield (*path, key), type(value)
-
-
-def copied_infos(infos: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of infos, if possible: the next step may overwrite their arrays."""
-    try:
-        return copy.deepcopy(infos)
-    except Exception:
-        return infos
 
 
 class WorkerPolicy:

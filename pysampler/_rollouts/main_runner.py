@@ -18,10 +18,10 @@ from pysampler._policies.frame_policy import (
 )
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.weights import copy_weights
-from pysampler._policies.worker_policy import copied_infos
 from pysampler._rollouts.background import Background
 from pysampler._rollouts.runner import RolloutRunner, closed_error
 from pysampler._torch import get_torch_threads, is_module, set_torch_threads
+from pysampler._vector.blocks import copied_info
 from pysampler._vector.results import first
 from pysampler.sync import now
 
@@ -134,7 +134,7 @@ class MainRunner(RolloutRunner):
                 end_lost_episodes(self.frames, frame - 1, slice(envs.start, envs.stop))
             end_episodes_lost_within(self.frames, frame - 1, overflow)
             self.mailed_infos += [
-                (frame + sum(step), env, copied_infos(info))
+                (frame + sum(step), env, copied_info(info))
                 for kind, env, info, *step in overflow
                 if kind == _core.EnvBlock.INFO
             ]

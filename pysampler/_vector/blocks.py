@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["ChunkBlock", "GivenActions", "GroupBlock", "Overflow", "PythonBlock", "RepeatableBlock"]
+__all__ = [
+    "ChunkBlock",
+    "GivenActions",
+    "GroupBlock",
+    "Overflow",
+    "PythonBlock",
+    "RepeatableBlock",
+    "copied_info",
+]
 
 # Results that do not fit into the frame, as (kind, env, object); those of a chunk with the step.
 Overflow = list[Any]
@@ -219,7 +227,7 @@ class ChunkBlock(RepeatableBlock):
                 for kind, env, value in self._overflow:
                     stopped[env - self.first] |= kind == _ERROR
                     # The next step may write to arrays of these infos.
-                    overflow.append((kind, env, _copied(value) if kind == _INFO else value, k))
+                    overflow.append((kind, env, copied_info(value) if kind == _INFO else value, k))
         finally:
             self.stopped = None
         self._overflow = overflow
@@ -232,7 +240,7 @@ class ChunkBlock(RepeatableBlock):
         self._terminated[frame, envs] = self._truncated[frame, envs] = False
 
 
-def _copied(info: Any) -> Any:
+def copied_info(info: Any) -> Any:
     """Return a copy, or the object itself if it cannot be copied."""
     try:
         return copy.deepcopy(info)
