@@ -22,6 +22,7 @@ import numpy as np
 from pysampler._torch import loaded_torch
 from pysampler._vector.env_calls import layers_of
 from pysampler._vector.isolation.captured import captured_by_all
+from pysampler._vector.isolation.verdict import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,6 @@ __all__ = ["LIBRARIES", "SharedState", "namespaces_of", "package_of"]
 _DEPTH = 3  # of containers that are looked into
 _MOST = 1000  # elements of a container that are compared
 _MOST_BYTES = 1 << 20  # of an array that are compared
-_NAMED = 5  # names in a sentence
 # Packages whose attributes are not looked at: they have many, which change for good reasons.
 LIBRARIES = {*sys.stdlib_module_names, "cloudpickle", "gymnasium", "numpy", "pysampler", "torch"}
 _CONSTANT = bool, int, float, complex, str, bytes, type(None), np.generic
@@ -95,7 +95,7 @@ class SharedState:
 
     def causes(self) -> list[tuple[str, str]]:
         """Return what the envs changed: its kind, and a sentence."""
-        changed = {kind: _listed(list(names)) for kind, names in self._changed.items() if names}
+        changed = {kind: listed(list(names)) for kind, names in self._changed.items() if names}
         sentences = {
             "generators": "the env uses global random generators: {}",
             "directory": "the env changes the {}",
@@ -111,7 +111,7 @@ class SharedState:
         ]
         if shared := [name for name, users in self._users.items() if len(users) > 1]:
             text = (
-                f"envs use files or ports of the same name: {_listed(shared)}. Processes share "
+                f"envs use files or ports of the same name: {listed(shared)}. Processes share "
                 "these too, so give each env its own"
             )
             causes.append(("files", text))
@@ -233,11 +233,6 @@ class SharedState:
 def package_of(module: str) -> str:
     """Return the name of the package that a module belongs to."""
     return module.partition(".")[0]
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _generators() -> dict[str, Any]:

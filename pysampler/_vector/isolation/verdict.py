@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
     from pysampler._vector.isolation.members import RunResult
 
-__all__ = ["Isolation", "judged"]
+__all__ = ["Isolation", "judged", "listed"]
 
-_NAMED = 5  # results in a sentence
+_NAMED = 5  # names in a sentence
 # Kinds of state that belong to the whole program, which an env in a thread must leave alone.
 _OF_THE_PROGRAM = {"generators", "directory", "environment", "module"}
 # By kind of state, what helps envs in one process.
@@ -72,7 +72,7 @@ class Isolation:
         lines += [f"- {reason}" for reason in self.reasons]
         if self.ignored:
             lines.append(
-                f"not compared, since they differ alone or do not pickle: {_listed(self.ignored)}"
+                f"not compared, since they differ alone or do not pickle: {listed(self.ignored)}"
             )
         return "\n".join(lines)
 
@@ -120,7 +120,7 @@ def _compared(
 ) -> Isolation:
     captured = ""
     if beside.captured:
-        captured = f"what env_fns refer to, one for all envs ({_listed(beside.captured)}), and in "
+        captured = f"what env_fns refer to, one for all envs ({listed(beside.captured)}), and in "
     unexplained = [_UNEXPLAINED.format(captured)]
     if beside.failed is not None:
         doing, raised = beside.failed
@@ -172,9 +172,10 @@ def _described(different: Sequence[_Difference], where: str) -> str:
     call, path, values = different[0]
     text = f"{where}, {path} of {call} differ" + (f" ({values})" if values else "")
     others = list(dict.fromkeys(p for _, p, _ in different if p != path))
-    return f"{text}; later also {_listed(others)}" if others else text
+    return f"{text}; later also {listed(others)}" if others else text
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names for a sentence."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
