@@ -436,8 +436,9 @@ class EnvServer:
         states = np.empty(len(envs), object)
         for row, i in enumerate(envs):
             with self.blaming(i, "get_state()"):
-                if (own := self._own_block(i)) is not None:
-                    states[row] = own.states([i - self.nested[i].start])[0]
+                if (found := self.batch_block_of(i)) is not None:
+                    batch_block, place = found
+                    states[row] = batch_block.states([place])[0]
                     continue
                 layers = list(layers_of(self.envs[i]))
                 elapsed = [vars(one).get("_elapsed_steps") for one in layers]
@@ -447,22 +448,19 @@ class EnvServer:
                 states[row] = state, elapsed, env_block.ended(place)
         return states
 
-    def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
+    def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:  # noqa: ARG002
         """Set the states of some of a block's envs."""
-        first = self.rows(block).start
-        if states.dtype != object:
-            with self.blaming(envs[0] if envs else first, "set_state()"):
-                raise ValueError("cannot set state: it belongs to other envs (simulated together)")
         for i, one in zip(envs, states, strict=True):
             with self.blaming(i, "set_state()"):
-                if (own := self._own_block(i)) is not None:
-                    place = i - self.nested[i].start
+                other = "cannot set state: it belongs to other envs"
+                if (found := self.batch_block_of(i)) is not None:
+                    batch_block, place = found
                     if not isinstance(one, np.void):
-                        raise ValueError("cannot set state: it belongs to other envs")
-                    own.set_states([place], np.array([one], one.dtype))
+                        raise ValueError(f"{other} (stepped one by one)")
+                    batch_block.set_states([place], np.array([one], one.dtype))
                     continue
                 if not isinstance(one, tuple):
-                    raise ValueError("cannot set state: it belongs to other envs")
+                    raise ValueError(f"{other} (simulated together)")
                 state, elapsed, ended = one
                 layers = list(layers_of(self.envs[i]))
                 _offered(layers, "set_state")(state)
@@ -474,15 +472,19 @@ class EnvServer:
                 env_block, place = self.env_block_of(i)
                 env_block.set_ended(place, ended)
 
-    def _own_block(self, i: int) -> OwnBlock | None:
-        """Return the block of the BatchEnv that contains env ``i``; None if it is a single env."""
+    def batch_block_of(self, i: int) -> tuple[Any, int] | None:
+        """Return the block with the state of env ``i``, and the env's place there.
+
+        None if the state is the env's own.
+        """
         if i not in self.nested:
             return None
-        if (own := self._own.get(self.nested[i].start)) is None:
+        first = self.nested[i].start
+        if first not in self._own:
             raise AttributeError(
                 f"{name_of(self.envs[i])} is a vector env, whose envs have no states of their own"
             )
-        return own
+        return self._own[first], i - first
 
     def calls(self, block: int, envs: Sequence[int] | None) -> Iterator[tuple[range, list[int]]]:
         """Yield, for each call of a single or vector env, its envs and those that were asked for.

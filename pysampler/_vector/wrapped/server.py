@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-import numpy as np
 
 from pysampler import _core
 from pysampler._vector.blocks import GroupBlock
@@ -322,6 +321,12 @@ class BatchServer(EnvServer):
         assert isinstance(found[0], PythonBatch)
         return found[0].env_block, found[1]
 
+    def batch_block_of(self, i: int) -> tuple[Any, int] | None:
+        found = self._batch_of(i)
+        if found is not None and isinstance(found[0], NativeBatch):
+            return found[0].block, found[1]
+        return super().batch_block_of(i)
+
     def states(self, block: int, envs: Sequence[int]) -> Any:
         """Return the states of some of a block's envs, one row each."""
         rows = self.rows(block)
@@ -329,30 +334,7 @@ class BatchServer(EnvServer):
             if isinstance(batch, NativeBatch) and batch.rows == rows:
                 with self.blaming(envs[0] if envs else rows.start, "get_state()"):
                     return batch.block.states([batch.rows.index(i) for i in envs])
-        states = np.empty(len(envs), object)
-        for row, i in enumerate(envs):
-            found = self._batch_of(i)
-            if found is None or not isinstance(found[0], NativeBatch):
-                states[row] = super().states(block, [i])[0]
-            else:
-                with self.blaming(i, "get_state()"):
-                    states[row] = found[0].block.states([found[1]])[0]
-        return states
-
-    def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:
-        for i, state in zip(envs, states, strict=True):
-            found = self._batch_of(i)
-            if found is None or not isinstance(found[0], NativeBatch):
-                one = np.empty(1, object if isinstance(state, tuple) else states.dtype)
-                one[0] = state
-                super().set_states(block, [i], one)
-                continue
-            with self.blaming(i, "set_state()"):
-                if not isinstance(state, np.void):
-                    raise ValueError(
-                        "cannot set state: it belongs to other envs (stepped one by one)"
-                    )
-                found[0].block.set_states([found[1]], np.array([state], state.dtype))
+        return super().states(block, envs)
 
 
 def _makes_anew(env_fn: Any) -> bool:
