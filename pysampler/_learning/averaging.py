@@ -18,7 +18,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._closing import Closing, Uncopyable
 from pysampler._learning.mean_weights import difference, fields_of, mean_of, name_with_nan
-from pysampler._learning.trainers import AttachBoards, HandIn, Train, TrainerServer, UseBoards
+from pysampler._learning.trainers import AttachBoards, HandIn, Train, TrainerServer
 from pysampler._numbers import whole_number
 from pysampler._policies.weights import arrays_of
 from pysampler._vector import arguments
@@ -168,10 +168,9 @@ class Averaging(Uncopyable, Closing):
         like = {name: np.empty(field.shape, field.dtype) for name, field in fields.items()}
         size = sum(array.nbytes + 8 for array in like.values())
         segment = Segment((count + 1) * (_BUFFERS * size + _BOARD_OVERHEAD))
-        self._pool.lay_out(segment, AttachBoards())
         self._boards = [Board(like, segment, buffers=_BUFFERS) for _ in range(count + 1)]
         *own, average = [board.place() for board in self._boards]
-        self._pool.note(lambda w: UseBoards(fields, average, own[w.start]), standing=True)
+        self._pool.lay_out(segment, AttachBoards(fields, average, own))
 
     # -- rounds ----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from pysampler._policies.weights import arrays_of
 from pysampler._torch import is_tensor, tensor_from
 from pysampler._workers import worker
 from pysampler._workers.exceptions import Raised
-from pysampler._workers.jobs import Job, Note, Repeated
+from pysampler._workers.jobs import Job, Repeated
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Board, Segment
 
-__all__ = ["AttachBoards", "HandIn", "Train", "TrainerServer", "UseBoards"]
+__all__ = ["AttachBoards", "HandIn", "Train", "TrainerServer"]
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,11 @@ class TrainerServer:
     def replace(self, seeds: Sequence[int]) -> None:
         """Do nothing: the trainer was created as a replacement."""
 
-    def attach(self, segment: Segment) -> None:
-        """Use this segment for boards."""
-        self._segment = segment
-
-    def use(self, fields: Fields, average: Any, own: Any) -> None:
+    def attach(self, segment: Segment, fields: Fields, average: Any, own: Sequence[Any]) -> None:
         """Attach the boards of the average and of this trainer's weights."""
         self._fields = fields
-        self._average: Board = average.attach(self._segment)
-        self._own: Board = own.attach(self._segment)
+        self._average: Board = average.attach(segment)
+        self._own: Board = own[self._index].attach(segment)
 
     def train(self, steps: int) -> tuple[dict[str, Any], float]:
         """Load the average, train and publish the weights; return the report and the seconds."""
@@ -129,25 +125,15 @@ class TrainerServer:
 
 @dataclass(frozen=True)
 class AttachBoards:
-    """Job: give trainers the segment of the boards."""
-
-    def attach(self, server: TrainerServer, segment: Segment) -> None:
-        """Give the segment to an env server."""
-        server.attach(segment)
-
-
-@dataclass(frozen=True)
-class UseBoards(Note):
-    """Job: use the boards of the average and of the trainer, at these places."""
+    """Attaches the boards of the average and of each trainer, at these places in the segment."""
 
     fields: Fields
     average: Any
-    own: Any
-    doing = "attaching boards"
+    own: Sequence[Any]
 
-    def apply(self, server: TrainerServer) -> None:
+    def attach(self, server: TrainerServer, segment: Segment) -> None:
         """Give the boards to an env server."""
-        server.use(self.fields, self.average, self.own)
+        server.attach(segment, self.fields, self.average, self.own)
 
 
 class _TrainerJob(Job):
