@@ -14,7 +14,7 @@ from pysampler._policies.weights import arrays_of
 from pysampler._torch import is_tensor, tensor_from
 from pysampler._workers import worker
 from pysampler._workers.exceptions import Raised
-from pysampler._workers.jobs import Job, Repeated
+from pysampler._workers.jobs import Attach, Job, Repeated, Server
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._learning.mean_weights import Fields
-    from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Board, Segment
 
 __all__ = ["AttachBoards", "HandIn", "Train", "TrainerServer"]
@@ -38,10 +37,8 @@ class TrainerDescription:
     sizes: tuple[int, ...] = (1,)
 
 
-class TrainerServer:
+class TrainerServer(Server):
     """The env server of trainer ``index``. It has one group, which is never stepped."""
-
-    here = False
 
     def __init__(self, make: Callable[[int, int], Any], index: int, entropy: Any) -> None:
         self._index = index
@@ -60,17 +57,6 @@ class TrainerServer:
     def describe(self) -> TrainerDescription:
         """Return the class of the trainer, and the fields of its weights."""
         return TrainerDescription(type(self.trainer).__name__, self._fields)
-
-    def count_with(self, meter: Any, gauges: WorkerGauges, first: int) -> None:
-        """Do nothing: a round measures its own time."""
-
-    def take_overflow(self, block: int) -> None:
-        """Return nothing: there are no steps."""
-
-    peek_overflow = take_overflow
-
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Do nothing: the trainer was created as a replacement."""
 
     def attach(self, segment: Segment, fields: Fields, average: Any, own: Sequence[Any]) -> None:
         """Attach the boards of the average and of this trainer's weights."""
@@ -124,7 +110,7 @@ class TrainerServer:
 
 
 @dataclass(frozen=True)
-class AttachBoards:
+class AttachBoards(Attach):
     """Attaches the boards of the average and of each trainer, at these places in the segment."""
 
     fields: Fields

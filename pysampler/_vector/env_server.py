@@ -36,7 +36,7 @@ from pysampler._vector.native.known import name_of
 from pysampler._vector.registry import register
 from pysampler._vector.stacks import StackPart, parts_of
 from pysampler._workers.exceptions import Raised, report
-from pysampler._workers.jobs import Failure, is_users
+from pysampler._workers.jobs import Failure, Server, is_users
 from pysampler._workers.remote import dumps
 from pysampler.envs.batch import BatchEnv
 from pysampler.errors import EnvError
@@ -105,7 +105,7 @@ def _identity(space: gym.Space[Any]) -> Any:
     return dumps(space)
 
 
-class EnvServer:
+class EnvServer(Server):
     """The envs of a worker, from number ``first`` on, in groups of the given sizes.
 
     Attributes:
@@ -114,8 +114,6 @@ class EnvServer:
         meter: Counts steps and resets, once ``count_with`` was called.
         gauges: Where a policy records its numbers.
     """
-
-    here = False
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 import pysampler._frames.spec  # noqa: F401 - plans need it: a fork server imports it once for all workers
 from pysampler._frames.frames import Frames
 from pysampler._vector.env_calls import of_each, set_of_each
-from pysampler._workers.jobs import Job, Note, Repeated, Replace, Replaced
+from pysampler._workers.jobs import Attach, Job, Note, Repeated, Replace, Replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class AttachFrames:
+class AttachFrames(Attach):
     """Move the envs to other frames, in which infos already have ``columns``."""
 
     plan: Plan

@@ -8,7 +8,7 @@ the worker of a group, which runs it on its env server.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pysampler._workers.exceptions import Raised, Report, report
 from pysampler.errors import WorkerLostError
@@ -46,18 +46,19 @@ PREDECESSOR_LOST = 113
 Replaced = Literal["step", "reset"]
 
 
-class Server(Protocol):
-    """The interface of an env server, which holds envs, or a trainer: a block for each group."""
+class Server:
+    """Base class of env servers, which hold envs, or a trainer: a block for each group."""
 
     blocks: list[Any]  # the loop in C++ steps blocks of envs
     predecessor: Any  # the connection to the worker whose place this one takes, if any
-    here: bool  # whether it lives in the user's process, whose signal handlers may raise
+    here = False  # whether it lives in the user's process, whose signal handlers may raise
 
     def describe(self) -> Any:
         """Return a description, from which the parent lays out frames.
 
         ps shows its ``name``; its ``sizes`` are the numbers of envs of the groups.
         """
+        raise NotImplementedError
 
     def count_with(self, meter: Any, gauges: WorkerGauges, first: int) -> None:
         """Count steps and resets with this meter, everything else in ``gauges``.
@@ -68,14 +69,16 @@ class Server(Protocol):
     def take_over(self, seeds: Sequence[int]) -> None:
         """Continue the envs of ``predecessor``; ``seeds`` are for their first resets here.
 
-        Only servers that a pool with ``Faults.recycles`` makes need this, and the next.
+        Only servers that a pool with ``Faults.recycles`` makes need this and ``serve_successor``.
         """
+        raise NotImplementedError
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Record that the envs replace lost ones; ``seeds`` are for their next resets."""
 
     def serve_successor(self, connection: Any) -> None:
         """Step envs for the worker that takes this one's place until their episodes end."""
+        raise NotImplementedError
 
     def take_overflow(self, block: int) -> Any:
         """Return the overflow of a block's step: results that do not fit into the frame."""
@@ -145,8 +148,11 @@ class Repeated(Job):
         return self
 
 
-class Attach(Protocol):
-    """Attaches an env server to a segment, such as one with frames. Sent with the segment."""
+class Attach:
+    """Attaches an env server to a segment, such as one with frames. Sent with the segment.
+
+    This base class attaches nothing.
+    """
 
     def attach(self, server: Any, segment: Segment) -> None:
         """Attach the env server of a worker to the segment."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from pysampler._numbers import true_or_false, whole_number
 from pysampler._vector import arguments
 from pysampler._vector.isolation.members import RunResult
-from pysampler._vector.isolation.runs import AttachNothing, RunJob, RunServer
+from pysampler._vector.isolation.runs import RunJob, RunServer
 from pysampler._vector.isolation.verdict import Isolation, judged
 from pysampler._vector.registry import registered
 from pysampler._vector.serving import WorkerInfo, worker_init_for
 from pysampler._workers.exceptions import error_from
+from pysampler._workers.jobs import Attach
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import WorkerAssignment
 from pysampler._workers.setup import UnpicklableError
@@ -147,7 +148,7 @@ def check_envs(
             "script imports, where these processes find them by name"
         ) from cause
     try:
-        pool.lay_out(Segment(1), AttachNothing())
+        pool.lay_out(Segment(1), Attach())
         job = RunJob(steps, steps, seed, seconds=_SECONDS, seed_globals=seed_globals)
         alone = _run(pool, _ALONE, job, _LONGEST)
         if alone is None:

@@ -21,16 +21,14 @@ from pysampler._vector.isolation.known import interfering
 from pysampler._vector.isolation.members import BatchMadeError, Member, RunResult
 from pysampler._vector.isolation.shared import SharedState
 from pysampler._workers.exceptions import report
-from pysampler._workers.jobs import Job
+from pysampler._workers.jobs import Job, Server
 from pysampler._workers.seeds import seed_globals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pysampler._workers.gauges import WorkerGauges
-    from pysampler.sync import Segment
 
-__all__ = ["AttachNothing", "RunJob", "RunServer"]
+__all__ = ["RunJob", "RunServer"]
 
 _SECOND = 0.75  # of a run, after which the env is reset once more
 _FRAMES = 20  # of a run: rendering may be slow
@@ -48,7 +46,7 @@ class RunDescription:
     sizes: tuple[int, ...] = (1,)
 
 
-class RunServer:
+class RunServer(Server):
     """The env server of a process that makes one run. It has one group, which is never stepped.
 
     Args:
@@ -56,8 +54,6 @@ class RunServer:
         specs: The env specs that the parent registered.
         init: The user's ``worker_init``.
     """
-
-    here = False
 
     def __init__(
         self,
@@ -72,28 +68,6 @@ class RunServer:
     def describe(self) -> RunDescription:
         """Return a description: the envs are made by the job."""
         return RunDescription()
-
-    def count_with(self, meter: Any, gauges: WorkerGauges, first: int) -> None:
-        """Do nothing: a run measures its own time."""
-
-    def take_overflow(self, block: int) -> None:
-        """Return nothing: there are no steps."""
-
-    peek_overflow = take_overflow
-
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Do nothing: lost processes are not replaced."""
-
-    def close(self) -> None:
-        """Do nothing: a run closes its envs."""
-
-
-@dataclass(frozen=True)
-class AttachNothing:
-    """Attaches no frames."""
-
-    def attach(self, server: RunServer, segment: Segment) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True)
