@@ -131,7 +131,9 @@ class MainRunner(RolloutRunner):
         for group, overflow, replaced in answers:
             frame, envs = frame_of[group], self._groups[group]
             if replaced == "step":
-                end_lost_episodes(self.frames, frame - 1, slice(envs.start, envs.stop))
+                lost = slice(envs.start, envs.stop)
+                skip_lost_steps(self.frames, frame + 1, frame + (self._options.chunk or 1), lost)
+                end_lost_episodes(self.frames, frame - 1, lost)
             end_episodes_lost_within(self.frames, frame - 1, overflow)
             self.mailed_infos += [
                 (frame + sum(step), env, copied_info(info))
@@ -168,50 +170,27 @@ class TurnRunner(MainRunner):
         for leaf in self.policy.carried if base != self._last_frame else ():
             leaf[base] = leaf[self._last_frame]
         parts = self._parts
-        if self._options.chunk is not None:
-            self._take_chunks(parts, base, end, self._options.chunk)
-        elif len(parts) == 1:
+        if len(parts) == 1 and self._options.chunk is None:
             for at in range(base, end):
                 self._act(parts[0], at)
                 self._round(parts[0], at + 1)
         else:
-            self._take_turns(parts, base, end)
+            self._take_turns(parts, base, end, self._options.chunk or 1)
         self._last_frame = end
 
-    def _take_turns(self, parts: Sequence[_Part], base: int, end: int) -> None:
-        for at in range(base, end):
-            for part in parts:
-                if at > base:
-                    self._receive(part, at)
-                self._act(part, at)
-                self._pool.step_some([(group, at + 1) for group in part.groups])
-        for part in parts:
-            self._receive(part, end)
-
-    def _take_chunks(self, parts: Sequence[_Part], base: int, end: int, steps: int) -> None:
+    def _take_turns(self, parts: Sequence[_Part], base: int, end: int, steps: int) -> None:
         for at in range(base, end, steps):
             for part in parts:
                 if at > base:
-                    self._receive_chunk(part, at - steps + 1, steps)
+                    self._receive(part, at - steps + 1)
                 self._act(part, at)
                 group_frames = [(group, at + 1) for group in part.groups]
-                self._pool.step_chunk(group_frames, steps, last=False)
+                if self._options.chunk is None:
+                    self._pool.step_some(group_frames)
+                else:
+                    self._pool.step_chunk(group_frames, steps, last=False)
         for part in parts:
-            self._receive_chunk(part, end - steps + 1, steps)
-
-    def _receive_chunk(self, part: _Part, at: int, steps: int) -> None:
-        """Receive the results of a chunk from frame ``at`` on."""
-        began = now()
-        answers = self._pool.wait_for(part.groups)
-        self._pool.take(part.groups)
-        self.seconds["waiting"] += (now() - began) / 1e9
-        for group, _, replaced in answers:
-            if replaced == "step":
-                envs = self._groups[group]
-                skip_lost_steps(self.frames, at + 1, at + steps, slice(envs.start, envs.stop))
-        if answers:
-            self._handle(answers, dict.fromkeys(part.groups, at))
-        self.policy.after_chunk(at, part.envs)
+            self._receive(part, end - steps + 1)
 
     def _act(self, part: _Part, at: int) -> None:
         self._expect_running()
@@ -235,7 +214,10 @@ class TurnRunner(MainRunner):
         self.seconds["waiting"] += (now() - began) / 1e9
         if answers:
             self._handle(answers, dict.fromkeys(part.groups, at))
-        self.policy.after_step(at, part.envs)
+        if self._options.chunk is None:
+            self.policy.after_step(at, part.envs)
+        else:
+            self.policy.after_chunk(at, part.envs)
 
 
 def _parts(core: VectorCore) -> list[_Part]:
