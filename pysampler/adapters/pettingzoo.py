@@ -13,11 +13,12 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymVectorEnv
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 from pettingzoo import ParallelEnv
 
 from pysampler._frames.spec import spec_of
 from pysampler._numbers import whole_number
+from pysampler._policies.trees import mapped
 from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -285,7 +286,8 @@ class _StackedEnv(gym.Env[Any, Any]):
         self.action_space = batch_space(self.agent_action_space, count)
         self.metadata = env.metadata
         self.render_mode = getattr(env.unwrapped, "render_mode", None)
-        self._absent = _zero(self.agent_observation_space)
+        zeros = create_empty_array(self.agent_observation_space, count)
+        self._absent = next(iter(iterate(self.observation_space["observations"], zeros)))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -339,7 +341,9 @@ class _StackedEnv(gym.Env[Any, Any]):
             for agent in agents
         ]
         return {
-            "observations": _stack(self.agent_observation_space, rows),
+            "observations": mapped(
+                lambda zero, *rows: np.array(rows, zero.dtype), self._absent, *rows
+            ),
             "rewards": np.array([rewards.get(agent, 0) for agent in agents], np.float64),
             "flags": np.array(flags, np.int8),
         }
@@ -362,23 +366,6 @@ def _mapped(function: Callable[[Any], Any], space: spaces.Space[Any], batch: Any
     if isinstance(space, spaces.Tuple):
         return tuple(_mapped(function, *both) for both in zip(space.spaces, batch, strict=True))
     return function(batch)
-
-
-def _stack(space: spaces.Space[Any], rows: Sequence[Any]) -> Any:
-    """Return rows of a space as one batch."""
-    if isinstance(space, spaces.Dict):
-        return {key: _stack(part, [row[key] for row in rows]) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_stack(part, [row[i] for row in rows]) for i, part in enumerate(space.spaces))
-    return np.array(rows, space.dtype)
-
-
-def _zero(space: spaces.Space[Any]) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _zero(part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_zero(part) for part in space.spaces)
-    return np.zeros(space.shape or (), space.dtype)
 
 
 def _as_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

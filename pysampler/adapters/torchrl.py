@@ -102,8 +102,9 @@ def tensordict_of(rollout: Rollout) -> Any:
     observed = mapped(lambda array: array[:-1], rollout.observations)
     following = mapped(lambda array: array[1:], rollout.observations)
     if done.any():
-        _fill(rollout.final_observations, following, ~done)
-        following = rollout.final_observations
+        final = rollout.final_observations  # transposed, masks fit arrays of any shape
+        mapped(lambda to, rows: np.copyto(to.T, rows.T, where=~done.T), final, following)
+        following = final
     ends = {"done": done, "terminated": rollout.terminated, "truncated": rollout.truncated}
     rewards = rollout.rewards.astype(np.float32)
     after = {"reward": rewards if rewards.ndim == 3 else rewards[..., None]}
@@ -183,19 +184,6 @@ def _without_tuples(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _without_tuples(part) for key, part in tree.items()}
     return tree
-
-
-def _fill(final: Any, following: Any, rows: np.ndarray) -> None:
-    """Copy the marked rows of ``following`` to ``final``."""
-    if isinstance(final, dict):
-        for key in final:
-            _fill(final[key], following[key], rows)
-    elif isinstance(final, tuple):
-        for both in zip(final, following, strict=True):
-            _fill(*both, rows)
-    else:
-        mask = rows.reshape(rows.shape + (1,) * (final.ndim - 2))
-        np.copyto(final, following, where=mask)
 
 
 def _tensordict(arrays: dict[str, Any], batch_size: list[int]) -> Any:

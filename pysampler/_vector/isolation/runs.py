@@ -27,7 +27,6 @@ from pysampler._workers.seeds import seed_globals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
 __all__ = ["RunJob", "RunServer"]
 
 _SECOND = 0.75  # of a run, after which the env is reset once more
