@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import inspect
 import json
 import math
@@ -96,6 +97,7 @@ def _printing_to_stderr() -> Iterator[None]:
             yield
     finally:
         sys.stdout.flush()
+        ctypes.CDLL(None).fflush(None)  # what C code has printed
         os.dup2(out, 1)
         os.close(out)
 

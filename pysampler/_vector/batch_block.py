@@ -194,8 +194,7 @@ class BatchBlock(ChunkBlock):
         """
         if self.here and not self._can_repeat:
             if actions is not None:
-                with self._repeatable(actions):
-                    return BatchBlock.step(self, frame, actions)
+                return self._repeatable(actions, BatchBlock.step, self, frame, actions)
             self._forget_draws()
         self.failed = False
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from pysampler import _core
 from pysampler._frames.frames import BEGUN, SKIPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -135,17 +134,14 @@ class RepeatableBlock(PythonBlock):
 
     def step_once(self, frame: int, number: int) -> bool:
         """Make step ``number``; the same number again repeats a step that an exception ended."""
-        with self._repeatable(number):
-            return self.step(frame)
+        return self._repeatable(number, self.step, frame)
 
     def step_chunk_once(self, frame: int, steps: int, last: bool, number: int) -> bool:  # noqa: FBT001
         """Make chunk ``number``; the same number again repeats one that an exception ended."""
-        with self._repeatable(number):
-            return self.step_chunk(frame, steps, last)
+        return self._repeatable(number, self.step_chunk, frame, steps, last)
 
-    @contextlib.contextmanager
-    def _repeatable(self, number: Any) -> Iterator[None]:
-        """Save the state of the envs, or return to it if this step or chunk was interrupted."""
+    def _repeatable(self, number: Any, step: Callable[..., bool], *arguments: Any) -> bool:
+        """Make a step or chunk, from the state before it if it was interrupted."""
         self._overflow = []
         if self.here:
             if not self._begin_again(number):
@@ -153,7 +149,7 @@ class RepeatableBlock(PythonBlock):
                 self._number = number
             self._can_repeat = True
         try:
-            yield
+            return step(*arguments)
         finally:
             self._can_repeat = False
 

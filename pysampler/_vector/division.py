@@ -142,7 +142,7 @@ def divide(
             )
         workers = arguments.workers(None, envs, most)
         per_group = envs // (workers * groups) if native else 0
-        seconds, share = try_env(env_fns[0], per_group)
+        seconds, share = try_env(env_fns[0], per_group, threads=threads)
         chosen = fastest(envs, cpus, seconds)
         assert chosen.round_seconds is not None
         if share and _round(envs, workers, 0, seconds) <= chosen.round_seconds * _BATCH_GAIN:

@@ -32,12 +32,15 @@ _LONG = 20  # times the shortest step; time of a step beyond that does not count
 _PARTS = 5  # of the trial; the result is the median of their means
 
 
-def try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[float, int]:
+def try_env(
+    env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0, *, threads: bool = False
+) -> tuple[float, int]:
     """Make an env, and step it for some milliseconds.
 
     Args:
         env_fn: The function that makes it.
         count: How many such envs a group has; 0 if workers step them one by one.
+        threads: Whether workers are threads.
 
     Returns:
         The time of a step. And if workers may step ``count`` of them together, so that the time
@@ -51,7 +54,7 @@ def try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[fl
             expect_env(env, 0)
         with _blaming("being stepped"):
             seconds = _step_seconds(env)
-        return seconds, _share(env, count) if count > 1 else 0
+        return seconds, _share(env_fn, env, count, threads=threads) if count > 1 else 0
 
 
 def slowdown_in_threads(
@@ -143,22 +146,24 @@ class _Beside:
             self._on_cpu += time.thread_time() - before
 
 
-def _share(env: gym.Env[Any, Any], count: int) -> int:
+def _share(env_fn: Any, env: gym.Env[Any, Any], count: int, *, threads: bool) -> int:
     """Return the least number of such envs for each worker; 0 if none may step ``count`` together.
 
-    This process could not, because the program may hold on to the envs.
+    Also 0 if this process could simulate them, too. In threads they count in any case: simulations
+    release Python's lock.
     """
     from pysampler._vector.native import known  # noqa: PLC0415 - most do without
     from pysampler._vector.wrapped.stack import peel  # noqa: PLC0415 - likewise
 
-    _, inner, _ = peel(env)
+    wrappers, inner, _ = peel(env)
     base = inner.unwrapped
     try:
         known.limit_of(inner)
         known.expect_known(base)
     except known.NotNativeError:
         return 0
-    return known.share_of(base) if count >= known.least_of(base) else 0
+    here = known.has_task(base) and known.makes_anew(env_fn) and not wrappers and not threads
+    return known.share_of(base) if count >= known.least_of(base) and not here else 0
 
 
 def _step_seconds(env: gym.Env[Any, Any]) -> float:

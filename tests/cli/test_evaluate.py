@@ -1,6 +1,7 @@
 """``pysampler evaluate`` runs policies of functions, modules, TorchScript and SB3."""
 
 import csv
+import ctypes
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pysampler
 from pysampler._cli.main import main
 
 FILE = """
+import ctypes
 import os
 
 import gymnasium as gym
@@ -69,6 +71,7 @@ def diverging():
 
 def talking(observations):
     print("a policy")
+    ctypes.CDLL(None).puts(b"C code")
     return np.ones(len(observations), int)
 
 
@@ -124,11 +127,12 @@ def test_a_function_of_a_file_is_evaluated(file, capsys):
 def test_stdout_has_only_valid_json(file, capfd, workers):
     arguments = f"{file}:talking", f"{file}:diverging", "--workers", str(workers)
     assert main(["evaluate", *arguments, "--episodes", "2", "--json"]) == 0
+    ctypes.CDLL(None).fflush(None)
     out, err = capfd.readouterr()
     report = json.loads(out, parse_constant=pytest.fail)
     assert report["mean"] is None
     assert [row["return"] for row in report["episodes"]] == [None, None]
-    assert all(text in err for text in ("an import", "an env", "a policy"))
+    assert all(text in err for text in ("an import", "an env", "a policy", "C code"))
 
 
 @pytest.mark.parametrize("name", ["Left", "model"])

@@ -358,3 +358,33 @@ def test_a_task_methods_error_names_an_env(method, workers):
         task.armed = False
         if workers == 0:  # and the envs continue
             identical(envs.reset(seed=2)[0], one_by_one(4).reset(seed=2)[0])
+
+
+class Configured(Cart):
+    """Has an object, and numbers under a name that ``mjData`` has too."""
+
+    def __init__(self, bonus=0.0):
+        super().__init__()
+        self.config = object()
+        self.data = np.full(1, bonus)
+
+    def reward(self, d, before, action):
+        rewards, infos = super().reward(d, before, action)
+        return rewards + self.data, infos
+
+
+def test_tasks_with_objects_step_together_in_wrappers():
+    wrappers = [gym.wrappers.NormalizeObservation]
+    with pysampler.make_vec(Configured, 6, num_workers=1, wrappers=wrappers) as envs:
+        assert "in Python" not in envs.describe()
+
+
+def test_tasks_that_differ_in_numbers_step_with_their_own():
+    makers = [pysampler.make_vec(Configured, 2, num_workers=0, bonus=one) for one in (0.0, 1000.0)]
+    functions = [function for maker in makers for function in maker.env_fns]
+    with pysampler.VectorEnv(functions, num_workers=1) as envs:
+        envs.reset(seed=1)
+        rewards = envs.step(envs.action_space.sample())[1]
+        assert (rewards > 500).tolist() == [False, False, True, True]
+    for maker in makers:
+        maker.close()

@@ -254,6 +254,20 @@ def test_envs_that_may_differ_stay_in_python(what):
     envs.close()
 
 
+def test_envs_that_a_registered_function_holds_stay_in_python(monkeypatch):
+    held = []
+
+    def make():
+        held.append(CartPoleEnv())
+        return held[-1]
+
+    monkeypatch.setitem(gym.registry, "Held-v0", gym.envs.registration.EnvSpec("Held-v0", make))
+    envs = pysampler.VectorEnv([functools.partial(gym.make, "Held-v0")] * COUNT, num_workers=0)
+    envs.reset()
+    assert held[0].state is not None
+    envs.close()
+
+
 def test_one_object_for_all_stays_in_python_with_a_warning(monkeypatch, caplog):
     monkeypatch.setattr("pysampler._vector.stacks._logged", set())
 

@@ -5,19 +5,20 @@ These are the envs with a task in pysampler.envs.mujoco, or a twin in pysampler.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import gymnasium as gym
 from gymnasium import wrappers as gymnasium_wrappers
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from pysampler._tasks import TaskWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import gymnasium as gym
 
     from pysampler.envs.mujoco.task import Task
 
@@ -31,6 +32,7 @@ __all__ = [
     "least_of",
     "limit_of",
     "maker_of_task",
+    "makes_anew",
     "makes_known_envs",
     "name_of",
     "task_of",
@@ -104,6 +106,19 @@ def makes_known_envs(entry_point: Any, wrappers: Sequence[Any], *, twins: bool =
     if not isinstance(entry_point, str):
         entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
     return kind_of(entry_point) in ("task", "twin" if twins else "task")
+
+
+def makes_anew(env_fn: Any) -> bool:
+    """Return whether a function makes a known env in each call, which nothing else holds."""
+    if getattr(env_fn, "makes_alike", False):
+        return True
+    make = getattr(env_fn, "entry_point", env_fn)
+    if not isinstance(make, functools.partial) or make.func is not gym.make:
+        return False
+    given = make.args[0] if make.args else make.keywords.get("id")
+    spec = given if isinstance(given, EnvSpec) else gym.registry.get(str(given))
+    wrappers = getattr(env_fn, "wrappers", ())
+    return spec is not None and makes_known_envs(spec.entry_point, wrappers)
 
 
 def kind_of(entry_point: str) -> Literal["task", "twin"] | None:

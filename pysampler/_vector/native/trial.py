@@ -174,8 +174,9 @@ class KnownEnv:
 def _differing(one: Any, other: Any) -> str | None:
     """Return the name of an attribute that differs between two objects; None if none does."""
     ours, theirs = vars(one), vars(other)
+    own = _OWN if isinstance(one, gym.Env) else {"model"}  # of a task
     name: str
-    for name in (ours.keys() | theirs.keys()) - _SET_LATER - _OWN:
+    for name in (ours.keys() | theirs.keys()) - _SET_LATER - own:
         if callable(getattr(type(one), name, None)) or not _equal(ours.get(name), theirs.get(name)):
             return name
     return None

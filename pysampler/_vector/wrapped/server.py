@@ -10,7 +10,6 @@ ends, and its envs step one by one from then on.
 from __future__ import annotations
 
 import collections
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from pysampler._vector.native.known import (
     expect_known,
     has_task,
     least_of,
+    makes_anew,
 )
 from pysampler._vector.stacks import Stack, StackPart, parts_of
 from pysampler._vector.wrapped.batches import Batch, NativeBatch, PythonBatch
@@ -99,19 +99,21 @@ class BatchServer(EnvServer):
         """Make the next env and find its kind; skip both if it equals the env before it."""
         i = len(self.envs)
         makes_alike = getattr(env_fn, "makes_alike", False)
+        like = None
         if makes_alike and i > 0 and env_fn is self.env_fns[-1]:
-            kind = self._found[-1]
-            if kind is not None and not kind.outer:
+            like = self._found[-1]
+            if like is not None and not like.outer:
                 self.envs.append(None)  # type: ignore[arg-type]
-                self.stacks.append(kind.stack)
-                self._found.append(kind)
+                self.stacks.append(like.stack)
+                self._found.append(like)
                 return
         super().add(env_fn)
         if i in self.nested:
             self._found += [None] * len(self.nested[i])
             return
-        held = self._inline and not makes_alike and not _makes_anew(env_fn)
-        found = self._kind_of(self.envs[i], env_fn if makes_alike else None, held=held)
+        make = env_fn if makes_alike else None
+        held = self._inline and not makes_anew(env_fn)
+        found = self._kind_of(self.envs[i], make, like, held=held)
         self._found.append(found if isinstance(found, _Kind) else None)
         self.stacks[i] = found.stack if isinstance(found, _Kind) else found
 
@@ -134,6 +136,7 @@ class BatchServer(EnvServer):
         self,
         env: gym.Env[Any, Any],
         make: Callable[[], gym.Env[Any, Any]] | None,
+        like: _Kind | None,
         *,
         held: bool,
     ) -> _Kind | Stack:
@@ -142,6 +145,7 @@ class BatchServer(EnvServer):
         Args:
             env: The env.
             make: Makes another such env; None if the function that made it is unknown code.
+            like: The kind of another env that ``make`` has made, or None.
             held: Whether the program may hold on to it.
         """
         if reward_space_of(env) is not None:
@@ -149,6 +153,8 @@ class BatchServer(EnvServer):
         outer, inner, why = peel(env)
         if outer and self._inline:
             return _in_python(env, "the program may hold on to wrappers in its own process")
+        if like is not None and like.known is not None and alike(outer, like.outer):
+            return like
         for kind in self._kinds:
             if kind.known is not None and not held and kind.fits(outer, inner):
                 return kind
@@ -335,13 +341,6 @@ class BatchServer(EnvServer):
                 with self.blaming(envs[0] if envs else rows.start, "get_state()"):
                     return batch.block.states([batch.rows.index(i) for i in envs])
         return super().states(block, envs)
-
-
-def _makes_anew(env_fn: Any) -> bool:
-    """Return whether a function makes a new env in each call, which nothing else holds."""
-    make = getattr(env_fn, "entry_point", env_fn)
-    wrapped = getattr(env_fn, "wrappers", ())
-    return isinstance(make, functools.partial) and make.func is gym.make and not wrapped
 
 
 def _statistics_of(env: Any) -> Iterator[tuple[str, Any]]:
