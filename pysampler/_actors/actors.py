@@ -287,9 +287,9 @@ class Actors(FreeRunningSampler):
         They belong to the next phase, so ``high`` should be several times their number.
 
         Once the actors have stopped, the iterator returns a last phase with the remaining records,
-        and ends. It also ends if you take nothing from a phase that began after the stop. If an
-        exception such as Ctrl-C interrupts the wait for a phase, no records are lost: ``next()``
-        continues.
+        and ends. It also ends if you take nothing from a phase that began after the stop. If a
+        worker was lost, it raises the error of the loss instead of ending. If an exception such as
+        Ctrl-C interrupts the wait for a phase, no records are lost: ``next()`` continues.
 
         Args:
             high: The number of records that the actors make in a phase.
@@ -353,8 +353,9 @@ class Actors(FreeRunningSampler):
 
     def _have_ended(self, min_records: int) -> bool:
         """Return whether all actors have ended; without workers, let the actors act first."""
-        if self._has_workers or self.stopped:
-            if (at := now()) < self._check_at and not self.stopped:
+        stopped = self._progress.stopped
+        if self._has_workers or stopped:
+            if (at := now()) < self._check_at and not stopped:
                 return False
             self._check_at = at + CHECK_NS
             return self._check_workers()
@@ -365,7 +366,7 @@ class Actors(FreeRunningSampler):
         return self.closed or self.stopped
 
     def _raise_loss(self) -> None:
-        """Raise the loss of a worker, now that all records have been taken."""
+        """Raise the loss of a worker, now that the caller wants no more of its records."""
         if self._loss is not None:
             self.let_go()
             raise self._loss

@@ -286,7 +286,10 @@ class FreeRunningSampler(Sampler):
     @property
     def stopped(self) -> bool:
         """Whether the workers have been asked to stop."""
-        return self._progress.stopped if self._has_begun else self._stop_requested
+        # A loss stops them, too, but a loop until they are stopped must not end before its error.
+        if not self._has_begun or (self._loss is not None and not self._closed):
+            return self._stop_requested
+        return self._progress.stopped
 
     def _check_workers(self) -> bool:
         """Return whether all workers have ended; raise their errors; replace lost workers.

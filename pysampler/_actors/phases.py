@@ -24,6 +24,7 @@ class _Actors(Protocol):
     def take(self, count: int) -> Records | None: ...
     def give_back(self, end: int) -> None: ...
     def wait_full(self) -> int: ...
+    def _raise_loss(self) -> None: ...
 
 
 class Phase:
@@ -90,8 +91,10 @@ class Phases(Iterator[Phase]):
         """Wait until the ring is full, and return the next phase."""
         left = 0
         if (last := self._phase) is not None:  # the learner is done with it
-            if self._was_stopped and last._is_untouched:
-                raise StopIteration
+            if last._is_untouched:
+                self._actors._raise_loss()
+                if self._was_stopped:
+                    raise StopIteration
             self._actors.give_back(last._end if self._drop else 0)
             left = last.left
         filling = self._filling = self._filling or now()

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from contextlib import closing
 import numpy as np
 import psutil
 import pytest
-from actors_in_tests import Weighted, envs_of, fill, rest_of, taken
+from actors_in_tests import Weighted, envs_of, fill, kill_worker, rest_of, taken
 from interrupts import at_point
 from scripted import Mortal, Scripted, by_env, policy
 
@@ -277,10 +276,7 @@ def test_a_lost_worker_raises_without_restarts(tmp_path):
 def test_records_pushed_before_a_loss_come_before_its_error(workers):
     with envs_of(num_workers=workers) as envs, pysampler.Actors(envs, policy, high=32) as actors:
         fill(actors)
-        process = os.pidfd_open(envs._pool.pids[0])
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        select.select([process], [], [])
-        os.close(process)
+        kill_worker(envs)
         batches = []
         with pytest.raises(WorkerLostError, match="worker 0"):
             while True:
@@ -289,6 +285,16 @@ def test_records_pushed_before_a_loss_come_before_its_error(workers):
         by_env(batches)
         with pytest.raises(ClosedError):
             actors.take(1)
+
+
+def test_a_loss_does_not_end_a_loop_until_stopped():
+    with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy, high=32) as actors:
+        fill(actors)
+        kill_worker(envs)
+        with pytest.raises(WorkerLostError, match="worker 0"):
+            while not actors.stopped:
+                actors.take(1000, min_records=1000)
+        assert actors.stopped
 
 
 class Stillborn(Mortal):

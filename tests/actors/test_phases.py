@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from interrupts import at_point
-from scripted import by_env
+from scripted import Mortal, by_env
 
 import pysampler
 from pysampler._actors import actor_policy
 from pysampler._actors.actors import _CHUNK
 from pysampler._actors.free_running_policy import CHECK_SECONDS
+from pysampler.errors import WorkerLostError
 from pysampler.sync import now, sleep_until
 
 
@@ -271,6 +272,16 @@ def test_phases_end_after_a_stop_even_if_the_learner_takes_nothing(workers):
             assert phase.number < 10
         assert numbers == [1, 2, 3]
         assert sum(map(len, actors.batches(64, min_records=1))) == envs.stats().steps.count.sum()
+
+
+def test_a_loss_is_raised_although_the_learner_takes_nothing_from_the_last_phase():
+    with closing(
+        pysampler.VectorEnv([functools.partial(Mortal, "die", 40)], num_workers=1)
+    ) as envs:
+        actors = pysampler.Actors(envs, lambda observations: np.sin(observations[:, 1:]))
+        with pytest.raises(WorkerLostError, match="worker 0"):
+            for phase in actors.phases(64):
+                assert 0 < phase.left < 64
 
 
 def test_records_of_an_interrupted_take_stay_in_their_phase():

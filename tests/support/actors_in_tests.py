@@ -2,6 +2,8 @@
 
 import functools
 import os
+import select
+import signal
 from contextlib import closing
 
 import numpy as np
@@ -31,6 +33,14 @@ def fill(actors):
     blocked = actors._progress.blocked
     while len(actors._ring) < actors._ring.high or not blocked[actors._first_groups].all():
         os.sched_yield()
+
+
+def kill_worker(envs, index=0):
+    """Kill a worker and wait until it has ended."""
+    process = os.pidfd_open(envs._pool.pids[index])
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    select.select([process], [], [])
+    os.close(process)
 
 
 def rest_of(actors):
