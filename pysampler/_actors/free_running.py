@@ -34,7 +34,7 @@ from pysampler._policies.worker_policy import PolicySetup
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
-from pysampler.errors import BusyError, ClosedError, PysamplerError, WorkerLostError
+from pysampler.errors import BusyError, ClosedError, EnvError, PysamplerError, WorkerLostError
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
@@ -325,7 +325,9 @@ class FreeRunningSampler(Sampler):
         except Exception as error:
             if self._closed:  # by another thread or a signal handler
                 return True
-            if self._raises_loss_last and isinstance(error, WorkerLostError):
+            # The error of an env that lost a worker of its own is a WorkerLostError, too.
+            lost = self._raises_loss_last and not isinstance(error, EnvError)
+            if lost and isinstance(error, WorkerLostError):
                 self._progress.stop()
                 self._loss = error
                 return True

@@ -497,12 +497,28 @@ class Failing(Scripted):
         return super().step(action)
 
 
+def envs_of_failing(*errors, workers=1):
+    fns = [functools.partial(Failing, error) for error in errors]
+    return closing(pysampler.VectorEnv(fns, num_workers=workers))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_env_error_takes_precedence_over_a_stop(workers):
-    fns = [functools.partial(Failing, error) for error in (StopActors(), ValueError("a bug"))]
-    made = closing(pysampler.VectorEnv(fns, num_workers=workers))
+    made = envs_of_failing(StopActors(), ValueError("a bug"), workers=workers)
     with made as envs, pytest.raises(EnvError, match="a bug"):
         taken(pysampler.Actors(envs, policy), 10**9)
+
+
+@pytest.mark.parametrize("kind", [ValueError, WorkerLostError])
+def test_an_env_error_comes_before_the_records_that_are_left(kind):
+    """Also if the env itself has lost a worker."""
+    with envs_of_failing(kind("a bug")) as envs, pysampler.Actors(envs, policy) as actors:
+        actors.begin()
+        while not envs._pool.ready:
+            os.sched_yield()
+        assert len(actors) > 0
+        with pytest.raises(EnvError, match="a bug"):
+            actors.take(1)
 
 
 def test_stop_in_a_forked_child_does_not_stop_the_actors():
