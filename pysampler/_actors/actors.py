@@ -367,9 +367,9 @@ class Actors(FreeRunningSampler):
 
     def _raise_loss(self) -> None:
         """Raise the loss of a worker, now that the caller wants no more of its records."""
-        if self._loss is not None:
+        if (loss := self._loss) is not None:
             self.let_go()
-            raise self._loss
+            raise loss
 
     def _ring_bytes(self, outputs: PolicyOutputs) -> int:
         self._layout = RecordLayout(self._spec, outputs, self._steps)

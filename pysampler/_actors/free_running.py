@@ -34,7 +34,7 @@ from pysampler._policies.worker_policy import PolicySetup
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
-from pysampler.errors import BusyError, ClosedError, EnvError, PysamplerError, WorkerLostError
+from pysampler.errors import BusyError, ClosedError, PysamplerError
 from pysampler.sync import Board, now
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pysampler._policies.sampler import PreparedFrames
     from pysampler._policies.worker_policy import TakePolicy
     from pysampler._vector.vector_env import VectorEnv
+    from pysampler.errors import WorkerLostError
     from pysampler.sync import SharedRing
 
 __all__ = ["FreeRunningSampler"]
@@ -77,7 +78,6 @@ class FreeRunningSampler(Sampler):
     _central: CentralActor | None = None
     _counts = True  # whether workers may update the normalizer's statistics
     _raises_loss_last = False  # whether the caller raises ``_loss``, rather than _check_workers
-    _loss: WorkerLostError | None = None
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class FreeRunningSampler(Sampler):
 
         Only one thread checks at a time; any other returns False meanwhile.
         """
-        if self.closed or self._loss is not None:  # closed by another thread
+        if self.closed or self._is_lost():  # closed by another thread
             return True
         if self._have_all_ended():
             return True
@@ -323,18 +323,26 @@ class FreeRunningSampler(Sampler):
         except BusyError:
             return False
         except Exception as error:
-            if self._closed:  # by another thread or a signal handler
-                return True
-            # The error of an env that lost a worker of its own is a WorkerLostError, too.
-            lost = self._raises_loss_last and not isinstance(error, EnvError)
-            if lost and isinstance(error, WorkerLostError):
-                self._progress.stop()
-                self._loss = error
+            if self._closed or self._is_lost():  # closed by another thread or a signal handler
                 return True
             if isinstance(error, PysamplerError):  # otherwise a signal handler raised it
                 self.let_go()
             raise
         return self._have_all_ended()
+
+    @property
+    def _loss(self) -> WorkerLostError | None:
+        """The loss of a worker that the caller raises once it wants no more records."""
+        if not (self._has_begun and self._raises_loss_last):
+            return None
+        return self._core.pool.fatal_loss
+
+    def _is_lost(self) -> bool:
+        """Return whether a worker was lost, and stop the others."""
+        if self._loss is None:
+            return False
+        self._progress.stop()
+        return True
 
     def _have_all_ended(self) -> bool:
         """Return whether all workers have ended; raise the error of the central policy."""
@@ -349,7 +357,7 @@ class FreeRunningSampler(Sampler):
     def closed(self) -> bool:
         """Whether the sampler or its vector env was closed, and no records are left."""
         # The loss of a worker has closed the vector env.
-        return self._closed or (self._loss is None and self.envs.closed)
+        return self._closed or (self.envs.closed and self._loss is None)
 
     # -- ending ----------------------------------------------------------------------------------
 

@@ -326,6 +326,11 @@ class Pool:
         """Return the error for the last loss of the worker of a group."""
         return self._recovery.losses[self.worker_of[group]][-1][1]
 
+    @property
+    def fatal_loss(self) -> WorkerLostError | None:
+        """The error of the loss that ended the workers, or is about to; None without one."""
+        return self._recovery.fatal_loss
+
     def overdue(self, timeout_ns: int) -> list[tuple[int, int, int]]:
         """Return (worker, env, since) of envs that have not answered for ``timeout_ns``."""
         return self._recovery.overdue(timeout_ns)

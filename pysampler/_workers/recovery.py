@@ -110,6 +110,8 @@ class Recovery:
         # and when this process first saw that.
         self._unbegun: dict[int, tuple[int, int]] = {}
         self._reported_late: set[tuple[int, int]] = set()
+        # The loss that ended the pool: set before the end, which a signal handler may interrupt.
+        self.fatal_loss: WorkerLostError | None = None
         # Late workers that this process kills, by index: their pids, and why.
         self._killed: dict[int, tuple[int, str]] = {}
         if not assignments:
@@ -264,7 +266,7 @@ class Recovery:
                 self._replace(index, why)
                 continue
             if self.faults.on_worker_loss == "raise":
-                loss = self._loss_of(index)
+                self.fatal_loss = loss = self._loss_of(index)
                 self._end()
                 raise loss from None
             self._replace(index)
@@ -296,6 +298,7 @@ class Recovery:
         try:
             processes.replace(index, attachment, segment, self._current_layout())
         except (OSError, PysamplerError) as cause:
+            self.fatal_loss = error
             self._end()
             raise error from cause
         self._links.watch_worker(index, processes.children[index].pid)
@@ -341,7 +344,8 @@ class Recovery:
         ]
         # An error with a cause: the worker could not even start.
         if len(recent) > self.faults.max_restarts or error.__cause__ is not None:
-            self._end()
             if story := "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1]):
                 error.args = (f"{error.args[0]}; it was replaced before: {story}",)
+            self.fatal_loss = error
+            self._end()
             raise error

@@ -297,6 +297,26 @@ def test_a_loss_does_not_end_a_loop_until_stopped():
         assert actors.stopped
 
 
+@pytest.mark.slow
+def test_an_interrupt_while_a_loss_is_noticed_loses_neither_records_nor_the_error():
+    """Wherever a signal handler raises in the first take after the loss."""
+    only = "_check_workers", "wait_some", "_recover", "recover", "kill", "end", "_end", "_is_lost"
+    for n in itertools.count(1):
+        with envs_of(2, num_workers=1) as envs, pysampler.Actors(envs, policy, high=32) as actors:
+            fill(actors)
+            kill_worker(envs)
+            reached, first, where = at_point(n, lambda: actors.take(8), only=only)
+            batches = [] if first is None else [first]
+            with pytest.raises(WorkerLostError, match="worker 0"):
+                while True:
+                    batches.append(actors.take(8))
+            assert sum(map(len, batches)) >= 32, where
+            by_env(batches)
+        if not reached:
+            break
+    assert n > 8
+
+
 class Stillborn(Mortal):
     """Its second reset raises; a step after that is recorded if the error goes unnoticed."""
 
