@@ -194,12 +194,14 @@ class WorkerPolicy:
         if self._board is None or self._board.version == self._version:
             return
         policy, first = self._policy.caller.policy, self._weights is None
-        self._version, self._weights = self._board.read(self._weights)
-        self._gauges.version(self._version)
+        version, weights = self._board.read(self._weights)
         shared = isinstance(self._board, SharedWeights)
         # Later reads of a board write to arrays that a module already uses.
         if first or shared or not is_module(policy):
-            load_weights(policy, self._weights, shared=shared)
+            load_weights(policy, weights, shared=shared)
+        # Last: after an interrupt in a worker of this process, the next call loads them again.
+        self._version, self._weights = version, weights
+        self._gauges.version(version)
 
     def refresh_statistics(self) -> None:
         """Load the newest statistics of the normalizer."""

@@ -506,6 +506,35 @@ def test_ctrl_c_in_an_env_of_this_process_restarts_its_episode(steps):
         assert records.observations.reshape(-1, 4)[0, 2] == 0
 
 
+class InterruptedLoad(Weighted):
+    """Raises KeyboardInterrupt the first time that it loads published weights."""
+
+    has_raised = False
+
+    def load_state_dict(self, weights):
+        if weights["b"] == 1 and not self.has_raised:
+            self.has_raised = True
+            raise KeyboardInterrupt
+        super().load_state_dict(weights)
+
+
+def test_weights_are_loaded_again_after_ctrl_c():
+    options = {"high": 64, "refresh_share": 1}
+    with (
+        envs_of(num_workers=0) as envs,
+        pysampler.Actors(envs, InterruptedLoad(), **options) as actors,
+    ):
+        assert (actors.take(6).w == 0).all()
+        version = actors.publish({"w": np.ones(1000), "b": 1})
+        records = None
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                actors.take(64)
+        while records is None or records.version[-1] < version:
+            records = actors.take(64)
+            assert (records.w == (records.version == version)).all()
+
+
 class Failing(Scripted):
     def __init__(self, error):
         super().__init__()
