@@ -76,11 +76,12 @@ class ActorPolicy(FreeRunningPolicy):
             self._resumes = setup.resumes.attach(self._segment)
             shape, dtype = (self._frames.envs,), np.dtype(np.int64)
             _, counts = self._segment.array(shape, dtype, setup.record_counts)
-            places = self._policy, self._frames, envs, counts
-            self._packer = Packer(setup.layout, *places, setup.so_far)
             if setup.requests is not None:
                 groups = len(self._progress.steps)
                 self._requests = Requests(groups, self._segment, setup.requests)
+            places = self._policy, self._frames, envs, counts
+            # Last: after an interrupt in a worker of this process, the next call repeats the rest.
+            self._packer = Packer(setup.layout, *places, setup.so_far)
         return self._packer
 
     def run(

@@ -1,6 +1,7 @@
 """Actors(device=): the main process acts for the workers that ask."""
 
 import functools
+import itertools
 import os
 import signal
 import subprocess
@@ -9,7 +10,8 @@ import threading
 
 import numpy as np
 import pytest
-from actors_in_tests import OnDevice, Weighted, envs_of, fill, rest_of
+from actors_in_tests import OnDevice, Weighted, envs_of, fill, rest_of, taken
+from interrupts import at_point
 from scripted import policy
 
 import pysampler
@@ -201,6 +203,19 @@ def test_error_of_the_policy_is_raised_if_the_workers_end_during_the_check(tmp_p
         monkeypatch.setattr(envs._pool, "wait_some", wait_for_all)
         with pytest.raises(EnvError, match="no such action"):
             actors.take(1)
+
+
+@pytest.mark.slow
+def test_an_interrupt_in_the_first_call_does_not_break_actors_of_this_process():
+    for n in itertools.count(1):
+        with envs_of(2, num_workers=0) as envs:
+            actors = pysampler.Actors(envs, OnDevice(policy), device="cpu")
+            reached, _, _ = at_point(n, lambda: actors.take(1), only=["_prepared_packer"])  # noqa: B023
+            taken(actors, 40)
+            actors.close()
+        if not reached:
+            break
+    assert n > 4
 
 
 def test_stop_actors_in_the_policy_stops_all():
