@@ -213,13 +213,13 @@ class RecordReader:
                     # The learner waits, so resume paused actors: lost workers may have left the
                     # phase incomplete.
                     self._resume()
-                    if late and not ended:
-                        return np.empty(0, self._layout.dtype)
                 except LostError:  # all actors are lost; ``have_ended`` will notice
-                    if not ended:
-                        sleep_until(now() + CHECK_NS)
+                    if not (ended or late):
+                        sleep_until(until)
                 if ended:
                     return None
+                if late:
+                    return np.empty(0, self._layout.dtype)
         finally:
             self.waiting_ns += now() - began
             if (track := self._core.pool.track) is not None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -353,6 +354,30 @@ def test_a_blocked_actor_that_is_killed_is_replaced():
             while len(seen) < 6 or envs._pool.pids[1] == killed:
                 seen |= set(actors.take(16).env.tolist())
             envs._pool._recovery.losses[1].clear()  # too many losses would end the pool
+
+
+class MadeSlowly(Scripted):
+    """Its second instance is made only once there is the file ``gate``."""
+
+    def __init__(self, mark, gate):
+        super().__init__()
+        while mark.exists() and not gate.exists():
+            time.sleep(0.001)
+        mark.touch()
+
+
+@pytest.mark.slow
+def test_take_returns_at_the_deadline_while_the_only_worker_is_replaced(tmp_path):
+    gate = tmp_path / "gate"
+    fns = [functools.partial(MadeSlowly, tmp_path / "mark", gate)]
+    made = closing(pysampler.VectorEnv(fns, num_workers=1, on_worker_loss="restart"))
+    with made as envs, pysampler.Actors(envs, policy) as actors:
+        actors.take(1)
+        kill_worker(envs)
+        while len(actors.take(64, timeout=0.05)) > 0:
+            pass
+        gate.touch()
+        assert len(actors.take(1)) == 1
 
 
 @pytest.mark.slow
