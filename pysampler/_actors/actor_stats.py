@@ -26,7 +26,8 @@ class ActorStats:
         taking: Seconds that the learner spent taking records, without waiting.
         publishing: Seconds that the learner spent publishing weights.
         acting: For each worker, seconds spent in the policy, or waiting for it with ``device``.
-        blocked: For each worker, seconds spent waiting for room in the ring.
+        blocked: For each worker, seconds spent waiting for room in the ring, or for the learner in
+            a phase.
         refreshing: For each worker, seconds spent loading weights.
     """
 

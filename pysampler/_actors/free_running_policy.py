@@ -35,7 +35,7 @@ class FreeRunningPolicy(WorkerPolicy):
         raise NotImplementedError
 
     def _restore(self, server: EnvServer, report: RolloutReport) -> bool:
-        """Reset envs that replace lost ones, in the first frame; return whether none raised."""
+        """Reset all envs in frame 0, after a loss or an interrupt; return whether none raised."""
         failed = False
         for index, block in enumerate(server.blocks):
             block.restore(1)

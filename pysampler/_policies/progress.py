@@ -28,10 +28,10 @@ class WorkerProgress:
     def __init__(self, groups: int, segment: Segment, offset: int | None = None) -> None:
         self.offset, self._lines = segment.array((groups + 1, _WORDS), np.dtype(np.int64), offset)
         self.steps = self._lines[:-1, 0]  # negative until the first frame has been copied
-        self.blocked_ns = self._lines[:-1, 1]  # by a full ring; of each worker's first group
+        self.blocked_ns = self._lines[:-1, 1]  # of each worker's first group
         self.acting_ns = self._lines[:-1, 2]
         self.refreshing_ns = self._lines[:-1, 3]
-        self.blocked = self._lines[:-1, 4]  # whether a full ring blocks the worker now
+        self.blocked = self._lines[:-1, 4]  # whether the worker waits for room or is paused
 
     @staticmethod
     def size_of(groups: int) -> int:

@@ -449,7 +449,7 @@ class BatchBlock(ChunkBlock):
         self.any_ended = self._autoreset == "NEXT_STEP"
 
     def restore(self, frame: int) -> bool:
-        """Write the results of the step that was interrupted by the loss of the replaced envs."""
+        """Write the results of the step that an interrupt or the loss of earlier envs ended."""
         self._begin(frame)
         self.failed = False
         if self._autoreset == "SAME_STEP":

@@ -163,7 +163,7 @@ class NestedBlock(RepeatableBlock):
         self._fresh = self._mode is AutoresetMode.NEXT_STEP
 
     def restore(self, frame: int) -> bool:
-        """Write the results of the step that was interrupted by the loss of the replaced envs."""
+        """Write the results of the step that an interrupt or the loss of earlier envs ended."""
         self._returned, self._replayed = [], 0
         if self._same_step:
             return self._serve(frame, lambda: self._reset_all(frame))

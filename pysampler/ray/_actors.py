@@ -371,8 +371,8 @@ class Actors(RemoteSampler):
         """Send new weights to the actors of all hosts.
 
         Args:
-            weights: A module or another object with ``state_dict()``, or a dict of arrays. None:
-                the current weights of the policy.
+            weights: A module or another object with ``state_dict()``, or a dict of arrays or
+                tensors. None: the current weights of the policy.
 
         Returns:
             The version of the weights.

@@ -496,7 +496,7 @@ class LayeredBlock(ChunkBlock):
         self.inner.replace(seeds)
 
     def restore(self, frame: int) -> bool:
-        """Write the results of the step in which the replaced envs were lost."""
+        """Write the results of the step that an interrupt or the loss of earlier envs ended."""
         self._overflow = []
         self.inner.restore(frame)
         failed, unlike = self._take_inner_overflow()
