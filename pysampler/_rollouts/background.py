@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from pysampler._closing import comes_true
+from pysampler._rollouts.runner import closed_error
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -40,11 +41,18 @@ class Background:
         self._tasks.put(task)
 
     def wait(self) -> None:
-        """Wait until the task has ended; raise its exception, if any."""
+        """Wait until the task has ended; raise its exception, if any.
+
+        Raises:
+            ClosedError: The thread ended before the task started.
+        """
         while True:
             try:
                 error = self._errors.get(timeout=_SLICE)
             except queue.Empty:  # handles a signal that came just before the wait
+                # `_ended` first: the thread adds the result of its task before it ends.
+                if self._ended and self._errors.empty():
+                    raise closed_error() from None
                 continue
             break
         if error is not None:

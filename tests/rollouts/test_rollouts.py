@@ -520,6 +520,24 @@ def test_closing_the_vector_env_ends_its_rollouts(way):
         next(rollouts)
 
 
+def test_closing_the_vector_env_while_the_policy_is_copied_ends_the_call():
+    class Closing:
+        def __init__(self, envs):
+            self.envs = envs
+
+        def __getstate__(self):  # called for each copy
+            self.envs.close()
+            return {}
+
+        def __call__(self, observations):
+            return policy(observations)
+
+    envs = pysampler.VectorEnv([Scripted] * 2, num_workers=2)
+    rollouts = pysampler.Rollouts(envs, Closing(envs), HORIZON, overlap=True)
+    with pytest.raises(pysampler.errors.ClosedError, match="closed meanwhile"):
+        next(rollouts)
+
+
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_close_does_not_wait_for_the_pending_rollout(where):
     env_fns = [functools.partial(Scripted, ".", 0.005)] * 2
