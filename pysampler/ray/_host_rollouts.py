@@ -124,32 +124,41 @@ class InfoShapes:
     """The shapes of infos, by path: the first that any host has sent."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, Any] = {}
+        self._known: dict[Path, tuple[Any, Any]] = {}  # with the dtypes
         self._warned: set[Path] = set()
 
     def fitting(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of a rollout without infos of other shapes; warn once about each."""
-        infos, masks = self._fitting((), fields["infos"], fields["info_masks"])
+        """Return the fields with infos of other shapes marked as missing; warn once about each."""
+        steps = fields["terminated"].shape
+        infos, masks = self._fitting((), fields["infos"], fields["info_masks"], steps)
         return {**fields, "infos": infos, "info_masks": masks}
 
-    def _fitting(self, path: Path, infos: Any, masks: Any) -> tuple[Any, Any]:
-        kept: dict[str, Any] = {}
-        kept_masks: dict[str, Any] = {}
+    def _fitting(
+        self, path: Path, infos: Any, masks: Any, steps: tuple[int, ...]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        fitting: dict[str, Any] = {}
+        fitting_masks: dict[str, Any] = {}
         for name, info in infos.items():
             place, mask = (*path, name), masks[name]
-            shape = "dict" if isinstance(info, Mapping) else info.shape[2:]
-            known = self._known.setdefault(place, shape)
-            if shape == known:
-                if isinstance(info, Mapping):
-                    info, mask = self._fitting(place, info, mask)
-                kept[name], kept_masks[name] = info, mask
-            elif place not in self._warned:
-                self._warned.add(place)
-                warnings.warn(
-                    f"pysampler: {of_unlike_shapes(place, known, shape)}",
-                    stacklevel=6 + len(place),  # the caller of ``take``
-                )
-        return kept, kept_masks
+            is_dict = isinstance(info, Mapping)
+            shape, dtype = ("dict", None) if is_dict else (info.shape[2:], info.dtype)
+            known, known_dtype = self._known.setdefault(place, (shape, dtype))
+            if shape != known:
+                if place not in self._warned:
+                    self._warned.add(place)
+                    warnings.warn(
+                        f"pysampler: {of_unlike_shapes(place, known, shape)}",
+                        stacklevel=6 + len(place),  # the caller of ``take``
+                    )
+                if known == "dict":
+                    info, mask = {}, {}
+                else:
+                    info = np.zeros((*steps, *known), known_dtype)
+                    mask = np.zeros(steps, np.bool_)
+            elif is_dict:
+                info, mask = self._fitting(place, info, mask, steps)
+            fitting[name], fitting_masks[name] = info, mask
+        return fitting, fitting_masks
 
 
 class LearnerBuffer:

@@ -246,6 +246,38 @@ def test_infos_of_other_shapes_are_missing(simulated):
             assert joined.info_masks["one"].all()
 
 
+@pytest.mark.filterwarnings("ignore:.* has shapes")
+def test_infos_of_other_shapes_are_missing_if_only_their_host_answers(simulated):
+    for node, seconds in zip(simulated.alive, (0.1, 0.15), strict=True):
+        node.seconds = seconds
+    with rollouts(ShapedInfos, in_flight=1, info_keys=("in", "map", "one")) as some:
+        kept = some.take(min_hosts=1)
+        taken = some.take(min_hosts=1)  # into a new buffer
+        assert (kept.hosts, taken.hosts) == ([0], [1])
+        for one in (taken[0], taken.copy()[0]):
+            for infos, masks in [
+                (one.infos["in"]["path"], one.info_masks["in"]["path"]),
+                (one.infos["map"], one.info_masks["map"]),
+            ]:
+                assert infos.shape == (HORIZON, 2, 3)
+                assert infos.dtype == float
+                assert not infos.any()
+                assert masks.shape == (HORIZON, 2)
+                assert not masks.any()
+            assert one.info_masks["one"].all()
+
+
+@pytest.mark.filterwarnings("ignore:.* has shapes")
+def test_an_array_is_missing_where_the_first_host_gave_a_dict(simulated):
+    for node, seconds in zip(simulated.alive, (0.15, 0.1), strict=True):
+        node.seconds = seconds
+    with rollouts(ShapedInfos, in_flight=1, info_keys=("map",)) as some:
+        kept = some.take(min_hosts=1)
+        taken = some.take(min_hosts=1)
+        assert (kept.hosts, taken.hosts) == ([1], [0])
+        assert (taken[0].infos, taken[0].info_masks) == ({"map": {}}, {"map": {}})
+
+
 @pytest.mark.filterwarnings("ignore:.*no env has given info 'never'")
 def test_infos_may_start_late_or_be_missing_on_some_hosts(three):
     keys = ("life", "in", "never")
