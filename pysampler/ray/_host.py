@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Description", "HostActor", "HostSetup", "HostedSampler", "Started"]
 
+# Seconds between two requests that a pending call stop.
+_SLICE = 0.1
+
 
 class HostedSampler:
     """Base class of the code that makes and calls a host's sampler.
@@ -252,10 +255,13 @@ class HostActor:
             try:
                 sampler.close()
             except BusyError:
-                if (lease := core_of(sampler.envs).lease) is not None:
-                    lease.stop()
-                with self._calling:
-                    pass
+                core = core_of(sampler.envs)
+                while True:  # a call that still resets the envs has nothing to stop yet
+                    if (lease := core.lease) is not None:
+                        lease.stop()
+                    if self._calling.acquire(timeout=_SLICE):
+                        break
+                self._calling.release()
 
     def _use_newest(self) -> None:
         with self._lock:

@@ -1,10 +1,13 @@
 """Actors on simulated hosts: records, weights, settings, losses and stops."""
 
+import threading
+
 import numpy as np
 import pytest
 from hosts_in_tests import HasWeights, Life, Scripted, actors, idle, policy
 
 import pysampler
+from pysampler._closing import comes_true
 from pysampler.errors import BusyError, EnvError, HostLostError, StopActors
 from pysampler.ray._host import HostActor
 
@@ -457,3 +460,35 @@ def test_a_call_leaves_its_sampler_to_a_close_that_is_under_way():
     host._hosted, host._sampler, host._generation = Hosted(), Closing(), 1
     answer = host.call(1, "request", 0, None)
     assert (answer.content, answer.failure) == ("content", None)
+
+
+def test_close_ends_a_call_that_has_not_begun_its_rollout():
+    host, asked = HostActor(), threading.Event()
+
+    def act(observations):
+        if sampler._runner is None:  # the first call, before the frames are laid out
+            closing.start()
+            assert asked.wait(60)
+        else:
+            comes_true(lambda: sampler._runner._stopped, 5)
+        return idle(observations)
+
+    class Hosted:
+        takes_policy_at_once = False
+
+        def call(self, request):
+            return next(sampler)
+
+    def stop():
+        asked.set()
+        return True
+
+    closing = threading.Thread(target=host.close)
+    sampler = pysampler.Rollouts(Life, act, 3, num_envs=2, num_workers=0)
+    sampler._lease.stop = stop
+    host._hosted, host._sampler, host._generation = Hosted(), sampler, 1
+    answer = host.call(1, "request", 0, None)
+    closing.join()
+    assert answer.failure is not None
+    assert "closed meanwhile" in str(answer.failure)
+    assert sampler.closed
