@@ -85,7 +85,8 @@ class Rollouts(Sampler):
             the other half steps.
         overlap: Sample the next rollout while you learn from the last one. A copy of the policy
             acts, taken when you received the last rollout, so its data is one update old
-            (``rollout.lag`` is 1).
+            (``rollout.lag`` is 1). In "main" it acts in a thread: if it samples from torch's global
+            generator, let the learner draw from another, or runs with the same seed differ.
         keep_last: How many rollouts you keep at a time. A rollout is never overwritten while you
             hold it, or an array or a tensor of it: the next one goes to other memory. There
             is room for 8, or for ``keep_last + 1`` if that is more, torch can use a GPU, or the
