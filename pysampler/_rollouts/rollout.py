@@ -172,7 +172,10 @@ class Rollout:
 
     @property
     def cut_observations(self) -> Any:
-        """The last observations of truncated episodes, one per row, to bootstrap values from."""
+        """The last observations of truncated episodes, one per row, to bootstrap values from.
+
+        There are no rows if no episode was truncated.
+        """
         step, env = self.cut_indices
         return mapped(lambda array: array[step, env], self.final_observations)
 
