@@ -66,7 +66,8 @@ class ReplayBuffer(Uncopyable):
     Args:
         capacity: How many records to keep: new ones replace the oldest.
         like: The fields of a record: by name, an example array with the dtype and the shape.
-            Fields whose names begin with ``next_`` are results of the step. For records of actors
+            Fields whose names begin with ``next_`` are results of the step. Each part of a dict is
+            a field of its own, such as ``observations['camera']``. For records of actors
             pass ``actors.like``, or a part of it. Add ``rewards`` only if a reward has several
             numbers.
         n_step: Sum rewards over this many steps, for n-step returns. A sum ends earlier at the end
@@ -131,6 +132,7 @@ class ReplayBuffer(Uncopyable):
             )
         if unnamed := [name for name in like if not isinstance(name, str)]:
             raise ValueError(f"cannot make replay: field {unnamed[0]!r}, expected a str")
+        _refuse_dicts("make replay", like)
         examples = {name: plain_array("make replay", name, one) for name, one in like.items()}
         for name, one in examples.items():
             if one.dtype.hasobject or one.dtype.itemsize == 0:
@@ -243,6 +245,8 @@ class ReplayBuffer(Uncopyable):
             ValueError: Fields or shapes are wrong, or a value does not fit the dtype of its field.
         """
         if not isinstance(fields, Mapping) or fields.keys() != set(self._names):
+            if isinstance(fields, Mapping):
+                _refuse_dicts("add to replay", fields)
             got = [*fields] if isinstance(fields, Mapping) else fields
             raise ValueError(
                 f"cannot add to replay: fields {got!r}, expected {sorted(self._names)}"
@@ -645,6 +649,19 @@ class ReplayBuffer(Uncopyable):
 
     def __repr__(self) -> str:
         return f"<pysampler.ReplayBuffer {len(self):,} of {self.capacity:,} records>"
+
+
+def _refuse_dicts(operation: str, fields: Mapping[str, Any]) -> None:
+    for name, one in fields.items():
+        if isinstance(one, Mapping):
+            parts = ", ".join(f'"{part}"' for part in _parts(name, one))
+            raise ValueError(f"cannot {operation}: {name} is a dict; its parts are fields {parts}")
+
+
+def _parts(name: str, one: Any) -> list[str]:
+    if not isinstance(one, Mapping):
+        return [name]
+    return [part for key, child in one.items() for part in _parts(f"{name}[{key!r}]", child)]
 
 
 def _number_in(slots: npt.NDArray[np.int64], number: int) -> int:

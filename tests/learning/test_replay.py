@@ -178,6 +178,14 @@ def test_a_failed_save_keeps_the_old_file(module, name, tmp_path, monkeypatch):
         ({"like": {"rewards": np.zeros(1)}}, "none of them"),
         ({"like": {"env": np.zeros(1)}}, "none of them"),
         ({"like": {"x": np.array(None)}}, "x holds object, expected numbers"),
+        (
+            {"like": {"x": {"a": {"b": np.zeros(1)}}}},
+            r"x is a dict; its parts are fields \"x\['a'\]\['b'\]\"$",
+        ),
+        (
+            {"like": {"x": {"a": np.zeros(1), "b": np.zeros(1)}}},
+            r"parts are fields \"x\['a'\]\", \"x\['b'\]\"$",
+        ),
         ({"like": {3: np.zeros(1)}}, "field 3, expected a str"),
         ({"like": {"x": np.ma.zeros(1)}}, "x is masked"),
         ({"alpha": float("inf")}, "alpha inf"),
@@ -197,6 +205,8 @@ def test_bad_records_are_refused():
         replay.sample(3)
     with pytest.raises(ValueError, match=r"fields \['y'\], expected \['x'\]"):
         replay.add({"y": np.zeros((1, 2))}, **rest)
+    with pytest.raises(ValueError, match=r"add to replay: y is a dict; .* \"y\['a'\]\"$"):
+        replay.add({"y": {"a": np.zeros((1, 2))}}, **rest)
     with pytest.raises(ValueError, match=r"x of shape \(1, 3\), expected \(1, 2\)"):
         replay.add({"x": np.zeros((1, 3))}, **rest)
     with pytest.raises(ValueError, match=r"env of shape \(2,\), expected \(1,\)"):
