@@ -33,7 +33,6 @@ from pysampler._cli.screen import Display, width
 from pysampler._cli.scripts import source_for
 from pysampler._cli.turns import Measured, MeasureError, Spread, rate_of, started, take_turns
 from pysampler._workers.counters import with_unit
-from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
     import argparse
@@ -190,7 +189,7 @@ def advice_of(
     if best.trouble or not best.rates:
         return f"pysampler does not run: {best.trouble}", []
     options: dict[str, Any] = {"num_workers": "auto"} if ours == AUTO else {}
-    if setting.workers != usable_cpus() and not setting.isolate:
+    if setting.limited:
         name = "max_concurrency" if ours == AUTO else "num_workers"
         options[name] = setting.workers
     advice = []
@@ -205,9 +204,10 @@ def advice_of(
     if theirs:
         fastest = max(theirs, key=lambda name: measured[name].fraction.middle)
         times = measured[fastest].fraction.middle / best.fraction.middle
+        untried = fastest == SYNC and measured[AUTO].about.get("num_workers") != 0
         advice.append(
-            f"{fastest} is {times:.2f} times as fast as pysampler here: use it, or look for better "
-            "options with pysampler tune."
+            f"{fastest} is {times:.2f} times as fast as pysampler here: use it, "
+            f"{'try num_workers=0, ' * untried}or look for better options with pysampler tune."
         )
         return " ".join(advice), []
     if measured[DEFAULT].trouble:

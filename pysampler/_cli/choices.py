@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.measuring import SCRIPT, SHORTEST, Setting
-from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +61,7 @@ class Choice:
         if self.as_in_script:
             return []
         options = dict(self.options)
-        if setting.workers != usable_cpus() and not setting.isolate:
+        if setting.limited:
             options = {**_bounded(setting, options), **options}
         made = setting.lines_with(options)
         if self.policy_in is not None:

@@ -99,6 +99,11 @@ class Setting:
         return bool(self.isolation.get("threads", {}).get("overlap"))
 
     @property
+    def limited(self) -> bool:
+        """Whether a program needs an option to use this number of processes."""
+        return not self.isolate and self.workers != min(usable_cpus(), self.envs)
+
+    @property
     def isolating(self) -> dict[str, Any]:
         """The option that gives each env a process, if it must have one."""
         return {ISOLATE: True} if self.isolate else {}

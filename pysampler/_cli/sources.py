@@ -66,7 +66,7 @@ class Call:
         text: The call up to its options; "{}" stands for the number of envs.
         keyword: The argument that takes the options as a dict; empty if they are arguments of the
             call itself.
-        imported: The import that the call needs.
+        imported: The imports that the call needs.
         by_steps: Whether the program can only call ``step``, not ``send``, ``recv`` or samplers.
     """
 
@@ -215,7 +215,11 @@ def _named(place: str, name: str) -> Any:
 def _of_function(function: Any, place: str, name: str) -> EnvSource:
     if not callable(function):
         raise SourceError(f"{place} has no function {name}")
-    return EnvSource(Call(f"pysampler.VectorEnv([{name}] * {{}}"), function=function)
+    call = Call(f"pysampler.VectorEnv([{name}] * {{}}")
+    module = Path(place).stem if place.endswith(".py") else place
+    if all(part.isidentifier() for part in module.split(".")):
+        call = dataclasses.replace(call, imported=f"{call.imported}\nfrom {module} import {name}")
+    return EnvSource(call, function=function)
 
 
 def from_calls(

@@ -13,10 +13,10 @@ import pytest
 from programs import completed, processes_in
 from terminals import on_screen, plain
 
-from pysampler._cli import bench
+from pysampler._cli import bench, measuring
 from pysampler._cli.main import main
 from pysampler._cli.measuring import Setting
-from pysampler._cli.sources import Call
+from pysampler._cli.sources import Call, source_of
 from pysampler._cli.turns import Measured
 
 BENCH = ("-m", "pysampler", "bench")
@@ -293,7 +293,7 @@ def advised(
 
 
 def test_sharing_a_process_is_not_advised_if_envs_must_not(monkeypatch):
-    monkeypatch.setattr(bench, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(measuring, "usable_cpus", lambda: 4)
     setting = dataclasses.replace(SETTING, workers=2, isolation={"isolated": False})
     orders = bench._orders(setting)
     assert orders["pysampler"]["options"]["isolate"] is True
@@ -305,7 +305,7 @@ def test_sharing_a_process_is_not_advised_if_envs_must_not(monkeypatch):
 
 
 def test_the_advice_is_the_fastest_beyond_the_spread(monkeypatch):
-    monkeypatch.setattr(bench, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(measuring, "usable_cpus", lambda: 4)
     made = 'envs = pysampler.make_vec("Some-v0", num_envs=8'
     plain_lines = ["import pysampler", f"{made})"]
     auto_lines = ["import pysampler", f'{made}, num_workers="auto")']
@@ -323,11 +323,33 @@ def test_the_advice_is_the_fastest_beyond_the_spread(monkeypatch):
     assert lines == auto_lines
     advice, lines = advised(0.5, 0.4, 0.6, 0.1)
     assert advice.startswith(
-        "gymnasium SyncVectorEnv is 1.20 times as fast as pysampler here: use it"
+        "gymnasium SyncVectorEnv is 1.20 times as fast as pysampler here: use it, try "
+        "num_workers=0, or look for"
     )
     assert lines == []
+    for sync, asynchronous, about in ((0.6, 0.1, (0, 8)), (0.1, 0.6, (3, 2))):
+        advice, _ = advised(0.5, 0.4, sync, asynchronous, about=about)
+        assert "use it, or look for" in advice
     advice, _ = advised(0.5, 0.4, 0.2, 0.1)
     assert "Workers wait" in advice
     assert "independent processes" not in advice
     advice, _ = advised(0.9, 0.9, 0.2, 0.1, alone=200.0)
     assert "4 independent processes are only 2.0 times as fast as one" in advice
+
+
+def test_few_envs_are_a_limit_that_needs_no_option(monkeypatch):
+    monkeypatch.setattr(measuring, "usable_cpus", lambda: 4)
+    for envs, workers, option in ((1, 1, ""), (3, 3, ""), (3, 2, ", max_concurrency=2")):
+        setting = dataclasses.replace(SETTING, envs=envs, workers=workers)
+        _, lines = advised(0.1, 0.3, 0.2, 0.1, about=(0, 8), setting=setting)
+        assert lines[1].endswith(f', num_envs={envs}, num_workers="auto"{option})')
+
+
+@pytest.mark.parametrize("place", ["levels", "levels.py"])
+def test_the_printed_program_imports_the_function(folder, monkeypatch, place):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "levels", raising=False)
+    call = source_of(f"{place}:make").call
+    monkeypatch.delitem(sys.modules, "levels")
+    assert call.imported == "import pysampler\nfrom levels import make"
+    assert call.written(2, {}) == "pysampler.VectorEnv([make] * 2)"
