@@ -219,9 +219,9 @@ def seeds(given: Any, envs: int) -> list[int | None]:
     return list(given)
 
 
-def indices(given: Iterable[int], envs: int) -> list[int]:
-    """Return ``given`` as a list of env indices, or raise IndexError."""
-    chosen = [int(i) for i in given]
+def indices(given: Any, envs: int) -> list[int]:
+    """Return ``given`` as a list of env indices, or raise."""
+    chosen: list[int] = env_ids(given).tolist()
     if bad := [i for i in chosen if not 0 <= i < envs]:
         raise IndexError(f"cannot choose env {bad[0]}: expected indices below {envs}")
     return chosen
@@ -230,6 +230,8 @@ def indices(given: Iterable[int], envs: int) -> list[int]:
 def rows(given: Any) -> npt.NDArray[Any]:
     """Return states, given as an array or a list of rows, as one array, or raise ValueError."""
     array: npt.NDArray[Any]
+    if isinstance(given, np.void):  # iterates over its fields
+        raise ValueError("cannot set state: one row, expected an array: for row i, states[i:i+1]")
     if isinstance(given, np.ndarray):
         array = given
     else:
@@ -248,7 +250,15 @@ def env_ids(given: Any) -> npt.NDArray[np.int64]:
     """Return ``given`` as an array of whole numbers, or raise TypeError."""
     ids = np.asarray(given)
     if ids.size and ids.dtype.kind not in "iu":
-        raise TypeError(f"cannot choose envs: env_ids of dtype {ids.dtype}, expected whole numbers")
+        hint = "; for a mask, pass np.flatnonzero(mask)" if ids.dtype == bool else ""
+        raise TypeError(
+            f"cannot choose envs: indices of dtype {ids.dtype}, expected whole numbers{hint}"
+        )
+    if ids.ndim != 1:
+        example = f": [{ids}]" if ids.ndim == 0 else ""
+        raise TypeError(
+            f"cannot choose envs: {ids.ndim} dimensions, expected a list of indices{example}"
+        )
     return ids.astype(np.int64, copy=False)
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._vector.arguments import env_ids
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -35,8 +37,8 @@ def info_rows(infos: dict[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def env_indices(given: Iterable[int], count: int) -> list[int]:
-    """Return valid indices of envs, or raise IndexError. Negative ones count from the end."""
-    envs = [int(index) for index in given]
+    """Return valid indices of envs, or raise. Negative ones count from the end."""
+    envs: list[int] = env_ids(list(given)).tolist()
     if bad := [index for index in envs if not -count <= index < count]:
         raise IndexError(f"cannot choose env {bad[0]}: expected {-count} to {count - 1}")
     return [index % count for index in envs]

@@ -225,6 +225,7 @@ WRONG = {
     "two axes": (lambda envs, states: envs.set_state(states[None]), "an array of 2 dimensions"),
     "too few": (lambda envs, states: envs.set_state(states[:2]), "2 states, expected 5"),
     "too many": (lambda envs, states: envs.set_state(states, [0]), "5 states, expected 1"),
+    "one row": (lambda envs, states: envs.set_state(states[0], [0]), r"one row.*states\[i:i\+1\]"),
     "plain numbers": (
         lambda envs, states: envs.set_state(np.zeros(5)),
         "cannot set state: it belongs to other envs",

@@ -240,7 +240,7 @@ def test_step_send_may_answer_some_envs(num_workers):
         ready = one.step_recv()
         with pytest.raises(ValueError, match="two actions for the same env"):
             one.step_send(np.zeros((2, 1)), {"task_index": np.zeros(2, int)}, [0, 0])
-        with pytest.raises(TypeError, match="env_ids of dtype"):
+        with pytest.raises(TypeError, match="indices of dtype"):
             one.step_send(np.zeros((2, 1)), {"task_index": np.zeros(2, int)}, [0.5, 1])
 
 

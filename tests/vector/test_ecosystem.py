@@ -189,6 +189,13 @@ def test_apply_calls_the_function_with_each_env():
     assert envs.apply(lambda env: env.number, envs=[3, 0]) == (13, 10)
     with pytest.raises(IndexError, match="cannot choose env 4"):
         envs.apply(repr, envs=[4])
+    for mask in ([True, False, True, False], np.array([True, False, True, False])):
+        with pytest.raises(
+            TypeError, match=r"dtype bool, .*for a mask, pass np.flatnonzero\(mask\)"
+        ):
+            envs.apply(repr, envs=mask)
+    with pytest.raises(TypeError, match="indices of dtype float64, expected whole numbers$"):
+        envs.apply(repr, envs=[0.0, 1.5])
     with pytest.raises(ZeroDivisionError, match="env 0.* in <lambda>"):
         envs.apply(lambda _: 1 / 0)
     envs.close()

@@ -100,6 +100,7 @@ def test_wrong_options_raise():
     envs = pysampler.VectorEnv([Tasked] * 2, num_workers=1)
     for ids, options, error, match in [
         ([2], {}, IndexError, "env 2"),
+        (0, {}, TypeError, r"0 dimensions, expected a list of indices: \[0\]"),
         ([0], [{}, {}], ValueError, "2 of them"),
         ([0], 3, TypeError, "cannot set options: int, expected a dict, None, or a list with one"),
         (None, 5, TypeError, "cannot set options: int, expected a dict, None, or a list with one"),
