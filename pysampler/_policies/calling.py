@@ -384,6 +384,11 @@ def _checked_actions(
             f"cannot act: the policy returned actions of shape {array.shape}{at}, "
             f"expected {(*rows, *field.shape)}"
         )
+    if array.dtype == bool and field.dtype.itemsize > 1:  # a byte, as of MultiBinary, holds it
+        raise TypeError(
+            f"cannot act: the policy returned actions of dtype bool{at}, expected {field.dtype}; "
+            f"use .astype(np.{field.dtype})"
+        )
     if array.dtype != field.dtype and not (
         array.dtype.itemsize <= max(8, field.dtype.itemsize)
         and np.can_cast(array.dtype, field.dtype, "same_kind")

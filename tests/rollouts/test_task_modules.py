@@ -146,6 +146,23 @@ class Switches(gym.Env):
         return np.zeros(3, np.float32), float(action.sum()), False, False, {}
 
 
+class Flags(Switches):
+    def step(self, action):
+        return np.zeros(3, np.float32), float(self.action_space.contains(action)), False, False, {}
+
+
+def test_bool_actions_fit_multi_binary_but_not_discrete():
+    with pysampler.Rollouts(Flags, lambda o: o >= 0, 4, num_envs=2, num_workers=0) as rollouts:
+        assert next(rollouts).rewards.all()
+    envs = pysampler.make_vec("CartPole-v1", 2, num_workers=0)
+    with (
+        pysampler.Rollouts(envs, lambda o: o[:, 2] > 0, 4) as rollouts,
+        pytest.raises(TypeError, match=r"dtype bool, expected int64; use .astype\(np.int64\)"),
+    ):
+        next(rollouts)
+    envs.close()
+
+
 @pytest.mark.slow
 def test_bernoulli_draws_have_the_dtype_of_multi_binary():
     class Bits(torch.nn.Module):

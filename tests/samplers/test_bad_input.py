@@ -126,6 +126,7 @@ NAN = np.array([[0, 0], [0, np.nan], [0, 0], [np.nan, 0]], np.float32)
         (None, TypeError, "the policy returned None, expected arrays of numbers"),
         ("north", TypeError, "the policy returned 'north'"),
         (GOOD.astype(complex), TypeError, "dtype complex128, expected float32"),
+        (GOOD > 0, TypeError, r"dtype bool, expected float32; use .astype\(np.float32\)"),
         (NAN, ValueError, "returned nan for 2 of 4 envs, the first in row 1"),
         (
             (GOOD, 3),
