@@ -61,6 +61,9 @@ def info_arrays(
         for at, env, info in mailed_infos
         if at >= steps.start
     ]
+    resets = [
+        info for at, env, info in mailed_infos if at < steps.start or over[at - steps.start, env]
+    ]
     seen: dict[Path, _Kind | type] = {}  # the kind of value at each path
     for column in columns:
         if column.path != ("final_info",) and column.dtype is not None:
@@ -78,8 +81,15 @@ def info_arrays(
                     f"info{_place(path)} is a {kind.__name__}, expected numbers, arrays of numbers "
                     "or dicts of these; it is left out"
                 )
-        if not paths and (names := _names_without(key, seen, ended=bool(over.any()))) is not None:
-            results.warn_once(f"no env has given info {key!r}, which is left out; got {names}")
+        # Steps may give the info at the end of an episode: do not warn before one has ended.
+        only_by_resets = bool(over.any()) and (
+            any(key in info for info in resets)
+            or any(
+                column.views(frames)[1][steps][over].any()
+                for column in columns
+                if column.path[0] == key and _is_number(column)
+            )
+        )
         # An info that is sometimes a number and sometimes a dict counts as a number.
         for path in [(key,)] if (key,) in numbers else sorted(numbers):
             during = [c for c in columns if c.path == path and _is_number(c)]
@@ -99,9 +109,14 @@ def info_arrays(
             if not valid.all():  # a step in progress may still write to its row
                 mask = mask & valid
                 values = values.copy()
+            only_by_resets = only_by_resets and not mask.any()
             values[~mask] = 0  # values of an earlier rollout
             _set(arrays, path, values)
             _set(masks, path, mask)
+        if only_by_resets:
+            results.warn_once(f"info {key!r} came only with resets, which rollouts do not record")
+        elif not paths and (names := _names_without(key, seen, ended=bool(over.any()))) is not None:
+            results.warn_once(f"no env has given info {key!r}, which is left out; got {names}")
     return arrays, masks
 
 

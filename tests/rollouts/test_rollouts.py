@@ -251,6 +251,30 @@ def test_an_unknown_info_key_warns_once_and_lists_known_keys(way):
     assert message.endswith("'in', 'life', 'name', 'success'")
 
 
+class Starting(Scripted):
+    """Its resets give infos that no step gives."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, {**info, "start": 7, "in": {"start": np.full(3, 7)}}
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[8], WAYS[-1]], ids=name_of)
+def test_infos_of_resets_are_missing_with_a_warning(way):
+    env_fns = [functools.partial(Starting, script) for script in ("...t", "..c", ".....b")]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rollouts = sampled(env_fns, policy, 3, info_keys=("start", "in", "life"), **way)
+    for rollout in rollouts:
+        assert not rollout.infos["start"].any()
+        assert not rollout.info_masks["start"].any()
+        assert rollout.info_masks["life"].all()
+    assert sorted(str(one.message) for one in caught if "resets" in str(one.message)) == [
+        f"pysampler: info {key!r} came only with resets, which rollouts do not record"
+        for key in ("in", "start")
+    ]
+
+
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
 @pytest.mark.parametrize("size", [2, 2000])  # with and without columns
 def test_infos_of_other_shapes_are_missing_with_a_warning(size, way):
