@@ -19,7 +19,12 @@ from gymnasium.vector import (
     VectorRewardWrapper,
     VectorWrapper,
 )
-from gymnasium.wrappers.vector import NormalizeObservation, VectorizeTransformObservation
+from gymnasium.wrappers.vector import (
+    NormalizeObservation,
+    NormalizeReward,
+    RecordEpisodeStatistics,
+    VectorizeTransformObservation,
+)
 
 from pysampler._frames.spec import build, leaves, spec_of
 from pysampler._vector.env_calls import autoreset_of
@@ -43,6 +48,11 @@ _PLAIN_STEPS = (
 )
 _PLAIN_RESETS = VectorObservationWrapper.reset, VectorWrapper.reset, NormalizeObservation.reset
 
+# What to do without a wrapper; by default, wrap each env.
+_INSTEAD = {
+    NormalizeReward: "leave it out and pass normalize=pysampler.Normalizer(observations=False)",
+    RecordEpisodeStatistics: "leave it out, since rollout.ended has returns and lengths",
+}
 
 # By adopted vector env, the newest VectorEnv for it.
 _adopted: weakref.WeakKeyDictionary[Any, weakref.ref[VectorEnv]] = weakref.WeakKeyDictionary()
@@ -133,9 +143,10 @@ def unwrapped(envs: Any, purpose: str) -> tuple[VectorEnv, list[Any]]:
     wrappers: list[Any] = []
     while isinstance(envs, VectorWrapper):
         if type(envs).step not in _PLAIN_STEPS or type(envs).reset not in _PLAIN_RESETS:
+            instead = _INSTEAD.get(type(envs), "wrap each env instead")
             raise TypeError(
                 f"cannot {purpose}: the vector env is wrapped in {type(envs).__name__}, which does "
-                "more than transform observations or rewards; wrap each env instead"
+                f"more than transform observations or rewards; {instead}"
             )
         wrappers.insert(0, envs)
         envs = envs.env

@@ -1,6 +1,7 @@
 """Samplers accept functions, lists of functions, and wrapped vector envs."""
 
 import functools
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from gymnasium.wrappers.vector import (
     FlattenObservation,
     NormalizeObservation,
+    NormalizeReward,
     RecordEpisodeStatistics,
     RescaleAction,
     TransformObservation,
@@ -88,13 +90,22 @@ def test_evaluation_gets_wrapped_observations():
         np.testing.assert_array_equal(evaluation.returns, np.full(8, LIMIT))
 
 
-@pytest.mark.parametrize("wrapper", [RecordEpisodeStatistics, RescaleAction])
-def test_wrappers_that_do_more_than_transform_are_refused(wrapper):
+@pytest.mark.parametrize(
+    ("wrapper", "instead"),
+    [
+        (RecordEpisodeStatistics, "leave it out, since rollout.ended has returns and lengths"),
+        (NormalizeReward, "pass normalize=pysampler.Normalizer(observations=False)"),
+        (RescaleAction, "wrap each env instead"),
+    ],
+)
+def test_wrappers_that_do_more_than_transform_are_refused(wrapper, instead):
     function = functools.partial(gym.make, "Pendulum-v1")
     with pysampler.VectorEnv([function] * 2, num_workers=1) as envs:
         bounds = {"min_action": np.float32(-1), "max_action": np.float32(1)}
         options = bounds if wrapper is RescaleAction else {}
-        with pytest.raises(TypeError, match=f"wrapped in {wrapper.__name__}, .* wrap each env"):
+        with pytest.raises(
+            TypeError, match=f"wrapped in {wrapper.__name__}, .*{re.escape(instead)}"
+        ):
             pysampler.Rollouts(wrapper(envs, **options), right, 10)
         envs.reset()
 
