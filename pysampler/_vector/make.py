@@ -22,6 +22,7 @@ from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
 from pysampler._vector.native.known import maker_of_task, makes_known_envs
+from pysampler._vector.registry import sendable
 from pysampler._vector.vector_env import VectorEnv
 from pysampler.envs.batch import BatchEnv
 from pysampler.sync import usable_cpus
@@ -144,12 +145,12 @@ def make_vec(
         )
     if nested:
         make_nested = functools.partial(
-            gym.make_vec, spec, vectorization_mode=mode, wrappers=wraps, **env_kwargs
+            gym.make_vec, sendable(spec), vectorization_mode=mode, wrappers=wraps, **env_kwargs
         )
         follows = {k: env_kwargs[k] for k in ("autoreset_mode",) if k in env_kwargs}
         envs = _make_nested(make_nested, num_envs, {**follows, **vector_kwargs})
     else:
-        maker = EnvMaker(gym.make, {"id": spec, **env_kwargs}, wraps)
+        maker = EnvMaker(gym.make, {"id": sendable(spec), **env_kwargs}, wraps)
         envs = _make_vector_env(maker, num_envs, vector_kwargs)
     spec = copy.deepcopy(spec)
     spec.kwargs = {**env_kwargs, "vectorization_mode": mode.value}

@@ -6,6 +6,7 @@ Workers do not run the program again, so they would not know envs that it regist
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any
 
 import cloudpickle
@@ -14,13 +15,13 @@ from gymnasium.envs import registration
 
 from pysampler._workers.remote import dumps_by_value
 
-__all__ = ["register", "registered"]
+__all__ = ["register", "registered", "sendable"]
 
 
 def registered() -> bytes:
     """Return a pickle of the specs that this process registered besides gymnasium's."""
     specs = [
-        spec
+        sendable(spec)
         for spec in gym.registry.values()
         if not (
             isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs.")
@@ -31,12 +32,23 @@ def registered() -> bytes:
     try:
         return dumps_by_value(specs)
     except Exception:
-        sendable = []
+        pickled = []
         for spec in specs:
             with contextlib.suppress(Exception):
                 dumps_by_value(spec)
-                sendable.append(spec)
-        return dumps_by_value(sendable)
+                pickled.append(spec)
+        return dumps_by_value(pickled)
+
+
+def sendable(spec: registration.EnvSpec) -> registration.EnvSpec:
+    """Return a spec with objects in place of their names in ``__main__``, which workers lack."""
+    found: dict[str, Any] = {}
+    for name in ("entry_point", "vector_entry_point"):
+        entry_point = getattr(spec, name)
+        if isinstance(entry_point, str) and entry_point.startswith("__main__:"):
+            with contextlib.suppress(Exception):  # making the env will raise the error
+                found[name] = registration.load_env_creator(entry_point)
+    return dataclasses.replace(spec, **found) if found else spec
 
 
 def register(specs: bytes) -> None:

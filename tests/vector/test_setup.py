@@ -105,6 +105,33 @@ def test_registered_env_specs_can_hold_arrays(tmp_path):
     assert "Overriding" not in err
 
 
+@pytest.mark.slow
+def test_entry_points_can_be_names_in_the_script():
+    out, err = run(
+        """
+        import gymnasium as gym, pysampler
+        from gymnasium.envs.classic_control import CartPoleEnv
+        from gymnasium.vector import SyncVectorEnv
+
+        class Pole(CartPoleEnv):
+            pass
+
+        def make_poles(num_envs, **kwargs):
+            return SyncVectorEnv([Pole] * num_envs)
+
+        names = {"entry_point": "__main__:Pole", "vector_entry_point": "__main__:make_poles"}
+        gym.register("Pole-v0", **names)
+        gym.register("Missing-v0", entry_point="__main__:Missing")
+        for mode in ("async", "vector_entry_point"):
+            with pysampler.make_vec("Pole-v0", 2, vectorization_mode=mode, num_workers=2) as envs:
+                print(envs.reset()[0].shape, envs.spec.entry_point)
+        with pysampler.VectorEnv([lambda: gym.make("Pole-v0")] * 2, num_workers=2) as envs:
+            print(envs.reset()[0].shape)
+        """
+    )
+    assert out == 2 * "(2, 4) __main__:Pole\n" + "(2, 4)\n", err
+
+
 class NoSpaces:
     def reset(self, **kwargs):
         return None, {}
