@@ -394,9 +394,6 @@ class FreeRunningSampler(Sampler):
         """Wait until another thread leaves its call, which notices that this is closed."""
         return comes_true(lambda: not guard.busy, SHUTDOWN_TIMEOUT_S)
 
-    def _refusal(self, name: str, got: Any, expected: str) -> ValueError:
-        return ValueError(f"cannot {self._purpose}: {name} {got!r}, expected {expected}")
-
 
 def _end(progress: WorkerProgress) -> bool:
     """End the workers. The lease calls this; it must not refer to the sampler."""

@@ -20,7 +20,7 @@ from pysampler._actors.watcher_policy import (
     WatcherSetup,
     WatcherState,
 )
-from pysampler._numbers import true_or_false, whole_number
+from pysampler._numbers import refusal, true_or_false, whole_number
 from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options
@@ -141,9 +141,9 @@ class Watcher(FreeRunningSampler):
             if value is not None:
                 whole_number("watch", name, value, 1)
         if whole_number("watch", "nice", nice, 0) > 19:
-            raise self._refusal("nice", nice, "0 to 19")
+            raise refusal(self._purpose, "nice", nice, "0 to 19")
         if not isinstance(folder, (str, os.PathLike, type(None))):
-            raise self._refusal("folder", folder, "a path")
+            raise refusal(self._purpose, "folder", folder, "a path")
         self._folder = None if folder is None else Path(folder).absolute()
         self._can_film = render_mode == "rgb_array" and folder is not None
         self._video_every, self._nice, self._repeat = video_every, nice, repeat
@@ -168,10 +168,10 @@ class Watcher(FreeRunningSampler):
             env, 1, of_env, "watch", policy_in_workers=policy, env_kwargs=kwargs
         ) as made:
             if made.envs.num_envs != 1:
-                raise self._refusal("num_envs", made.envs.num_envs, "1")
+                raise refusal(self._purpose, "num_envs", made.envs.num_envs, "1")
             if made.envs.num_workers != 1:
                 expected = "1: a watcher has one worker process"
-                raise self._refusal("num_workers", made.envs.num_workers, expected)
+                raise refusal(self._purpose, "num_workers", made.envs.num_workers, expected)
             if video_every is not None:
                 self._expect_videos()
             if self._folder is not None:

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 
 from pysampler._frames.spec import Spec, leaves
-from pysampler._numbers import byte_count, is_real, whole_number
+from pysampler._numbers import byte_count, is_real, refusal, whole_number
 from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.processes import WorkerAssignment
 from pysampler._workers.recovery import Faults
@@ -63,13 +63,9 @@ class Options:
         return _POLICIES[self.wait]
 
 
-def _refuse(what: str, got: Any, expected: str, doing: str = "make vector env") -> ValueError:
-    return ValueError(f"cannot {doing}: {what} {got!r}, expected {expected}")
-
-
 def one_of(what: str, got: Any, expected: Iterable[str], doing: str = "make vector env") -> None:
     if got not in expected:
-        raise _refuse(what, got, "one of " + ", ".join(map(repr, expected)), doing)
+        raise refusal(doing, what, got, "one of " + ", ".join(map(repr, expected)))
 
 
 def faults(
@@ -129,7 +125,7 @@ def autoreset_mode(given: str | AutoresetMode) -> AutoresetMode:
         return AutoresetMode(given)
     except ValueError:
         modes = " or ".join(f"{mode} ({mode.value!r})" for mode in AutoresetMode)
-        raise _refuse("autoreset_mode", given, modes) from None
+        raise refusal("make vector env", "autoreset_mode", given, modes) from None
 
 
 def context(given: str | None, doing: str = "make vector env") -> str:
@@ -145,13 +141,17 @@ def preload(given: Sequence[str] | None) -> list[str] | None:
     if given is None:
         return None
     if isinstance(given, str):
-        raise _refuse("preload", given, f"a list of names of modules: [{given!r}]")
+        raise refusal(
+            "make vector env", "preload", given, f"a list of names of modules: [{given!r}]"
+        )
     names = list(given)
     for name in names:
         # To find a submodule would import its package.
         package = name.partition(".")[0] if isinstance(name, str) else ""
         if not package or (package not in sys.modules and find_spec(package) is None):
-            raise _refuse("preload", name, "the name of a module that can be imported")
+            raise refusal(
+                "make vector env", "preload", name, "the name of a module that can be imported"
+            )
     return names
 
 
@@ -342,7 +342,7 @@ def word_or_bool(name: str, given: Any, word: str) -> Any:
     if isinstance(given, str) and given == word:
         return word
     if not isinstance(given, (bool, np.bool_)):
-        raise _refuse(name, given, f"{word!r}, True or False")
+        raise refusal("make vector env", name, given, f"{word!r}, True or False")
     return bool(given)
 
 

@@ -362,7 +362,7 @@ class MadeSlowly(Scripted):
     def __init__(self, mark, gate):
         super().__init__()
         while mark.exists() and not gate.exists():
-            time.sleep(0.001)
+            time.sleep(0.001)  # poll: the test makes the file
         mark.touch()
 
 
