@@ -134,14 +134,13 @@ class Infos:
         # A key with values from both sources is batched again, env by env, because the first value
         # decides the dtype.
         rebuilt.pop("final_obs", None)
-        stored = [key for key in rebuilt if isinstance(key, str)]
-        # A key "_a" collides with the mask of "a", so both are batched again.
-        for key in stored:
-            rebuilt.update(dict.fromkeys([f"_{key}", *([key[1:]] * key.startswith("_"))]))
-        stored = sorted(self._names.keys() & rebuilt.keys(), key=self._names.__getitem__)
-        for key in rebuilt:
-            infos.pop(key, None)
-            infos.pop(f"_{key}", None)
+        # A key "_a" collides with the mask of "a", and "__a" with that of "_a": all of them are
+        # batched again.
+        bare = {key.lstrip("_") for key in rebuilt if isinstance(key, str)}
+        stored = [name for name in self._names if name.lstrip("_") in bare]
+        for key in list(infos):
+            if key in rebuilt or (isinstance(key, str) and key.lstrip("_") in bare):
+                del infos[key]
         for at, (frame, env) in enumerate(rows):
             for key in stored:
                 infos = self._add_info(infos, self.core.row(frame, env, key), at)

@@ -364,3 +364,6 @@ def _sample_tasks(
         return list(inner.sample_tasks(count)), generator
     finally:
         inner.np_random = own
+
+
+_takes_tasks.reads = _sample_tasks.reads = "tasks"  # type: ignore[attr-defined] # batches go on

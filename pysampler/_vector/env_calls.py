@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,10 @@ __all__ = [
     "set_of_each",
 ]
 
+
+# Pictures of pygame that two threads draw at once are corrupt.
+_drawing = {"lock": threading.RLock()}
+os.register_at_fork(after_in_child=lambda: _drawing.update(lock=threading.RLock()))
 
 # mo-gymnasium's wrapper that turns an array of rewards into one number.
 _LINEAR_REWARD = "mo_gymnasium.wrappers.wrappers", "LinearReward"
@@ -103,6 +110,9 @@ def call(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             if hasattr(layer, name):
                 break
     attribute = attribute_of(env, name)
+    if name == "render" and "pygame" in sys.modules:
+        with _drawing["lock"]:
+            return attribute(*args, **kwargs)
     return attribute(*args, **kwargs) if callable(attribute) else attribute
 
 

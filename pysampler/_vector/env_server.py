@@ -272,7 +272,7 @@ class EnvServer(Server):
         self.segment = segment
         self.acting = None
         self._infos = _core.Infos()
-        self._known: set[int] = set()
+        self._columns: list[Column] = []
         self._use = frames, self._infos, autoreset, keep
         if self.blocks:
             for block in self.blocks:
@@ -343,13 +343,13 @@ class EnvServer(Server):
 
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Write infos to these columns too."""
-        new = [column for column in columns if column.mask not in self._known]
+        new = [column for column in columns if column not in self._columns]
         # A signal handler may raise at any point, and the columns are then added again.
         for block in self.blocks:
             if isinstance(block, PythonBlock):
                 block.add_columns(new)
         add_columns(self._infos, self.frames, new)
-        self._known.update(column.mask for column in new)
+        self._columns += new
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Prepare envs that replace lost ones; ``seeds`` are for their next resets."""
@@ -402,8 +402,15 @@ class EnvServer(Server):
         """Return env ``i`` in its current state, to call it."""
         return self.envs[i]
 
-    def called(self, env: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Return the result of a function of an env that was lent."""
+    def called(
+        self,
+        i: int,  # noqa: ARG002
+        env: Any,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        what: str,  # noqa: ARG002
+    ) -> Any:
+        """Return the result of a function of env ``i``, lent for a call named ``what``."""
         if getattr(env, "applies_to_each", False):  # a vector env of processes
             return env.apply(function, *args)
         return function(env, *args)
@@ -412,7 +419,13 @@ class EnvServer(Server):
         """Record options that blocks use for later resets, if a server needs them again."""
 
     def take_back(self, i: int) -> None:
-        """Take back env ``i`` after a call, which may have changed its state."""
+        """Take back env ``i`` after it was lent."""
+
+    def end_batch(self, i: int, why: str) -> None:
+        """Step the batch of env ``i`` one by one from now on, since a call may change the env."""
+
+    def begin_all(self, block: int) -> None:
+        """Prepare a reset of all envs of a block: those that equal new envs may form batches."""
 
     def blaming(self, i: int, doing: str) -> AbstractContextManager[Any]:
         """Return a context that reports exceptions as errors of env ``i``."""

@@ -162,7 +162,12 @@ def _share(env_fn: Any, env: gym.Env[Any, Any], count: int, *, threads: bool) ->
         known.expect_known(base)
     except known.NotNativeError:
         return 0
-    here = known.has_task(base) and known.makes_anew(env_fn) and not wrappers and not threads
+    here = (
+        known.has_task(base)
+        and getattr(env_fn, "makes_alike", False)
+        and not wrappers
+        and not threads
+    )
     return known.share_of(base) if count >= known.least_of(base) and not here else 0
 
 

@@ -105,6 +105,8 @@ class Reset(Repeated):
         ]
         if self.mask is not None:
             calls = [call if reset else None for call, reset in zip(calls, self.mask, strict=True)]
+        if None not in calls:
+            server.begin_all(block)
         server.replaced.discard(block)
         server.blocks[block].reset(frame, calls)
         return server.take_overflow(block)
@@ -131,7 +133,7 @@ class Apply(Job):
         results = []
         for rows, chosen in server.calls(block, self.envs):
             with server.using(rows.start, self.what) as env:
-                result = server.called(env, self.function, self.args)
+                result = server.called(rows.start, env, self.function, self.args, self.what)
             each = of_each(result, len(rows)) if rows.start in server.nested else [result]
             results += [each[i - rows.start] for i in chosen]
         return results
@@ -192,7 +194,9 @@ class SetAttribute(Job):
     def run(self, server: EnvServer, block: int, frame: int) -> None:  # noqa: ARG002
         begin = server.rows(block).start
         for rows, _ in server.calls(block, None):
-            with server.using(rows.start, f"set_attr({self.name!r})") as env:
+            what = f"set_attr({self.name!r})"
+            with server.using(rows.start, what) as env:
+                server.end_batch(rows.start, f"{what} was called")
                 values = [self.values[i - begin] for i in rows]
                 if rows.start in server.nested:
                     set_of_each(env, self.name, values)

@@ -213,8 +213,14 @@ class RenewedServer(EnvServer):
         """Return env ``i`` to call it: the old one while that finishes its episode."""
         return self._old_of(i) or super().lend(i)
 
-    def called(self, env: Any, function: Any, args: tuple[Any, ...]) -> Any:
-        """Return the result of a function of an env that was lent."""
+    def called(
+        self,
+        i: int,  # noqa: ARG002
+        env: Any,
+        function: Any,
+        args: tuple[Any, ...],
+        what: str,  # noqa: ARG002
+    ) -> Any:
         if isinstance(env, OldEnv):
             return env.ask("call", function, args)
         return function(env, *args)

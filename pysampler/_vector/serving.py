@@ -81,7 +81,7 @@ def make_server(
         specs: The env specs that the parent registered.
         init: The user's ``worker_init``.
         why_python: Why envs are stepped one by one; None: alike envs are stepped together.
-        inline: Whether this is the user's process.
+        inline: Whether this is the user's process, where the program may hold on to envs.
         seed_globals: Whether each env has its own states of the global generators.
         recycles: Whether the worker may be renewed.
     """

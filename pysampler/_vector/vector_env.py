@@ -355,7 +355,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             prepared = (b"", None) if assignment is own else (b"" if is_here else specs, init)
             chosen = functions[assignment.first : assignment.envs.stop]
             of_server = chosen, assignment.first, assignment.sizes
-            how = why_python, assignment is own, seed_globals, faults.recycles
+            how = why_python, assignment is own or is_here, seed_globals, faults.recycles
             return make_server, (*of_server, *prepared, *how)
 
         needs = modules_of_servers(in_python=why_python is not None, recycles=faults.recycles)

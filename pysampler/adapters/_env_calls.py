@@ -240,3 +240,8 @@ def is_wrapped(env: Any, wrapper_class: Any) -> bool:
             return False
         env = env.env
     return True
+
+
+# Batches of envs go on after these.
+get_attribute.reads = "attribute"  # type: ignore[attr-defined]
+has_attribute.reads = is_wrapped.reads = "nothing"  # type: ignore[attr-defined]

@@ -128,7 +128,9 @@ def test_generators_can_be_set(workers, groups):
                 "np_random", [np.random.Generator(np.random.MT19937(i)) for i in range(4)]
             )
         identical(ours.reset(), theirs.reset())
-        with pytest.raises(EnvError, match="cannot get state: the generator is MT19937"):
+        # In this process the program may hold on to the envs, which stay apart from then on.
+        error = "cannot get state: the generator is MT19937" if workers else "has no methods"
+        with pytest.raises(EnvError, match=error):
             ours.get_state()
 
 
@@ -152,7 +154,7 @@ def test_envs_whose_generators_a_block_cannot_use_leave_it(make):
         for envs in (ours, theirs):
             envs.set_attr("np_random", make())
         identical(ours.reset(), theirs.reset())
-        assert "np_random of env" in ours.describe()
+        assert "set_attr('np_random') was called" in ours.describe()
 
 
 @pytest.mark.parametrize(("env_id", "count"), [(CHEETAH, 2), ("CartPole-v1", 16)])
@@ -214,24 +216,16 @@ def test_users_attributes_can_be_deleted(workers):
         assert ours.apply(lambda env: "label" in vars(env)) == (True, False, True, True)
 
 
-# Changes of one env, and the name that tells why its batch was left.
 CHANGES = {
-    "a weight": (lambda env: setattr(env.unwrapped, "_ctrl_cost_weight", 0.5), "_ctrl_cost_weight"),
-    "how long a step is": (lambda env: setattr(env.unwrapped, "frame_skip", 2), "frame_skip"),
-    "the time limit": (
-        lambda env: env.set_wrapper_attr("_max_episode_steps", 7),
-        "_max_episode_steps",
-    ),
-    "a mass": (lambda env: env.unwrapped.model.body_mass.__imul__(2.0).sum(), "model"),
-    "gravity": (lambda env: env.unwrapped.model.opt.gravity.__setitem__(2, -1.0), "model"),
-    "where episodes begin": (
-        lambda env: setattr(env.unwrapped, "init_qpos", np.full(9, 0.25)),
-        "init_qpos",
-    ),
-    "the same in place": (lambda env: env.unwrapped.init_qpos.__iadd__(0.5).sum(), "init_qpos"),
-    "a method": (
-        lambda env: setattr(env.unwrapped, "_get_rew", lambda velocity, action: (velocity, {})),
-        "_get_rew",
+    "a weight": lambda env: setattr(env.unwrapped, "_ctrl_cost_weight", 0.5),
+    "how long a step is": lambda env: setattr(env.unwrapped, "frame_skip", 2),
+    "the time limit": lambda env: env.set_wrapper_attr("_max_episode_steps", 7),
+    "a mass": lambda env: env.unwrapped.model.body_mass.__imul__(2.0).sum(),
+    "gravity": lambda env: env.unwrapped.model.opt.gravity.__setitem__(2, -1.0),
+    "where episodes begin": lambda env: setattr(env.unwrapped, "init_qpos", np.full(9, 0.25)),
+    "the same in place": lambda env: env.unwrapped.init_qpos.__iadd__(0.5).sum(),
+    "a method": lambda env: setattr(
+        env.unwrapped, "_get_rew", lambda velocity, action: (velocity, {})
     ),
 }
 
@@ -240,16 +234,20 @@ CHANGES = {
 @pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("envs", [[1], [0, 3]])
 def test_a_change_of_dynamics_acts_as_on_single_envs(what, envs, workers, groups):
-    """Simulations have copies of these, so their batch ends: its envs step one by one."""
-    change, name = CHANGES[what]
+    """A call ends the batch: its envs step one by one, until a reset finds some unchanged."""
+    change = CHANGES[what]
     with stepped(num_workers=workers, groups=groups) as (ours, theirs):
         assert "in Python" not in ours.describe()
         ours.apply(change, envs=envs)
         for env in envs:
             change(theirs.envs[env])
         compare(ours, theirs, drawn_actions(theirs.action_space, 6, 9))
-        assert f"{name} of env {envs[0]} was changed" in ours.describe()
+        assert "<lambda>() was called" in ours.describe()
         identical(ours.reset(seed=5), theirs.reset(seed=5))
+        compare(ours, theirs, drawn_actions(theirs.action_space, 6, 9))
+        if workers:
+            assert "native" in ours.describe()
+            assert "a call has changed it" in ours.describe()
 
 
 @pytest.mark.parametrize("mode", MODES)

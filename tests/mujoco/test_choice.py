@@ -125,9 +125,12 @@ def test_native_refuses_other_values(native):
         made(native=native)
 
 
-def test_functions_of_users_make_native_envs():
-    envs = pysampler.VectorEnv([functools.partial(gym.make, CHEETAH)] * 2, num_workers=0)
-    assert is_native(envs)
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"context": "threads"}, {}])
+def test_functions_of_users_make_native_envs_only_where_the_program_cannot_hold_them(options):
+    functions = [functools.partial(gym.make, CHEETAH)] * 2
+    with pysampler.VectorEnv(functions, **options) as envs:
+        assert envs.stats().native == (not options)
+        assert ("the program may hold on to envs" in envs.describe()) == bool(options)
 
 
 def test_functions_of_different_envs_step_in_batches_of_alike_ones():
@@ -181,11 +184,13 @@ def test_envs_that_the_program_holds_stay_in_use():
     envs.close()
 
 
-def test_a_function_of_a_native_env_is_native():
-    make = functools.partial(gym.make, CHEETAH)
-    assert is_native(made(make))
-    assert is_native(made(make, native=True))
-    assert is_native(made(HalfCheetahEnv))
+def test_an_env_that_may_be_stepped_before_a_reset_is_ordinary():
+    with pysampler.VectorEnv([HalfCheetahEnv] * 2, num_workers=1) as envs:
+        assert "it has no OrderEnforcing" in envs.describe()
+        action = np.ones((2, 6), np.float32)
+        theirs = gym.vector.SyncVectorEnv([HalfCheetahEnv] * 2)
+        identical(envs.step(action), theirs.step(action))
+        theirs.close()
 
 
 def test_render_mode_human_makes_ordinary_envs(monkeypatch):

@@ -326,6 +326,8 @@ def test_calls_see_the_data_of_their_env(workers):
         seen = envs.apply(lambda env: env.unwrapped.data.qpos)
         identical(np.array(seen), observations[:, :2])
         identical(np.array([data.qpos for data in envs.get_attr("data")]), observations[:, :2])
+    with contextlib.closing(made(Slide, 4, num_workers=workers)) as envs:
+        envs.reset(seed=1)
         goals = envs.get_state()["memory_goals"]
         tasks = envs.get_attr("task")
         assert [task.goals[0] for task in tasks] == goals.tolist()
@@ -345,7 +347,7 @@ def test_parameters_of_a_task_can_be_changed(workers):
         change(theirs.envs[1])
         for _ in range(3):
             identical(ours.step(np.ones((4, 2))), theirs.step(np.ones((4, 2))))
-        assert ("in Python" in ours.describe()) == (change is not changes[2])
+        assert "<lambda>() was called" in ours.describe()
     noted = ours.apply(lambda env: getattr(env.unwrapped.task, "note", None))
     assert noted == (None, 3, None, None)
     ours.close()
@@ -396,28 +398,17 @@ class Remembers(Slide):
         return self.away
 
 
-REBOUND = {
-    "numbers": lambda env: setattr(env.unwrapped.task, "goals", 7.0),
-    "another dtype": lambda env: setattr(env.unwrapped.task, "goals", np.array([7])),
-    "another shape": lambda env: setattr(env.unwrapped.task, "goals", np.zeros(3)),
-    "nothing": lambda env: delattr(env.unwrapped.task, "goals"),
-}
-
-
-@pytest.mark.parametrize("how", REBOUND)
-def test_a_call_may_rebind_an_array_of_the_state(how):
-    """If it does not fit into a row, the batch ends; the env has it then, as in ordinary envs."""
-    with contextlib.closing(made(Remembers, 4)) as envs:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_call_may_rebind_an_array_of_the_state(workers):
+    with contextlib.closing(made(Remembers, 4, num_workers=workers)) as envs:
         envs.reset(seed=1)
         goals = envs.get_state()["memory_goals"].tolist()
-        envs.apply(lambda env: setattr(env.unwrapped.task, "goals", np.array([7.0])), envs=[1])
-        goals[1] = 7.0
-        assert envs.apply(lambda env: env.unwrapped.task.goals[0]) == tuple(goals)
-        assert envs.get_state()["memory_goals"].tolist() == goals
-        envs.apply(REBOUND[how], envs=[2])
-        assert "goals of env 2 was changed" in envs.describe()
-        seen = envs.apply(lambda env: getattr(env.unwrapped.task, "goals", None), envs=[0, 1, 3])
-        assert [one[0] for one in seen] == [goals[0], goals[1], goals[3]]
+        for value in (np.array([7.0]), np.array([8]), np.zeros(3), 7.0):
+            envs.apply(
+                lambda env, value: setattr(env.unwrapped.task, "goals", value), value, envs=[2]
+            )
+            seen = envs.apply(lambda env: np.ravel(env.unwrapped.task.goals)[0])
+            assert seen == (goals[0], goals[1], np.ravel(value)[0], goals[3])
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])

@@ -1,6 +1,5 @@
 """``context="threads"``: workers that are threads of this process."""
 
-import functools
 import gc
 import os
 import signal
@@ -216,8 +215,8 @@ def test_auto_threads_simulate_mujoco_envs_together():
     pytest.importorskip("mujoco")
     pytest.importorskip("glfw")
     count = 8 * usable_cpus()
-    make_env = functools.partial(gym.make, "HalfCheetah-v5")
-    with pysampler.VectorEnv([make_env] * count, context="threads", num_workers="auto") as envs:
+    options = {"context": "threads", "num_workers": "auto"}
+    with pysampler.make_vec("HalfCheetah-v5", count, vector_kwargs=options) as envs:
         assert (envs.num_workers, envs.division.main_envs) == (usable_cpus(), 0)
         assert envs.stats().native
 

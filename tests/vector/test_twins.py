@@ -134,11 +134,14 @@ def test_calls_act_as_on_real_envs(env_id):
         same(ours.call("np_random_seed"), theirs.call("np_random_seed"))
     elapsed = ours.get_attr("_elapsed_steps")
     assert list(elapsed) == [env.get_wrapper_attr("_elapsed_steps") for env in theirs.envs]
-    # The state of one env is taken over, and the envs stay native.
+    assert "in Python" not in ours.describe()
     for envs in (ours, theirs):
         envs.set_attr("state", list(envs.get_attr("state"))[::-1])
     step_both(ours, theirs, 30)
+    assert "in Python: set_attr('state') was called" in ours.describe()
+    same(ours.reset(), theirs.reset())
     assert "in Python" not in ours.describe()
+    step_both(ours, theirs, 30)
     ours.close()
     theirs.close()
 
@@ -175,7 +178,10 @@ def test_changed_attributes_are_followed_env_by_env(env_id):
     for envs in (ours, theirs):
         envs.set_attr(name, [value] * COUNT)
     step_both(ours, theirs, 60)
-    assert f"in Python: {name} of env 0 was changed" in ours.describe()
+    assert f"in Python: set_attr({name!r}) was called" in ours.describe()
+    same(ours.reset(), theirs.reset())
+    assert "in Python: a call has changed it" in ours.describe()
+    step_both(ours, theirs, 60)
     ours.close()
     theirs.close()
 
@@ -188,7 +194,7 @@ def test_states_in_another_precision_are_followed_env_by_env(env_id):
     for envs in (ours, theirs):
         envs.set_attr("state", [np.float32(one) for one in envs.get_attr("state")])
     step_both(ours, theirs, 30)
-    assert "in Python: state of env 0 was changed" in ours.describe()
+    assert "in Python: set_attr('state') was called" in ours.describe()
     ours.close()
     theirs.close()
 

@@ -1,4 +1,4 @@
-"""RealTask: an ordinary env that answers calls other than steps and resets for a simulation."""
+"""RealTask: an ordinary env, into which the state of a simulation is loaded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import numpy as np
 
 from pysampler._vector.native.real import RealEnv
 from pysampler.envs.mujoco._fields import STATE, load
-from pysampler.envs.mujoco.env import TaskEnv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import gymnasium as gym
 
     from pysampler._vector.mujoco.block import TaskBlock
@@ -29,17 +26,11 @@ class RealTask(RealEnv):
     Args:
         env: The env.
         task: The task of the simulations.
-        managed: The names of further attributes that hold state.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], task: Task, managed: Iterable[str] = ()) -> None:
+    def __init__(self, env: gym.Env[Any, Any], task: Task) -> None:
+        super().__init__(env)
         self._task = task
-        base: Any = env.unwrapped
-        owners: list[Any] = [base.task] if isinstance(base, TaskEnv) else []
-        [self._users_task] = owners or [None]
-        self._memory: dict[str, Any] = owners[0].memory if owners else {}
-        super().__init__(env, owners, {*task.attributes, *self._memory, *managed})
-        self._digest = digest_of(base.model)
 
     def write(self, block: TaskBlock, place: int) -> None:
         env = self._base
@@ -58,25 +49,6 @@ class RealTask(RealEnv):
             array[place] = getattr(env.data, name)
         if all(hasattr(env, name) for name in block.task.attributes):  # else it was never reset
             block.task.read_from(env, place)
-
-    def _allowed(self, owner: Any) -> set[str]:
-        if owner is not self._users_task:
-            return set()
-        known = self._known[-1]  # methods of a user's task may set attributes
-        return {name for name, one in vars(self._task).items() if one is not known.get(name)}
-
-    def changed(self) -> str | None:
-        """Return the name of an attribute that has changed, or "model"; None if none has."""
-        for name, array in self._memory.items():
-            one = vars(self._users_task).get(name)
-            if not isinstance(one, np.ndarray) or (one.dtype, one.shape) != (
-                array.dtype,
-                array.shape,
-            ):
-                return name
-        if digest_of(self._base.model) != self._digest:
-            return "model"
-        return super().changed()
 
 
 def digest_of(model: mujoco.MjModel) -> bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
+from gymnasium.wrappers import OrderEnforcing
 
 from pysampler._vector.env_calls import layers_of
 from pysampler._vector.mujoco.block import TaskBlock
@@ -37,15 +38,21 @@ class KnownTask(KnownEnv):
     def __init__(self, env: Env) -> None:
         super().__init__(env)
         self.task = task_of(self.base)
+        self._digest = digest_of(self.task.model)
         self._users = is_of_a_task(env)
+        if not any(isinstance(layer, OrderEnforcing) for layer in layers_of(env)):
+            raise NotNativeError("it has no OrderEnforcing, so it may be stepped before a reset")
+        if not self._users:
+            # Copies of lists and dicts, whose contents the env may change.
+            self._arguments = copy.deepcopy((self.base._ezpickle_args, self.base._ezpickle_kwargs))
 
     def block(
         self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False
     ) -> TaskBlock:
         return TaskBlock(self.task, count, first, limit, meter, here=here)
 
-    def real(self, env: Env, block: TaskBlock, managed: set[str]) -> RealTask:
-        return RealTask(env, block.task, managed)
+    def real(self, env: Env, block: TaskBlock) -> RealTask:
+        return RealTask(env, block.task)
 
     def has(self, env: Env) -> bool:
         model: Any = env.unwrapped.model  # type: ignore[attr-defined]
@@ -55,18 +62,16 @@ class KnownTask(KnownEnv):
         _expect_batches()
         if self._users and make is None:
             raise NotNativeError("only make_vec simulates tasks of your own together")
-        self._digest = digest_of(self.task.model)
         super().expect_equal(make)
 
     def _parts(self, env: Env) -> Sequence[Any]:
         layers: list[Any] = list(layers_of(env))
         return [*layers, layers[-1].task] if is_of_a_task(env) else layers
 
-    def _new(self) -> Env:
-        try:
-            return copy.deepcopy(self.env)  # such envs are made of their arguments again
-        except Exception as error:
-            raise NotNativeError(f"a copy of the env cannot be made: {error!r}") from error
+    def _new_base(self) -> Env:
+        args, kwargs = copy.deepcopy(self._arguments)
+        new: Env = type(self.base)(*args, **kwargs)
+        return new
 
     def _failed(self, error: Exception) -> None:
         if self._users:

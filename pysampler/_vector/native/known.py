@@ -5,14 +5,12 @@ These are the envs with a task in pysampler.envs.mujoco, or a twin in pysampler.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import gymnasium as gym
 from gymnasium import wrappers as gymnasium_wrappers
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from pysampler._tasks import TaskWrapper
@@ -28,11 +26,11 @@ __all__ = [
     "expect_known",
     "has_task",
     "is_of_a_task",
+    "is_well_known",
     "kind_of",
     "least_of",
     "limit_of",
     "maker_of_task",
-    "makes_anew",
     "makes_known_envs",
     "name_of",
     "task_of",
@@ -88,6 +86,23 @@ _TWINS = {
 }
 # Wrappers that blocks replace.
 BLOCK_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
+# Gymnasium's wrappers without functions of users.
+_PLAIN_WRAPPERS = (
+    *BLOCK_WRAPPERS,
+    *(gymnasium_wrappers.RecordEpisodeStatistics, gymnasium_wrappers.NormalizeObservation),
+    *(gymnasium_wrappers.NormalizeReward, gymnasium_wrappers.ClipReward),
+    *(gymnasium_wrappers.ClipAction, gymnasium_wrappers.RescaleAction),
+    *(gymnasium_wrappers.FlattenObservation, gymnasium_wrappers.ReshapeObservation),
+    *(gymnasium_wrappers.RescaleObservation, gymnasium_wrappers.DtypeObservation),
+    *(gymnasium_wrappers.FrameStackObservation, gymnasium_wrappers.AtariPreprocessing),
+    *(gymnasium_wrappers.GrayscaleObservation, gymnasium_wrappers.ResizeObservation),
+)
+_WELL_KNOWN = (
+    "gymnasium.envs.classic_control.",
+    "gymnasium.envs.mujoco.",
+    f"{_META}:",
+    "ale_py.env:",
+)
 
 
 def makes_known_envs(entry_point: Any, wrappers: Sequence[Any], *, twins: bool = True) -> bool:
@@ -108,19 +123,6 @@ def makes_known_envs(entry_point: Any, wrappers: Sequence[Any], *, twins: bool =
     return kind_of(entry_point) in ("task", "twin" if twins else "task")
 
 
-def makes_anew(env_fn: Any) -> bool:
-    """Return whether a function makes a known env in each call, which nothing else holds."""
-    if getattr(env_fn, "makes_alike", False):
-        return True
-    make = getattr(env_fn, "entry_point", env_fn)
-    if not isinstance(make, functools.partial) or make.func is not gym.make:
-        return False
-    given = make.args[0] if make.args else make.keywords.get("id")
-    spec = given if isinstance(given, EnvSpec) else gym.registry.get(str(given))
-    wrappers = getattr(env_fn, "wrappers", ())
-    return spec is not None and makes_known_envs(spec.entry_point, wrappers)
-
-
 def kind_of(entry_point: str) -> Literal["task", "twin"] | None:
     """Return how blocks replace the envs that this function or class makes; None: they do not."""
     key = tuple(entry_point.split(":"))
@@ -135,6 +137,18 @@ def name_of(env: gym.Env[Any, Any]) -> str:
         return name
     base: Any = env.unwrapped
     return type(base.task if is_of_a_task(env) else base).__name__
+
+
+def is_well_known(env: Any) -> bool:
+    """Return whether no code of an env and its wrappers is of a user.
+
+    Such an env returns new observations and infos in each step, and changes nothing else.
+    """
+    while env is not env.unwrapped:
+        if type(env) not in _PLAIN_WRAPPERS:
+            return False
+        env = env.env
+    return is_of_a_task(env) or ":".join(_key_of(env)).startswith(_WELL_KNOWN)
 
 
 def has_task(env: Any) -> bool:

@@ -1,4 +1,4 @@
-"""RealEnv: an ordinary env that answers calls other than steps and resets for a native block."""
+"""RealEnv: an ordinary env with the state of a native block's env, to read attributes from it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from pysampler._vector.env_calls import layers_of
-from pysampler._vector.wrapped.watched import Watched
 from pysampler.envs._errors import ChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     import gymnasium as gym
 
 __all__ = ["MANAGED", "RealEnv"]
 
-# Attributes that hold the state of an env, or caches. Calls may change them.
+# Attributes that hold the state of an env, or caches.
 MANAGED = {
     *("_np_random", "_np_random_seed", "_elapsed_steps", "_has_reset", "_cached_spec"),
     *("checked_reset", "checked_step", "checked_render", "checked_data_reuse", "close_called"),
@@ -27,21 +24,16 @@ MANAGED = {
 }
 
 
-class RealEnv(Watched):
-    """An ordinary env, into which the states of a block's envs are loaded for calls.
+class RealEnv:
+    """An ordinary env, into which the states of a block's env are loaded.
 
     Args:
         env: The env.
-        owners: Objects with further attributes of the env.
-        managed: The names of further attributes that hold state.
     """
 
-    def __init__(
-        self, env: gym.Env[Any, Any], owners: Iterable[Any], managed: Collection[str]
-    ) -> None:
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
         self._layers: list[Any] = list(layers_of(env))
         self._base = self._layers[-1]
-        super().__init__([*self._layers, *owners], MANAGED.union(managed))
 
     def write(self, block: Any, place: int) -> None:
         """Write the state of a block's env to the unwrapped env."""

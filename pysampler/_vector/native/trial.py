@@ -7,7 +7,7 @@ of the same arguments. Then new envs and a block make the same steps, and all bi
 from __future__ import annotations
 
 import contextlib
-import operator
+import copy
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,13 @@ from pysampler._vector.env_calls import layers_of
 from pysampler._vector.native.compare import first_difference
 from pysampler._vector.native.known import NotNativeError, limit_of
 from pysampler._vector.native.real import MANAGED
+from pysampler._vector.same import same
 from pysampler._workers.counters import Counters
 from pysampler.sync import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Self
 
     from pysampler._vector.batch_block import BatchBlock
     from pysampler._vector.native.real import RealEnv
@@ -61,6 +63,11 @@ class KnownEnv:
         self.env = env
         self.limit = limit_of(env)
         self.base: Any = env.unwrapped
+        # Copies, to make such an env again after a call has changed this one.
+        # Of the results in a trial.
+        self.reward_types: set[type] = set()
+        self.info_keys: set[str] = set()
+        self._wrappers = [copy.copy(layer) for layer in layers_of(env)][:-1]
 
     # -- defined by each kind of envs --------------------------------------------------------------
 
@@ -70,18 +77,12 @@ class KnownEnv:
         """Make a block of such envs, with episodes of at most ``limit`` steps."""
         raise NotImplementedError
 
-    def real(self, env: Env, block: Any, managed: set[str]) -> RealEnv:
-        """Return ``env`` as a ``RealEnv``, into which states of a block are loaded.
-
-        Args:
-            env: The env.
-            block: The block.
-            managed: The names of further attributes that hold state.
-        """
+    def real(self, env: Env, block: Any) -> RealEnv:
+        """Return ``env`` as a ``RealEnv``, into which states of a block are loaded."""
         raise NotImplementedError
 
-    def _new(self) -> Env:
-        """Return a new env with the arguments of this one."""
+    def _new_base(self) -> Env:
+        """Return a new env, without wrappers, with the arguments of this one."""
         raise NotImplementedError
 
     def _parts(self, env: Env) -> Sequence[Any]:
@@ -89,6 +90,24 @@ class KnownEnv:
         return list(layers_of(env))
 
     # -- comparing -------------------------------------------------------------------------------
+
+    def _new(self) -> Env:
+        """Return a new env with the arguments and wrappers of this one."""
+        new = self._new_base()
+        for layer in reversed(self._wrappers):
+            wrapper: Any = copy.copy(layer)
+            wrapper.env, new = new, wrapper
+        return new
+
+    def again(self, make: Callable[[], Env] | None) -> Self:
+        """Return this kind of env as it was before any call, known by a new env.
+
+        Args:
+            make: Makes such an env; None: an env of the same arguments is made.
+        """
+        again = type(self)(self._new() if make is None else make())
+        again.reward_types, again.info_keys = self.reward_types, self.info_keys
+        return again
 
     def has(self, env: Env) -> bool:
         """Return whether another env is like this one, with the same arguments."""
@@ -162,6 +181,8 @@ class KnownEnv:
                     elapsed[i], ended[i] = 0, False
                     continue
                 observation, reward, terminated, truncated, info = env.step(actions[i])
+                self.reward_types.add(type(reward))
+                self.info_keys.update(info)
                 elapsed[i] += 1
                 truncated = truncated or elapsed[i] >= limit
                 ended[i] = terminated or truncated
@@ -177,29 +198,9 @@ def _differing(one: Any, other: Any) -> str | None:
     own = _OWN if isinstance(one, gym.Env) else {"model"}  # of a task
     name: str
     for name in (ours.keys() | theirs.keys()) - _SET_LATER - own:
-        if callable(getattr(type(one), name, None)) or not _equal(ours.get(name), theirs.get(name)):
+        if callable(getattr(type(one), name, None)) or not same(ours.get(name), theirs.get(name)):
             return name
     return None
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Return whether two attributes have the same type and value; unknown objects must be one."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray | np.generic):
-        same = one.dtype == other.dtype
-        return same and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
-    if isinstance(one, gym.spaces.Box):
-        parts = ((x.dtype, x.shape, x.low.tobytes(), x.high.tobytes()) for x in (one, other))
-        return bool(operator.eq(*parts))
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    known = isinstance(one, bool | int | float | str | bytes | set | frozenset | gym.Space)
-    return known and bool(one == other)
 
 
 def _actions(space: Any, count: int, seed: int) -> Any:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import Wrapper
 from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 from gymnasium.wrappers import OrderEnforcing
 
 from pysampler._vector.batch_block import OwnBlock
-from pysampler._vector.env_calls import layers_of
 from pysampler._vector.native.known import twin_of
 from pysampler._vector.native.real import RealEnv
 from pysampler._vector.native.trial import KnownEnv
@@ -143,7 +140,7 @@ def _as_numbers(actions: Any) -> Any:
 
 
 class _RealTwin(RealEnv):
-    """An ordinary env, into which the states of a twin are loaded for calls."""
+    """An ordinary env, into which the states of a twin are loaded."""
 
     def write(self, block: _Twins, place: int) -> None:
         if block.begun[place]:
@@ -172,6 +169,7 @@ class KnownTwin(KnownEnv):
         super().__init__(env)
         self._kind = getattr(importlib.import_module("pysampler.envs.classic"), twin_of(self.base))
         self._arguments = self._kind.arguments_of(self.base)
+        self._render_mode = self.base.render_mode
         low, high = self._kind.wide
         self._options = {"low": low, "high": high}  # for trials, so that some episodes end soon
 
@@ -182,13 +180,9 @@ class KnownTwin(KnownEnv):
         env.max_episode_steps = limit
         return _Twins(env, first, meter, here=here)
 
-    def real(self, env: Env, block: _Twins, managed: set[str]) -> _RealTwin:  # noqa: ARG002
-        return _RealTwin(env, (), managed)
+    def real(self, env: Env, block: _Twins) -> _RealTwin:  # noqa: ARG002
+        return _RealTwin(env)
 
-    def _new(self) -> Env:
-        new: Env = type(self.base)(**self._arguments, render_mode=self.base.render_mode)
-        for layer in reversed(list(layers_of(self.env))[:-1]):
-            wrapper = copy.copy(layer)
-            assert isinstance(wrapper, Wrapper)
-            wrapper.env, new = new, wrapper
+    def _new_base(self) -> Env:
+        new: Env = type(self.base)(**self._arguments, render_mode=self._render_mode)
         return new

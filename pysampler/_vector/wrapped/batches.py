@@ -1,4 +1,4 @@
-"""Batches: alike envs that step together in a block; their real envs answer other calls.
+"""Batches: alike envs that step together in a block, until a call may change one of them.
 
 ``NativeBatch`` steps them natively, and ``PythonBatch`` in Python; both run layers instead of the
 wrappers around them.
@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pysampler import _core
+from pysampler._vector.same import replaced_method
 from pysampler._vector.wrapped.block import LayeredBlock, PythonEnvs
 from pysampler._vector.wrapped.layers import (
     ChangedRewards,
+    EpisodeStatistics,
     Layer,
     NormalizedRewards,
     NotBatchedError,
 )
 from pysampler._vector.wrapped.stack import layers_for, outermost
-from pysampler._vector.wrapped.watched import Watched
 from pysampler.envs._errors import ChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import gymnasium as gym
 
@@ -45,10 +46,7 @@ class _Server(Protocol):
     def made(self, i: int) -> gym.Env[Any, Any]:
         """Return the real env ``i``."""
 
-    def why_shared(self, rows: Sequence[int]) -> str | None:
-        """Return the statistics that some envs share with others, as text, or None."""
-
-    def leave(self, batch: Batch, why: str, but: int | None = None) -> _core.EnvBlock:
+    def leave(self, batch: Batch, why: str) -> _core.EnvBlock:
         """Let the envs of a batch step one by one from now on; return the block that steps them."""
 
 
@@ -59,14 +57,18 @@ class Batch:
         server: The server.
         rows: The indices of the envs among those of the server.
         depth: The number of wrappers, from the outermost on, that layers replace.
+        classes: The classes that the batch replaces.
     """
 
     block: Any
     inner: Any  # the block of the envs without these wrappers
 
-    def __init__(self, server: _Server, rows: range, depth: int) -> None:
+    def __init__(self, server: _Server, rows: range, depth: int, classes: Iterable[type]) -> None:
         self.rows = rows
         self._server = server
+        self._classes = set(classes)
+        if (name := self.replaced_method()) is not None:
+            raise NotBatchedError(f"{name} was replaced")
         self._stacks: list[list[Any]] = []
         if depth:
             envs = server.envs[rows.start : rows.stop]
@@ -79,9 +81,9 @@ class Batch:
         spaces = innermost.env.observation_space, outer.observation_space
         return LayeredBlock(inner, self.layers, *spaces, lambda why: self._server.leave(self, why))
 
-    @property
-    def _managed(self) -> set[str]:
-        return {name for layer in self.layers for name in layer.state}
+    def replaced_method(self) -> str | None:
+        """Return a method of the classes that other code has replaced; None: there is none."""
+        return next(filter(None, map(replaced_method, self._classes)), None)
 
     def store(self, place: int) -> gym.Env[Any, Any]:
         """Load the state of an env into its real env, and return the real env."""
@@ -90,33 +92,13 @@ class Batch:
                 layer.store(place)
         return self._server.made(self.rows[place])
 
-    def take(self, place: int) -> str | None:
-        """Take the state of a real env; return the reason if the batch cannot continue with it."""
-        if self.layers and place in self.block.in_wrappers:
-            return None  # the next step leaves the batch
-        if (name := self._changed(place)) is not None:
-            return f"{name} of env {self._server.first + self.rows[place]} was changed"
-        try:
-            for layer in self.layers:
-                layer.load(place)
-        except NotBatchedError as error:
-            return str(error)
-        return self._server.why_shared([self.rows[place]]) if self.layers else None
+    def take(self, place: int) -> None:
+        """Take what reading has changed in a real env: its generator may be made then."""
 
-    def _changed(self, place: int) -> str | None:
-        """Take the state of the env within the wrappers; if more has changed, return the name."""
-        raise NotImplementedError
-
-    def ordinary(self, block: _core.EnvBlock, but: int | None = None) -> None:
-        """Let the envs continue in a block that steps them one by one.
-
-        Args:
-            block: The block.
-            but: An env whose real env has the current state already; None: there is no such env.
-        """
+    def ordinary(self, block: _core.EnvBlock) -> None:
+        """Let the envs continue in a block that steps them one by one."""
         for place in range(len(self.rows)):
-            if place != but:
-                self.store(place)
+            self.store(place)
         inner, ended, used = self.inner, self.inner.ended, self.inner.used
         observations = self._last_observations()
         for place in np.flatnonzero(inner.resting).tolist():
@@ -139,8 +121,21 @@ class Batch:
 class NativeBatch(Batch):
     """Envs that a native block replaces. Their real envs are made on demand."""
 
-    def __init__(self, server: _Server, rows: range, depth: int, known: KnownEnv) -> None:
-        super().__init__(server, rows, depth)
+    def __init__(
+        self,
+        server: _Server,
+        rows: range,
+        depth: int,
+        classes: Iterable[type],
+        known: KnownEnv,
+    ) -> None:
+        super().__init__(server, rows, depth, classes)
+        odd = known.reward_types - {float, np.float64}
+        if self.layers and odd and not (odd == {int} and _take_ints(self.layers)):
+            raise NotBatchedError("its rewards are of a type that wrappers may treat otherwise")
+        for layer in self.layers:
+            if isinstance(layer, EpisodeStatistics) and layer.key in known.info_keys:
+                raise NotBatchedError(f"its infos have the key {layer.key!r}")
         self._known = known
         first = server.first + rows.start
         self.inner = known.block(len(rows), first, known.limit, server.meter, here=server.here)
@@ -160,21 +155,15 @@ class NativeBatch(Batch):
     def _real_env(self, place: int) -> RealEnv:
         if place not in self._real:
             env = self._server.made(self.rows[place])
-            self._real[place] = self._known.real(env, self.inner, self._managed)
+            self._real[place] = self._known.real(env, self.inner)
         return self._real[place]
 
     def store(self, place: int) -> gym.Env[Any, Any]:
         self._real_env(place).load(self.inner, place)
         return super().store(place)
 
-    def _changed(self, place: int) -> str | None:
-        real = self._real[place]
-        if (name := real.changed()) is None:
-            try:
-                real.save(self.inner, place)
-            except ChangedError as error:
-                name = str(error)
-        return name
+    def take(self, place: int) -> None:
+        self._real[place].save(self.inner, place)
 
     def _last_observations(self) -> Sequence[Any]:
         observing = self.layers and self.block.observes
@@ -193,9 +182,8 @@ def _take_ints(layers: Sequence[Layer]) -> bool:
 class PythonBatch(Batch):
     """Envs that step in Python, while layers replace the wrappers around them."""
 
-    def __init__(self, server: _Server, rows: range, depth: int) -> None:
-        super().__init__(server, rows, depth)
-        self._watched = [Watched(stack, self._managed) for stack in self._stacks]
+    def __init__(self, server: _Server, rows: range, depth: int, classes: Iterable[type]) -> None:
+        super().__init__(server, rows, depth, classes)
         self.inner = PythonEnvs(
             [stack[-1].env for stack in self._stacks],
             *(server.first + rows.start, server.meter),
@@ -209,9 +197,6 @@ class PythonBatch(Batch):
         """The block in C++ that steps the envs."""
         block: _core.EnvBlock = self.inner.block
         return block
-
-    def _changed(self, place: int) -> str | None:
-        return self._watched[place].changed()
 
     def _last_observations(self) -> Sequence[Any]:
         if self.block.observes:

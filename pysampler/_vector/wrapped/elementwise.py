@@ -13,12 +13,13 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
-import math
 import types
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from pysampler._vector.same import same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +91,23 @@ class _StandIn(NDArrayOperatorsMixin):
             elif not isinstance(one, _NUMBERS):
                 raise _NotElementwiseError
 
+    def _expect_array(self) -> None:
+        """Raise unless this is an array: a reward may be a number of Python instead.
+
+        Such a number has no methods of arrays, and dividing it by zero raises.
+        """
+        if self._shape == ():
+            raise _NotElementwiseError
+
+    def __truediv__(self, other: Any) -> Any:
+        if isinstance(other, _StandIn) or not np.all(other):
+            self._expect_array()
+        return np.divide(self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        self._expect_array()
+        return np.divide(other, self)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # NumPy squares arrays, but not numbers, if the exponent is 2.
         square = ufunc is np.power and self._shape != () and inputs[1:] == (2,)
@@ -109,9 +127,11 @@ class _StandIn(NDArrayOperatorsMixin):
         return _StandIn(self._shape)
 
     def clip(self, *args: Any, **kwargs: Any) -> Any:
+        self._expect_array()
         return np.clip(self, *args, **kwargs)
 
     def astype(self, dtype: Any) -> Any:
+        self._expect_array()
         if np.dtype(dtype) not in (np.float32, np.float64):  # other dtypes overflow differently
             raise _NotElementwiseError
         self._expect([self])
@@ -194,7 +214,10 @@ def same_function(a: Any, b: Any, *, equal_arrays: bool = False) -> bool:
         a.__code__ == b.__code__
         and a.__globals__ is b.__globals__
         and len(one) == len(other)
-        and all(_same(x, y, equal_arrays) for x, y in zip(one, other, strict=True))
+        and all(
+            x is y or (same(x, y) and (equal_arrays or not isinstance(x, np.ndarray)))
+            for x, y in zip(one, other, strict=True)
+        )
     )
 
 
@@ -202,16 +225,3 @@ def bound_values(function: types.FunctionType) -> list[Any]:
     """Return a function's defaults, and the values of its closure."""
     defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
     return [*defaults, *(cell.cell_contents for cell in function.__closure__ or ())]
-
-
-def _same(x: Any, y: Any, equal_arrays: bool) -> bool:  # noqa: FBT001
-    if x is y:
-        return True
-    if type(x) is not type(y):
-        return False
-    if isinstance(x, np.ndarray):
-        alike = equal_arrays and (x.dtype, x.shape) == (y.dtype, y.shape)
-        return alike and x.tobytes() == y.tobytes()
-    if isinstance(x, (float, np.floating)):
-        return bool(x == y) and math.copysign(1, x) == math.copysign(1, y)
-    return isinstance(x, (int, np.number)) and bool(x == y)

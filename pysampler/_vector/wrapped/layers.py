@@ -29,6 +29,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces, wrappers
 
+from pysampler._vector.native.known import is_well_known
+from pysampler._vector.same import same
 from pysampler._vector.wrapped.elementwise import (
     bound_names,
     bound_values,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LAYERS",
     "ChangedRewards",
+    "EpisodeStatistics",
     "Layer",
     "NormalizedRewards",
     "NotBatchedError",
@@ -167,9 +170,19 @@ class EpisodeStatistics(Layer):
         self._doubles = np.zeros(count, bool)
         self.arrays = {"returns": self._returns, "lengths": self._lengths, "doubles": self._doubles}
 
+    @property
+    def key(self) -> str:
+        """The key of the info."""
+        return self._key
+
+    @classmethod
+    def expect(cls, wrapper: Any) -> None:
+        if not is_well_known(wrapper.env):
+            raise NotBatchedError("it writes to infos that the env may keep, or may have written")
+
     @classmethod
     def alike(cls, one: Any, other: Any) -> bool:
-        return bool(one._stats_key == other._stats_key)
+        return same(one._stats_key, other._stats_key)
 
     def begin(self, rows: Rows) -> None:
         self._started[rows.at] = time.perf_counter()
@@ -334,7 +347,7 @@ class NormalizedObservations(Layer):
 
     @classmethod
     def alike(cls, one: Any, other: Any) -> bool:
-        return bool(one.epsilon == other.epsilon)
+        return same(one.epsilon, other.epsilon)
 
     def begin(self, rows: Rows) -> None:
         moments, raw = self._moments, rows.observations
@@ -391,7 +404,7 @@ class NormalizedRewards(Layer):
 
     @classmethod
     def alike(cls, one: Any, other: Any) -> bool:
-        return bool(one.gamma == other.gamma and one.epsilon == other.epsilon)
+        return same((one.gamma, one.epsilon), (other.gamma, other.epsilon))
 
     def step(self, rows: Rows) -> None:
         before = self._discounted[rows.at] * self._gamma * (1 - rows.terminated)
@@ -456,6 +469,10 @@ class _Changed(Layer):
         if not is_elementwise(wrapper.func, cls._shape(wrapper)):
             name = getattr(wrapper.func, "__qualname__", type(wrapper.func).__name__)
             raise NotBatchedError(f"its function {name} is not known to be elementwise")
+        if type(wrapper) not in cls._known and not is_well_known(wrapper.env):
+            named = (value for _, _, value in bound_names(wrapper.func))
+            if any(isinstance(one, np.ndarray) for one in (*named, *bound_values(wrapper.func))):
+                raise NotBatchedError("its function reads an array, which envs may change")
 
     @classmethod
     def alike(cls, one: Any, other: Any) -> bool:
@@ -498,7 +515,7 @@ class ChangedActions(_Changed):
     @classmethod
     def alike(cls, one: Any, other: Any) -> bool:
         if type(one) is wrappers.ClipAction:
-            return bool(one.env.action_space == other.env.action_space)
+            return same(one.env.action_space, other.env.action_space)
         return super().alike(one, other)
 
     def act(self, actions: Array) -> Array:
@@ -554,7 +571,7 @@ class ChangedObservations(_Changed):
     @classmethod
     def alike(cls, one: Any, other: Any) -> bool:
         if type(one) in cls._of_spaces:
-            return bool(one.observation_space == other.observation_space)
+            return same(one.observation_space, other.observation_space)
         return super().alike(one, other)
 
     def begin(self, rows: Rows) -> None:
@@ -585,11 +602,13 @@ class StackedObservations(Layer):
         if type(wrapper.env.observation_space) is not spaces.Box:
             kind = type(wrapper.env.observation_space).__name__
             raise NotBatchedError(f"its observations are a {kind}")
+        if not is_well_known(wrapper.env):
+            raise NotBatchedError("it refers to observations, which the env may write to later")
 
     @classmethod
     def alike(cls, one: Any, other: Any) -> bool:
         ours, theirs = ((w.stack_size, w.padding_type) for w in (one, other))
-        return bool(ours == theirs)
+        return same(ours, theirs)
 
     def begin(self, rows: Rows) -> None:
         if self._repeats_first:

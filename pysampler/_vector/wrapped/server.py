@@ -1,23 +1,28 @@
 """BatchServer: an env server that steps alike envs together, with the same results.
 
 It makes every env, like its base class. Consecutive envs of a group become a batch, which steps in
-one block, if a native block can replace them or layers exist for their wrappers. Each env also
-remains as a real env, which answers all other calls: its state is loaded before the call, and taken
-back after the call. If a call changed anything else, such as an attribute or the model, the batch
-ends, and its envs step one by one from then on.
+one block, if a native block can replace them or layers exist for their wrappers.
+
+A batch stands for envs that nobody else can see or change. Each env remains as a real env, into
+which the state is loaded to read an attribute or to render. Any other call, which runs code of an
+env, ends the batch: its envs step one by one from then on, until a reset of all of them finds that
+they equal new envs again. In the user's process the program may hold on to envs, so only those are
+batched that pysampler makes itself, until a part of one is handed out.
 """
 
 from __future__ import annotations
 
 import collections
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
+import numpy as np
 
 from pysampler import _core
-from pysampler._vector.blocks import GroupBlock
-from pysampler._vector.env_calls import layers_of, reward_space_of
+from pysampler._vector.blocks import GroupBlock, PythonBlock
+from pysampler._vector.env_calls import attribute_of, call, layers_of, reward_space_of
 from pysampler._vector.env_server import EnvServer
 from pysampler._vector.native.known import (
     BLOCK_WRAPPERS,
@@ -25,9 +30,9 @@ from pysampler._vector.native.known import (
     expect_known,
     has_task,
     least_of,
-    makes_anew,
 )
-from pysampler._vector.stacks import Stack, StackPart, parts_of
+from pysampler._vector.same import same
+from pysampler._vector.stacks import Stack, StackPart, log_once, parts_of
 from pysampler._vector.wrapped.batches import Batch, NativeBatch, PythonBatch
 from pysampler._vector.wrapped.layers import LAYERS, NotBatchedError
 from pysampler._vector.wrapped.stack import alike, expect_equal, peel
@@ -61,7 +66,7 @@ class _Kind:
         if self.known is not None:
             return self.known.has(inner)
         return all(
-            getattr(inner, name) == getattr(self.inner, name)
+            same(getattr(inner, name), getattr(self.inner, name))
             for name in ("observation_space", "action_space")
         )
 
@@ -90,9 +95,12 @@ class BatchServer(EnvServer):
         # Why trials failed, by the classes of wrappers and envs, so that they are not repeated.
         self._refused: dict[tuple[type, ...], str] = {}
         self._batches: list[Batch] = []
-        # By env, the statistics of its wrappers when they were last found not to be shared.
-        self._unshared: dict[int, list[tuple[str, Any]]] = {}
         self._found: list[_Kind | None] = []  # the kind of each env that steps in a batch
+        # Kinds of envs whose batch a call has ended, and those that were called since they were
+        # last compared with new envs.
+        self._before: dict[int, _Kind | None] = {}
+        self._left: set[int] = set()
+        self._options: dict[int, tuple[Any, int]] = {}  # of later resets, by number of the env
         super().__init__(env_fns, first, sizes)
 
     def add(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
@@ -112,7 +120,7 @@ class BatchServer(EnvServer):
             self._found += [None] * len(self.nested[i])
             return
         make = env_fn if makes_alike else None
-        held = self._inline and not makes_anew(env_fn)
+        held = self._inline and not makes_alike
         found = self._kind_of(self.envs[i], make, like, held=held)
         self._found.append(found if isinstance(found, _Kind) else None)
         self.stacks[i] = found.stack if isinstance(found, _Kind) else found
@@ -138,7 +146,8 @@ class BatchServer(EnvServer):
         make: Callable[[], gym.Env[Any, Any]] | None,
         like: _Kind | None,
         *,
-        held: bool,
+        held: bool = False,
+        again: KnownEnv | None = None,
     ) -> _Kind | Stack:
         """Return the kind of an env, or the stack of an env that steps by itself.
 
@@ -147,6 +156,7 @@ class BatchServer(EnvServer):
             make: Makes another such env; None if the function that made it is unknown code.
             like: The kind of another env that ``make`` has made, or None.
             held: Whether the program may hold on to it.
+            again: What the env was known as before a call; None: this needs a trial.
         """
         if reward_space_of(env) is not None:
             return _in_python(env, "its rewards are arrays")
@@ -160,7 +170,9 @@ class BatchServer(EnvServer):
                 return kind
         known = None
         try:
-            known = self._known_env(env, inner, why, make, held=held)
+            if again is not None and not again.has(inner):
+                raise NotNativeError("a call has changed it")
+            known = again or self._known_env(env, inner, why, make, held=held)
         except (NotNativeError, NotBatchedError) as error:
             why = why or str(error)
             for kind in self._kinds:
@@ -237,18 +249,13 @@ class BatchServer(EnvServer):
         batch.block.use(*self._use)
         return batch.block
 
-    def why_shared(self, rows: Sequence[int]) -> str | None:
+    def _shared(self, rows: Sequence[int]) -> str | None:
         """Return which statistics some envs share with others; None if they share none."""
-        new = {i: list(_statistics_of(self.envs[i])) for i in rows}
-        new = {i: some for i, some in new.items() if some != self._unshared.get(i)}
-        if not new:  # counting takes time, and most calls replace no statistics
-            return None
         owners = collections.Counter(id(one) for env in self.envs for _, one in _statistics_of(env))
-        for i, some in new.items():
-            for name, one in some:
+        for i in rows:
+            for name, one in _statistics_of(self.envs[i]):
                 if owners[id(one)] > 1:
                     return f"env {self.first + i} shares its {name} with another env"
-        self._unshared.update(new)
         return None
 
     def _batch(self, kind: _Kind, rows: range) -> Batch:
@@ -256,17 +263,18 @@ class BatchServer(EnvServer):
         for i in rows:
             if self.envs[i] is not None and objects[id(self.envs[i].unwrapped)] > 1:
                 raise NotBatchedError(f"env {self.first + i} is the same object as another env")
-        if kind.outer and (why := self.why_shared(rows)) is not None:
+        if kind.outer and (why := self._shared(rows)) is not None:
             raise NotBatchedError(why)
+        classes = [type(one) for one in (*kind.outer, *layers_of(kind.inner))]
         if kind.known is not None:
             if len(rows) < least_of(kind.inner.unwrapped):
                 raise NotBatchedError(f"too few envs to gain by it ({len(rows)})")
-            return NativeBatch(self, rows, len(kind.outer), kind.known)
+            return NativeBatch(self, rows, len(kind.outer), classes, kind.known)
         layers = [LAYERS[type(one)] for one in kind.outer]
         saved = len(rows) * sum(layer.saves for layer in layers)
         if saved < _COSTS + sum(layer.costs for layer in layers):
             raise NotBatchedError(f"too few envs to gain by it ({len(rows)})")
-        return PythonBatch(self, rows, len(kind.outer))
+        return PythonBatch(self, rows, len(kind.outer), classes)
 
     # -- calls of single envs --------------------------------------------------------------------
 
@@ -288,15 +296,52 @@ class BatchServer(EnvServer):
         found = self._batch_of(i)
         if found is not None:
             batch, place = found
-            if (why := batch.take(place)) is not None:
-                self.leave(batch, why, but=place)
+            batch.take(place)
 
-    def leave(self, batch: Batch, why: str, but: int | None = None) -> _core.EnvBlock:
+    def called(
+        self, i: int, env: Any, function: Callable[..., Any], args: tuple[Any, ...], what: str
+    ) -> Any:
+        if i in self.nested:
+            return super().called(i, env, function, args, what)
+        reads = getattr(function, "reads", None)
+        if function is call and (args[0] == "render" or not callable(attribute_of(env, args[0]))):
+            reads = "picture" if args[0] == "render" else "attribute"
+        if reads is None:
+            self.end_batch(i, f"{what} was called")
+        try:
+            result = super().called(i, env, function, args, what)
+        finally:
+            for batch in [] if reads else list(self._batches):
+                if (name := batch.replaced_method()) is not None:
+                    self.leave(batch, f"{name} was replaced")
+        if reads == "attribute" and self._inline and not _is_copied(result):
+            self.end_batch(i, f"{what} handed out a part of the env")
+        return result
+
+    def end_batch(self, i: int, why: str) -> None:
+        found = self._batch_of(i)
+        if found is None:
+            if i in self._before:
+                self._left.add(i)
+            return
+        kind = self._found[i]
+        # All of this kind in the worker: blocks refer to the model or the task of its first env.
+        for batch in [one for one in self._batches if self._found[one.rows.start] is kind]:
+            self.leave(batch, why)
+            envs = f"envs {self.first + batch.rows[0]}-{self.first + batch.rows[-1]}"
+            until = ""
+            if not self._inline:
+                self._left.update(batch.rows)
+                self._before.update(dict.fromkeys(batch.rows, kind))
+                until = "; a reset of all of them puts those that equal new envs together again"
+            log_once(f"{envs} do not step together any more, since {why}{until}")
+
+    def leave(self, batch: Batch, why: str) -> _core.EnvBlock:
         """Step the envs of a batch one by one from now on, in the block that this returns."""
         for i in batch.rows:
             self.made(i)
         block = self.env_block(batch.rows)
-        batch.ordinary(block, but)
+        batch.ordinary(block)
         self._batches.remove(batch)
         for at, old in enumerate(self.blocks):
             if old is batch.block:
@@ -307,6 +352,46 @@ class BatchServer(EnvServer):
         assert kind is not None
         self._note_python(batch.rows, kind, why)
         return block
+
+    def note_options(self, options: dict[int, tuple[Any, int]]) -> None:
+        self._options.update(options)
+
+    def begin_all(self, block: int) -> None:
+        rows = self.rows(block)
+        if self._left.isdisjoint(rows) or not self.nested.keys().isdisjoint(rows):
+            return
+        if block in self.replaced:  # the seeds of their next resets are in the block
+            return
+        for batch in [one for one in self._batches if one.rows.start in rows]:
+            self.leave(batch, "")
+        self._left.difference_update(rows)
+        self._refused.clear()
+        self._kinds.clear()  # calls may have changed the envs that these compare with
+        again: dict[_Kind, KnownEnv | None] = {}
+        for i in rows:
+            if (kind := self._before.get(i) or self._found[i]) is None:
+                continue
+            if kind not in again:
+                again[kind] = self._again(kind, i)
+            found = self._kind_of(self.envs[i], None, None, again=again[kind])
+            self._found[i] = found if isinstance(found, _Kind) else None
+            self.stacks[i] = found.stack if isinstance(found, _Kind) else found
+        if all(self._found[i] is None for i in rows):
+            return
+        new = self.blocks[block] = self.make_block(block)
+        if isinstance(new, PythonBlock):
+            new.add_columns(self._columns)
+        for place, i in enumerate(rows):
+            if (given := self._options.get(self.first + i)) is not None:
+                new.set_options(place, *copy.deepcopy(given))
+
+    def _again(self, kind: _Kind, i: int) -> KnownEnv | None:
+        """Return what env ``i`` was known as, by a new env; None if it was not known."""
+        if kind.known is None:
+            return None
+        env_fn = self.env_fns[i]
+        alike = getattr(env_fn, "makes_alike", False)
+        return kind.known.again((lambda: peel(env_fn())[1]) if alike else None)
 
     def _note_python(self, rows: range, kind: _Kind, why: str) -> None:
         """Record why envs of a kind step in Python, for ``describe``."""
@@ -349,6 +434,13 @@ def _statistics_of(env: Any) -> Iterator[tuple[str, Any]]:
         for name in ("obs_rms", "return_rms"):
             if name in vars(layer):
                 yield name, vars(layer)[name]
+
+
+def _is_copied(value: Any) -> bool:
+    """Return whether a value cannot change, so that a program that holds it changes no env."""
+    if type(value) is tuple:
+        return all(map(_is_copied, value))
+    return isinstance(value, (type(None), bool, int, float, complex, str, bytes, np.generic))
 
 
 def _known_as(env: gym.Env[Any, Any]) -> KnownEnv:

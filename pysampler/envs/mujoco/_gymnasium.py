@@ -6,6 +6,7 @@ scalar code.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +45,12 @@ class GymnasiumTask(Task):
 
     @classmethod
     def arguments_of(cls, env: Any) -> dict[str, Any]:
-        """Return the arguments for the task of an env."""
+        """Return copies of the arguments for the task of an env."""
         names = [name for name in inspect.signature(cls).parameters if name != "model"]
-        return {name: getattr(env, name if name == "frame_skip" else f"_{name}") for name in names}
+        return {
+            name: copy.deepcopy(getattr(env, name if name == "frame_skip" else f"_{name}"))
+            for name in names
+        }
 
     def write_to(self, env: Any, i: int) -> None:
         """Copy the state of simulation ``i``'s episode to attributes of gymnasium's env."""
