@@ -57,7 +57,7 @@ notebooks: $(VENV)/package.stamp $(VENV)/notebooks.stamp  ## the notebooks of do
 
 test: build-native $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp  ## the quick tests, before each commit
 	$(CTEST) -LE slow
-	$(PYTEST) --quick $(TESTS)
+	$(PYTEST) --quick --durations=10 $(TESTS)
 
 test-all: test-native test-python  ## every test but long ones, native and Python, with each pair of parameters
 
@@ -79,7 +79,7 @@ $(NOGIL)/bin/python3:
 test-nogil: python-nogil  ## the tests of threads, workers and primitives, on a Python without its lock
 	$(NOGIL)/bin/python3 -m venv $(NOGIL)/venv
 	$(NOGIL)/venv/bin/python -m pip install -q --only-binary :all: -e . --group contract
-	PYSAMPLER_QUICK_LIMIT=10 $(NOGIL)/venv/bin/python -m pytest --quick tests/sync tests/workers tests/vector/test_threads.py tests/vector/test_hammer.py tests/samplers/test_threads.py
+	$(NOGIL)/venv/bin/python -m pytest --quick tests/sync tests/workers tests/vector/test_threads.py tests/vector/test_hammer.py tests/samplers/test_threads.py
 
 # Instrumented for ThreadSanitizer, like our module; NumPy is not.
 $(TSAN)/bin/python3:
