@@ -11,10 +11,18 @@ TEST_SET ?= --pairs
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
-CTEST := $(BIN)/ctest --test-dir build/native --output-on-failure -j $$(nproc)
+# With SMOKE=1 a target only shows that it installs all that it needs: native code is configured, scripts and tests are
+# imported, and nothing runs.
+SMOKE ?=
+RUN := $(BIN)/python $(if $(SMOKE),tests/imports.py)
+BUILD = $(BIN)/cmake --build $(1) $(if $(SMOKE),-- -n --quiet)
+CTEST := $(BIN)/ctest --test-dir build/native --output-on-failure $(if $(SMOKE),-N)
+SERIAL_PYTEST := $(BIN)/python -m pytest $(if $(SMOKE),--collect-only -qq)
 # All tests that need a Ray cluster run in one process (loadgroup): it takes half a minute to start.
 # With --dist loadgroup pytest-xdist waits forever for the replacement of a process of tests that ended.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup --max-worker-restart 0
+PYTEST := $(SERIAL_PYTEST) -n auto --maxprocesses 4 --dist loadgroup --max-worker-restart 0
+# tests/targets.py compiles the module once, and has it in each clone before.
+PACKAGE ?= -e .
 SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/bindings/*.h csrc/bindings/*.cpp) CMakeLists.txt pyproject.toml
 # ON in CI, which knows its compiler.
 STRICT ?= OFF
@@ -46,17 +54,17 @@ $(VENV)/%.stamp: $(BIN)/python pyproject.toml
 
 $(VENV)/package.stamp: $(BIN)/python $(SOURCES)
 	@echo "compiling pysampler: a minute or two"
-	$(PIP) install -e .
+	$(PIP) install $(PACKAGE)
 	@touch $@
 
 demo: $(VENV)/package.stamp $(VENV)/demo.stamp  ## HalfCheetah, sampled by gymnasium and by pysampler side by side
-	$(BIN)/python benchmarks/demo.py
+	$(RUN) benchmarks/demo.py
 
 notebooks: $(VENV)/package.stamp $(VENV)/notebooks.stamp  ## the notebooks of docs/notebooks, in JupyterLab
 	$(BIN)/python -m jupyterlab docs/notebooks
 
 test: build-native $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp  ## the quick tests, before each commit
-	$(CTEST) -LE slow
+	$(CTEST) -j $$(nproc) -LE slow
 	$(PYTEST) --quick --durations=10 $(TESTS)
 
 test-all: test-native test-python  ## every test but long ones, native and Python, with each pair of parameters
@@ -65,11 +73,11 @@ test-python: $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp
 	$(PYTEST) $(TEST_SET) $(TESTS)
 
 test-native: build-native
-	$(CTEST)
+	$(CTEST) -j $$(nproc)
 
 build-native: $(VENV)/native.stamp
 	$(CMAKE) -S . -B build/native $(NATIVE_OFF)
-	$(BIN)/cmake --build build/native
+	$(call BUILD,build/native)
 
 python-nogil: $(NOGIL)/bin/python3  ## a Python without its lock, from Debian's sources: seven minutes
 
@@ -97,23 +105,23 @@ sanitize-nogil: $(TSAN)/bin/python3  ## tests in which threads share objects, un
 
 test-faults: build-native $(VENV)/package.stamp $(VENV)/test.stamp  ## every case of every test; kills, signals and damage at random points, at length
 	PYSAMPLER_EVERY_POINT=1 $(PYTEST)
-	PYSAMPLER_FAULT_SEED=$$(date +%s) PYSAMPLER_FAULT_ROUNDS=1000 $(BIN)/ctest --test-dir build/native --output-on-failure -V -R 'faults|kill_points'
-	PYSAMPLER_FAULT_SEED=$$(date +%s) PYSAMPLER_FAULT_ROUNDS=300 $(BIN)/python -m pytest tests/faults/test_kills.py -s
-	$(BIN)/python tests/faults/campaign.py --seconds 600 --out benchmarks/results >/dev/null
-	$(BIN)/python tests/faults/parent.py --seconds 600 --out benchmarks/results >/dev/null
-	$(BIN)/python tests/faults/forks.py --seconds 300 --out benchmarks/results
-	$(BIN)/python tests/faults/suspensions.py --seconds 600 --out benchmarks/results
-	$(BIN)/python tests/faults/descriptors.py --seconds 300 --out benchmarks/results
-	$(BIN)/python tests/faults/hosts.py --faults 100 --seconds 1800 --out benchmarks/results >/dev/null
-	$(BIN)/python tests/faults/fuzz_envs.py --seconds 600
-	$(BIN)/python tests/faults/fuzz_files.py --seconds 600
-	$(BIN)/python tests/faults/full_disks.py --seconds 300 --out benchmarks/results
-	$(BIN)/python tests/faults/fuzz_primitives.py --seconds 600
+	PYSAMPLER_FAULT_SEED=$$(date +%s) PYSAMPLER_FAULT_ROUNDS=1000 $(CTEST) -V -R 'faults|kill_points'
+	PYSAMPLER_FAULT_SEED=$$(date +%s) PYSAMPLER_FAULT_ROUNDS=300 $(SERIAL_PYTEST) tests/faults/test_kills.py -s
+	$(RUN) tests/faults/campaign.py --seconds 600 --out benchmarks/results >/dev/null
+	$(RUN) tests/faults/parent.py --seconds 600 --out benchmarks/results >/dev/null
+	$(RUN) tests/faults/forks.py --seconds 300 --out benchmarks/results
+	$(RUN) tests/faults/suspensions.py --seconds 600 --out benchmarks/results
+	$(RUN) tests/faults/descriptors.py --seconds 300 --out benchmarks/results
+	$(RUN) tests/faults/hosts.py --faults 100 --seconds 1800 --out benchmarks/results >/dev/null
+	$(RUN) tests/faults/fuzz_envs.py --seconds 600
+	$(RUN) tests/faults/fuzz_files.py --seconds 600
+	$(RUN) tests/faults/full_disks.py --seconds 300 --out benchmarks/results
+	$(RUN) tests/faults/fuzz_primitives.py --seconds 600
 	$(CMAKE) -S . -B build/tsan-module -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir)
-	$(BIN)/cmake --build build/tsan-module
-	$(BIN)/python tests/faults/threads.py --module build/tsan-module --seconds 600
-	$(BIN)/python tests/faults/soak.py --out benchmarks/results
+	$(call BUILD,build/tsan-module)
+	$(RUN) tests/faults/threads.py --module build/tsan-module --seconds 600
+	$(RUN) tests/faults/soak.py --out benchmarks/results
 
 lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/native.stamp  ## formatters in check mode, linters, types, stubs, lines of code
 	$(BIN)/ruff format --check .
@@ -138,63 +146,63 @@ stubs: $(VENV)/package.stamp $(VENV)/lint.stamp  ## pysampler/_core.pyi, made fr
 bench: bench-vector bench-mujoco bench-trainings bench-partial bench-samplers bench-actors bench-cliffs bench-core  ## every benchmark, peers in turn; results in benchmarks/results
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/vector.py --out benchmarks/results
-	$(BIN)/python benchmarks/divisions.py --out benchmarks/results
-	$(BIN)/python benchmarks/loss.py --out benchmarks/results
-	$(BIN)/python benchmarks/watched.py --out benchmarks/results
-	$(BIN)/python benchmarks/threads.py --out benchmarks/results
-	$(BIN)/python benchmarks/neighbours.py --out benchmarks/results
-	$(BIN)/python benchmarks/screens.py
-	$(BIN)/python benchmarks/pictures.py
+	$(RUN) benchmarks/vector.py --out benchmarks/results
+	$(RUN) benchmarks/divisions.py --out benchmarks/results
+	$(RUN) benchmarks/loss.py --out benchmarks/results
+	$(RUN) benchmarks/watched.py --out benchmarks/results
+	$(RUN) benchmarks/threads.py --out benchmarks/results
+	$(RUN) benchmarks/neighbours.py --out benchmarks/results
+	$(RUN) benchmarks/screens.py
+	$(RUN) benchmarks/pictures.py
 
 bench-trainings: $(VENV)/package.stamp $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/trainings.py --out benchmarks/results
-	$(BIN)/python benchmarks/pictures.py
+	$(RUN) benchmarks/trainings.py --out benchmarks/results
+	$(RUN) benchmarks/pictures.py
 
 bench-averaging: $(VENV)/package.stamp $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/averaging.py --out benchmarks/results
+	$(RUN) benchmarks/averaging.py --out benchmarks/results
 
 bench-phases: $(VENV)/package.stamp $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/phases.py --out benchmarks/results
+	$(RUN) benchmarks/phases.py --out benchmarks/results
 
 bench-mujoco: $(VENV)/package.stamp $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/mujoco_envs.py --out benchmarks/results
-	$(BIN)/python benchmarks/wrapped.py --out benchmarks/results
-	$(BIN)/python benchmarks/batches.py --out benchmarks/results
-	$(BIN)/python benchmarks/chunks.py --out benchmarks/results
+	$(RUN) benchmarks/mujoco_envs.py --out benchmarks/results
+	$(RUN) benchmarks/wrapped.py --out benchmarks/results
+	$(RUN) benchmarks/batches.py --out benchmarks/results
+	$(RUN) benchmarks/chunks.py --out benchmarks/results
 
 bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/partial.py --out benchmarks/results
-	$(BIN)/python benchmarks/slow_resets.py --out benchmarks/results
-	$(BIN)/python benchmarks/torchrl_workloads.py --out benchmarks/results
-	$(BIN)/python benchmarks/auto_batches.py --out benchmarks/results
+	$(RUN) benchmarks/partial.py --out benchmarks/results
+	$(RUN) benchmarks/slow_resets.py --out benchmarks/results
+	$(RUN) benchmarks/torchrl_workloads.py --out benchmarks/results
+	$(RUN) benchmarks/auto_batches.py --out benchmarks/results
 
 bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/samplers.py --out benchmarks/results
-	$(BIN)/python benchmarks/timeout_study.py --out benchmarks/results
-	$(BIN)/python benchmarks/queued_sampler.py --out benchmarks/results
-	$(BIN)/python benchmarks/evaluation.py --out benchmarks/results
+	$(RUN) benchmarks/samplers.py --out benchmarks/results
+	$(RUN) benchmarks/timeout_study.py --out benchmarks/results
+	$(RUN) benchmarks/queued_sampler.py --out benchmarks/results
+	$(RUN) benchmarks/evaluation.py --out benchmarks/results
 
 examples: $(VENV)/package.stamp $(VENV)/bench.stamp  ## every example to its end, with several seeds (hours); results in benchmarks/results
-	$(BIN)/python benchmarks/examples.py --out benchmarks/results
-	$(BIN)/python benchmarks/gallery.py --curves
+	$(RUN) benchmarks/examples.py --out benchmarks/results
+	$(RUN) benchmarks/gallery.py --curves
 
 gallery: $(VENV)/package.stamp $(VENV)/gallery.stamp  ## the pictures of docs/gallery.md
-	$(BIN)/python benchmarks/gallery.py
+	$(RUN) benchmarks/gallery.py
 
 bench-actors: $(VENV)/package.stamp $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/dqn.py --out benchmarks/results
-	$(BIN)/python benchmarks/sac.py --out benchmarks/results
-	$(BIN)/python benchmarks/actors.py --out benchmarks/results
+	$(RUN) benchmarks/dqn.py --out benchmarks/results
+	$(RUN) benchmarks/sac.py --out benchmarks/results
+	$(RUN) benchmarks/actors.py --out benchmarks/results
 
 bench-cliffs: $(VENV)/package.stamp $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/cliffs.py --out benchmarks/results
-	$(BIN)/python benchmarks/many_envs.py --out benchmarks/results
+	$(RUN) benchmarks/cliffs.py --out benchmarks/results
+	$(RUN) benchmarks/many_envs.py --out benchmarks/results
 
 bench-core: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(CMAKE) -S . -B build/bench -DPYSAMPLER_BUILD_MODULE=OFF -DPYSAMPLER_BUILD_BENCHMARKS=ON
-	$(BIN)/cmake --build build/bench
-	$(BIN)/python benchmarks/core.py --native build/bench/benchmarks/native
+	$(call BUILD,build/bench)
+	$(RUN) benchmarks/core.py --native build/bench/benchmarks/native
 
 # RLlib wants a gymnasium of its own.
 build/bench-hosts/.stamp: pyproject.toml
@@ -209,23 +217,23 @@ bench-hosts: wheel build/bench-hosts/.stamp  ## hosts on Ray, beside the same sa
 	build/bench-hosts/bin/python benchmarks/scale.py
 
 bench-history: $(VENV)/package.stamp $(VENV)/bench.stamp  ## ten ratios to reference loops, a row of benchmarks/results/history.jsonl: two minutes
-	$(BIN)/python benchmarks/history.py --out benchmarks/results
+	$(RUN) benchmarks/history.py --out benchmarks/results
 
 bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some benchmarks, to see that they work
-	$(BIN)/python benchmarks/vector.py --no-peers --slices 2 --seconds 0.1 --out build/bench-smoke
-	$(BIN)/python benchmarks/partial.py --no-peers --repetitions 1 --seconds 0.1 --out build/bench-smoke
-	$(BIN)/python benchmarks/actors.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/evaluation.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/mujoco_envs.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/wrapped.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/batches.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/chunks.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/threads.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/neighbours.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/trainings.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/averaging.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/phases.py --quick --out build/bench-smoke
-	$(BIN)/python benchmarks/torchrl_workloads.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/vector.py --no-peers --slices 2 --seconds 0.1 --out build/bench-smoke
+	$(RUN) benchmarks/partial.py --no-peers --repetitions 1 --seconds 0.1 --out build/bench-smoke
+	$(RUN) benchmarks/actors.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/evaluation.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/mujoco_envs.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/wrapped.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/batches.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/chunks.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/threads.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/neighbours.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/trainings.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/averaging.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/phases.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/torchrl_workloads.py --quick --out build/bench-smoke
 
 sanitize: $(VENV)/native.stamp  ## the native tests under ThreadSanitizer, then Address- and UndefinedBehaviourSanitizer
 	$(CMAKE) -S . -B build/tsan $(NATIVE_OFF) -DPYSAMPLER_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo

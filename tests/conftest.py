@@ -16,8 +16,8 @@ from covering import covering
 # twenty times as long if other programs use their CPUs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Seconds after which a test of the quick set fails. Unset, none fails for being slow; CI sets a limit
-# that no slow machine reaches.
+# Seconds after which a test of the quick set fails. Unset, none fails for being slow; CI sets a
+# limit that no slow machine reaches.
 LIMIT = float(os.environ.get("PYSAMPLER_QUICK_LIMIT", "inf"))
 
 
@@ -83,13 +83,13 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     report = yield
-    if item.config.getoption("quick") and report.when == "call" and report.passed:
-        if report.duration > LIMIT:
-            report.outcome = "failed"
-            report.longrepr = (
-                f"{item.nodeid} took {report.duration:.1f} s, expected at most {LIMIT:g} s in the "
-                "quick set: mark it slow, and only `make test-all` runs it"
-            )
+    limited = item.config.getoption("quick") and report.when == "call" and report.passed
+    if limited and report.duration > LIMIT:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} took {report.duration:.1f} s, expected at most {LIMIT:g} s in the "
+            "quick set: mark it slow, and only `make test-all` runs it"
+        )
     return report
 
 
