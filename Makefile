@@ -36,7 +36,7 @@ NOGIL := build/python-nogil
 TSAN := build/python-tsan
 SHARED_BY_THREADS := tests/sync/test_hammer.py tests/vector/test_hammer.py tests/vector/test_threads.py
 
-.PHONY: help demo notebooks gallery examples test test-all test-python test-native build-native test-nogil python-nogil sanitize-nogil test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
+.PHONY: help demo quickstart notebooks gallery examples test test-all test-python test-native build-native test-nogil python-nogil sanitize-nogil test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
   bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-history bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels sbom \
   contract recipes clean
 
@@ -62,6 +62,9 @@ demo: $(VENV)/package.stamp $(VENV)/demo.stamp  ## HalfCheetah, sampled by gymna
 
 notebooks: $(VENV)/package.stamp $(VENV)/notebooks.stamp  ## the notebooks of docs/notebooks, in JupyterLab
 	$(BIN)/python -m jupyterlab docs/notebooks
+
+quickstart:  ## docs/quickstart.md to the letter, in a clone and an environment of its own
+	$(PYTHON) tests/quickstart.py build/quickstart
 
 test: build-native $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp  ## the quick tests, before each commit
 	$(CTEST) -j $$(nproc) -LE slow

@@ -31,6 +31,16 @@ if sys.platform != "linux":
         f"pysampler needs Linux (it is built on futexes, memfds and pidfds); this is {sys.platform}"
     )
 
+try:
+    import_module("pysampler._core")
+except ModuleNotFoundError as error:
+    if error.name != "pysampler._core":
+        raise
+    raise ImportError(
+        f"cannot import pysampler from {__path__[0]}: sources without the compiled module. To import "
+        "the installed package, `cd` out of the checkout, or run `pip install -e .` in it"
+    ) from None
+
 from pysampler import errors, sync
 from pysampler.errors import (
     BusyError,

@@ -31,6 +31,7 @@ COMMANDS = [
     "format",
     "lint",
     "models",
+    "quickstart",
     "sanitize",
     "test test-all test-faults SMOKE=1",
     "test-python TEST_GROUP=test-light TESTS=tests/test_smoke.py",

@@ -33,6 +33,18 @@ def test_all_errors_are_exported_by_the_package():
         assert getattr(pysampler, name) is getattr(pysampler.errors, name)
 
 
+def test_import_in_a_checkout_that_is_not_compiled_says_what_to_do(tmp_path):
+    (tmp_path / "pysampler").mkdir()
+    (tmp_path / "pysampler/__init__.py").write_text(Path(pysampler.__file__).read_text())
+    command = [sys.executable, "-S", "-c", "import pysampler"]  # -S: without what is installed
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: cannot import pysampler from {tmp_path}/pysampler: sources without the "
+        "compiled module. To import the installed package, `cd` out of the checkout, or run "
+        "`pip install -e .` in it"
+    )
+
+
 def test_an_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="module 'pysampler' has no attribute 'rollouts'"):
         pysampler.rollouts  # noqa: B018
