@@ -165,10 +165,12 @@ class Processes(Workers):
         own = self.children, self.retired
         weakref.finalize(self, _end, own, self._launcher, self._owner)
         self._servers = servers
-        self._renewable = renewable
         if assignments:
             allow_workers(len(assignments) * (2 if renewable else 1))
         self._packed = None if context == "fork" else PackedServers(servers)
+        # Taken once: a replacement must make its envs as the lost worker did, even if this process
+        # has changed its directory or its environment since.
+        self._setup = self._setup_here(may_retire=renewable)
         described: dict[int, Any] = {}
         try:
             if one_first:
@@ -196,18 +198,17 @@ class Processes(Workers):
 
     def _begin(self, count: int) -> None:
         """Start workers until there are ``count``, and have them make their env servers."""
-        setup = self._setup(is_replacement=False)
         for index in range(len(self.children), count):
             self.children.append(self._start(index))
             with self._noticing_loss(index):
-                self._set_up(index, setup)
+                self._set_up(index, self._setup)
 
     def _start(self, index: int) -> Child:
         # The fork server ends an earlier process with the same number, and a retired one goes on.
         retired = self._retirements[index][0] if index in self._retirements else 0
         return self._launcher.start(index + len(self.assignments) * retired, self._servers[index])
 
-    def _setup(self, *, is_replacement: bool) -> Setup:
+    def _setup_here(self, *, may_retire: bool) -> Setup:
         """Return the part of the setup that is the same for all workers."""
         return Setup(
             index=0,
@@ -221,8 +222,8 @@ class Processes(Workers):
             server=None,
             arrays=(),
             shared=0,
-            is_replacement=is_replacement,
-            may_retire=self._renewable,
+            is_replacement=False,
+            may_retire=may_retire,
         )
 
     def _set_up(self, index: int, setup: Setup) -> None:
@@ -313,7 +314,7 @@ class Processes(Workers):
         self._restart(index)
         # If the new worker is lost already, the watch notices.
         with contextlib.suppress(ConnectionError):
-            self._set_up(index, self._setup(is_replacement=True))
+            self._set_up(index, replace(self._setup, is_replacement=True))
             self._send(index, attachment, segment)
             self._send(index, *layout)
 
@@ -368,7 +369,8 @@ class Processes(Workers):
         retired = self._retirements[index][1].for_successor
         assert retired is not None
         with contextlib.suppress(ConnectionError):
-            self._set_up(index, replace(self._setup(is_replacement=True), takes_over=True))
+            setup = replace(self._setup, is_replacement=True, takes_over=True)
+            self._set_up(index, setup)
             _send_end(self.children[index], retired)
             self._send(index, attachment, segment)
             self._send(index, *layout)

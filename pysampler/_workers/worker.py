@@ -160,8 +160,7 @@ def _imitate_parent(setup: Setup) -> None:
     os.environ["PYSAMPLER_WORKER"] = str(setup.index)
     os.environ["PYSAMPLER_WORKERS"] = str(setup.workers)
     if setup.directory is not None:
-        with contextlib.suppress(OSError):
-            os.chdir(setup.directory)
+        _enter(setup.directory)
     with contextlib.suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (setup.open_files, hard))
@@ -177,6 +176,19 @@ def _imitate_parent(setup: Setup) -> None:
     # Otherwise all forks of one process would draw the same numbers.
     seed_globals(np.random.SeedSequence())
     _core.set_process_title(f"pysampler: worker {setup.index}/{setup.workers}")
+
+
+def _enter(directory: str) -> None:
+    """Change to a directory; if it was removed, to one that was removed too, and has no files."""
+    try:
+        os.chdir(directory)
+    except FileNotFoundError:
+        import tempfile  # noqa: PLC0415 - rare
+
+        with tempfile.TemporaryDirectory() as removed:
+            os.chdir(removed)
+    except PermissionError:  # this process inherits it from a parent that sudo has started there
+        pass
 
 
 def _make_server(setup: Setup, connection: Connection, inherited: Any) -> Server:

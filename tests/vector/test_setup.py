@@ -5,10 +5,13 @@ import linecache
 import logging
 import os
 import pickle
+import shutil
 import signal
+import sys
 import textwrap
 import threading
 import traceback
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -366,6 +369,71 @@ def test_workers_know_their_number_before_envs_are_made(context):
         devices = envs.apply(lambda _: os.environ["DEVICE"])
         assert devices == (*["0 of 2 for [0, 1]"] * 2, "1 of 2 for [2]")
     envs.close()
+
+
+class ReadsItsLevel(TellingEnv):
+    """Reads a file of the working directory while it is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.pid = os.getpid()
+        self.level = Path("level.txt").read_text()
+        self.made_in = str(Path.cwd()), sys.path[0], sys.argv[0], os.environ["MODE"]
+
+    def step(self, action):
+        return *super().step(action)[:2], True, False, {}
+
+
+@pytest.mark.parametrize("how", ["restart", "recycle", "spare"])
+@pytest.mark.parametrize(
+    "context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
+)
+def test_replacements_are_made_where_the_vector_env_was(how, context, tmp_path, monkeypatch):
+    def enter(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "level.txt").write_text(name)
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+        monkeypatch.setattr(sys, "argv", [name])
+        monkeypatch.setenv("MODE", name)
+        return str(folder), str(folder), name, name
+
+    options = {"recycle_after": 1} if how == "recycle" else {"on_worker_loss": "restart"}
+    if how == "spare":
+        options["spare_envs"] = 1
+
+    def make():
+        return pysampler.VectorEnv([ReadsItsLevel], num_workers=1, context=context, **options)
+
+    first = enter("first")
+    with make() as envs:
+        envs.reset()
+        [pid] = envs.get_attr("pid")
+        second = enter("second")
+        if how != "recycle":
+            os.kill(pid, signal.SIGKILL)
+            envs.reset()
+        while envs.get_attr("pid") == (pid,):
+            envs.step([TellingEnv.OK])
+        assert envs.get_attr("level") == ("first",)
+        assert envs.get_attr("made_in") == (first,)
+    with make() as envs:
+        assert envs.get_attr("made_in") == (second,)
+
+
+def test_replacement_reads_no_other_file_if_the_directory_was_removed(tmp_path, monkeypatch):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "level.txt").write_text(name)
+    monkeypatch.chdir(tmp_path / "first")
+    with pysampler.VectorEnv([TellingEnv], num_workers=1, on_worker_loss="restart") as envs:
+        envs.reset()
+        monkeypatch.chdir(tmp_path / "second")
+        shutil.rmtree(tmp_path / "first")
+        os.kill(envs.apply(lambda _: os.getpid())[0], signal.SIGKILL)
+        envs.reset()
+        assert envs.apply(lambda _: Path("level.txt").exists()) == (False,)
 
 
 def test_worker_init_gets_its_worker_if_it_takes_an_argument():
