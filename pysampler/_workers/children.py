@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
+from pysampler._workers.surroundings import import_path
 from pysampler.errors import PysamplerError
 
 if TYPE_CHECKING:
@@ -298,7 +299,7 @@ gc.set_threshold(*thresholds)
 main{(_CONNECTION_FD, *arguments)}
 """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    path = json.dumps([p for p in sys.path if isinstance(p, str)])
+    path = json.dumps(import_path())
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_DUP2, connection.fileno(), _CONNECTION_FD),
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -25,12 +25,12 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from pysampler._workers import children
+from pysampler._workers.surroundings import import_path
 from pysampler.errors import ClosedError, PysamplerError
 
 if TYPE_CHECKING:
@@ -311,10 +311,7 @@ class ForkServer:
 
 def _surroundings() -> tuple[dict[str, str], list[str]]:
     """Return the environment variables of workers and the path, on which imports depend."""
-    path = [p for p in sys.path if isinstance(p, str)]
-    with contextlib.suppress(OSError):  # the current directory, which "" means, was removed
-        path = [os.path.abspath(p) for p in path]  # noqa: PTH100
-    return children.environment(), path
+    return children.environment(), import_path()
 
 
 # -- the fork servers of this process --------------------------------------------------------------

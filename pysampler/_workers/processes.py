@@ -27,6 +27,7 @@ from pysampler._workers.jobs import PREDECESSOR_LOST, Failure
 from pysampler._workers.launcher import Launcher, allow_workers, connection_pair, open_files
 from pysampler._workers.remote import loads
 from pysampler._workers.setup import LoggingSetup, PackedMessages, PackedServers, Setup
+from pysampler._workers.surroundings import current_directory, import_path
 from pysampler.errors import EnvError, PysamplerError, WorkerLostError
 
 if TYPE_CHECKING:
@@ -214,8 +215,8 @@ class Processes(Workers):
             index=0,
             workers=len(self.assignments),
             environment=environment(),
-            directory=_directory(),
-            path=[p for p in sys.path if isinstance(p, str)],
+            directory=current_directory(),
+            path=import_path(),
             arguments=list(sys.argv),
             open_files=open_files(),
             logging=None if self._context == "fork" else LoggingSetup.here(),
@@ -478,14 +479,6 @@ def _block_daemon_thread_at_exit() -> None:
 def _send_end(child: Child, end: OwnedConnection) -> None:
     """Send a worker the end of a connection to another process."""
     _core.send_descriptors(child.connection.fileno(), b"end", [end.fileno()])
-
-
-def _directory() -> str | None:
-    """Return the current directory; None if it was deleted."""
-    try:
-        return os.getcwd()  # noqa: PTH109
-    except FileNotFoundError:
-        return None
 
 
 def _end(

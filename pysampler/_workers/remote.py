@@ -22,6 +22,7 @@ import cloudpickle
 from cloudpickle import cloudpickle as _cloudpickle
 
 from pysampler._torch import is_script, script_bytes, script_from
+from pysampler._workers.surroundings import import_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -216,11 +217,12 @@ _found: weakref.WeakKeyDictionary[types.ModuleType, tuple[str, list[str]]] = (
 
 def _importable(name: str, module: types.ModuleType) -> bool:
     """Return whether a clean interpreter can import a module."""
-    if _found.get(module) == (name, sys.path):
+    path = import_path()
+    if _found.get(module) == (name, path):
         return True
     if not _can_be_found(name, module):
         return False
-    _found[module] = name, sys.path.copy()
+    _found[module] = name, path
     return True
 
 

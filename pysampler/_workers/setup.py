@@ -71,8 +71,8 @@ class Setup:
     index: int
     workers: int
     environment: dict[str, str]
-    directory: str | None  # working directory; None if it was deleted
-    path: list[str]  # sys.path
+    directory: str | None  # working directory; None if it was removed
+    path: list[str]  # sys.path, with absolute entries
     arguments: list[str]  # sys.argv
     server: bytes | None  # pickled function and arguments; None if they are inherited
     arrays: tuple[ArraySpan, ...]  # of the env server; if not empty, their segment's fd follows

@@ -12,6 +12,7 @@ import time
 import warnings
 
 from pysampler._workers.children import environment, is_readable
+from pysampler._workers.surroundings import import_path
 
 __all__ = ["Tracer"]
 
@@ -43,7 +44,7 @@ class Tracer:
         self._path = os.fspath(path)
         self._owner = os.getpid()
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        places = json.dumps([place for place in sys.path if isinstance(place, str)])
+        places = json.dumps(import_path())
         trace = ["trace", str(self._owner), "--pool", str(pool), "--until-eof"]
         self._process = subprocess.Popen(
             [sys.executable, *flags, "-P", "-c", _CODE, places, *trace, f"--output={self._path}"],
