@@ -234,12 +234,15 @@ def _can_be_found(name: str, module: types.ModuleType) -> bool:
     # Use the finders, not sys.modules: a clean interpreter has only the former. Parents come first:
     # if a package cannot be found, neither can its modules.
     parent = name.rpartition(".")[0]
+    path = None
     if parent:
         package = sys.modules.get(parent)
         if package is None or not _importable(parent, package):
             return False
+        path = getattr(package, "__path__", None)
+        if path is None:  # an extension module, which makes it when imported
+            return True
     try:
-        path = getattr(sys.modules[parent], "__path__", None) if parent else None
         spec = next(
             (
                 found
@@ -251,6 +254,6 @@ def _can_be_found(name: str, module: types.ModuleType) -> bool:
     except Exception:
         return True
     if spec is None:
-        return getattr(module, "__file__", None) is None and not hasattr(module, "__path__")
+        return False
     origin = getattr(module, "__file__", None)
     return origin is None or spec.origin == origin

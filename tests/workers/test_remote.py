@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import types
 
 import cloudpickle
 import numpy as np
@@ -88,6 +89,26 @@ def test_module_of_an_unimportable_package_is_pickled_by_value(module, tmp_path)
     package = module("hidden_package", findable=False)
     package.__path__ = [str(tmp_path / "elsewhere" / "hidden_package")]  # where finders search
     assert by_value(module("hidden_package.inner", findable=False).double)
+
+
+@pytest.mark.parametrize("name", ["filled_by_exec", "encodings.filled_by_exec"])
+def test_module_that_exec_filled_is_pickled_by_value(name, monkeypatch):
+    made = types.ModuleType(name)
+    exec(SOURCE, made.__dict__)
+    monkeypatch.setitem(sys.modules, name, made)
+    assert by_value(made.double)
+    assert by_value(made.Thing)
+
+
+def test_parts_of_extension_modules_are_pickled_by_reference(module, monkeypatch):
+    """Importing the extension module adds them to ``sys.modules``."""
+    parts = ["_core_in_tests", "_core_in_tests.part", "_core_in_tests.part.inner"]
+    module(parts[0], findable=True)
+    for name in parts[1:]:
+        made = types.ModuleType(name)
+        exec(SOURCE, made.__dict__)
+        monkeypatch.setitem(sys.modules, name, made)
+        assert not by_value(made.Thing)
 
 
 def test_home_module_is_pickled_with_its_current_state(module):
