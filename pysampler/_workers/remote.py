@@ -255,5 +255,6 @@ def _can_be_found(name: str, module: types.ModuleType) -> bool:
         return True
     if spec is None:
         return False
-    origin = getattr(module, "__file__", None)
-    return origin is None or spec.origin == origin
+    # Python's own frozen modules, such as abc, have a file too.
+    own = getattr(module, "__spec__", None)
+    return spec.origin in (getattr(module, "__file__", None), getattr(own, "origin", None))

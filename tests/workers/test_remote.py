@@ -1,8 +1,11 @@
 """Pickling of objects for another process: by reference, by value, and loading them."""
 
+import abc
+import collections.abc
 import enum
 import importlib.util
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -18,6 +21,16 @@ from pysampler._workers.remote import dumps, dumps_by_value
 from pysampler.errors import EnvError
 
 SOURCE = "def double(x):\n    return 2 * x\n\nclass Thing:\n    double = staticmethod(double)\n"
+
+ABSTRACT = """
+import abc, collections.abc
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    def __len__(self): ...
+class Real(Abstract, collections.abc.Sized):
+    def __len__(self):
+        return 3
+"""
 
 
 @pytest.fixture
@@ -65,6 +78,16 @@ def test_importable_objects_are_pickled_by_reference(module):
     found = module("found_elsewhere", findable=True)
     for thing in (found.double, found.Thing, np.ndarray, len, remote.dumps, EnvError):
         assert not by_value(thing)
+    for frozen in (abc.ABCMeta, abc.ABC, os.makedirs, os.path.exists, collections.abc.Sequence):
+        assert not by_value(frozen)
+
+
+def test_script_classes_may_have_abstract_bases(module):
+    hidden = module("with_abstract_bases", findable=False, source=ABSTRACT)
+    real, abstract = remote.copy_from(dumps_by_value([hidden.Real, hidden.Abstract]))
+    assert issubclass(real, abstract)
+    assert type(real) is abc.ABCMeta
+    assert isinstance(real(), collections.abc.Sized)
 
 
 def test_unimportable_objects_are_pickled_by_value(module):
