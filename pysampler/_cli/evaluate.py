@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Stable-Baselines3 (.zip)",
     )
     parser.add_argument("env", help="an env id, module:function or file.py:function")
+    parser.add_argument(
+        "--vec-normalize",
+        metavar="FILE",
+        help="the statistics that VecNormalize.save wrote, for a model of Stable-Baselines3",
+    )
     parser.add_argument("--episodes", type=int, default=100, help="how many (100)")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode (0)")
     parser.add_argument("--envs", type=int, help="how many envs to make (8)")
@@ -109,7 +114,8 @@ def _evaluated(options: argparse.Namespace) -> Evaluation:
     from pysampler.errors import PysamplerError  # noqa: PLC0415
 
     try:
-        policy, source = policy_of(options.policy), source_of(options.env)
+        policy = policy_of(options.policy, options.vec_normalize)
+        source = source_of(options.env)
         if source.made_by is None:
             _expect_no_arguments(source.function, options.env)
         env = options.env if source.made_by is not None else source.function

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from pysampler._cli.sources import SourceError, named
+from pysampler._policies.predict import predict_policy
 
 __all__ = ["is_file", "policy_of"]
 
@@ -28,14 +30,24 @@ def is_file(text: str) -> bool:
     return Path(text).suffix in (*_SCRIPTS, ".zip")
 
 
-def policy_of(text: str) -> Any:
+def policy_of(text: str, statistics: str | None = None) -> Any:
     """Return the policy that an argument of the command names, or raise SourceError.
 
     Args:
         text: "module:policy" or "file.py:policy", a function, a torch module, a class of either or
             an object with ``predict``; a file of ``torch.jit.save`` (".pt", ".pth"); or a file of
             Stable-Baselines3 (".zip").
+        statistics: A file of ``VecNormalize.save``, for a model of Stable-Baselines3.
     """
+    policy = _named_policy(text)
+    if statistics is None:
+        return policy
+    if callable(policy) or not hasattr(policy, "predict"):
+        raise SourceError(f"{statistics} is for a model of Stable-Baselines3, but not {text}")
+    return predict_policy(policy, _statistics(Path(statistics)))
+
+
+def _named_policy(text: str) -> Any:
     path = Path(text)
     if is_file(text):
         if not path.is_file():
@@ -73,6 +85,21 @@ def _model(path: Path) -> Any:
             "it in a file of yours and pass FILE.py:policy"
         ) from error
     return algorithm.load(path, device="cpu")
+
+
+def _statistics(path: Path) -> Any:
+    vec_env = _imported("stable_baselines3.common.vec_env", path)
+    try:
+        # As in VecNormalize.load, but that needs a vector env.
+        statistics = pickle.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise SourceError(f"file not found: {path}") from None
+    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
+        raise SourceError(f"{path} is not a file of VecNormalize.save: {error}") from error
+    if not isinstance(statistics, vec_env.VecNormalize):
+        name = type(statistics).__name__
+        raise SourceError(f"{path} has a {name}, expected a file of VecNormalize.save")
+    return statistics
 
 
 def _imported(name: str, path: Path) -> Any:

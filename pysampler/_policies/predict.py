@@ -1,27 +1,72 @@
-"""Policies that call ``predict`` of a model, as Stable-Baselines3 has it."""
+"""Policies that call ``predict`` of a model, as Stable-Baselines3 has it.
+
+A model that was trained in ``VecNormalize`` expects normalised observations, which ``predict`` does
+not make. The statistics belong to the vector env: a model that was loaded without it lacks them.
+"""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 __all__ = ["PredictPolicy", "predict_policy"]
 
 
-def predict_policy(model: Any) -> PredictPolicy:
-    """Return a policy that calls ``predict`` of a model."""
+def predict_policy(model: Any, vec_normalize: Any = None) -> PredictPolicy:
+    """Return a policy that calls ``predict`` of a model.
+
+    Args:
+        model: The model.
+        vec_normalize: The ``VecNormalize`` of its training; None: that of the model's vector env.
+    """
     recurrent = hasattr(getattr(model, "policy", None), "lstm_actor")
-    return RecurrentPredictPolicy(model) if recurrent else PredictPolicy(model)
+    return (RecurrentPredictPolicy if recurrent else PredictPolicy)(model, vec_normalize)
 
 
 class PredictPolicy:
     """A policy that calls ``predict`` of a model of Stable-Baselines3."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, vec_normalize: Any) -> None:
         self.model = model
+        if vec_normalize is None and hasattr(model, "get_vec_normalize_env"):
+            vec_normalize = model.get_vec_normalize_env()
+        # SB3 saves this attribute with a model, and sets it only in VecNormalize.
+        if vec_normalize is None and getattr(model, "_last_original_obs", None) is not None:
+            name = type(model).__name__
+            raise ValueError(
+                "cannot evaluate: the model was trained in VecNormalize, whose statistics it "
+                f"lacks; expected {name}.load(FILE, env=VecNormalize.load(STATISTICS, envs)), or "
+                "on the command line --vec-normalize STATISTICS"
+            )
+        self.vec_normalize = None if vec_normalize is None else _frozen(vec_normalize)
+
+    def normalized(self, observations: Any) -> Any:
+        """Return observations as the model expects them."""
+        if self.vec_normalize is None:
+            return observations
+        parts, space = observations, self.vec_normalize.observation_space
+        if not isinstance(parts, dict):
+            parts, space = {"": parts}, {"": space}
+        for name, array in parts.items():
+            if (got := array.shape[1:]) != (expected := space[name].shape):
+                raise ValueError(
+                    f"cannot evaluate: observations have the shape {got}, expected {expected} as "
+                    "in VecNormalize; wrap each env as the vector env does within VecNormalize"
+                )
+        return self.vec_normalize.normalize_obs(observations)
 
     def __call__(self, observations: Any) -> Any:
         """Return the most likely actions."""
-        return self.model.predict(observations, deterministic=True)[0]
+        return self.model.predict(self.normalized(observations), deterministic=True)[0]
+
+
+def _frozen(vec_normalize: Any) -> Any:
+    """Return a copy of a ``VecNormalize`` without its vector env, which cannot be pickled."""
+    copied = object.__new__(type(vec_normalize))
+    of_envs: dict[str, Any] = {"venv": None, "class_attributes": {}, "returns": None}
+    state = {name: value for name, value in vars(vec_normalize).items() if name not in of_envs}
+    vars(copied).update(copy.deepcopy(state), **of_envs)
+    return copied
 
 
 class RecurrentPredictPolicy(PredictPolicy):
@@ -31,5 +76,7 @@ class RecurrentPredictPolicy(PredictPolicy):
         """Return the most likely actions, and the next state."""
         if state is not None:
             state = tuple(part.swapaxes(0, 1) for part in state)
-        actions, state = self.model.predict(observations, state, deterministic=True)
+        actions, state = self.model.predict(
+            self.normalized(observations), state, deterministic=True
+        )
         return actions, {"state": tuple(part.swapaxes(0, 1) for part in state)}

@@ -81,7 +81,8 @@ def evaluate(
             reset once, also those for which there is no episode.
         policy: A policy, as in :class:`pysampler.Rollouts`; or a model of Stable-Baselines3, whose
             ``predict`` is called with ``deterministic=True``, and with the states of
-            ``RecurrentPPO``.
+            ``RecurrentPPO``. If it was trained in ``VecNormalize``, it gets observations that are
+            normalised with the statistics of ``model.get_vec_normalize_env()``.
         episodes: How many episodes, or a list of :class:`pysampler.EpisodeSpec`.
         num_envs: How many envs to make; by default one for each episode, up to 8.
         vector_kwargs: Options of the vector env in a dict, as ``gymnasium.make_vec`` takes them.
@@ -183,6 +184,11 @@ def evaluate(
         )
     if hasattr(policy, "predict") and not callable(policy):
         policy = predict_policy(policy)
+        if normalize is not None and policy.vec_normalize is not None:
+            raise ValueError(
+                "cannot evaluate: normalize with a model that has the statistics of VecNormalize, "
+                "expected one of them"
+            )
     runs = _Runs(
         *(policy, specs, batch, max_steps, normalize and normalize.frozen(), leave_out),
         RolloutOptions(

@@ -1,6 +1,7 @@
 """Stable-Baselines3 and sb3-contrib train on pysampler's VecEnv as on their own."""
 
 import functools
+import json
 import subprocess
 import sys
 
@@ -24,6 +25,8 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 
+import pysampler
+from pysampler._cli.main import main
 from pysampler.adapters import _env_calls
 from pysampler.adapters.sb3 import VecEnv
 from pysampler.errors import EnvError
@@ -593,3 +596,73 @@ def test_ppo_learns_with_spare_envs():
     assert all(info["TimeLimit.truncated"] for info in ended)
     PPO("MlpPolicy", envs, n_steps=32, batch_size=32).learn(128)
     envs.close()
+
+
+# -- models trained in VecNormalize, as policies of evaluate ---------------------------------------
+
+
+def normalized_model(kind=PPO, **options):
+    envs = VecNormalize(VecMonitor(VecEnv([lambda: gym.make("Pendulum-v1")] * 2, num_workers=0)))
+    options = {"n_steps": 256, "batch_size": 64, **options} if kind is PPO else options
+    model = kind("MlpPolicy", envs, device="cpu", seed=1, **options)
+    model.learn(512)
+    return model
+
+
+def returns_of(model, statistics, seeds=3):
+    """Return what SB3's own way of evaluating the model gives, with a seed for each episode."""
+    returns = []
+    for seed in range(seeds):
+        env = gym.make("Pendulum-v1")
+        observation, over, total = env.reset(seed=seed)[0], False, 0.0
+        while not over:
+            normalized = statistics.normalize_obs(observation[None])
+            action = model.predict(normalized, deterministic=True)[0][0]
+            observation, reward, terminated, truncated, _ = env.step(action)
+            over, total = terminated or truncated, total + reward
+        returns.append(total)
+    return returns
+
+
+@pytest.mark.parametrize("where", ["main", "workers"])
+@pytest.mark.parametrize("kind", [PPO, SAC])
+def test_evaluate_uses_the_statistics_of_vec_normalize(tmp_path, kind, where):
+    model = normalized_model(kind)
+    envs = model.get_vec_normalize_env()
+    expected = returns_of(model, envs)
+    count = envs.obs_rms.count
+    model.save(tmp_path / "model.zip")
+    envs.save(tmp_path / "statistics.pkl")
+    loaded = kind.load(
+        tmp_path / "model.zip", env=VecNormalize.load(tmp_path / "statistics.pkl", envs.venv)
+    )
+    for each in (model, loaded):
+        evaluation = pysampler.evaluate(
+            *("Pendulum-v1", each, 3), seed=0, num_workers=1, policy_in=where, batch=1
+        )
+        np.testing.assert_allclose(evaluation.returns, expected, rtol=1e-5)
+    assert envs.obs_rms.count == count
+    with pytest.raises(ValueError, match="trained in VecNormalize, whose statistics it lacks"):
+        pysampler.evaluate("Pendulum-v1", kind.load(tmp_path / "model.zip"), 3)
+    with pytest.raises(ValueError, match="normalize with a model that has the statistics"):
+        pysampler.evaluate("Pendulum-v1", model, 3, normalize=pysampler.Normalizer())
+    with pytest.raises(ValueError, match=r"shape \(4,\), expected \(3,\) as in VecNormalize"):
+        pysampler.evaluate("CartPole-v1", model, 3)
+    envs.close()
+
+
+def test_the_command_evaluates_with_a_file_of_vec_normalize(tmp_path, capsys):
+    model = normalized_model()
+    model.save(tmp_path / "model.zip")
+    model.get_vec_normalize_env().save(tmp_path / "statistics.pkl")
+    expected = returns_of(model, model.get_vec_normalize_env())
+    command = ["evaluate", str(tmp_path / "model.zip"), "Pendulum-v1", "--episodes", "3", "--json"]
+    assert main([*command, "--vec-normalize", str(tmp_path / "statistics.pkl")]) == 0
+    episodes = json.loads(capsys.readouterr().out)["episodes"]
+    np.testing.assert_allclose([one["return"] for one in episodes], expected, rtol=1e-5)
+    assert main(command) == 2
+    assert "trained in VecNormalize" in capsys.readouterr().err
+    assert main([*command, "--vec-normalize", str(tmp_path / "model.zip")]) == 2
+    assert "is not a file of VecNormalize.save" in capsys.readouterr().err
+    assert main([*command, "--vec-normalize", str(tmp_path / "missing.pkl")]) == 2
+    assert "file not found" in capsys.readouterr().err
