@@ -47,6 +47,7 @@ HELP = "compare the speed of pysampler and gymnasium's vector envs, for an env o
 
 IDEAL, DEFAULT, AUTO = "ideal", "pysampler", 'pysampler, num_workers="auto"'
 SYNC, ASYNC = "gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"
+_OF_SB3 = {SYNC: "SB3 DummyVecEnv", ASYNC: "SB3 SubprocVecEnv"}
 _NAMES = [IDEAL, SCRIPT, DEFAULT, AUTO, SYNC, ASYNC]
 
 _TURNS = 10  # turns that should fit the time
@@ -69,6 +70,10 @@ def run(options: argparse.Namespace) -> int:
         contenders = stack.enter_context(started(names, source, options.limit))
         setting = looked_at(contenders[IDEAL], source, options)
         orders = _orders(setting)
+        if setting.call.by_steps:
+            names = [_OF_SB3.get(name, name) for name in names]
+            contenders = dict(zip(names, contenders.values(), strict=True))
+            measured = {name: Measured() for name in names}
         for name in names:
             display.show(_lines(setting, measured), f"starting {name}")
             try:
@@ -109,14 +114,20 @@ def _orders(setting: Setting) -> dict[str, dict[str, Any]]:
     """Return the order that makes each contender."""
     workers = {"num_workers": setting.workers, **setting.isolating}
     auto = {"num_workers": "auto", "max_concurrency": setting.workers, **setting.isolating}
+    in_loop, in_processes = _others(setting)
     return {
         IDEAL: {"kind": "ideal", "workers": setting.workers},
         SCRIPT: {"kind": "script"},
         DEFAULT: {"kind": "pysampler", "options": workers},
         AUTO: {"kind": "pysampler", "options": auto},
-        SYNC: {"kind": "sync"},
-        ASYNC: {"kind": "async"},
+        in_loop: {"kind": "sync"},
+        in_processes: {"kind": "async"},
     }
+
+
+def _others(setting: Setting) -> list[str]:
+    """Return the vector envs of the library that the program uses: in a loop, and in processes."""
+    return [_OF_SB3[name] if setting.call.by_steps else name for name in (SYNC, ASYNC)]
 
 
 def _parts_of(contender: Contender) -> dict[str, float]:
@@ -199,12 +210,13 @@ def advice_of(
         advice.append(f"{ours} is {times:.2f} times as fast as the script.")
     elif script.rates:
         advice.append(f"{ours} is not clearly faster than the script.")
-    others = (ASYNC,) if setting.isolate else (SYNC, ASYNC)  # the first shares a process
+    in_loop, in_processes = _others(setting)
+    others = [in_processes] if setting.isolate else [in_loop, in_processes]
     theirs = [name for name in others if clearly_faster(measured[name], best)]
     if theirs:
         fastest = max(theirs, key=lambda name: measured[name].fraction.middle)
         times = measured[fastest].fraction.middle / best.fraction.middle
-        untried = fastest == SYNC and measured[AUTO].about.get("num_workers") != 0
+        untried = fastest == in_loop and measured[AUTO].about.get("num_workers") != 0
         advice.append(
             f"{fastest} is {times:.2f} times as fast as pysampler here: use it, "
             f"{'try num_workers=0, ' * untried}or look for better options with pysampler tune."

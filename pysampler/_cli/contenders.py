@@ -37,13 +37,14 @@ from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.env_calls import is_several
 from pysampler._vector.env_trial import slowdown_in_threads, try_env
 from pysampler._vector.native.known import name_of
+from pysampler._vector.vector_env import VectorEnv
 from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-    from pysampler._cli.sources import EnvSource
+    from pysampler._cli.sources import Call, EnvSource
     from pysampler._vector.isolation.verdict import Isolation
 
 __all__ = ["BusyPolicy", "end_with", "error_line", "main", "plain_loop", "with_resets"]
@@ -226,16 +227,16 @@ class Stepper:
     ) -> None:
         self._envs = envs = make()
         self.about: dict[str, Any] = {}
-        if hasattr(envs, "division"):
-            division = envs.division
+        is_sb3 = not hasattr(envs, "single_action_space")  # its vector envs have that of one env
+        ours = getattr(envs, "envs", None) if is_sb3 else envs
+        if isinstance(ours, VectorEnv):
             self.about = {
-                "num_workers": division.num_workers,
-                "main_envs": division.main_envs,
-                "native": envs.stats().native,
-                "described": envs.describe(),
+                "num_workers": ours.division.num_workers,
+                "main_envs": ours.division.main_envs,
+                "native": ours.stats().native,
+                "described": ours.describe(),
             }
         space = envs.action_space
-        is_sb3 = not hasattr(envs, "single_action_space")  # its vector envs have that of one env
         if is_sb3:
             space = batch_space(space, envs.num_envs)
         space.seed(0)
@@ -324,17 +325,27 @@ def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
             policy_seconds=order.get("policy_seconds", 0.0),
         )
     else:
-        makers: dict[str, Any] = {
-            "script": source.as_found,
-            "sync": functools.partial(SyncVectorEnv, **_MODE),
-            "async": functools.partial(AsyncVectorEnv, **_MODE),
-        }
+        make = source.as_found if kind == "script" else _class_of_others(kind, source.call)
+        assert make is not None
         contender = Stepper(
-            lambda: makers[kind](source.env_fns(count)),
+            lambda: make(source.env_fns(count)),
             policy_seconds=order.get("policy_seconds", 0.0),
         )
     contender.run(order["warm"])
     return contender
+
+
+def _class_of_others(kind: str, call: Call) -> Callable[[Any], Any]:
+    """Return the class of another library that steps envs in a loop ("sync") or in processes."""
+    if call.by_steps:
+        from stable_baselines3.common.vec_env import (  # noqa: PLC0415 - an extra
+            DummyVecEnv,
+            SubprocVecEnv,
+        )
+
+        classes: dict[str, Callable[[Any], Any]] = {"sync": DummyVecEnv, "async": SubprocVecEnv}
+        return classes[kind]
+    return functools.partial({"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind], **_MODE)
 
 
 def _looked_at(source: EnvSource) -> dict[str, Any]:

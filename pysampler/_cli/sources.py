@@ -67,7 +67,8 @@ class Call:
         keyword: The argument that takes the options as a dict; empty if they are arguments of the
             call itself.
         imported: The imports that the call needs.
-        by_steps: Whether the program can only call ``step``, not ``send``, ``recv`` or samplers.
+        by_steps: Whether Stable-Baselines3 calls the vector env: only ``step``, not ``send``,
+            ``recv`` or samplers.
     """
 
     text: str
@@ -125,16 +126,19 @@ class EnvSource:
             spec = gym.registry.get(spec.rpartition(":")[2])
         return getattr(spec, "vector_entry_point", None) is not None
 
-    def vector_env(self, count: int, **options: Any) -> pysampler.VectorEnv:
-        """Make a vector env, as a program would."""
+    def vector_env(self, count: int, **options: Any) -> Any:
+        """Make a vector env, as a program would; for Stable-Baselines3 one of its own class."""
+        if self.call.by_steps:
+            from pysampler.adapters.sb3 import VecEnv  # noqa: PLC0415 - an extra
+
+            options.pop("autoreset_mode", None)  # always SAME_STEP there
+            return VecEnv(self.env_fns(count), **options)
         if self.made_by is not None:
             name, wrappers, kwargs = self.made_by
             mode = options.pop(_MODE, None)
-            envs: Any = pysampler.make_vec(
+            return pysampler.make_vec(
                 name, count, mode, vector_kwargs=options, wrappers=wrappers, **kwargs
             )
-            made: pysampler.VectorEnv = envs
-            return made
         return pysampler.VectorEnv(self.env_fns(count), **options)
 
 

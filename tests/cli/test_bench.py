@@ -134,6 +134,19 @@ def test_a_script_has_a_row_of_its_own_options(folder):
 
 
 @pytest.mark.slow
+def test_scripts_of_sb3_are_compared_with_its_vector_envs(folder):
+    pytest.importorskip("stable_baselines3")
+    (folder / "train.py").write_text(
+        "import levels\nfrom pysampler.adapters.sb3 import VecEnv\nVecEnv([levels.make] * 2)\n"
+    )
+    done = completed(*BENCH, "train.py", "--seconds", "0.5", "--json", "--limit", "120")
+    measured = json.loads(done.stdout)["contenders"]
+    names = [NAMES[0], "as in the script", *NAMES[1:3], "SB3 DummyVecEnv", "SB3 SubprocVecEnv"]
+    assert list(measured) == names
+    assert all(one["steps_per_second"] > 0 for one in measured.values())
+
+
+@pytest.mark.slow
 def test_a_failing_contender_is_reported_and_the_others_are_measured(folder):
     """Also without rich, as plain text."""
     command = ["bench", "levels:only_as_main", "--envs", "2", "--seconds", "0.3"]

@@ -301,6 +301,31 @@ def test_vector_envs_of_sb3_are_stepped_as_in_the_script(source_in, made):
     contender.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("made", ["DummyVecEnv([make] * 3)", "VecEnv([make] * 3, num_workers=1)"])
+def test_choices_for_sb3_are_stepped_as_sb3_steps_them(source_in, made, monkeypatch):
+    pytest.importorskip("stable_baselines3")
+    from pysampler.adapters import sb3
+
+    source = source_in(f"{OURS if made.startswith('VecEnv') else OF_SB3}; {made}")
+    stepped = []
+    step_wait = sb3.VecEnv.step_wait
+    monkeypatch.setattr(sb3.VecEnv, "step_wait", lambda envs: stepped.append(1) or step_wait(envs))
+    for choice in choices_for(SETTING).values():
+        if choice.loop == "step":
+            stepped.clear()
+            order = {**choice.order(SETTING, 0.0, 1.0), "envs": 3, "warm": 0.01}
+            contender = _made(source, order)
+            steps, _ = contender.run(0.01)
+            assert len(stepped) >= steps // 3 > 0
+            assert {"num_workers", "native", "described"} <= contender.about.keys()
+            contender.close()
+    for kind, name in (("sync", "DummyVecEnv"), ("async", "SubprocVecEnv")):
+        contender = _made(source, {"kind": kind, "envs": 3, "warm": 0.01})
+        assert type(contender._envs).__name__ == name
+        contender.close()
+
+
 OBJECTIVES = """
 import gymnasium as gym
 import numpy as np
