@@ -1,0 +1,631 @@
+"""Compares random vector envs and programs of calls with gymnasium's SyncVectorEnv, bit for bit.
+
+    python tests/faults/differential.py --seconds 600
+    python tests/faults/differential.py --repro SEED
+
+The seed of a case decides its envs, their wrappers, the options of the vector env, and the calls.
+Both vector envs get the same calls; results must be equal in every bit and dtype, and if one
+raises, the other raises the same exception or a subclass. ``--repro`` repeats one case, leaves out
+what the difference does not need, and prints the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import faulthandler
+import functools
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.utils import RunningMeanStd
+
+import pysampler
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from made_up import identical
+from random_envs import CHANGES, LAYERS, random_recipe, varied
+
+HANG = 60  # seconds that a case may take at most
+
+
+class DifferenceError(AssertionError):
+    """The two vector envs differ."""
+
+
+# -- cases ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Case:
+    """A pair of vector envs and the calls that both get.
+
+    Attributes:
+        recipes: How each env is made; equal ones may be the same object.
+        options: Options of pysampler's vector env.
+        mode: The autoreset mode of both.
+        form: How the functions are given: "recipe", "partial" or "make_vec".
+        calls: The name of each call and the seed of its arguments.
+    """
+
+    recipes: list[Any]
+    options: dict[str, Any]
+    mode: AutoresetMode
+    form: str = "recipe"
+    calls: list[tuple[str, int]] = field(default_factory=list)
+
+    def __str__(self):
+        same = len({id(one) for one in self.recipes}) == 1
+        lines = [f"  {one!r}" for one in (self.recipes[:1] if same else self.recipes)]
+        return "\n".join(
+            [
+                f"{len(self.recipes)} envs, {'one function' if same else 'functions'}:",
+                *lines,
+                f"{self.form}, {self.mode.name}, {self.options}",
+                f"calls: {self.calls}",
+            ]
+        )
+
+
+CALLS = {
+    "reset": 2,
+    "masked_reset": 1,
+    "steps": 8,
+    "chunk": 1,
+    "call": 1,
+    "get_attr": 1,
+    "set_attr": 1,
+    "apply": 2,
+    "hold": 1,
+    "render": 0.3,
+}
+
+
+def case_of(seed):
+    dice = random.Random(seed)
+    count = dice.choice([1, 2, 2, 3, 4, 5, 8, 9, 16, 16])
+    recipe = random_recipe(dice)
+    kind = dice.random()
+    if kind < 0.5:
+        recipes = [recipe] * count
+    elif kind < 0.6:
+        recipes = [copy.deepcopy(recipe) for _ in range(count)]
+    else:
+        recipes = [recipe] * count
+        for _ in range(dice.randrange(1, 3)):
+            recipes[dice.randrange(count)] = varied(dice, recipe)
+    where = dice.random()
+    if where < 0.5:
+        options = {"num_workers": 0}
+    elif where < 0.65:
+        options = {"num_workers": dice.randrange(1, 4), "context": "threads"}
+    else:
+        options = {"num_workers": dice.randrange(1, 4)}
+        if dice.random() < 0.2:
+            options["main_envs"] = dice.randrange(count)
+    options["num_workers"] = min(options["num_workers"], count)
+    if dice.random() < 0.3:
+        options["groups"] = dice.randrange(1, 4)
+    if dice.random() < 0.3:
+        options["copy"] = False
+    if dice.random() < 0.2:
+        options["native"] = False
+    mode = dice.choice(list(AutoresetMode))
+    form = dice.choice(["recipe", "recipe", "partial", "make_vec"])
+    calls = [
+        (name, dice.randrange(1 << 20))
+        for name in dice.choices([*CALLS], [*CALLS.values()], k=dice.randrange(2, 14))
+    ]
+    if dice.random() < 0.95:
+        calls.insert(0, ("seeded_reset", dice.randrange(1 << 20)))
+    return Case(recipes, options, mode, form, calls)
+
+
+def functions_of(case, recipes):
+    """Return functions that make envs."""
+    shares = case.options["num_workers"] == 0  # a list in the arguments
+    of = {}
+    for one in recipes:
+        bare = isinstance(one.make, str) and not one.layers and one.change is None
+        lists = any(isinstance(value, list) for value in one.kwargs.values())
+        if case.form == "recipe" or not bare or (lists and not shares):
+            of[id(one)] = one
+        else:
+            of[id(one)] = functools.partial(gym.make, one.make, **one.kwargs)
+    return [of[id(one)] for one in recipes]
+
+
+# -- results --------------------------------------------------------------------------------------
+
+_WORDS = (str, bytes, bool, int, float, complex, type(None), np.generic)
+
+
+def plain(value):
+    """Return a value in parts that ``identical`` compares; without times."""
+    if isinstance(value, dict):
+        if {"r", "l", "t"} <= value.keys():  # of RecordEpisodeStatistics: "t" is a time
+            value = {**value, "t": value["t"] * 0}
+        return {key: plain(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(part) for part in value)
+    if isinstance(value, deque):
+        return ["deque", value.maxlen, *map(plain, value)]
+    if type(value) is np.ndarray and value.dtype == object:
+        return ["objects", value.shape, *map(plain, value.ravel())]
+    if isinstance(value, np.ndarray):
+        return [type(value).__name__, np.asarray(value)]
+    if isinstance(value, np.random.Generator):
+        return plain(value.bit_generator.state)
+    if isinstance(value, RunningMeanStd):
+        return plain(vars(value))
+    if isinstance(value, spaces.Space):
+        return repr(value)
+    return value if isinstance(value, _WORDS) else type(value).__name__
+
+
+def outcome(function, *args, **kwargs):
+    """Return the result of a call, or its exception."""
+    try:
+        return function(*args, **kwargs), None
+    except Exception as error:
+        return None, error
+
+
+class Pair:
+    """Runs a case."""
+
+    def __init__(self, case):
+        self.case, self.mode = case, case.mode
+        self.ours = self.theirs = None
+        self.ended = np.zeros(len(case.recipes), bool)
+        self.kept = deque(maxlen=4)
+        self.log = []
+
+    def run(self):
+        try:
+            if self.make():
+                for name, seed in self.case.calls:
+                    if not getattr(self, name)(random.Random(seed)):
+                        break
+        finally:
+            for envs in (self.ours, self.theirs):
+                if envs is not None:
+                    with contextlib.suppress(Exception):
+                        envs.close()
+
+    def make(self):
+        case, count = self.case, len(self.case.recipes)
+        mine, other = copy.deepcopy(case.recipes), copy.deepcopy(case.recipes)
+        self.held = [], []
+        if case.options["num_workers"] == 0:
+            for some, held in zip((mine, other), self.held, strict=True):
+                for one in some:
+                    one.held = held
+        first = mine[0]
+        options = {**case.options, "autoreset_mode": case.mode}
+        if case.form == "make_vec" and first.change is None and all(r is first for r in mine):
+            layers = [functools.partial(LAYERS[name], **kwargs) for name, kwargs in first.layers]
+
+            def make():
+                return pysampler.make_vec(
+                    first.make, count, wrappers=layers, vector_kwargs=options, **first.kwargs
+                )
+        else:
+            make = functools.partial(pysampler.VectorEnv, functions_of(case, mine), **options)
+        self.ours, failed = outcome(make)
+        theirs = functools.partial(
+            SyncVectorEnv,
+            functions_of(case, other),
+            autoreset_mode=case.mode,
+            copy=case.options.get("copy", True),
+        )
+        self.theirs, refused = outcome(theirs)
+        if not self.alike("make", (None, failed), (None, refused)):
+            return False
+        for name in ("single_observation_space", "observation_space", "single_action_space"):
+            if getattr(self.ours, name) != getattr(self.theirs, name):
+                raise DifferenceError(f"{name} differs")
+        self.compare(self.ours.metadata, self.theirs.metadata, "metadata")
+        self.compare(self.ours.render_mode, self.theirs.render_mode, "render_mode")
+        return True
+
+    def compare(self, ours, theirs, what):
+        try:
+            identical(plain(ours), plain(theirs), what)
+        except AssertionError as error:
+            raise DifferenceError(str(error).strip()) from None
+
+    def alike(self, what, ours, theirs):
+        """Compare two outcomes; return whether the program goes on."""
+        (mine, failed), (other, refused) = ours, theirs
+        if failed is None and refused is None:
+            self.compare(mine, other, what)
+            return True
+        if failed is not None and str(failed).startswith("cannot send actions: "):
+            return False  # pysampler refuses more: docs/migrate.md
+        if failed is None or refused is None:
+            one, error = ("gymnasium", refused) if failed is None else ("pysampler", failed)
+            raise DifferenceError(f"{what}: only {one} raises {error!r}") from error
+        if not isinstance(failed, type(refused)):
+            raise DifferenceError(f"{what}: {failed!r} and {refused!r}") from failed
+        return False
+
+    def both(self, what, function):
+        """Call a function with each vector env and compare the results."""
+        self.log.append(what)
+        ours = outcome(function, self.ours)
+        return self.alike(what, ours, outcome(function, self.theirs))
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def seeded_reset(self, dice):
+        return self.reset(dice, seeds=[7, [dice.randrange(99) for _ in self.ended]])
+
+    def reset(self, dice, seeds=None):
+        count = len(self.ended)
+        seeds = seeds or [None, None, 3, [dice.choice([None, 5]) for _ in range(count)]]
+        seed = dice.choice(seeds)
+        options = dice.choice([None, None, None, {}, {"a": 1}, {"low": -0.02, "high": 0.01}])
+        self.ended[:] = False
+        return self.both(
+            f"reset(seed={seed}, options={options})",
+            lambda envs: envs.reset(seed=copy.copy(seed), options=copy.copy(options)),
+        )
+
+    def masked_reset(self, dice, mask=None):
+        if mask is None:
+            mask = np.array([dice.random() < 0.5 for _ in self.ended])
+            mask[dice.randrange(len(mask))] = True
+        seed = dice.choice([None, None, 11])
+        rest = dice.choice([{}, {}, {"a": 2}])
+        self.ended[mask] = False
+        return self.both(
+            f"reset(seed={seed}, options={rest} with reset_mask={mask.tolist()})",
+            lambda envs: envs.reset(
+                seed=seed, options={"reset_mask": mask.copy(), **copy.copy(rest)}
+            ),
+        )
+
+    def ready(self, dice):
+        """Reset ended envs where gymnasium wants that; return whether the program goes on."""
+        if self.mode is not AutoresetMode.DISABLED or not self.ended.any():
+            return True
+        return self.masked_reset(dice, self.ended.copy())
+
+    def actions(self, dice):
+        """Return actions, some of which are odd, and their description."""
+        self.theirs.action_space.seed(dice.randrange(1 << 20))
+        actions = self.theirs.action_space.sample()
+        if dice.random() < 0.7 or not isinstance(actions, np.ndarray):
+            return actions, ""
+        row = dice.randrange(len(actions))
+        name, change = dice.choice(
+            [
+                ("list", lambda a: a.tolist()),
+                ("rows", list),
+                ("float64", lambda a: a.astype(np.float64)),
+                ("float32", lambda a: a.astype(np.float32)),
+                ("float16", lambda a: a.astype(np.float16)),
+                ("int32", lambda a: a.astype(np.int32)),
+                ("uint8", lambda a: a.astype(np.uint8)),
+                ("big-endian", lambda a: a.astype(a.dtype.newbyteorder(">"))),
+                ("fortran", np.asfortranarray),
+                ("strided", lambda a: np.repeat(a, 2, 0)[::2]),
+                ("out of bounds", lambda a: a * 3 + 1),
+                ("one too high", lambda a: _set(a, row, 99)),
+                ("negative", lambda a: _set(a, row, -1)),
+                ("NaN", lambda a: _set(a, row, np.nan)),
+                ("inf", lambda a: _set(a, row, np.inf)),
+                ("-0.0", lambda a: a * 0 - 0.0),
+                ("short", lambda a: a[:-1]),
+                ("deep", lambda a: a[..., None]),
+                ("object", lambda a: a.astype(object)),
+            ]
+        )
+        if name in ("short", "deep", "object", "one too high", "negative") and dice.random() < 0.7:
+            return actions, ""
+        with contextlib.suppress(ValueError, OverflowError):  # NaN is no integer
+            return change(actions), name
+        return actions, ""
+
+    def steps(self, dice):
+        how = dice.choice(["step", "step", "step", "async"])
+        for _ in range(dice.choice([1, 1, 2, 5, 12])):
+            if not self.ready(dice):
+                return False
+            actions, name = self.actions(dice)
+            given = [copy.deepcopy(actions) for _ in range(2)]
+            self.log.append(f"{how} {name}")
+            ours = outcome(self.step_ours, how, given[0])
+            theirs = outcome(self.theirs.step, given[1])
+            what = f"{how}({name}) with {actions!r:.300}"
+            if not self.alike(what, ours, theirs):
+                return False
+            self.compare(*given, "the actions of the caller")
+            self.seen(*ours[0])
+        return True
+
+    def step_ours(self, how, actions):
+        if how == "step":
+            return self.ours.step(actions)
+        self.ours.step_async(actions)
+        return self.ours.step_wait()
+
+    def seen(self, observations, rewards, terminated, truncated, infos):
+        self.ended = terminated | truncated
+        if self.case.options.get("copy", True):
+            results = observations, rewards, terminated, truncated, infos
+            self.kept.append((results, copy.deepcopy(results)))
+        else:
+            self.kept.append(((rewards, infos), copy.deepcopy((rewards, infos))))
+        for results, as_they_were in self.kept:
+            self.compare(results, as_they_were, "earlier results, later")
+
+    def chunk(self, dice):
+        space = self.theirs.single_action_space
+        if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
+            return True
+        if not self.ready(dice):
+            return False
+        self.theirs.action_space.seed(dice.randrange(1 << 20))
+        rows = [self.theirs.action_space.sample() for _ in range(dice.randrange(1, 6))]
+        actions = np.stack(rows, axis=1)
+        self.log.append(f"step_chunk of {len(rows)}")
+        ours = outcome(self.ours.step_chunk, actions.copy())
+        if not self.alike(self.log[-1], ours, outcome(steps_in_a_row, self.theirs, actions)):
+            return False
+        self.seen(*ours[0])
+        return True
+
+    def call(self, dice):
+        name, args = dice.choice(
+            [("double", (3,)), ("rescale", (2.0,)), ("rescale", (np.float32(0.1),)), ("no", ())]
+        )
+        done = self.both(f"call({name!r}, {args})", lambda envs: envs.call(name, *args))
+        return done or name in ("double", "rescale", "no")
+
+    def get_attr(self, dice):
+        names = [
+            *("_elapsed_steps", "state", "np_random_seed", "np_random", "scale", "obs_rms"),
+            *("return_rms", "return_queue", "length_queue", "episode_count", "gravity", "levels"),
+            *("action_space", "observation_space", "render_mode", "no", "discounted_reward"),
+            *("unwrapped", "has_reset", "spec", "low", "s", "init_qpos", "obs_queue", "steps"),
+        ]
+        name = dice.choice(names)
+        self.both(f"get_attr({name!r})", lambda envs: envs.get_attr(name))
+        return True
+
+    def set_attr(self, dice):
+        count = len(self.ended)
+        name, value = dice.choice(
+            [
+                *(("scale", 3.0), ("gravity", 5.0), ("force", 0.002), ("g", np.float64(3))),
+                *(("extra", [1] * count), ("update_running_mean", False), ("_elapsed_steps", 2)),
+                *(("gamma", 0.5), ("epsilon", 0.25), ("max_torque", 1.0), ("scale", np.float32(2))),
+                *(("_ctrl_cost_weight", 2.0), ("extra", [dice.random() for _ in range(count)])),
+            ]
+        )
+        return self.both(
+            f"set_attr({name!r}, {value})", lambda envs: envs.set_attr(name, copy.copy(value))
+        )
+
+    def apply(self, dice):
+        name = dice.choice([*CHANGES])
+        some = sorted(dice.sample(range(len(self.ended)), dice.randrange(1, len(self.ended) + 1)))
+        some = dice.choice([[0], some, [*range(len(self.ended))]])
+
+        def function(envs):
+            if envs is self.ours:
+                return envs.apply(CHANGES[name], envs=some)
+            return tuple(CHANGES[name](envs.envs[i]) for i in some)
+
+        # Most changes fail before they change something.
+        return self.both(f"apply({name!r}) of {some}", function) or True
+
+    def hold(self, dice):
+        """Change an env that the program holds, not through the vector env."""
+        options = self.case.options
+        if options["num_workers"] and options.get("context") != "threads":
+            return True
+        i, name = dice.randrange(len(self.ended)), dice.choice([*CHANGES])
+        by = dice.choice(["list", "unwrapped"])
+        if by == "list" and not len(self.held[0]) == len(self.held[1]) == len(self.ended):
+            by = "unwrapped"
+
+        def function(envs):
+            if by == "list":
+                env = self.held[envs is self.theirs][i]
+            else:
+                env = envs.get_attr("unwrapped")[i]
+            return CHANGES[name](env)
+
+        self.both(f"{name} of env {i}, held by {by}", function)
+        return True
+
+    def render(self, dice):
+        return self.both("render()", lambda envs: envs.render())
+
+
+def _set(actions, row, value):
+    actions = actions.copy()
+    actions[row] = value
+    return actions
+
+
+def steps_in_a_row(envs, actions):
+    """Return what ``step_chunk`` returns, by steps of a SyncVectorEnv's envs."""
+    mode, (count, length) = envs.autoreset_mode, actions.shape[:2]
+    rewards, taken, infos = np.zeros((count, length)), np.zeros(count, np.int64), {}
+    iterated = [list(envs_actions(envs, actions[:, k])) for k in range(length)]
+    for i, env in enumerate(envs.envs):
+        if mode is AutoresetMode.NEXT_STEP and envs._autoreset_envs[i]:
+            observation, info = env.reset()
+            end = cut = False
+        else:
+            if mode is AutoresetMode.DISABLED:
+                assert not envs._autoreset_envs[i]
+            for k in range(length):
+                observation, rewards[i, k], end, cut, info = env.step(iterated[k][i])
+                taken[i] += 1
+                if end or cut:
+                    break
+            if mode is AutoresetMode.SAME_STEP and (end or cut):
+                infos = envs._add_info(infos, {"final_obs": observation, "final_info": info}, i)
+                observation, info = env.reset()
+        infos = envs._add_info(infos, info, i)
+        envs._env_obs[i] = observation
+        envs._terminations[i], envs._truncations[i] = end, cut
+        envs._rewards[i] = 0
+    envs._autoreset_envs = envs._terminations | envs._truncations
+    envs._observations = gym.vector.utils.concatenate(
+        envs.single_observation_space, envs._env_obs, envs._observations
+    )
+    infos["steps"], infos["_steps"] = taken, np.ones(count, bool)
+    observations = copy.deepcopy(envs._observations) if envs.copy else envs._observations
+    ends = envs._terminations.copy(), envs._truncations.copy()
+    return observations, rewards, *ends, infos
+
+
+def envs_actions(envs, actions):
+    return gym.vector.utils.iterate(envs.action_space, actions)
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+class Watchdog:
+    """Ends the process, with the seed, if a case takes too long."""
+
+    def __init__(self):
+        self.seed, self.end = None, float("inf")
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def begin(self, seed):
+        self.seed, self.end = seed, time.monotonic() + HANG
+        faulthandler.dump_traceback_later(HANG + 10, exit=True)  # if the lock is not released
+
+    def _watch(self):
+        while time.monotonic() < self.end:
+            time.sleep(0.5)
+        print(f"HANG: {command(self.seed)}", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(1)
+
+
+def command(seed):
+    return f"python tests/faults/differential.py --repro {seed}"
+
+
+def difference(case):
+    """Run a case; return its difference or None, and the calls that were made."""
+    pair = Pair(case)
+    try:
+        pair.run()
+    except DifferenceError as error:
+        return str(error), pair.log
+    except Exception:  # of this program
+        traceback.print_exc()
+        return "an exception", pair.log
+    return None, pair.log
+
+
+def smaller(case):
+    """Yield cases with less in them."""
+    for i in reversed(range(len(case.calls))):
+        yield replace(case, calls=case.calls[:i] + case.calls[i + 1 :])
+    count = len(case.recipes)
+    for some in (1, 2, count // 2, count - 1):
+        if 0 < some < count:
+            options = {**case.options, "num_workers": min(some, case.options["num_workers"])}
+            yield replace(case, recipes=case.recipes[:some], options=options)
+            yield replace(case, recipes=case.recipes[-some:], options=options)
+    if any(one is not case.recipes[0] for one in case.recipes):
+        yield replace(case, recipes=case.recipes[:1] * count)
+        yield replace(case, recipes=case.recipes[-1:] * count)
+    for name in case.options:
+        if name != "num_workers":
+            yield replace(case, options={k: v for k, v in case.options.items() if k != name})
+    if case.options["num_workers"]:
+        yield replace(case, options={**case.options, "num_workers": 0})
+    distinct = {id(one): one for one in case.recipes}
+    for key, one in distinct.items():
+        fewer = [
+            replace(one, layers=one.layers[:i] + one.layers[i + 1 :])
+            for i in range(len(one.layers))
+        ]
+        fewer += [replace(one, change=None)] * (one.change is not None)
+        for name in one.kwargs:
+            if name not in ("observation_space", "action_space"):
+                kwargs = {k: v for k, v in one.kwargs.items() if k != name}
+                fewer.append(replace(one, kwargs=kwargs))
+        for simpler in fewer:
+            yield replace(case, recipes=[simpler if id(r) == key else r for r in case.recipes])
+
+
+def shrunk(case, watchdog, seed):
+    """Return a small case that differs too."""
+    going = True
+    while going:
+        going = False
+        for one in smaller(case):
+            watchdog.begin(seed)
+            with contextlib.suppress(Exception):
+                if difference(one)[0] is not None:
+                    case, going = one, True
+                    break
+    return case
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--cases", type=int, help="stop after this many")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--repro", type=int, help="only the case of this seed")
+    args = parser.parse_args()
+    faulthandler.enable()
+    warnings.simplefilter("ignore")
+    warnings.showwarning = lambda *_, **__: None  # gymnasium shows its own always
+    gym.logger.min_level = gym.logger.ERROR + 10
+    watchdog = Watchdog()
+    if args.repro is not None:
+        watchdog.begin(args.repro)
+        case = case_of(args.repro)
+        print(case)
+        found, log = difference(case)
+        print("\n".join(log), f"\n{found}\n" if found else "\nno difference")
+        if found:
+            case = shrunk(case, watchdog, args.repro)
+            found, log = difference(case)
+            print(f"smaller: {case}", *log, found, sep="\n")
+        return bool(found)
+    print(f"from --seed {args.seed}", flush=True)
+    end, count, found = time.monotonic() + args.seconds, 0, 0
+    while time.monotonic() < end and (args.cases is None or count < args.cases):
+        seed = args.seed + count
+        watchdog.begin(seed)
+        if (what := difference(case_of(seed))[0]) is not None:
+            found += 1
+            print(f"DIFFERENCE: {what}\n  {command(seed)}", flush=True)
+        count += 1
+    faulthandler.cancel_dump_traceback_later()
+    print(f"{count} cases, {found} of them differ")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
