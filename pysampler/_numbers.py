@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "byte_count",
     "fitting_array",
+    "is_masked",
     "is_real",
     "is_whole",
     "plain_array",
@@ -80,7 +81,7 @@ def true_or_false(operation: str, name: str, got: Any) -> bool:
 def plain_array(operation: str, name: str, got: Any) -> npt.NDArray[Any]:
     """Return ``got`` as an array, or raise ValueError if it cannot be one or would lose a mask."""
     try:
-        masked = _is_masked(got)
+        masked = is_masked(got)
         array = None if masked else np.asarray(got)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(
@@ -91,9 +92,10 @@ def plain_array(operation: str, name: str, got: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _is_masked(got: Any) -> bool:
+def is_masked(got: Any) -> bool:
+    """Return whether this is an array with a mask, or a list or tuple with one in it."""
     return isinstance(got, np.ma.MaskedArray) or (
-        isinstance(got, (list, tuple)) and any(map(_is_masked, got))
+        isinstance(got, (list, tuple)) and any(map(is_masked, got))
     )
 
 

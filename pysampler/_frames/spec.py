@@ -18,6 +18,8 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
+from pysampler._numbers import is_masked
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -256,7 +258,7 @@ def checked_actions(spec: Spec, num_envs: int, actions: Any) -> Sequence[npt.NDA
     """Return the arrays of a batch of actions, by leaf; None if they cannot be copied to frames.
 
     That holds for lists, unshaped leaves and some dtypes. Raises ValueError or TypeError if an
-    array has an unexpected shape, length or kind of dtype.
+    array has an unexpected shape, length or kind of dtype, or a mask.
     """
     arrays = []
     if spec.unshaped_actions:
@@ -265,6 +267,8 @@ def checked_actions(spec: Spec, num_envs: int, actions: Any) -> Sequence[npt.NDA
         for (path, value), field in zip(
             leaves(spec.action_tree, actions), spec.actions, strict=True
         ):
+            if is_masked(value):  # frames have no room for a mask
+                raise ValueError(f"masked{_at(path)}, expected an array without a mask")
             if isinstance(value, np.ndarray):
                 array = value
             elif hasattr(value, "__array__") or hasattr(value, "__dlpack__"):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from pysampler._frames.spec import build, leaves
+from pysampler._numbers import is_masked
 from pysampler._vector import arguments
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def _checked(spec: Spec, envs: int, actions: Any) -> list[npt.NDArray[Any]]:
             leaves(spec.action_tree, actions), spec.actions, strict=True
         ):
             at = f" at {path}" if path else ""
+            if is_masked(value):
+                raise ValueError(f"masked{at}, expected an array without a mask")
             array = np.asarray(value)
             if steps is None and array.ndim >= 2:
                 steps = array.shape[1]

@@ -19,8 +19,8 @@ from pysampler import _core
 from pysampler._frames.frames import FINAL_BY_MAIL, SKIPPED
 from pysampler._frames.infos import Infos
 from pysampler._frames.spec import build, checked_actions
+from pysampler._workers.exceptions import error_from, report
 from pysampler._workers.jobs import Answer, Failure
-from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._frames.infos import Column
+    from pysampler.errors import EnvError
 
     # Observations, rewards, terminated, truncated, infos.
     Stepped = tuple[
@@ -512,7 +513,8 @@ def _batching(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise EnvError(f"cannot batch {what} of envs: {type(error).__name__}: {error}") from error
+        message = f"cannot batch {what} of envs: {type(error).__name__}"
+        raise error_from(report(error), message) from error
 
 
 def first(failures: Sequence[tuple[int, Failure]]) -> tuple[int, Failure]:

@@ -118,6 +118,8 @@ def test_unknown_option_error_suggests_the_nearest_name():
         (0, TypeError, "int, expected an array"),
         (None, TypeError, "NoneType, expected an array"),
         ({"a": np.zeros(4)}, TypeError, "dict, expected an array"),
+        (np.ma.zeros(4, np.int64), ValueError, "masked, expected an array without a mask"),
+        ([np.ma.masked_equal(0, 0)] * 4, ValueError, "masked, expected an array without a mask"),
     ],
 )
 def test_wrong_actions_raise_and_later_steps_work(workers, actions, error, message):

@@ -326,6 +326,7 @@ BAD = {
     "other envs": (np.zeros((3, 2), np.int64), ValueError, r"shape \(3, 2\), expected \(4, 2\)"),
     "no steps": (np.zeros((4, 0), np.int64), ValueError, "0 steps, expected 1 to 65535"),
     "floats": (np.zeros((4, 2)), TypeError, "dtype float64, expected int64"),
+    "masked": (np.ma.zeros((4, 2), np.int64), ValueError, "masked, expected an array without a"),
 }
 
 

@@ -659,12 +659,13 @@ def test_infos_that_cannot_be_batched_raise_env_error(workers, partial):
     envs = pysampler.VectorEnv([Infos] * 2, num_workers=workers, groups=2)
     for _ in range(2):
         envs.reset()
-        with pytest.raises(EnvError, match="cannot batch infos of envs: ValueError"):
+        with pytest.raises(EnvError, match="cannot batch infos of envs: ValueError") as caught:
             if partial:
                 envs.send([1, 2], [0, 1])
                 envs.recv(2)
             else:
                 envs.step([1, 2])
+        assert isinstance(caught.value, ValueError)  # as gymnasium raises it
     envs.close()
 
 
