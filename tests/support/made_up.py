@@ -233,7 +233,7 @@ def identical(ours, theirs, place=""):
 def _leaves(value):
     """Yield every array of floats in a result."""
     if isinstance(value, dict):
-        for key in sorted(value):
+        for key in sorted(value, key=str):
             yield from _leaves(value[key])
     elif isinstance(value, (tuple, list)) or (
         isinstance(value, np.ndarray) and value.dtype == object

@@ -69,8 +69,8 @@ OBSERVED = {
     "deep": lambda _, o: o.reshape(1, *o.shape),
     "buffer": lambda env, o: env.buffered(o),
 }
-# Keys of infos that mean something elsewhere.
-WORDS = ["a", "_a", "__a", "episode", "final_obs", "_final_obs", "x y", "steps", "worker_lost"]
+# Keys of infos that mean something elsewhere; not those of both a value and the mask of another.
+WORDS = ["a", "__a", "b", "_text", "episode", "final_obs", "x y", "steps", "worker_lost", "env_id"]
 
 
 class Small(SpaceEnv):

@@ -201,3 +201,41 @@ def test_spaces_that_differ_only_in_dtype_raise():
     for num_workers in (0, 1, 2):
         with pytest.raises(RuntimeError, match="not equivalent"):
             pysampler.VectorEnv(env_fns, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_masked_reset_leaves_the_options_and_zeros_of_envs_that_were_never_reset(num_workers):
+    options = {"reset_mask": np.array([False, True])}
+    with pysampler.VectorEnv(
+        [functools.partial(SpaceEnv, box(2))] * 2, num_workers=num_workers
+    ) as envs:
+        observations, _ = envs.reset(seed=1, options=options)
+    assert observations[0].tolist() == [0, 0]
+    assert observations[1].all()
+    assert options["reset_mask"].tolist() == [False, True]
+
+
+class Reshaped(SpaceEnv):
+    def _observe(self):
+        return super()._observe().reshape(-1)[::-1].astype(np.float64)
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, np.array([reward]), *rest
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_observations_of_the_right_size_are_converted(num_workers):
+    for dtype in (np.float32, np.uint8):
+        fns = [functools.partial(SpaceEnv, box(2, 3, dtype=dtype))] * 2
+        theirs = SyncVectorEnv(fns)
+        reshaped = [functools.partial(Reshaped, box(2, 3, dtype=dtype))] * 2
+        with pysampler.VectorEnv(reshaped, num_workers=num_workers) as envs:
+            for ours, expected in (
+                (envs.reset(seed=1)[0], theirs.reset(seed=1)[0]),
+                (envs.step([1, 1])[:2], theirs.step([1, 1])[:2]),
+            ):
+                ours, rewards = ours if isinstance(ours, tuple) else (ours, None)
+                expected, others = expected if isinstance(expected, tuple) else (expected, None)
+                same(ours.reshape(2, -1), expected.reshape(2, -1)[:, ::-1])
+                same(rewards, others)
