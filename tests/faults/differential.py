@@ -17,7 +17,10 @@ import copy
 import faulthandler
 import functools
 import os
+import pickle
 import random
+import re
+import signal
 import sys
 import threading
 import time
@@ -32,13 +35,27 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import vector as vector_wrappers
 from gymnasium.wrappers.utils import RunningMeanStd
 
 import pysampler
+from pysampler.envs.mujoco import make_env
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from made_up import identical
-from random_envs import CHANGES, LAYERS, random_recipe, varied
+from random_envs import (
+    CHANGES,
+    LAYERS,
+    Dice,
+    Recipe,
+    Slide,
+    Small,
+    Walk,
+    Walks,
+    random_recipe,
+    random_small,
+    varied,
+)
 
 HANG = 60  # seconds that a case may take at most
 
@@ -62,7 +79,9 @@ class Case:
         recipes: How each env is made; equal ones may be the same object.
         options: Options of pysampler's vector env.
         mode: The autoreset mode of both.
-        form: How the functions are given: "recipe", "partial" or "make_vec".
+        form: How the functions are given: "recipe", "partial", "make_vec", "nested" (as vector
+            envs), "task" or "batch".
+        outer: A vector wrapper around both, by its name in ``OUTER``.
         calls: The name of each call and the seed of its arguments.
     """
 
@@ -70,6 +89,7 @@ class Case:
     options: dict[str, Any]
     mode: AutoresetMode
     form: str = "recipe"
+    outer: str | None = None
     calls: list[tuple[str, int]] = field(default_factory=list)
 
     def __str__(self):
@@ -79,7 +99,7 @@ class Case:
             [
                 f"{len(self.recipes)} envs, {'one function' if same else 'functions'}:",
                 *lines,
-                f"{self.form}, {self.mode.name}, {self.options}",
+                f"{self.form}, {self.mode.name}, {self.options}, within {self.outer}",
                 f"calls: {self.calls}",
             ]
         )
@@ -96,6 +116,20 @@ CALLS = {
     "apply": 2,
     "hold": 1,
     "render": 0.3,
+    "partial": 1,
+    "set_options": 0.5,
+    "kill": 0.2,
+}
+OUTER = {
+    "statistics": vector_wrappers.RecordEpisodeStatistics,
+    "observations": vector_wrappers.NormalizeObservation,
+    "rewards": vector_wrappers.NormalizeReward,
+    "transform": lambda envs: vector_wrappers.TransformObservation(envs, lambda o: o * 2),
+    "dtype": lambda envs: vector_wrappers.DtypeObservation(envs, np.float32),
+    "flat": vector_wrappers.FlattenObservation,
+    "clip": vector_wrappers.ClipAction,
+    "rescale": lambda envs: vector_wrappers.RescaleAction(envs, -1, 1),
+    "infos": vector_wrappers.DictInfoToList,
 }
 
 
@@ -128,15 +162,37 @@ def case_of(seed):
         options["copy"] = False
     if dice.random() < 0.2:
         options["native"] = False
+    if dice.random() < 0.1:
+        options["observation_mode"] = "different"
+    if recipe.make is Dice and options.get("context") != "threads":
+        options["seed_globals"] = True
+    if options["num_workers"] and options.get("context") != "threads" and dice.random() < 0.3:
+        options["on_worker_loss"] = "restart"
     mode = dice.choice(list(AutoresetMode))
     form = dice.choice(["recipe", "recipe", "partial", "make_vec"])
+    special, outer = dice.random(), None
+    if special < 0.06:
+        form = "nested"  # gets arrays of actions, and returns those of the space's dtype
+        small = Recipe(Small, {**random_small(dice), "observed": "space"})
+        recipes = [small] * count
+    elif special < 0.1:
+        form, recipes = "task", [Recipe(make_env, {"task": Slide})] * count
+    elif special < 0.14:
+        form, recipes = "batch", [Recipe(Walk)] * count
+    elif special < 0.24:
+        outer = dice.choice([*OUTER])
+    if recipes[0].make is not Dice:
+        options.pop("seed_globals", None)
+    if form in ("nested", "task", "batch"):
+        for name in ("observation_mode", "seed_globals"):
+            options.pop(name, None)
     calls = [
         (name, dice.randrange(1 << 20))
         for name in dice.choices([*CALLS], [*CALLS.values()], k=dice.randrange(2, 14))
     ]
     if dice.random() < 0.95:
         calls.insert(0, ("seeded_reset", dice.randrange(1 << 20)))
-    return Case(recipes, options, mode, form, calls)
+    return Case(recipes, options, mode, form, outer, calls)
 
 
 def functions_of(case, recipes):
@@ -192,8 +248,8 @@ def documented(failed, refused):
     """Return whether docs/migrate.md says that only one raises, or both different exceptions."""
     if failed is not None and str(failed).startswith("cannot send actions: "):
         return True
-    converted = failed is None or " observation has " in str(failed)
-    return converted and str(refused).startswith(_REFUSED)
+    converted = failed is None or re.search(r" observation\S* has ", str(failed))
+    return bool(converted) and str(refused).startswith(_REFUSED)
 
 
 def outcome(function, *args, **kwargs):
@@ -213,6 +269,7 @@ class Pair:
         self.ended = np.zeros(len(case.recipes), bool)
         self.seeded = case.calls[:1] and case.calls[0][0] == "seeded_reset"
         self.kept = deque(maxlen=4)
+        self.options, self.version = [None] * len(case.recipes), 0
         self.log = []
 
     def run(self):
@@ -237,7 +294,17 @@ class Pair:
                     one.held = held
         first = mine[0]
         options = {**case.options, "autoreset_mode": case.mode}
-        if case.form == "make_vec" and first.change is None and all(r is first for r in mine):
+        if case.form == "nested":
+            size = 1 + count // 3
+            chunks = [mine[i : i + size] for i in range(0, count, size)]
+            fns = [functools.partial(nested, one, case.mode) for one in chunks]
+            options["num_workers"] = min(options["num_workers"], len(fns))
+            options["main_envs"] = min(options.pop("main_envs", 0), len(fns) - 1)
+            make = functools.partial(pysampler.VectorEnv, fns, **options)
+        elif case.form in ("task", "batch"):
+            kind = Walks if case.form == "batch" else Slide
+            make = functools.partial(pysampler.make_vec, kind, count, vector_kwargs=options)
+        elif case.form == "make_vec" and first.change is None and all(r is first for r in mine):
             layers = [functools.partial(LAYERS[name], **kwargs) for name, kwargs in first.layers]
 
             def make():
@@ -250,6 +317,7 @@ class Pair:
         theirs = functools.partial(
             SyncVectorEnv,
             functions_of(case, other),
+            observation_mode=case.options.get("observation_mode", "same"),
             autoreset_mode=case.mode,
             copy=case.options.get("copy", True),
         )
@@ -261,17 +329,31 @@ class Pair:
                 raise DifferenceError(f"{name} differs")
         self.compare(self.ours.metadata, self.theirs.metadata, "metadata")
         self.compare(self.ours.render_mode, self.theirs.render_mode, "render_mode")
+        if case.options.get("seed_globals"):
+            self.theirs.envs = [Alone(env) for env in self.theirs.envs]
+        self.outer = self.ours, self.theirs
+        if case.outer is not None:
+            both = [outcome(OUTER[case.outer], envs) for envs in self.outer]
+            if not self.alike("outer", *[(None, error) for _, error in both]):
+                return False
+            self.outer = [envs for envs, _ in both]
         return True
 
     def compare(self, ours, theirs, what):
+        ours, theirs = plain(ours), plain(theirs)
+        if pickle.dumps(ours) == pickle.dumps(theirs):  # the fast way
+            return
         try:
-            identical(plain(ours), plain(theirs), what)
+            identical(ours, theirs, what)
         except AssertionError as error:
             raise DifferenceError(str(error).strip()) from None
 
     def alike(self, what, ours, theirs):
         """Compare two outcomes; return whether the program goes on."""
         (mine, failed), (other, refused) = ours, theirs
+        if self.version and isinstance(mine, tuple) and mine and isinstance(mine[-1], dict):
+            for key in ("options_version", "_options_version"):
+                mine[-1].pop(key, None)
         if failed is None and refused is None:
             if self.seeded:
                 self.compare(mine, other, what)
@@ -287,11 +369,12 @@ class Pair:
             raise DifferenceError(f"{what}: {failed!r} and {refused!r}", kind) from failed
         return False
 
-    def both(self, what, function):
+    def both(self, what, function, pair=None):
         """Call a function with each vector env and compare the results."""
         self.log.append(what)
-        ours = outcome(function, self.ours)
-        return self.alike(what, ours, outcome(function, self.theirs))
+        ours, theirs = pair or (self.ours, self.theirs)
+        first = outcome(function, ours)
+        return self.alike(what, first, outcome(function, theirs))
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -307,6 +390,7 @@ class Pair:
         return self.both(
             f"reset(seed={seed}, options={options})",
             lambda envs: envs.reset(seed=copy.copy(seed), options=copy.copy(options)),
+            self.outer,
         )
 
     def masked_reset(self, dice, mask=None):
@@ -321,6 +405,7 @@ class Pair:
             lambda envs: envs.reset(
                 seed=seed, options={"reset_mask": mask.copy(), **copy.copy(rest)}
             ),
+            self.outer,
         )
 
     def ready(self, dice):
@@ -333,7 +418,8 @@ class Pair:
         """Return actions, some of which are odd, and their description."""
         self.theirs.action_space.seed(dice.randrange(1 << 20))
         actions = self.theirs.action_space.sample()
-        if dice.random() < 0.7 or not isinstance(actions, np.ndarray):
+        odd = isinstance(actions, np.ndarray) and self.case.form != "nested"
+        if dice.random() < 0.7 or not odd:
             return actions, ""
         row = dice.randrange(len(actions))
         name, change = dice.choice(
@@ -374,7 +460,7 @@ class Pair:
             given = [copy.deepcopy(actions) for _ in range(2)]
             self.log.append(f"{how} {name}")
             ours = outcome(self.step_ours, how, given[0])
-            theirs = outcome(self.theirs.step, given[1])
+            theirs = outcome(self.outer[1].step, given[1])
             what = f"{how}({name}) with {actions!r:.300}"
             if not self.alike(what, ours, theirs):
                 return False
@@ -383,8 +469,8 @@ class Pair:
         return True
 
     def step_ours(self, how, actions):
-        if how == "step":
-            return self.ours.step(actions)
+        if how == "step" or self.case.outer:
+            return self.outer[0].step(actions)
         self.ours.step_async(actions)
         return self.ours.step_wait()
 
@@ -400,7 +486,8 @@ class Pair:
 
     def chunk(self, dice):
         space = self.theirs.single_action_space
-        if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
+        arrays = spaces.Box, spaces.Discrete, spaces.MultiDiscrete
+        if self.case.outer or self.case.form == "nested" or not isinstance(space, arrays):
             return True
         if not self.ready(dice):
             return False
@@ -447,6 +534,8 @@ class Pair:
         )
 
     def apply(self, dice):
+        if self.case.form in ("nested", "task", "batch"):
+            return True
         name = dice.choice([*CHANGES])
         some = sorted(dice.sample(range(len(self.ended)), dice.randrange(1, len(self.ended) + 1)))
         some = dice.choice([[0], some, [*range(len(self.ended))]])
@@ -454,7 +543,7 @@ class Pair:
         def function(envs):
             if envs is self.ours:
                 return envs.apply(CHANGES[name], envs=some)
-            return tuple(CHANGES[name](envs.envs[i]) for i in some)
+            return tuple(CHANGES[name](getattr(envs.envs[i], "alone", envs.envs[i])) for i in some)
 
         # Most changes fail before they change something.
         return self.both(f"apply({name!r}) of {some}", function) or True
@@ -463,6 +552,8 @@ class Pair:
         """Change an env that the program holds, not through the vector env."""
         options = self.case.options
         if options["num_workers"] and options.get("context") != "threads":
+            return True
+        if self.case.form in ("nested", "task", "batch"):
             return True
         i, name = dice.randrange(len(self.ended)), dice.choice([*CHANGES])
         by = dice.choice(["list", "unwrapped"])
@@ -482,6 +573,120 @@ class Pair:
     def render(self, dice):
         return self.both("render()", lambda envs: envs.render())
 
+    def partial(self, dice):
+        """Step some groups with ``send`` and ``recv``."""
+        if self.case.outer or not self.ready(dice):
+            return self.case.outer is not None
+        actions, _ = self.actions(dice)
+        if not isinstance(actions, np.ndarray) or len(actions) != len(self.ended):
+            return True
+        groups = [list(group) for group in self.ours._core.groups]
+        chosen = dice.sample(groups, dice.randrange(1, len(groups) + 1))
+        ids = [env for group in chosen for env in group]
+        self.log.append(f"send and recv of {ids}")
+        ours = outcome(self.send_and_recv, actions[ids], ids)
+        order = ids if ours[0] is None else ours[0][4]["env_id"].tolist()
+        theirs = outcome(steps_in_a_row, self.theirs, actions[:, None], order)
+        if not self.alike(f"{self.log[-1]} with {actions!r:.300}", ours, theirs):
+            return False
+        _, _, terminated, truncated, _ = ours[0]
+        self.ended[order] = terminated | truncated
+        return True
+
+    def send_and_recv(self, actions, ids):
+        self.ours.send(actions, ids)
+        return self.ours.recv()
+
+    def set_options(self, dice):
+        """Set options of later resets; in gymnasium, each env's reset gets them."""
+        if self.case.form in ("nested", "batch"):
+            return True
+        some = sorted(dice.sample(range(len(self.ended)), dice.randrange(1, len(self.ended) + 1)))
+        options = dice.choice([{"b": 5}, {"low": -0.03, "high": 0.0}, None])
+        self.log.append(f"set_options({some}, {options})")
+        self.version = self.ours.set_options(some, options)
+        for i in some:
+            self.options[i] = options
+            env = self.theirs.envs[i]
+            if not hasattr(env.reset, "reset"):
+                env.reset = WithOptions(env.reset, self.options, i)
+        return True
+
+    def kill(self, dice):
+        """Kill a worker: the others' results are right, and so are all after a reset."""
+        options = self.case.options
+        if options.get("on_worker_loss") != "restart" or self.case.outer or not self.seeded:
+            return True
+        if self.case.form in ("nested", "task", "batch") or not self.ready(dice):
+            return True
+        pid = dice.choice(self.ours._pool.pids)
+        self.log.append("kill")
+        os.kill(pid, signal.SIGKILL)
+        actions = self.theirs.action_space.sample()
+        theirs = outcome(self.theirs.step, actions)
+        (ours, failed) = outcome(self.ours.step, actions)
+        if failed or theirs[1]:
+            return self.alike("step after kill", (ours, failed), theirs)
+        lost = ours[4].get("worker_lost")
+        if lost is None or not lost.any() or (lost & ~ours[3]).any():
+            raise DifferenceError(f"after a kill, worker_lost is {lost} and truncated {ours[3]}")
+        for mine, other in zip(ours[1:4], theirs[0][1:4], strict=True):
+            self.compare(mine[~lost], other[~lost], "results of other workers")
+        for i in np.flatnonzero(lost):
+            self.theirs.envs[i] = copy.deepcopy(self.case.recipes[i])()
+            if options.get("seed_globals"):
+                self.theirs.envs[i] = Alone(self.theirs.envs[i])
+            if self.options[i] is not None:
+                self.theirs.envs[i].reset = WithOptions(self.theirs.envs[i].reset, self.options, i)
+        return self.seeded_reset(dice)
+
+
+class WithOptions:
+    """The reset of an env that gets the options of ``set_options``."""
+
+    def __init__(self, reset, options, i):
+        self.reset, self.options, self.i = reset, options, i
+
+    def __call__(self, **kwargs):
+        if not kwargs.get("options") and self.options[self.i] is not None:
+            kwargs["options"] = self.options[self.i]
+        return self.reset(**kwargs)
+
+
+class Alone:
+    """Stands for an env with global generators of its own, as ``seed_globals`` promises."""
+
+    def __init__(self, env):
+        self.alone, self.state = env, None
+
+    def __getattr__(self, name):
+        return getattr(self.alone, name)
+
+    def step(self, action):
+        return self._swapped(lambda: self.alone.step(action))
+
+    def reset(self, *, seed=None, options=None):
+        return self._swapped(lambda: self.alone.reset(seed=seed, options=options), seed)
+
+    def _swapped(self, function, seed=None):
+        before = random.getstate(), np.random.get_state()
+        if self.state is not None:
+            random.setstate(self.state[0])
+            np.random.set_state(self.state[1])
+        if seed is not None:
+            random.seed(seed)
+            np.random.seed(seed)
+        try:
+            return function()
+        finally:
+            self.state = random.getstate(), np.random.get_state()
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+def nested(recipes, mode):
+    return SyncVectorEnv(recipes, autoreset_mode=mode)
+
 
 def _set(actions, row, value):
     actions = actions.copy()
@@ -489,12 +694,16 @@ def _set(actions, row, value):
     return actions
 
 
-def steps_in_a_row(envs, actions):
-    """Return what ``step_chunk`` returns, by steps of a SyncVectorEnv's envs."""
-    mode, (count, length) = envs.autoreset_mode, actions.shape[:2]
+def steps_in_a_row(envs, actions, ids=None):
+    """Return what ``step_chunk`` returns, or ``recv`` for these envs, by steps of single envs."""
+    mode, length = envs.autoreset_mode, actions.shape[1]
+    rows = list(range(envs.num_envs)) if ids is None else ids
+    part = gym.vector.VectorEnv()
+    part.num_envs = count = len(rows)
     rewards, taken, infos = np.zeros((count, length)), np.zeros(count, np.int64), {}
     iterated = [list(envs_actions(envs, actions[:, k])) for k in range(length)]
-    for i, env in enumerate(envs.envs):
+    for row, i in enumerate(rows):
+        env = envs.envs[i]
         if mode is AutoresetMode.NEXT_STEP and envs._autoreset_envs[i]:
             observation, info = env.reset()
             end = cut = False
@@ -502,24 +711,31 @@ def steps_in_a_row(envs, actions):
             if mode is AutoresetMode.DISABLED:
                 assert not envs._autoreset_envs[i]
             for k in range(length):
-                observation, rewards[i, k], end, cut, info = env.step(iterated[k][i])
-                taken[i] += 1
+                observation, rewards[row, k], end, cut, info = env.step(iterated[k][i])
+                taken[row] += 1
                 if end or cut:
                     break
             if mode is AutoresetMode.SAME_STEP and (end or cut):
-                infos = envs._add_info(infos, {"final_obs": observation, "final_info": info}, i)
+                final = {"final_obs": observation, "final_info": info}
+                infos = part._add_info(infos, final, row)
                 observation, info = env.reset()
-        infos = envs._add_info(infos, info, i)
+        infos = part._add_info(infos, info, row)
         envs._env_obs[i] = observation
         envs._terminations[i], envs._truncations[i] = end, cut
         envs._rewards[i] = 0
     envs._autoreset_envs = envs._terminations | envs._truncations
-    envs._observations = gym.vector.utils.concatenate(
-        envs.single_observation_space, envs._env_obs, envs._observations
-    )
-    infos["steps"], infos["_steps"] = taken, np.ones(count, bool)
-    observations = copy.deepcopy(envs._observations) if envs.copy else envs._observations
-    ends = envs._terminations.copy(), envs._truncations.copy()
+    space = envs.single_observation_space
+    empty = gym.vector.utils.create_empty_array(space, count, np.zeros)
+    seen = [envs._env_obs[i] for i in rows]
+    observations = copy.deepcopy(gym.vector.utils.concatenate(space, seen, empty))
+    if all(one is not None for one in envs._env_obs):
+        envs._observations = gym.vector.utils.concatenate(space, envs._env_obs, envs._observations)
+    ends = envs._terminations[rows], envs._truncations[rows]
+    if ids is None:
+        infos["steps"], infos["_steps"] = taken, np.ones(count, bool)
+    else:
+        infos["env_id"], infos["_env_id"] = np.array(ids), np.ones(count, bool)
+        rewards = rewards[:, 0]
     return observations, rewards, *ends, infos
 
 
@@ -579,6 +795,8 @@ def smaller(case):
             options.pop("main_envs", None)
             yield replace(case, recipes=case.recipes[:some], options=options)
             yield replace(case, recipes=case.recipes[-some:], options=options)
+    if case.outer:
+        yield replace(case, outer=None)
     if any(one is not case.recipes[0] for one in case.recipes):
         yield replace(case, recipes=case.recipes[:1] * count)
         yield replace(case, recipes=case.recipes[-1:] * count)

@@ -9,13 +9,22 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import random
+import re
+import tempfile
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 from gymnasium import spaces, wrappers
+from gymnasium.envs.mujoco import mujoco_env
 from made_up import SpaceEnv
+
+from pysampler.envs import BatchEnv
+from pysampler.envs.mujoco import Task, draw
 
 # -- small envs -----------------------------------------------------------------------------------
 
@@ -70,7 +79,7 @@ OBSERVED = {
     "buffer": lambda env, o: env.buffered(o),
 }
 # Keys of infos that mean something elsewhere; not those of both a value and the mask of another.
-WORDS = ["a", "__a", "b", "_text", "episode", "final_obs", "x y", "steps", "worker_lost", "env_id"]
+WORDS = ["a", "__a", "b", "episode", "final_obs", "x y", "steps", "worker_lost", "env_id"]
 
 
 class Small(SpaceEnv):
@@ -162,6 +171,109 @@ def number(dice, value):
     return kind(value)
 
 
+class Dice(SpaceEnv):
+    """Draws from the global generators."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        reward += np.random.random() + np.random.normal() + random.gauss(0, 1)
+        return observation, reward, *rest
+
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        return observation, {**info, "drawn": random.random() + np.random.random()}
+
+
+class Walk(gym.Env):
+    """One env of ``Walks``."""
+
+    metadata = {}  # noqa: RUF012
+    observation_space = spaces.Box(-9, 9, (2,), np.float64)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = self.np_random.uniform(-1, 1, 2)
+        self.steps = 0
+        return self.at.copy(), {"first": self.at[0]}
+
+    def step(self, action):
+        self.steps += 1
+        self.at += (action - 1) * 0.3
+        infos = {"x": self.at[1], "n": self.at * 2}
+        over = bool(np.abs(self.at).max() > 1.5)
+        return self.at.copy(), -np.abs(self.at[0]), over, self.steps == 9, infos
+
+
+class Walks(BatchEnv):
+    """Many of ``Walk`` at once."""
+
+    observation_space, action_space, max_episode_steps = (
+        Walk.observation_space,
+        Walk.action_space,
+        9,
+    )
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.at = self.rows((2,))
+
+    def set_options(self, ids, options):
+        """Accept options, which do nothing."""
+
+    def reset(self, ids, rngs):
+        self.at[ids] = rngs.uniform(-1, 1, 2)
+        return {"first": self.at[ids, 0].copy()}
+
+    def step(self, ids, actions):
+        self.at[ids] += (actions[:, None] - 1) * 0.3
+        at = self.at[ids]
+        infos = {"x": at[:, 1].copy(), "n": at * 2}
+        return -np.abs(at[:, 0]), np.abs(at).max(1) > 1.5, infos
+
+    def observe(self, ids):
+        return self.at[ids]
+
+
+MODEL = """<mujoco>
+  <worldbody>
+    <body><joint name="x" type="slide" axis="1 0 0"/><geom type="box" size="0.1 0.1 0.1"/></body>
+  </worldbody>
+  <actuator><motor joint="x" ctrlrange="-3 2" gear="4"/></actuator>
+</mujoco>"""
+
+
+class Slide(Task):
+    """A task of a program."""
+
+    max_episode_steps = 7
+
+    def __init__(self):
+        super().__init__(mujoco.MjModel.from_xml_string(MODEL), 2)
+
+    def allocate(self):
+        self.moved = np.zeros(self.count, np.float32)
+
+    def observe(self, d):
+        return np.concatenate((d.qpos, d.qvel), axis=1)
+
+    def before(self, d):
+        return d.qpos[:, 0].copy()
+
+    def reward(self, d, before, action):
+        moved = d.qpos[:, 0] - before
+        self.moved[d.ids] += moved.astype(np.float32)
+        return moved, {"moved": self.moved[d.ids].copy(), "time": d.time.copy()}
+
+    def terminated(self, d):
+        return np.abs(d.qpos[:, 0]) > 0.1
+
+    def reset(self, rngs, ids):
+        self.moved[ids] = 0
+        qpos = draw(rngs, lambda rng: rng.normal(scale=0.1, size=1))
+        return qpos, draw(rngs, lambda rng: rng.uniform(-0.5, 0.5, 1))
+
+
 # -- ids ------------------------------------------------------------------------------------------
 
 
@@ -192,11 +304,31 @@ IDS = {
     "Blackjack-v1": {"natural": [True, False]},
     "CliffWalking-v1": {},
 }
+
+
+def weaker(name):
+    """Return a copy of a model of gymnasium's whose first motor is half as strong."""
+    text = Path(mujoco_env.__file__).with_name("assets").joinpath(name).read_text()
+    text = re.sub(r'gear="(\d+)"', lambda found: f'gear="{int(found[1]) / 2}"', text, count=1)
+    path = Path(tempfile.gettempdir(), f"weaker_{name}")
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    return str(path)
+
+
 MUJOCO = {
     "InvertedPendulum-v5": {"reset_noise_scale": [0.01, 0.1]},
     "InvertedDoublePendulum-v5": {"healthy_reward": [10.0, 3]},
-    "HalfCheetah-v5": {"ctrl_cost_weight": [0.1, 0.5], "forward_reward_weight": [1.0, 2]},
-    "Hopper-v5": {"healthy_z_range": [(0.7, np.inf), [0.9, 2.0]], "ctrl_cost_weight": [1e-3, 0.1]},
+    "HalfCheetah-v5": {
+        "xml_file": [weaker("half_cheetah.xml")],
+        "ctrl_cost_weight": [0.1, 0.5],
+        "forward_reward_weight": [1.0, 2],
+    },
+    "Hopper-v5": {
+        "xml_file": [weaker("hopper.xml")],
+        "healthy_z_range": [(0.7, np.inf), [0.9, 2.0]],
+        "ctrl_cost_weight": [1e-3, 0.1],
+    },
     "Walker2d-v5": {"healthy_angle_range": [(-1.0, 1.0), [-0.5, 0.5]], "healthy_reward": [1.0, 2]},
     "Swimmer-v5": {"ctrl_cost_weight": [1e-4, 0.1]},
     "Reacher-v5": {"reward_dist_weight": [1, 2]},
@@ -552,7 +684,10 @@ def with_layers(dice, recipe, most):
 
 def random_recipe(dice, most=6):
     kind = dice.random()
-    if kind < 0.45:
+    if kind < 0.05:
+        space = random_space(dice, shaped=True)
+        recipe = Recipe(Dice, {"observation_space": space, "ends": dice.choice([0.0, 0.3])})
+    elif kind < 0.45:
         recipe = Recipe(Small, random_small(dice))
     else:
         ids = MUJOCO if kind < 0.6 else IDS
@@ -594,7 +729,10 @@ def varied(dice, recipe):
 def _varied(dice, recipe):
     recipe = replace(recipe, kwargs=dict(recipe.kwargs), layers=list(recipe.layers))
     kind = dice.randrange(4)
-    if kind == 0 and isinstance(recipe.make, str):
+    if kind == 0 and dice.random() < 0.3:
+        space = recipe.kwargs["observation_space"]
+        recipe.kwargs["observation_space"] = spaces.Box(-2, 10, space.shape, space.dtype)
+    elif kind == 0 and isinstance(recipe.make, str):
         known = {**IDS, **MUJOCO}[recipe.make]
         for name, some in known.items():
             recipe.kwargs[name] = dice.choice(some)
