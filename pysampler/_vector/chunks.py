@@ -157,7 +157,7 @@ class Chunks:
         core = self._core
         self.steps = max(self.steps, steps)
         self.sent.update((group, steps) for group in groups)
-        core.call.begin(name)
+        core.begin(name, awaited=name == "send")
         first = core.results.frames.ring
         core.pool.step_chunk([(group, first) for group in groups], steps, last=not self._every)
 

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameLayout", "VectorCore"]
 
-# Calls whose results survive an interrupt: the matching wait returns them. Results of all other
-# calls are dropped.
-_WITH_WAIT = "reset", "step", "call", "send"
+# Calls whose results survive an interrupt, and the methods that return them then. Results of all
+# other calls are dropped.
+_WAIT_OF = {"reset": "reset_wait", "step": "step_wait", "call": "call_wait", "send": "recv"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class VectorCore:
         results: Writes actions to the current frames and reads results from them.
         lease: The sampler that uses the envs, or None.
         call: The pending call, and results that have not reached the caller yet.
+        awaited: Whether the user started the pending call with a method that does not wait, such as
+            ``step_async``. If not, an exception has interrupted it.
         step_entry: The guard's context for a step.
         tuner: The tuner that chose the newest partial batch; None if there was none.
         batch_sizes: By size, the number of partial batches.
@@ -119,6 +121,7 @@ class VectorCore:
         self.everyone = np.arange(self.num_envs)
         self.step_entry = self.guard.entry("call step")
         self.call = _core.Call(pool.native, self.step_entry, self.all_groups)
+        self.awaited = False
         self.lease: Lease | None = None
         self.tuner: BatchTuner | None = None
         self.batch_sizes: Counter[int] = Counter()
@@ -268,10 +271,14 @@ class VectorCore:
         """The name of the pending call, or None."""
         return self.call.name if self.at_work else None
 
-    def expect_idle(self, what: str) -> None:
+    def expect_idle(self, what: str, *, resets_all: bool = False) -> None:
         """Raise AlreadyPendingCallError if a call is pending or a sampler uses the envs.
 
         First drop an interrupted call whose results no wait returns, and reclaim an ended lease.
+
+        Args:
+            what: The name of the caller's call, for errors.
+            resets_all: Whether it resets all envs: then drop any interrupted call.
         """
         call = self.call
         if call.name is None and self.lease is None and call.laid_out:
@@ -284,18 +291,31 @@ class VectorCore:
             raise AlreadyPendingCallError(
                 f"cannot call {what}: {lease.name} have the envs until they are closed", lease.name
             )
-        if call.name not in (None, *_WITH_WAIT) and self.at_work:
-            self.drop_work("a call", stopped=True)
+        if self.at_work and call.name is not None:
+            if call.name not in _WAIT_OF:
+                self.drop_work("a call", stopped=True)
+            elif resets_all and not self.awaited:
+                self._finish_interrupted()
         pending = self.pending
         if not call.laid_out:
             self.drop_work("a call", stopped=True)
             self.lay_out(self._usual)
             return
         if pending is not None:
+            drops = "" if self.awaited else ", and `reset` of all envs drops them"
             raise AlreadyPendingCallError(
-                f"Calling `{what}` while waiting for a pending call to `{pending}` to complete",
+                f"Calling `{what}` while waiting for a pending call to `{pending}` to complete: "
+                f"`{_WAIT_OF[pending]}` returns its results{drops}",
                 pending,
             )
+
+    def _finish_interrupted(self) -> None:
+        """Wait for an interrupted call, however long it takes, and drop its results."""
+        if self.call.name != "reset":  # an env that hung would hang again
+            self.pool.cancel_inline()
+        self.pool.wait()
+        self.pool.take_all()
+        self.call.forget()
 
     # -- leases ----------------------------------------------------------------------------------
 
@@ -394,14 +414,25 @@ class VectorCore:
         """Return each group with the frame that all envs use."""
         return [(group, self.results.frame) for group in self.all_groups]
 
-    def request(self, jobs: Mapping[int, Job], name: str) -> None:
+    def begin(self, name: str, *, awaited: bool) -> None:
+        """Note that a call is pending, before its first command is sent.
+
+        Args:
+            name: The name of the call, for errors. See ``_WAIT_OF``.
+            awaited: See ``VectorCore``.
+        """
+        self.awaited = awaited
+        self.call.begin(name)
+
+    def request(self, jobs: Mapping[int, Job], name: str, *, awaited: bool = False) -> None:
         """Send jobs to groups, to run on the frame that all envs use.
 
         Args:
             jobs: The job of each group.
-            name: The name of the call, for errors. See ``_WITH_WAIT``.
+            name: See ``begin``.
+            awaited: See ``begin``.
         """
-        self.call.begin(name)
+        self.begin(name, awaited=awaited)
         self.pool.request(self.group_frames(), jobs)
 
     def wait_and_keep(

@@ -471,6 +471,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those of ``options["reset_mask"]``, and wait for the results.
 
+        If an exception such as Ctrl-C has interrupted a ``step``, a reset of all envs drops the
+        results of that step.
+
         Args:
             seed: A number, to which each env's index is added, or a list with one seed per env.
                 None leaves the envs' random generators as they are.
@@ -480,7 +483,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Returns:
             Observations and infos.
         """
-        self.reset_async(seed=seed, options=options)
+        self._start_reset(seed, options, awaited=False)
         return self.reset_wait()
 
     def reset_async(
@@ -494,16 +497,19 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             seed: See ``reset``.
             options: See ``reset``.
         """
+        self._start_reset(seed, options, awaited=True)
+
+    def _start_reset(self, seed: Any, options: Any, *, awaited: bool) -> None:
         core = self._core
         with core.enter("reset_async"):
             seeds = arguments.seeds(seed, self.num_envs)
-            core.expect_idle("reset_async")
-            self._replacements.begin_seeds(seed)
             mask = None
             if isinstance(options, dict) and "reset_mask" in options:
                 mask = arguments.reset_mask(options["reset_mask"], self.num_envs)
                 options = {k: v for k, v in options.items() if k != "reset_mask"}
             each = arguments.reset_options(options, self.num_envs)
+            core.expect_idle("reset_async", resets_all=mask is None)
+            self._replacements.begin_seeds(seed)
             core.next_frame()
             jobs = {
                 group: Reset(
@@ -513,7 +519,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 )
                 for group, envs in enumerate(core.groups)
             }
-            core.request(jobs, "reset")
+            core.request(jobs, "reset", awaited=awaited)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the pending reset and return observations and infos.
@@ -581,7 +587,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             raise core.closed_error()
         with core.step_entry:
             if not sent:
-                self._send(actions)
+                self._send(actions, awaited=False)
             results = self._finish("step_wait", None)
             if not self._check_actions:
                 core.arm_fast_path()
@@ -594,7 +600,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             actions: See ``step``.
         """
         with self._core.enter("step_async"):
-            self._send(actions)
+            self._send(actions, awaited=True)
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
         """Wait for the pending step and return its results, like ``step``.
@@ -612,7 +618,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.observations = last
         return results
 
-    def _send(self, actions: Any) -> None:
+    def _send(self, actions: Any, *, awaited: bool) -> None:
         """Write actions to the next frame and command all groups to step."""
         core = self._core
         core.expect_idle("step_async")
@@ -620,7 +626,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             arguments.refuse_nan(core.spec, self.num_envs, actions)
         frame = core.next_frame()
         self._batches.chunks = None
-        core.call.begin("step")
+        core.begin("step", awaited=awaited)
         # FrameAccess.write takes the space's dtype and Python numbers, Results.write any dtype.
         if core.results.access.write(frame, actions) or core.results.write(actions):
             core.pool.step(frame)
@@ -748,7 +754,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             core.announce_columns()
             results = core.results
             group_frames = results.access.start(groups)
-            core.call.begin("send")
+            core.begin("send", awaited=True)
             if results.access.write_some(group_frames, actions) or results.write(actions, envs):
                 core.pool.step_some(group_frames)
             else:
@@ -819,7 +825,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             for group in groups:
                 rows = [row_of[env] for env in core.groups[group]]
                 jobs[group] = Reset([seeds[row] for row in rows], [each[row] for row in rows])
-            core.call.begin("send")
+            core.begin("send", awaited=True)
             core.pool.request(core.results.access.start(groups), jobs)
 
     def recv(
@@ -1014,7 +1020,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Returns:
             The results, one per env.
         """
-        self.call_async(name, *args, **kwargs)
+        self._start_call(name, args, kwargs, awaited=False)
         return self.call_wait()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
@@ -1025,6 +1031,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             *args: Positional arguments of the method.
             **kwargs: Keyword arguments of the method.
         """
+        self._start_call(name, args, kwargs, awaited=True)
+
+    def _start_call(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, awaited: bool
+    ) -> None:
         core = self._core
         with core.enter("call_async"):
             core.expect_idle("call_async")
@@ -1033,7 +1044,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
                 )
             job = Apply(call, (name, args, kwargs), f"{name}()")
-            core.request(dict.fromkeys(core.all_groups, job), "call")
+            core.request(dict.fromkeys(core.all_groups, job), "call", awaited=awaited)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the pending call and return its results, one per env.

@@ -369,8 +369,9 @@ def test_ctrl_c_with_num_workers_0_leaves_the_call_pending(groups, first):
         setattr(env, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             act()
-        with pytest.raises(gym.error.AlreadyPendingCallError):
-            act()
+        if name != "reset":  # drops it
+            with pytest.raises(gym.error.AlreadyPendingCallError):
+                act()
         delattr(env, name)
         wait()
         act()

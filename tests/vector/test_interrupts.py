@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import SyncVectorEnv
 from interrupts import Interrupted, at_each_point, at_point, handler, points
 from interrupts_in_tests import (
@@ -20,6 +21,7 @@ from interrupts_in_tests import (
     counters,
     garbage_goes_with_its_test,  # noqa: F401 - a fixture for all
 )
+from made_up import same
 
 import pysampler
 from pysampler._vector.columns import InfoColumns
@@ -162,6 +164,141 @@ def test_next_wait_returns_an_interrupted_reset():
 
         assert at_each_point(lambda: envs.reset(seed=1), check) > 20
         assert envs.get_attr("resets") == (resets,) * 4
+
+
+class SignalsParent(gym.Env):
+    """Sends a signal to the program when its action, its options or a call say so."""
+
+    observation_space = gym.spaces.Box(0, 2.0**40, (2,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, parent, number):
+        self.parent, self.number = parent, number
+        self.signalled = False
+
+    def _observe(self):
+        return np.array([self.steps, self.np_random.integers(1000)], np.float64)
+
+    def signal(self, number):
+        if number == self.number and not self.signalled:  # a repeated call does not
+            self.signalled = True
+            os.kill(self.parent, signal.SIGUSR1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        if options:
+            self.signal(options["signal"])
+        return self._observe(), {"reset": True}
+
+    def step(self, action):
+        self.steps += 1
+        if action == 1:
+            self.signal(self.number)
+        else:
+            self.signalled = False
+        return self._observe(), 1.0, False, False, {"steps": self.steps}
+
+
+LANES = {
+    "processes": {"num_workers": 2},
+    "threads": {"num_workers": 2, "context": "threads"},
+    "num_workers=0": {"num_workers": 0},
+    "main_envs": {"num_workers": 1, "main_envs": 2},
+    "spares": {"num_workers": 2, "spare_envs": 1},
+}
+
+
+def interruptible(lane, count=4):
+    parent = os.getpid()
+    if lane == "nested":
+        inner = lambda: interruptible("processes", count)  # noqa: E731
+        return pysampler.VectorEnv([inner], num_workers=0)
+    fns = [lambda n=n: SignalsParent(parent, n) for n in range(count)]
+    return pysampler.VectorEnv(fns, **LANES[lane])
+
+
+def raises(*_):
+    raise Interrupted
+
+
+def program_of(envs):
+    """Return the results of a reset and some steps, flat."""
+    each = [envs.reset(seed=5), *(envs.step([0] * envs.num_envs) for _ in range(3))]
+    return [one for results in each for one in results]
+
+
+INTERRUPTED_CALLS = {
+    "step": lambda envs: envs.step(np.array([0, 1, 0, 0])),
+    "the last env's step": lambda envs: envs.step(np.array([0, 0, 0, 1])),
+    "chunk": lambda envs: envs.step_chunk(np.array([[0, 0, 0], [0, 1, 0], [0] * 3, [0] * 3])),
+    "reset": lambda envs: envs.reset(options={"signal": 1}),
+    "call": lambda envs: envs.call("signal", 1),
+}
+
+
+@pytest.mark.parametrize("call", INTERRUPTED_CALLS)
+@pytest.mark.parametrize("lane", [*LANES, "nested"])
+def test_reset_drops_an_interrupted_call(lane, call):
+    if call == "chunk" and lane in ("spares", "nested"):
+        pytest.skip("no chunks")
+    with interruptible(lane) as fresh:
+        expected = program_of(fresh)
+    with interruptible(lane) as envs:
+        for _ in range(2):  # the second time by the fast path, where there is one
+            program_of(envs)
+            with handler(raises), pytest.raises(Interrupted):
+                INTERRUPTED_CALLS[call](envs)
+            same(program_of(envs), expected)
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_calls_but_reset_name_what_ends_an_interrupted_step(lane):
+    with interruptible(lane) as envs:
+        envs.reset(seed=5)
+        with handler(raises), pytest.raises(Interrupted):
+            envs.step(np.array([0, 1, 0, 0]))
+        some = {"reset_mask": np.array([True, False, True, False])}
+        for call in (lambda: envs.step([0] * 4), lambda: envs.reset(options=some)):
+            with pytest.raises(
+                AlreadyPendingCallError,
+                match="`step_wait` returns its results, and `reset` of all envs drops them$",
+            ):
+                call()
+        assert envs.step_wait()[1].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("lane", LANES)
+@closing_while_pending
+def test_reset_refuses_a_step_async_and_names_its_wait(lane):
+    with interruptible(lane) as envs:
+        envs.reset(seed=5)
+        with handler(raises), pytest.raises(Interrupted):
+            envs.step(np.array([0, 1, 0, 0]))
+        envs.step_wait()
+        envs.step_async([0] * 4)
+        with pytest.raises(AlreadyPendingCallError, match="`step_wait` returns its results$"):
+            envs.reset()
+        assert envs.step_wait()[1].tolist() == [1] * 4
+        envs.async_reset()
+        with pytest.raises(AlreadyPendingCallError, match="`recv` returns its results$"):
+            envs.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lane", ["processes", "threads", "num_workers=0", "main_envs", "native", "native num_workers=0"]
+)
+def test_reset_works_after_an_interrupt_at_any_point(lane):
+    if lane.startswith("native"):
+        workers = 0 if "=0" in lane else 1
+        envs = pysampler.make_vec("CartPole-v1", num_envs=32, num_workers=workers, native=True)
+    else:
+        envs = interruptible(lane)
+    with contextlib.closing(envs):
+        expected = program_of(envs)
+        program = functools.partial(program_of, envs)
+        assert at_each_point(program, lambda *_: same(program_of(envs), expected)) > 20
 
 
 @pytest.mark.slow
