@@ -80,6 +80,7 @@ class Sampler(Uncopyable, Interruptible):
     _name = "rollouts"
     _work_name = "a rollout"
     _resets_late = False  # whether frames may have steps that only reset an env
+    _freezes = False  # whether the envs' wrappers stay as they are
 
     _closed = True  # until it is open
 
@@ -205,7 +206,10 @@ class Sampler(Uncopyable, Interruptible):
         lease.laid_out = True
         hidden = () if normalization is None else normalization.fields
         fields = *outputs.fields, *hidden
-        layout = FrameLayout(*(count, autoreset, infos, fields, spare, reserved, self._resets_late))
+        layout = FrameLayout(
+            *(count, autoreset, infos, fields, spare, reserved, self._resets_late),
+            frozen=self._freezes,
+        )
         frames, segment = core.lay_out(layout)
         for leaf, rows in zip(frames.observations, received, strict=True):
             leaf[0] = rows

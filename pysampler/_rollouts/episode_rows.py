@@ -12,6 +12,7 @@ import numpy as np
 
 from pysampler._frames.frames import BEGUN
 from pysampler._rollouts.episode_recorder import EpisodeRecorder
+from pysampler._vector.frozen import RETURN
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ class EpisodeRows:
         Args:
             at: The frame with its results.
             envs: The envs of the group.
-            infos: The infos of envs, at least of those whose episodes ended.
+            infos: The infos of envs, at least of those whose episodes ended. The sums of rewards
+                that ``Frozen`` adds are removed.
 
         Raises:
             ValueError: An episode took more than ``max_steps``.
@@ -140,6 +142,7 @@ class EpisodeRows:
         frames, rows = self._frames, slice(envs.start, envs.stop)
         terminated = frames.terminated[at, rows]
         ended = terminated | frames.truncated[at, rows]
+        own = {env: info.pop(RETURN) for env, info in infos.items() if RETURN in info}
         lengths = self._lengths[rows]
         if self.runs(envs) == [(envs.start, len(envs))] and not self._begins_late:
             self._returns[rows] += frames.rewards[at, rows]
@@ -175,7 +178,7 @@ class EpisodeRows:
                 Finished(
                     env,
                     start.index,
-                    float(self._returns[env]),
+                    float(own.get(env, self._returns[env])),
                     int(lengths[row]),
                     bool(terminated[row]),
                     (done - int(self._began[env])) / 1e9,

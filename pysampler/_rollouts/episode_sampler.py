@@ -38,7 +38,8 @@ from pysampler._rollouts.episode_jobs import (
 from pysampler._rollouts.episode_rows import EpisodeRows, Finished
 from pysampler._rollouts.episodes import name_episodes
 from pysampler._torch import get_torch_threads, set_torch_threads
-from pysampler._vector.jobs import Reset, Rest
+from pysampler._vector.frozen import FrozenNames
+from pysampler._vector.jobs import FreezeWrappers, Reset, Rest
 from pysampler._vector.partial import BatchWait
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
@@ -75,12 +76,14 @@ class EpisodeSampler(Sampler):
         statistics: Statistics of each episode; None: no further ones.
         normalize: The normalizer of the policy's observations.
         leave_out: Names of the parts of observations without a fixed shape.
+        seen: Whether the statistics of wrappers count as complete, even if they are empty.
     """
 
     _purpose = "evaluate"
     _name = "an evaluation"
     _work_name = "an episode"
     _resets_late = True
+    _freezes = True
 
     def __init__(
         self,
@@ -93,6 +96,7 @@ class EpisodeSampler(Sampler):
         statistics: Describes | None,
         normalize: Normalizer | None,
         leave_out: Sequence[str],
+        seen: bool,
     ) -> None:
         if leasable.envs.division.spare_envs:
             raise ValueError(
@@ -113,6 +117,7 @@ class EpisodeSampler(Sampler):
         self._batch = batch
         self._max_steps = max_steps
         self._statistics = statistics
+        self._seen = seen
         self._transforms = leasable.transforms
         self._spec = visible_spec(self._purpose, leasable.envs, leave_out)
         self._normalization = normalization_of(normalize, self._spec, self._purpose)
@@ -215,6 +220,7 @@ class EpisodeSampler(Sampler):
         self._failure: EnvError | None = None  # of an env
         self._running: dict[int, Start] = {}  # by env, the episode that it is in
         self._assign(range(envs))
+        self._freeze_wrappers()
         prepared = self._prepare_frames(
             caller,
             [None if start is None else start.seed for start in begun],
@@ -252,6 +258,22 @@ class EpisodeSampler(Sampler):
                 described_by=pickled(self._statistics),
             )
             TakeEpisodePolicy.send(self._pool, setup)
+
+    def _freeze_wrappers(self) -> None:
+        """Freeze the envs' wrappers until the next layout; raise if some must not be there."""
+        self._lease.laid_out = True  # so that there is one, whatever happens
+        jobs = dict.fromkeys(self._core.all_groups, FreezeWrappers())
+        self._pool.request(self._core.group_frames(), jobs)
+        answers = self._pool.wait() or []
+        self._pool.take_all()
+        failures = [(group, result) for group, result, _ in answers if isinstance(result, Failure)]
+        if failures:
+            raise self._pool.error_of(*first(failures))
+        found = [names for answer in answers for names in answer.result]
+        if self._transforms is not None:
+            found.append(FrozenNames(self._transforms.unseen, []))
+        for names in found:
+            _expect_usable(names, seen=self._seen)
 
     def _assign(self, envs: Sequence[int]) -> None:
         """Give the next episodes to envs, or let them rest."""
@@ -517,6 +539,22 @@ class EpisodeSampler(Sampler):
 
     def _end(self) -> bool:
         return True
+
+
+def _expect_usable(names: FrozenNames, *, seen: bool) -> None:
+    """Raise ValueError if the results of envs with these wrappers would be wrong."""
+    if names.in_vectors:
+        raise ValueError(
+            f"cannot evaluate: {names.in_vectors[0]} around a vector env changes the rewards of "
+            "its envs, whose sums are the returns; expected a vector env without it"
+        )
+    if names.unseen and not seen:
+        raise ValueError(
+            f"cannot evaluate: {names.unseen[0]} of the envs has seen nothing yet, so its results "
+            "would depend on what this evaluation shows it; pass the rollouts or the vector env "
+            "that you train with, make envs with the statistics of the training, or leave the "
+            "wrapper out and pass normalize=, a pysampler.Normalizer"
+        )
 
 
 def _rest_of(envs: range, rests: Sequence[int]) -> Rest | None:

@@ -78,7 +78,8 @@ def evaluate(
         envs: The ``envs`` of :class:`pysampler.Rollouts`; or open rollouts, whose vector env is
             then used: their next rollout begins with a reset. Reset a vector env of yours before
             you step it again: its envs are left where their episodes ended. All of its envs are
-            reset once, also those for which there is no episode.
+            reset once, also those for which there is no episode. Wrappers that normalise use the
+            statistics that they have, and do not update them.
         policy: A policy, as in :class:`pysampler.Rollouts`; or a model of Stable-Baselines3, whose
             ``predict`` is called with ``deterministic=True``, and with the states of
             ``RecurrentPPO``. If it was trained in ``VecNormalize``, it gets observations that are
@@ -107,7 +108,8 @@ def evaluate(
             value is 0, False or None.
         normalize: Normalise observations with the statistics of this
             :class:`pysampler.Normalizer`, without updating them; by default that of the open
-            rollouts, if any. Returns sum the envs' own rewards.
+            rollouts, if any. Returns sum the envs' own rewards, also if gymnasium's wrappers
+            normalise, transform or clip them.
         videos: A directory for videos of some episodes. They run once more for this at the end, in
             envs with ``render_mode="rgb_array"``: an env id is made so, and functions and vector
             envs must make such envs. If filming fails, you get a warning and the results. Needs
@@ -130,7 +132,8 @@ def evaluate(
         The results of the episodes.
 
     Raises:
-        ValueError: An episode did not end within ``max_steps``.
+        ValueError: An episode did not end within ``max_steps``, or the envs have a wrapper that
+            would learn from the evaluation, because it has seen nothing yet.
         EnvError: An env raised an exception.
         WorkerLostError: A worker was lost, or, with ``on_worker_loss="restart"``, the worker of one
             episode more than ``max_restarts`` times.
@@ -191,6 +194,7 @@ def evaluate(
             )
     runs = _Runs(
         *(policy, specs, batch, max_steps, normalize and normalize.frozen(), leave_out),
+        paused is not None,
         RolloutOptions(
             *(chunk or 1, policy_in, False, 1, min_envs, timeout, "call", False, False, ()),
             *(threads,),
@@ -252,6 +256,7 @@ class _Runs:
     max_steps: int
     normalize: Normalizer | None
     leave_out: Sequence[str]
+    seen: bool
     options: RolloutOptions
 
     def run(
@@ -285,6 +290,7 @@ class _Runs:
                 statistics=statistics,
                 normalize=self.normalize,
                 leave_out=self.leave_out,
+                seen=self.seen and not leasable.owned,
             )
         with sampler, closing(sampler.run(starts)) as finished:
             if sampler.resets_itself:

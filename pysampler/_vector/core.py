@@ -66,6 +66,7 @@ class FrameLayout:
     reserved: int = 0  # further frames: reserved, allocated by Frames.take()
     resets_late: bool = False  # whether nested vector envs may reset in the next step, see BEGUN
     chunk: int = 0  # further frames, for chunks of up to this many steps
+    frozen: bool = False  # whether the envs' wrappers stay as they are
 
 
 class VectorCore:
@@ -156,7 +157,8 @@ class VectorCore:
         else:
             segment = Segment(plan.size + layout.spare_bytes, plan.infos)
             frames = Frames(plan, segment)
-        attach = AttachFrames(plan, frames.offset, mode, layout.infos.upper(), columns)
+        infos = layout.infos.upper()
+        attach = AttachFrames(plan, frames.offset, mode, infos, columns, layout.frozen)
         self.pool.lay_out(segment, attach)
         results = Results(
             frames,

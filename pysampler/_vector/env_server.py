@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._vector.batch_block import OwnBlock
+    from pysampler._vector.frozen import Frozen
     from pysampler._vector.stacks import Stack
     from pysampler._workers.gauges import WorkerGauges
     from pysampler.sync import Segment
@@ -151,6 +152,7 @@ class EnvServer(Server):
         self.replaced: set[int] = set()  # blocks of replacements that have not begun yet
         self.seeds: Sequence[int] = ()  # for the first resets of the replacements
         self.acting: Any = None  # the policy of a sampler that acts in the workers
+        self._frozen: dict[int, Frozen] = {}  # by id of the env
 
     def add(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
         """Make the next env, or the envs of a nested vector env."""
@@ -350,6 +352,29 @@ class EnvServer(Server):
                 block.add_columns(new)
         add_columns(self._infos, self.frames, new)
         self._columns += new
+
+    def freeze(self, rows: range) -> list[Frozen]:
+        """Freeze the wrappers of some envs, and return those that are frozen."""
+        from pysampler._vector.frozen import Frozen, changes_in_steps  # noqa: PLC0415 - for evaluations
+
+        frozen = []
+        for i in rows:
+            env = self.envs[i]
+            if env is None or not changes_in_steps(env):  # a BatchServer may not have made it yet
+                continue
+            if id(env) not in self._frozen:
+                with self.blaming(i, "freezing its wrappers"):
+                    self.end_batch(i, "an evaluation leaves its wrappers as they are")
+                    self._frozen[id(env)] = Frozen(env)
+            frozen.append(self._frozen[id(env)])
+        return frozen
+
+    def thaw(self) -> None:
+        """Restore the wrappers of all envs that are frozen."""
+        for i, env in enumerate(self.envs):
+            if (frozen := self._frozen.pop(id(env), None)) is not None:
+                self.end_batch(i, "an evaluation leaves its wrappers as they are")
+                frozen.thaw()
 
     def replace(self, seeds: Sequence[int]) -> None:
         """Prepare envs that replace lost ones; ``seeds`` are for their next resets."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pysampler._frames.infos import Column
     from pysampler._vector.blocks import Overflow
     from pysampler._vector.env_server import EnvServer
+    from pysampler._vector.frozen import FrozenNames
     from pysampler._vector.stacks import Stack
     from pysampler.sync import Segment
 
@@ -27,6 +28,7 @@ __all__ = [
     "AddColumns",
     "Apply",
     "AttachFrames",
+    "FreezeWrappers",
     "GetStacks",
     "GetStates",
     "Replacements",
@@ -49,10 +51,15 @@ class AttachFrames(Attach):
     autoreset: str
     infos: str  # which infos to write
     columns: Sequence[Column]
+    frozen: bool  # whether wrappers stay as they are while these frames are in use
 
     def attach(self, server: EnvServer, segment: Segment) -> None:
         frames = Frames(self.plan, segment, self.offset)
         server.attach(frames, segment, self.autoreset, self.infos, self.columns)
+        if self.frozen:  # also envs that replace lost ones
+            server.freeze(range(server.count))
+        else:
+            server.thaw()
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,16 @@ class Apply(Job):
             each = of_each(result, len(rows)) if rows.start in server.nested else [result]
             results += [each[i - rows.start] for i in chosen]
         return results
+
+
+@dataclass(frozen=True)
+class FreezeWrappers(Repeated):
+    """Freeze the wrappers of a group's envs, until frames are laid out that are not ``frozen``."""
+
+    doing = "freezing the wrappers of"
+
+    def run(self, server: EnvServer, block: int, frame: int) -> list[FrozenNames]:  # noqa: ARG002
+        return [one.names for one in server.freeze(server.rows(block))]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from gymnasium.wrappers.vector import (
 
 from pysampler._frames.spec import build, leaves, spec_of
 from pysampler._vector.env_calls import autoreset_of
+from pysampler._vector.frozen import has_seen_nothing
 from pysampler._vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ class Transforms:
         self.spec = spec_of(outer.single_observation_space, outer.single_action_space, spec.rewards)
         self.names = ", ".join(type(wrapper).__name__ for wrapper in wrappers)
         self.learns = True
+
+    @property
+    def unseen(self) -> list[str]:
+        """The names of wrappers that learn statistics of observations, but have none yet."""
+        return [type(one).__name__ for one in self._wrappers if has_seen_nothing(one)]
 
     def observations(
         self, arrays: Sequence[npt.NDArray[Any]], *, final: bool = False

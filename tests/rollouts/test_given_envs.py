@@ -1,5 +1,6 @@
 """Samplers accept functions, lists of functions, and wrapped vector envs."""
 
+import copy
 import functools
 import re
 
@@ -85,7 +86,11 @@ def test_evaluation_gets_wrapped_observations():
             shapes.add((observations.shape, observations.dtype))
             return right(observations)
 
-        evaluation = pysampler.evaluate(NormalizeObservation(envs), policy, 8, seed=1)
+        wrapped = NormalizeObservation(envs)
+        wrapped.reset(seed=1)
+        before = copy.deepcopy(vars(wrapped.obs_rms))
+        evaluation = pysampler.evaluate(wrapped, policy, 8, seed=1)
+        np.testing.assert_equal(vars(wrapped.obs_rms), before)
         assert shapes == {((4, 4), np.dtype(np.float32))}
         np.testing.assert_array_equal(evaluation.returns, np.full(8, LIMIT))
 
