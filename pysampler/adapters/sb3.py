@@ -13,7 +13,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
 from pysampler._vector.transforms import adopted
-from pysampler._vector.vector_env import VectorEnv
+from pysampler._vector.vector_env import VectorEnv, core_of
 from pysampler.adapters import _env_calls
 from pysampler.adapters._env_calls import MASK
 from pysampler.adapters._rows import env_indices, info_rows
@@ -102,9 +102,13 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
     def reset(self) -> Any:
         """Reset all envs, with the seeds and options of ``seed`` and ``set_options``.
 
+        The results of a pending step are dropped.
+
         Returns:
             The observations.
         """
+        # SB3's step() begins with step_async(), so a pending step may be one that was interrupted.
+        core_of(self.envs).awaited = False
         options = [one or None for one in self._options]
         observations, infos = self.envs.reset(seed=list(self._seeds), options=options)
         self._masks = _masks_in(infos)

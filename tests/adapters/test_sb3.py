@@ -2,6 +2,8 @@
 
 import functools
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -10,12 +12,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from interrupts import Interrupted, handler
 from made_up import describe, same
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
@@ -666,3 +670,51 @@ def test_the_command_evaluates_with_a_file_of_vec_normalize(tmp_path, capsys):
     assert "is not a file of VecNormalize.save" in capsys.readouterr().err
     assert main([*command, "--vec-normalize", str(tmp_path / "missing.pkl")]) == 2
     assert "file not found" in capsys.readouterr().err
+
+
+class Interrupts(gym.Wrapper):
+    """Sends a signal to the program in its third step."""
+
+    def __init__(self, parent):
+        super().__init__(Monitor(gym.make("CartPole-v1", max_episode_steps=9)))
+        self.parent, self.steps = parent, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 3:
+            os.kill(self.parent, signal.SIGUSR1)
+        return self.env.step(action)
+
+
+def _raise(*_):
+    raise Interrupted
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 2}, {"num_workers": 0}, {"context": "threads"}, SyncVectorEnv]
+)
+def test_sb3_trains_and_evaluates_after_an_interrupted_step(options):
+    fns = [functools.partial(Interrupts, os.getpid()), lambda: Monitor(gym.make("CartPole-v1"))]
+    if options is SyncVectorEnv:
+        envs = VecEnv(SyncVectorEnv(fns, autoreset_mode="SameStep"))
+    else:
+        envs = VecEnv(fns, **options)
+    model = PPO("MlpPolicy", envs, n_steps=8, batch_size=16, seed=0, device="cpu")
+    with handler(_raise), pytest.raises(Interrupted):
+        model.learn(16)
+    model.learn(16)
+    assert model.num_timesteps == 16
+    returns, _ = evaluate_policy(model, envs, 4, return_episode_rewards=True)
+    assert len(returns) == 4
+    envs.close()
+
+
+def test_reset_drops_a_pending_step():
+    envs = VecEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
+    envs.seed(1)
+    first = envs.reset()
+    envs.step_async(np.zeros(2, int))
+    envs.seed(1)
+    same(envs.reset(), first)
+    assert envs.step(np.zeros(2, int))[1].tolist() == [1, 1]
+    envs.close()
