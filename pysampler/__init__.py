@@ -37,8 +37,8 @@ except ModuleNotFoundError as error:
     if error.name != "pysampler._core":
         raise
     raise ImportError(
-        f"cannot import pysampler from {__path__[0]}: sources without the compiled module. To import "
-        "the installed package, `cd` out of the checkout, or run `pip install -e .` in it"
+        f"cannot import pysampler from {__path__[0]}: sources without the compiled module. "
+        "To import the installed package, `cd` out of the checkout, or run `pip install -e .` in it"
     ) from None
 
 from pysampler import errors, sync

@@ -379,7 +379,7 @@ def test_a_call_ends_a_batch_until_a_reset_of_all_envs_with_one_line_in_the_log(
                 actions = theirs.action_space.sample()
                 identical(envs.step(actions), theirs.step(actions))
         theirs.close()
-    line = "envs 0-15 do not step together any more, since set_attr('gravity') was called"
+    line = "envs 0-15 do not step in a batch any more, since set_attr('gravity') was called"
     assert capfd.readouterr().err.count(line) == 1
 
 

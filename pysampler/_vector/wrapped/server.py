@@ -328,13 +328,14 @@ class BatchServer(EnvServer):
         # All of this kind in the worker: blocks refer to the model or the task of its first env.
         for batch in [one for one in self._batches if self._found[one.rows.start] is kind]:
             self.leave(batch, why)
-            envs = f"envs {self.first + batch.rows[0]}-{self.first + batch.rows[-1]}"
+            first, last = self.first + batch.rows[0], self.first + batch.rows[-1]
+            envs = f"envs {first}-{last} do" if last > first else f"env {first} does"
             until = ""
             if not self._inline:
                 self._left.update(batch.rows)
                 self._before.update(dict.fromkeys(batch.rows, kind))
-                until = "; a reset of all of them puts those that equal new envs together again"
-            log_once(f"{envs} do not step together any more, since {why}{until}")
+                until = "; the next reset of all envs puts those that equal new ones together again"
+            log_once(f"{envs} not step in a batch any more, since {why}{until}")
 
     def leave(self, batch: Batch, why: str) -> _core.EnvBlock:
         """Step the envs of a batch one by one from now on, in the block that this returns."""
