@@ -335,10 +335,9 @@ def test_envs_that_the_program_holds_are_the_ones_that_step(held):
         assert observations[-8:].tolist() == states.tolist()
 
 
+@pytest.mark.parametrize("held", ["threads", "here"], indirect=True)
 @pytest.mark.parametrize("name", ["unwrapped", "env", "metadata", "state"])
 def test_handing_out_a_part_of_an_env_ends_its_batch(held, name):
-    if held.get("main_envs"):
-        pytest.skip("make_vec puts them into workers")
     with pysampler.make_vec("CartPole-v1", CARTPOLES, vector_kwargs=held) as envs:
         envs.reset(seed=1)
         envs.get_attr("gravity")
