@@ -32,7 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POOL, SYNC = "EnvPool", "SyncVectorEnv"
-SB3 = {"pysampler, PPO of SB3": True, "SubprocVecEnv, PPO of SB3": False}  # whether on our VecEnv
+# Contenders with SB3's PPO, and the name of their vector env; None: ours.
+SB3 = {
+    "pysampler, PPO of SB3": None,
+    "SubprocVecEnv, PPO of SB3": "SubprocVecEnv",
+    "DummyVecEnv, PPO of SB3": "DummyVecEnv",
+}
 WAYS = [OURS, PYTHON, POOL, SYNC, ASYNC, *SB3]
 LIMIT = 3600.0  # seconds within which a run must end
 
@@ -166,12 +171,12 @@ def ppo(envs: Any, s: Settings, seed: int, report: Callable[[int, float], None])
                 optimizer.step()
 
 
-def sb3(s: Settings, seed: int, report: Callable[[int, float], None], *, ours: bool) -> None:
+def sb3(way: str, s: Settings, seed: int, report: Callable[[int, float], None]) -> None:
     """Train with PPO of Stable-Baselines3."""
     from stable_baselines3 import PPO
+    from stable_baselines3.common import vec_env
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import SubprocVecEnv, VecMonitor, VecNormalize
 
     import pysampler.adapters.sb3
 
@@ -183,13 +188,13 @@ def sb3(s: Settings, seed: int, report: Callable[[int, float], None], *, ours: b
             return True
 
     envs: Any
-    if ours:
+    if SB3[way] is None:
         make = functools.partial(gym.make, s.env)
-        envs = VecMonitor(pysampler.adapters.sb3.VecEnv([make] * s.envs))
+        envs = vec_env.VecMonitor(pysampler.adapters.sb3.VecEnv([make] * s.envs))
     else:
-        envs = make_vec_env(s.env, s.envs, seed, vec_env_cls=SubprocVecEnv)
+        envs = make_vec_env(s.env, s.envs, seed, vec_env_cls=getattr(vec_env, SB3[way]))
     if s.env == CLEANRL:
-        envs = VecNormalize(envs, gamma=GAMMA)
+        envs = vec_env.VecNormalize(envs, gamma=GAMMA)
     model = PPO(
         *("MlpPolicy", envs),
         learning_rate=lambda left: s.rate * left,
@@ -239,7 +244,7 @@ def training(way: str, seed: int, s: Settings) -> dict[str, Any]:
             curve.append((now, steps, statistics.fmean(recent)))
 
     if way in SB3:
-        sb3(s, seed, report, ours=SB3[way])
+        sb3(way, s, seed, report)
     else:
         envs = vector_env(way, s)
         ppo(envs, s, seed, report)
