@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
+from pysampler._workers.limits import naming_process_limit
 from pysampler._workers.surroundings import import_path
 from pysampler.errors import PysamplerError
 
@@ -229,8 +230,9 @@ def start_own(start: Callable[[], int]) -> OwnProcess:
     """Start a child by calling ``start``, which returns its pid (0 in a fork)."""
     reap_unclaimed()
     pid = _NewPid()
-    # Within one call into C: no signal handler runs between the start and storing the pid.
-    pid.extend(itertools.islice(iter(start, None), 1))
+    with naming_process_limit():
+        # Within one call into C: no signal handler runs between the start and storing the pid.
+        pid.extend(itertools.islice(iter(start, None), 1))
     process = OwnProcess(pid[0])
     pid.clear()
     return process

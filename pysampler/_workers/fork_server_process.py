@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pysampler import _core
+from pysampler._workers.limits import naming_process_limit
 from pysampler._workers.worker import become_worker
 
 if TYPE_CHECKING:
@@ -140,7 +141,10 @@ class _ForkServer:
                 _kill(pid)
         gc.freeze()
         try:
-            pid = os.fork()
+            with naming_process_limit():  # of this process, which may differ from the parent's
+                pid = os.fork()
+        except BlockingIOError as error:
+            return "error", number, error.errno, error.strerror
         except OSError as error:
             return "error", number, error.errno, f"cannot fork worker: {error.strerror}"
         if pid == 0:

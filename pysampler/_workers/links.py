@@ -15,6 +15,7 @@ from pysampler import _core
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
 from pysampler._workers.lanes import ProcessLane
+from pysampler._workers.limits import naming_process_limit
 from pysampler._workers.manifest import SegmentManifest
 from pysampler._workers.processes import Processes
 from pysampler._workers.setup import Attachment, wait_policy
@@ -120,7 +121,8 @@ class Links:
             for index, assignment in enumerate(assignments)
         ]
         # Created only for workers, because a watch costs a thread and file descriptors.
-        self.watch: Watch = Watch() if assignments else None  # type: ignore[assignment]
+        with naming_process_limit():
+            self.watch: Watch = Watch() if assignments else None  # type: ignore[assignment]
         self._parts: list[_core.Part] = []  # marked as lost with any worker
 
     def at_work(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

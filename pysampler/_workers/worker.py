@@ -21,6 +21,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._workers.command_loop import CommandLoop
 from pysampler._workers.jobs import failure_of
+from pysampler._workers.limits import naming_process_limit
 from pysampler._workers.mail import Outbox
 from pysampler._workers.remote import dumps
 from pysampler._workers.seeds import seed_globals
@@ -61,10 +62,11 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
     os.register_at_fork(after_in_child=_default_signals)
     with contextlib.suppress(PermissionError):  # a spawned interpreter already leads one
         os.setsid()
-    watch = Watch()
+    connection = Connection(fd)
+    with _reporting_failure(connection, "starting"), naming_process_limit():
+        watch = Watch()
     watch.leave_with(parent)
     watch._leave_at_end(fd, code=0)  # in case the parent may not signal this process
-    connection = Connection(fd)
     try:
         setup: Setup = connection.recv()
         is_replacement = setup.is_replacement

@@ -146,7 +146,35 @@ def test_process_limit_raises_a_clear_error():
 limit(resource.RLIMIT_NPROC, 1)
 print(attempt())
 """)
-    assert "cannot" in out
+    assert "cannot start worker: " in out
+    assert " is 1 (ulimit -u)" in out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
+)
+@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
+def test_error_names_the_process_limit_wherever_it_is_met(context):
+    """As a user without other processes, who may read the files of root."""
+    told = run(
+        f"""
+for most in range(1, 50):
+    pid = os.fork()  # a fork server keeps the limit with which it was started
+    if pid == 0:
+        limit(resource.RLIMIT_NPROC, most)
+        told = attempt(context={context!r})
+        print(told, flush=True)
+        os._exit(told == "works" or 2 * (f" is {{most}} (ulimit -u)" not in told))
+    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if ended != 0:
+        break
+print(ended, most > 4)
+""",
+        *("setpriv", "--reuid", str(100_000 + os.getpid()), "--clear-groups"),
+        *("--inh-caps", "+dac_override", "--ambient-caps", "+dac_override"),
+    )
+    assert told == "1 True"
 
 
 @pytest.mark.slow
