@@ -116,6 +116,7 @@ test-faults: build-native $(VENV)/package.stamp $(VENV)/test.stamp  ## every cas
 	$(RUN) tests/faults/suspensions.py --seconds 600 --out benchmarks/results
 	$(RUN) tests/faults/descriptors.py --seconds 300 --out benchmarks/results
 	$(RUN) tests/faults/hosts.py --faults 100 --seconds 1800 --out benchmarks/results >/dev/null
+	$(RUN) tests/faults/differential.py --seconds 600
 	$(RUN) tests/faults/fuzz_envs.py --seconds 600
 	$(RUN) tests/faults/fuzz_files.py --seconds 600
 	$(RUN) tests/faults/full_disks.py --seconds 300 --out benchmarks/results

@@ -41,7 +41,7 @@ def test_fault_campaign_finds_no_hang_loss_or_leak(tmp_path):
     "fuzzer",
     [
         *("fuzz_envs.py", "fuzz_files.py", "fuzz_primitives.py", "full_disks.py", "forks.py"),
-        *("suspensions.py", "descriptors.py", "parent.py"),
+        *("suspensions.py", "descriptors.py", "parent.py", "differential.py"),
     ],
 )
 def test_short_run_of_each_fuzzer_passes(fuzzer):

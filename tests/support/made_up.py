@@ -91,7 +91,8 @@ def describe(value):
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__}{[describe(v) for v in value]}"
     if isinstance(value, np.ndarray):
-        return f"array {value.dtype} {value.shape} {value.tobytes().hex()}"
+        content = value.tolist() if value.dtype == object else value.tobytes().hex()
+        return f"array {value.dtype} {value.shape} {content}"
     return f"{type(value).__name__} {value!r}"
 
 
