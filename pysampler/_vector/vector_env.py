@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +23,7 @@ from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler._closing import Uncopyable, ends_by_signal
+from pysampler._closing import Uncopyable, comes_true, ends_by_signal
 from pysampler._frames.spec import Spaces, spec_of
 from pysampler._numbers import true_or_false, whole_number
 from pysampler._vector import arguments
@@ -53,6 +54,7 @@ from pysampler._workers.jobs import Failure
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import WorkerAssignment
 from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
+from pysampler.errors import BusyError
 
 if TYPE_CHECKING:
     import os
@@ -72,6 +74,9 @@ if TYPE_CHECKING:
     from pysampler._workers.tracer import Tracer
 
 __all__ = ["VectorEnv", "core_of"]
+
+# Seconds that ``close`` waits for a call of another thread, and again after it has told it to end.
+_CALL_OF_ANOTHER = 1.0
 
 
 class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
@@ -1234,7 +1239,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Close the envs and end the workers.
 
         A signal handler may call this while its thread waits in another method, which then raises
-        ClosedError. In a fork of the process that made the envs, it does nothing.
+        ClosedError. If another thread is in a call, this waits for up to a second until the call
+        returns; then it makes the call raise ClosedError. In a fork of the process that made the
+        envs, it does nothing.
 
         Args:
             **kwargs: Arguments of ``close_extras``: ``timeout`` and ``terminate``.
@@ -1244,12 +1251,30 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         if self._spares is not None:  # the workers, of which some may reset envs for long
             self._spares.inner._core.hurry = True  # no warning of a reset that is pending
             self._spares.inner.close(**kwargs)
+        seconds = 0.0 if kwargs.get("terminate") else _CALL_OF_ANOTHER
+        if comes_true(functools.partial(self._closes, **kwargs), seconds):
+            return
+        self._core.guard.close()
+        self._pool.give_up()
+        if not comes_true(self._closes, _CALL_OF_ANOTHER):
+            warnings.warn(
+                "pysampler: another thread is still in a call of the closed vector env, whose envs "
+                "in this process cannot be interrupted: another close() will close them",
+                stacklevel=2,
+            )
+
+    def _closes(self, **kwargs: Any) -> bool:
+        """Close, and return whether no other thread is in a call."""
         try:
-            super().close(**kwargs)
-        finally:
-            if self.closed:
-                with self._core.guard.closing("call close"):
-                    self._release()
+            try:
+                super().close(**kwargs)
+            finally:
+                if self.closed:
+                    with self._core.guard.closing("call close"):
+                        self._release()
+        except BusyError:
+            return False
+        return True
 
     def _release(self) -> None:
         """Drop what the vector env had. May be repeated."""

@@ -25,6 +25,7 @@ from pysampler._workers.recovery import Faults, Recovery
 from pysampler._workers.setup import Layout
 from pysampler.errors import (
     BusyError,
+    ClosedError,
     EnvError,
     EnvTimeoutError,
     LostError,
@@ -598,8 +599,8 @@ class Pool:
 
     def _recover(self, error: LostError) -> None:
         """Replace lost workers, or end the pool and raise."""
-        if self.closed:  # the error says so
-            raise error
+        if self.closed:
+            raise ClosedError("cannot go on: the pool was closed meanwhile") from None
         self._recovery.recover(error)
 
     # -- ending ----------------------------------------------------------------------------------
@@ -607,6 +608,12 @@ class Pool:
     def interrupt_wait(self) -> None:
         """End the wait that a signal handler has interrupted; the handler calls this to close."""
         self._native.interrupt_wait()
+
+    def give_up(self) -> None:
+        """End the wait of another thread with a ClosedError; the caller closes the pool then."""
+        self.closed = True
+        for index in range(len(self.assignments)):
+            self._native.worker(index).mark_lost()
 
     def close(self, grace: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Close the envs of all lanes, and end the workers.

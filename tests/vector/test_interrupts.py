@@ -1,5 +1,6 @@
 """Signal handlers that raise or close at each point of our Python lose nothing and never hang."""
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -7,6 +8,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -24,6 +26,8 @@ from interrupts_in_tests import (
 from made_up import same
 
 import pysampler
+from pysampler._closing import comes_true
+from pysampler._vector import vector_env
 from pysampler._vector.columns import InfoColumns
 from pysampler._workers import fork_server
 from pysampler.errors import BusyError, ClosedError, WorkerLostError
@@ -437,36 +441,133 @@ def test_handler_cannot_step_during_a_step():
         assert "signal handler" in refused[0]
 
 
-def test_refused_close_leaves_the_envs_open():
-    class Waits(Counter):
-        def step(self, action):
-            gate.wait(60)
-            return super().step(action)
+class Gated(gym.Env):
+    """Steps once a file exists."""
 
-    gate = threading.Event()
-    with contextlib.closing(pysampler.VectorEnv([Waits], num_workers=0)) as envs:
+    observation_space = gym.spaces.Box(0, 9, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, gate):
+        self.gate, self.closed = gate, gate.with_name("closed")
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        while not self.gate.exists():
+            time.sleep(0.001)
+        return np.ones(1, np.float32), 1.0, False, False, {}
+
+    def close(self):
+        self.closed.touch()
+
+
+@contextlib.contextmanager
+def stepping_thread(lane, gate):
+    """A vector env that another thread steps, and the thread's results or error, once it ends."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(envs.step([0] * 4))
+        except BaseException as error:
+            outcome.append(error)
+
+    with pysampler.VectorEnv([lambda: Gated(gate)] * 4, **LANES[lane]) as envs:
         envs.reset()
-        began = threading.Event()
-        results = []
-
-        def run():
-            began.set()
-            results.append(envs.step([0]))
-
         thread = threading.Thread(target=run)
         thread.start()
-        began.wait()
         while True:  # until the other thread is inside
             try:
                 envs.stats()
             except BusyError:
                 break
-        with pytest.raises(BusyError):
-            envs.close()
-        gate.set()
+        try:
+            yield envs, thread, outcome
+        finally:
+            gate.touch()
+            thread.join()
+
+
+ONE_GUARD = [lane for lane in LANES if lane != "spares"]
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch):
+    """A gate that opens when ``close`` waits for the call of another thread."""
+
+    def opening(condition, seconds):
+        gate.touch()
+        return comes_true(condition, seconds)
+
+    gate = tmp_path / "gate"
+    monkeypatch.setattr(vector_env, "_CALL_OF_ANOTHER", 60.0)
+    monkeypatch.setattr(vector_env, "comes_true", opening)
+    return gate
+
+
+@pytest.mark.parametrize("lane", ONE_GUARD)
+def test_close_waits_for_the_call_of_another_thread(lane, gate):
+    with stepping_thread(lane, gate) as (envs, thread, outcome):
+        envs.close()
         thread.join()
-        assert len(results) == 1
-        assert envs.step([0])[1].tolist() == [2.0]
+        assert outcome[0][1].tolist() == [1] * 4
+        assert Gated(gate).closed.exists()
+
+
+@closing_while_pending
+@pytest.mark.filterwarnings("ignore:pysampler. another thread", "ignore:.*cannot be killed")
+@pytest.mark.parametrize("lane", ONE_GUARD)
+def test_close_ends_a_long_call_of_another_thread(lane, tmp_path, monkeypatch):
+    gate = tmp_path / "gate"
+    monkeypatch.setattr(vector_env, "_CALL_OF_ANOTHER", 0.01)
+    with stepping_thread(lane, gate) as (envs, thread, outcome):
+        envs.close()
+        assert envs.closed
+        if lane in ("num_workers=0", "main_envs"):
+            gate.touch()
+        thread.join()
+        if lane != "num_workers=0":
+            assert isinstance(outcome[0], ClosedError)
+        with pytest.raises(ClosedError):
+            envs.step([0] * 4)
+
+
+def test_close_warns_of_a_call_that_it_cannot_end(tmp_path, monkeypatch):
+    gate = tmp_path / "gate"
+    monkeypatch.setattr(vector_env, "_CALL_OF_ANOTHER", 0.01)
+    with stepping_thread("num_workers=0", gate) as (envs, thread, outcome):
+        with pytest.warns(UserWarning, match="another thread is still in a call"):
+            envs.close()
+        gate.touch()
+        thread.join()
+        assert outcome[0][1].tolist() == [1] * 4
+        with pytest.raises(ClosedError):
+            envs.step([0] * 4)
+        assert not Gated(gate).closed.exists()
+        envs.close()
+        assert Gated(gate).closed.exists()
+
+
+def test_close_does_not_hide_ctrl_c_of_asyncio(gate):
+    class SignalsOnce(Gated):
+        def step(self, action):
+            if not self.signalled.is_set():
+                self.signalled.set()
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().step(action)
+
+    async def main():
+        envs = pysampler.VectorEnv([functools.partial(SignalsOnce, gate)], num_workers=0)
+        envs.reset()
+        try:
+            await asyncio.to_thread(envs.step, [0])
+        finally:
+            envs.close()
+
+    SignalsOnce.signalled = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
 
 
 def test_finalizers_do_not_call_the_fork_server(monkeypatch):
