@@ -163,6 +163,9 @@ class Watcher(FreeRunningSampler):
         # native=False: an ordinary env renders the same pictures as in gymnasium.
         own = {"num_workers": 1, "on_worker_loss": "restart", "native": False}
         of_env = {**own, **vector_options("watch", vector_kwargs, options, Watcher)}
+        one_worker = "1: a watcher has one worker process"
+        if of_env["num_workers"] == 0:
+            raise refusal(self._purpose, "num_workers", 0, one_worker)
         kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         with vector_env_of(
             env, 1, of_env, "watch", policy_in_workers=policy, env_kwargs=kwargs
@@ -170,8 +173,7 @@ class Watcher(FreeRunningSampler):
             if made.envs.num_envs != 1:
                 raise refusal(self._purpose, "num_envs", made.envs.num_envs, "1")
             if made.envs.num_workers != 1:
-                expected = "1: a watcher has one worker process"
-                raise refusal(self._purpose, "num_workers", made.envs.num_workers, expected)
+                raise refusal(self._purpose, "num_workers", made.envs.num_workers, one_worker)
             if video_every is not None:
                 self._expect_videos()
             if self._folder is not None:

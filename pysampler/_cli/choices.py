@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.measuring import SCRIPT, SHORTEST, Setting
+from pysampler._vector.arguments import NEED_WORKERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,6 +129,8 @@ def _shared(setting: Setting, *, policy: bool, native: bool) -> dict[str, Choice
         'num_workers="auto"': Choice({"num_workers": "auto"}),
         'main_envs="auto"': Choice({"main_envs": "auto"}),
     }
+    if not setting.kept.keys().isdisjoint(NEED_WORKERS):
+        del choices["num_workers=0"]
     if workers == 1:
         del choices["num_workers=1"]
     if workers == 1 or native:

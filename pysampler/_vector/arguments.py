@@ -317,13 +317,32 @@ def expect_for_threads(
     given: Mapping[str, tuple[Any, Any]], doing: str = "make vector env"
 ) -> None:
     """Raise ValueError if an option does not equal its expected value, for want of processes."""
+    _expect(given, "context 'threads'", NEED_PROCESSES, doing)
+
+
+def expect_for_no_workers(given: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raise ValueError if an option does not equal its expected value, for want of workers."""
+    _expect(given, "num_workers=0", NEED_WORKERS, "make vector env")
+
+
+def _expect(
+    given: Mapping[str, tuple[Any, Any]], where: str, why: Mapping[str, str], doing: str
+) -> None:
     for name, (got, expected) in given.items():
         if got != expected:
             raise ValueError(
-                f"cannot {doing}: {name} {got!r} with context 'threads', expected "
-                f"{expected!r}: {NEED_PROCESSES[name]}"
+                f"cannot {doing}: {name} {got!r} with {where}, expected {expected!r}: {why[name]}"
             )
 
+
+# Why options need workers.
+NEED_WORKERS = {
+    "on_worker_loss": "there are no workers to lose",
+    "step_timeout": "no other process can end a step of this one",
+    "recycle_after": "what envs leak belongs to the program",
+    "recycle_above": "what envs leak belongs to the program",
+    "worker_init": "there are no workers to run it in",
+}
 
 # Why options need processes.
 NEED_PROCESSES = {

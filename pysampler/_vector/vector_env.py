@@ -113,9 +113,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         num_workers: The number of worker processes, at most one per env. By default, the number of
             CPUs that this process may use: lower it to leave CPUs to a learner, raise it if envs
             wait for something other than a CPU. 0 steps all envs in this process, for debugging or
-            for very short steps. "auto" times one extra env for some milliseconds and chooses
-            ``num_workers`` and ``main_envs`` for the fastest steps, and with threads times two
-            envs in threads too; see ``division``. With
+            for very short steps, and refuses options that need workers. "auto" times one extra env
+            for some milliseconds and chooses ``num_workers`` and ``main_envs`` for the fastest
+            steps, and with threads times two envs in threads too; see ``division``. With
             ``worker_init``, ``step_timeout``, ``on_worker_loss="restart"`` and ``recycle_...``,
             which only workers have, it is the default.
         main_envs: The number of envs that this process steps while the workers step theirs; it
@@ -326,6 +326,16 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             threads=process == "threads",
             untried=untried,
         )
+        if self.division.num_workers == 0 and main_envs != "auto":
+            arguments.expect_for_no_workers(
+                {
+                    "on_worker_loss": (on_worker_loss, "raise"),
+                    "step_timeout": (step_timeout, None),
+                    "recycle_after": (recycle_after, None),
+                    "recycle_above": (recycle_above, None),
+                    "worker_init": (worker_init, None),
+                }
+            )
         if isolate == "check" and self.division.shares(len(functions)):
             from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare
 

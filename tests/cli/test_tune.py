@@ -489,6 +489,12 @@ def test_envs_that_wait_get_more_workers_than_cpus():
     assert 'main_envs="auto"' not in choices_for(alone)
 
 
+def test_tune_keeps_envs_in_workers_for_options_that_need_them():
+    for kept, tried in (({"groups": "1"}, True), ({"step_timeout": "9.0"}, False)):
+        setting = Setting("", 8, 2, Call(""), step_seconds=1e-5, kept=kept)
+        assert ("num_workers=0" in choices_for(setting)) is tried
+
+
 ISOLATED = dataclasses.replace(SETTING, isolation={"isolated": False})
 ISOLATED_CHOICES = choices_for(ISOLATED, policy=True)
 

@@ -243,7 +243,7 @@ class Case:
             "autoreset_mode": dice.choice(["NextStep", "SameStep", "Disabled"]),
             "infos": dice.choice(["all", "final", "none"]),
             "copy": dice.random() < 0.7,
-            "on_worker_loss": dice.choice(["raise", "restart"]),
+            "on_worker_loss": dice.choice(["raise", "restart"]) if workers else "raise",
         }
         with self._checked():
             envs = pysampler.VectorEnv(fns, **kwargs)

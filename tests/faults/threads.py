@@ -128,7 +128,7 @@ class Case:
             "num_workers": workers,
             "groups": dice.choice([1, 2]),
             "copy": dice.random() < 0.7,
-            "on_worker_loss": dice.choice(["raise", "restart"]),
+            "on_worker_loss": dice.choice(["raise", "restart"]) if workers else "raise",
             "wait": dice.choice(["adaptive", "park", "yield"]),
         }
         with pysampler.VectorEnv([fuzz_envs.Honest] * 4, **kwargs) as envs:

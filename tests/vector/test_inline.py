@@ -155,3 +155,28 @@ def test_inline_env_error_does_not_stop_the_other_envs():
         with pytest.raises(EnvError, match="env 0 raised IndexError stepping"):
             envs.step(((), (np.ones(2, np.float32),)))
         assert envs.get_attr("steps") == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"step_timeout": 5.0},
+        {"step_timeout": 5.0, "on_hang": "restart"},
+        {"on_worker_loss": "restart"},
+        {"recycle_after": 3},
+        {"recycle_above": "1 GB"},
+        {"worker_init": int},
+    ],
+    ids=str,
+)
+def test_options_that_need_workers_are_refused_without_them(options):
+    name = next(iter(options))
+    message = f"^cannot make vector env: {name} .* with num_workers=0, expected .*: "
+    with pytest.raises(ValueError, match=message):
+        pysampler.VectorEnv([Counts] * 2, num_workers=0, **options)
+    with pytest.raises(ValueError, match=message):
+        pysampler.make_vec("CartPole-v1", num_envs=2, num_workers=0, **options)
+    with pytest.raises(ValueError, match=message):
+        pysampler.evaluate("CartPole-v1", lambda obs: obs, 1, num_workers=0, **options)
+    with pysampler.VectorEnv([Counts] * 2, num_workers="auto", **options) as envs:
+        assert envs.num_workers > 0

@@ -654,7 +654,7 @@ def test_bad_limits_are_refused():
         *(("1.5MiB", 3 * 2**19), ("500 mib", 500 * 2**20), ("1 kB", 1000), ("1Ki", 1024)),
         *(("300 B", 300), (".5 TB", 5 * 10**11), (77, 77)),
     ):
-        envs = pysampler.VectorEnv([Counting], num_workers=0, recycle_above=text)
+        envs = pysampler.VectorEnv([Counting], num_workers=1, recycle_above=text)
         assert envs._pool._faults == Faults(recycle_above=count)
         envs.close()
 
