@@ -52,6 +52,7 @@ from random_envs import (
     Small,
     Walk,
     Walks,
+    batched_recipe,
     random_recipe,
     random_small,
     varied,
@@ -137,6 +138,8 @@ def case_of(seed):
     dice = random.Random(seed)
     count = dice.choice([1, 2, 2, 3, 5, 8, 9, 16, 16, 24])
     recipe = random_recipe(dice)
+    if on_batches := dice.random() < 0.35:
+        recipe, count = batched_recipe(dice), dice.choice([8, 16, 16, 24])
     kind = dice.random()
     if kind < 0.5:
         recipes = [recipe] * count
@@ -147,12 +150,12 @@ def case_of(seed):
         for _ in range(dice.randrange(1, 3)):
             recipes[dice.randrange(count)] = varied(dice, recipe)
     where = dice.random()
-    if where < 0.5:
+    if where < 0.5 and not (on_batches and dice.random() < 0.7):
         options = {"num_workers": 0}
     elif where < 0.65:
         options = {"num_workers": dice.randrange(1, 4), "context": "threads"}
     else:
-        options = {"num_workers": dice.randrange(1, 4)}
+        options = {"num_workers": 1 if on_batches else dice.randrange(1, 4)}
         if dice.random() < 0.2:
             options["main_envs"] = min(dice.randrange(4), count - 1)
     options["num_workers"] = min(options["num_workers"], count)
@@ -160,7 +163,7 @@ def case_of(seed):
         options["groups"] = dice.randrange(1, 4)
     if dice.random() < 0.3:
         options["copy"] = False
-    if dice.random() < 0.2:
+    if dice.random() < (0.02 if on_batches else 0.2):
         options["native"] = False
     if dice.random() < 0.1:
         options["observation_mode"] = "different"
@@ -515,6 +518,8 @@ class Pair:
         return done or name in ("double", "rescale", "no")
 
     def get_attr(self, dice):
+        if self.case.form == "batch":  # has attributes of its own
+            return True
         names = [
             *("_elapsed_steps", "state", "np_random_seed", "np_random", "scale", "obs_rms"),
             *("return_rms", "return_queue", "length_queue", "episode_count", "gravity", "levels"),
@@ -533,8 +538,8 @@ class Pair:
             ),
         ]
         name = dice.choice(names)
-        if name == "unwrapped" and (self.in_processes or self.case.form == "batch"):
-            return True  # may not be pickled
+        if name == "unwrapped" and self.in_processes:  # may not be pickled
+            return True
         self.both(f"get_attr({name!r})", lambda envs: envs.get_attr(name))
         return True
 
@@ -624,7 +629,7 @@ class Pair:
 
     def set_options(self, dice):
         """Set options of later resets; in gymnasium, each env's reset gets them."""
-        if self.case.form in ("nested", "batch"):
+        if self.case.outer or self.case.form in ("nested", "batch"):
             return True
         some = sorted(dice.sample(range(len(self.ended)), dice.randrange(1, len(self.ended) + 1)))
         options = dice.choice([{"b": 5}, {"low": -0.03, "high": 0.0}, None])

@@ -661,12 +661,21 @@ AT_BIRTH = ["patch step", "patch wrapper", "lower high", "number", "stop learnin
 # -- recipes --------------------------------------------------------------------------------------
 
 
-def with_layers(dice, recipe, most):
+# Wrappers that vector envs may run on arrays of all envs.
+ON_BATCHES = [
+    *("RecordEpisodeStatistics", "NormalizeObservation", "NormalizeReward", "ClipAction"),
+    *("RescaleAction", "TransformAction", "TransformObservation", "FlattenObservation"),
+    *("RescaleObservation", "DtypeObservation", "FrameStackObservation", "TransformReward"),
+    *("ClipReward", "RecordEpisodeStatistics", "TransformReward", "from_table"),
+]
+
+
+def with_layers(dice, recipe, most, names=tuple(LAYERS)):
     """Return the recipe with random wrappers; most of those that cannot be made are left out."""
     env = recipe()
     layers = list(recipe.layers)
     for _ in range(dice.randrange(most + 1)):
-        name = dice.choice([*LAYERS])
+        name = dice.choice(names)
         kwargs = arguments_of(name, dice, env)
         try:
             wrapped = LAYERS[name](env, **copy.deepcopy(kwargs))
@@ -680,6 +689,20 @@ def with_layers(dice, recipe, most):
     with contextlib.suppress(Exception):
         env.close()
     return replace(recipe, layers=layers)
+
+
+def batched_recipe(dice):
+    """Return a recipe of envs of which many may be stepped on arrays."""
+    kind = dice.random()
+    if kind < 0.3:
+        kwargs = random_small(dice)
+        kwargs["observation_space"] = spaces.Box(-1, 9, (3,), dice.choice([np.float32, np.float64]))
+        kwargs["observed"] = dice.choice(["space", "space", "buffer", "float64"])
+        recipe = Recipe(Small, kwargs)
+    else:
+        names = ["CartPole-v1", "MountainCar-v0", "Acrobot-v1", "Pendulum-v1", *MUJOCO]
+        recipe = Recipe(dice.choice(names), {"max_episode_steps": dice.randrange(3, 40)})
+    return with_layers(dice, recipe, 6, ON_BATCHES)
 
 
 def random_recipe(dice, most=6):
