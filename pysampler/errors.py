@@ -20,7 +20,7 @@ ValueError, IndexError or TypeError, too little memory MemoryError, a failed sys
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,10 +112,15 @@ class EnvError(PysamplerError):
     Attributes:
         env: The index of the env; None if other code in the worker raised, such as a policy.
         worker: The index of the worker; None if the env runs in this process.
+        results: From ``step`` and ``step_wait``: what they would have returned, if the infos can be
+            batched. ``info["env_error"]`` is True for the envs that have no results: their rows
+            have the last observation before the step, reward 0, and no end or other info. None
+            from all other calls.
     """
 
     env: int | None = None
     worker: int | None = None
+    results: tuple[Any, ...] | None = None
 
 
 class RecordingError(PysamplerError):

@@ -220,7 +220,10 @@ class BatchBlock(ChunkBlock):
         if is_users(error, here=self.here):
             raise error
         self.failed = True
-        self._leave(_ERROR, error.row if isinstance(error, RowError) else 0, error)
+        at = error.row if isinstance(error, RowError) else 0
+        self._leave(_ERROR, at, error)
+        for i in np.delete(self.all, at).tolist():
+            self._leave(self.NO_RESULTS, i, None)
 
     def step_in_chunk(self, frame: int) -> bool:
         return BatchBlock.step(self, frame)  # a subclass may leave the batch, which it did before

@@ -78,6 +78,8 @@ class PythonBlock(_core.PythonBlock):
 
     # A further kind of overflow: a vector env has lost the worker of this env in the step.
     LOST_WITHIN = 16
+    # Another one: an exception has left this env without results. An ERROR reports it for one env.
+    NO_RESULTS = 17
 
     def step(self, frame: int, actions: Any = None) -> bool:
         """Step every env, or reset it if its episode has ended; return whether there is overflow.

@@ -192,6 +192,8 @@ class NestedBlock(RepeatableBlock):
             if is_users(error, here=self.here):
                 raise
             self._leave(_ERROR, 0, error)
+            for i in range(1, self.count):
+                self._leave(self.NO_RESULTS, i, None)
         for i, raised in getattr(self._env, "errors", ()):  # of single envs
             self._leave(_ERROR, i, raised)
         for i in getattr(self._env, "lost", ()):

@@ -8,7 +8,7 @@ here, in Python, so only envs with overflow pay for it.
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from pysampler import _core
 from pysampler._frames.frames import FINAL_BY_MAIL, SKIPPED
 from pysampler._frames.infos import Infos
 from pysampler._frames.spec import build, checked_actions
+from pysampler._vector.blocks import PythonBlock
 from pysampler._workers.exceptions import error_from, report
 from pysampler._workers.jobs import Answer, Failure
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Results", "first"]
 
 _BLOCK = _core.EnvBlock
+_NO_RESULTS = _BLOCK.ERROR, PythonBlock.NO_RESULTS
 
 
 class Results:
@@ -140,6 +142,32 @@ class Results:
         if observations is None:
             observations = self.observations()
         return observations, rewards, terminated, truncated, infos
+
+    def read_step(self, answers: Sequence[Answer]) -> Stepped:
+        """Return the results of a step like ``read``; an error of envs has those of the others."""
+        if not (answers and (failures := self.failed(answers))):
+            return self.read(answers)
+        error = self._error(failures)
+        with suppress(EnvError):  # infos that cannot be batched
+            error.results = self.read([self._without_failed(one) for one in answers])
+        raise error
+
+    def _without_failed(self, answer: Answer) -> Answer:
+        """Replace the results of envs that raised by their last observations."""
+        group, result, replaced = answer
+        if isinstance(result, Failure):
+            overflow, replaced, failed = [], None, list(self._groups[group])
+        else:
+            failed = sorted({env for kind, env, _ in result if kind in _NO_RESULTS})
+            overflow = [one for one in result if one[1] not in failed]
+        frames, frame, seen = self.frames, self.frame, self.access.seen(group)
+        for leaf in frames.observations:
+            leaf[frame, failed] = leaf[seen, failed]
+        for rows in (frames.rewards, frames.terminated, frames.truncated, frames.has_final):
+            rows[frame, failed] = 0
+        self._infos.clear(frame, failed)
+        overflow += [(_BLOCK.INFO, env, {"env_error": True}) for env in failed]
+        return Answer(group, overflow, replaced)
 
     def expect_none_failed(self, answers: Sequence[Answer]) -> None:
         """Raise the error of the first env that failed."""

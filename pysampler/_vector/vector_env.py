@@ -583,6 +583,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
         Returns:
             Observations, rewards, terminated, truncated, infos.
+
+        Raises:
+            EnvError: An env raised. The error's ``results`` are those of the other envs, and the
+                next step goes on: pysampler does not reset the env that raised.
         """
         core = self._core
         try:
@@ -734,7 +738,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Wait for all groups and read their results from the frame."""
         core = self._core
         chunks = self._batches.chunks
-        read = core.results.read if chunks is None else chunks.read
+        read: Callable[[Sequence[Answer]], Stepped] = core.results.read
+        if what == "step_wait":
+            read = core.results.read_step if chunks is None else chunks.read
         core.wait_and_keep(what, timeout, read)
         results: Stepped = core.hand_over()
         return results

@@ -296,6 +296,8 @@ class LayeredBlock(ChunkBlock):
             if is_users(error, here=False):
                 raise
             self._overflow.append((_ERROR, self.first, error))
+            others = range(self.first + 1, self.first + self.count)
+            self._overflow += [(self.NO_RESULTS, env, None) for env in others]
 
     def _step(self, frame: int, actions: Sequence[Any] | None, fresh: Array | None) -> None:
         given: Any = actions
