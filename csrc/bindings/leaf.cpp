@@ -214,6 +214,10 @@ py::object Leaf::get_python(const std::byte* from, std::size_t depth) const {
 }
 
 void Leaf::convert(std::byte* to, PyObject* value) const {
+    if (PyDict_Check(value)) {
+        throw py::value_error(" is a dict, expected an array of shape " +
+                              shape_text(shape_.data(), shape_.size()));
+    }
     py::object from = checked(npy().PyArray_FromAny_(value, nullptr, 0, 0, 0, nullptr));
     const auto* proxy = array_of(from.ptr());
     const auto given = static_cast<std::size_t>(proxy->nd);

@@ -17,10 +17,13 @@ bool named(const py::object& key, Store&& store) {
 
 // What a dict or a sequence has at a key; `got` is null, with a Python error set, if it has
 // nothing.
-py::object part(PyObject* got, const py::object& key) {
+py::object part(PyObject* value, PyObject* got, const py::object& key, const char* kind) {
     if (got != nullptr) return py::reinterpret_steal<py::object>(got);
     if (PyErr_ExceptionMatches(PyExc_LookupError) == 0) throw py::error_already_set();
     PyErr_Clear();
+    if (py::isinstance<py::array>(py::handle(value))) {
+        throw py::value_error(" is an array, expected a " + std::string(kind));
+    }
     throw py::value_error(" lacks [" + py::repr(key).cast<std::string>() + "]");
 }
 
@@ -66,7 +69,8 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
                         PyDict_GET_SIZE(value) == static_cast<Py_ssize_t>(children_.size());
             for (const auto& [key, child] : children_) {
                 // Keeps a reference: Python code that runs meanwhile may remove it from the dict.
-                const py::object item = part(PyObject_GetItem(value, key.ptr()), key);
+                const py::object item =
+                    part(value, PyObject_GetItem(value, key.ptr()), key, "dict");
                 same &= named(
                     key, [&] { return child.store(frame, env, item.ptr(), unshaped, leaves); });
             }
@@ -80,7 +84,7 @@ bool Space::store(std::uint32_t frame, std::size_t env, PyObject* value,
                 const auto at = static_cast<Py_ssize_t>(i);
                 const py::object item =
                     plain ? py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(value, at))
-                          : part(PySequence_GetItem(value, at), py::int_(i));
+                          : part(value, PySequence_GetItem(value, at), py::int_(i), "tuple");
                 same &= named(py::int_(i), [&] {
                     return children_[i].second.store(frame, env, item.ptr(), unshaped, leaves);
                 });

@@ -151,7 +151,7 @@ class Actors(FreeRunningSampler):
         self._check_at = 0  # when to check the workers again, in ns
         self._publishing_ns = 0
         with vector_env_of(
-            envs, num_envs, vector_kwargs, "act", policy_in_workers=policy
+            envs, num_envs, vector_kwargs, "act", policy=policy, in_workers=True
         ) as leasable:
             leasable.expect_no_wrappers("act", "actors act in the workers")
             if high is None:

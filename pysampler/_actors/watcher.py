@@ -168,7 +168,7 @@ class Watcher(FreeRunningSampler):
             raise refusal(self._purpose, "num_workers", 0, one_worker)
         kwargs: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         with vector_env_of(
-            env, 1, of_env, "watch", policy_in_workers=policy, env_kwargs=kwargs
+            env, 1, of_env, "watch", policy=policy, in_workers=True, env_kwargs=kwargs
         ) as made:
             if made.envs.num_envs != 1:
                 raise refusal(self._purpose, "num_envs", made.envs.num_envs, "1")

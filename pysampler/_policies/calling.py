@@ -244,7 +244,14 @@ class PolicyCaller:
             named[STATE] = state
         elif self._signature.state is not None:
             positional = (*positional, state)
-        return self.policy(*positional, **named)
+        try:
+            return self.policy(*positional, **named)
+        except (TypeError, ValueError) as error:
+            note = (
+                "the policy gets the observations of several envs, and returns an action for each"
+            )
+            error.add_note(note)
+            raise
 
     def _setting(self, rows: npt.NDArray[Any]) -> Any:
         rows = rows.copy()  # a copy, which the policy may change
@@ -298,7 +305,11 @@ class PolicyCaller:
                 "cannot act: the policy returns a state but does not take one, expected a "
                 "parameter named 'state' or the attribute recurrent = True"
             )
-        parts = zip(leaves(self.spec.action_tree, actions), self.spec.actions, strict=True)
+        try:
+            by_leaf = list(leaves(self.spec.action_tree, actions))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"cannot act: the policy's actions: {error}") from None
+        parts = zip(by_leaf, self.spec.actions, strict=True)
         rows = (count,) if self.chunk is None else (count, self.chunk)
         checked = [_checked_actions(value, place, field, rows) for (place, value), field in parts]
         arrays = {name: _rows(name, value, rows) for name, value in extras.items() if name != STATE}
@@ -382,7 +393,7 @@ def _checked_actions(
     if array.shape != (*rows, *field.shape):
         raise ValueError(
             f"cannot act: the policy returned actions of shape {array.shape}{at}, "
-            f"expected {(*rows, *field.shape)}"
+            f"expected {(*rows, *field.shape)}: a row for each env"
         )
     if array.dtype == bool and field.dtype.itemsize > 1:  # a byte, as of MultiBinary, holds it
         raise TypeError(

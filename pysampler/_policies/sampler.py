@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
@@ -20,6 +21,7 @@ from pysampler._numbers import whole_number
 from pysampler._policies.frame_policy import FramePolicy
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import entropy_from
+from pysampler._policies.signatures import takes_nothing
 from pysampler._policies.warm_up import EpisodesSoFar, warm_up
 from pysampler._torch import needs_torch
 from pysampler._vector import arguments
@@ -378,7 +380,8 @@ def vector_env_of(
     vector_kwargs: dict[str, Any] | None,
     purpose: str,
     *,
-    policy_in_workers: Any = None,
+    policy: Any = None,
+    in_workers: bool = False,
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> Iterator[Leasable]:
@@ -392,12 +395,18 @@ def vector_env_of(
         num_envs: How many envs to make.
         vector_kwargs: Options of the vector env to make.
         purpose: The sampler's purpose, for errors: "sample rollouts".
-        policy_in_workers: The policy, if it acts in the workers.
+        policy: The sampler's policy.
+        in_workers: Whether the policy acts in the workers.
         wrappers: Wrappers of each env that is made.
         env_kwargs: Arguments of each env that is made.
     """
     if not (env_kwargs is None or isinstance(env_kwargs, Mapping)):
         raise TypeError(f"cannot {purpose}: env_kwargs {env_kwargs!r}, expected a dict")
+    if isinstance(policy, (str, EnvSpec, list, tuple, GymVectorEnv)) or takes_nothing(policy):
+        raise TypeError(
+            f"cannot {purpose}: the policy is {policy!r}, expected a function of observations or a "
+            "torch module; are the envs and the policy swapped?"
+        )
     kwargs = dict(env_kwargs or {})
     given = [*(["num_envs"] if num_envs is not None else []), *(vector_kwargs or ())]
     given += ["env_kwargs"] * bool(kwargs)
@@ -405,7 +414,7 @@ def vector_env_of(
         if given:
             raise ValueError(f"cannot {purpose}: {given[0]} is for envs to make, not for {envs}")
         if not is_ours(envs):
-            if policy_in_workers is not None:
+            if in_workers:
                 raise ValueError(
                     f"cannot {purpose} with a policy in the workers: {envs} is in this process; "
                     "pass functions that each make one"
@@ -413,7 +422,7 @@ def vector_env_of(
             yield Leasable(adopted(envs), owned=False, transforms=None, given=envs)
             return
         inner, around = unwrapped(envs, purpose)
-        if policy_in_workers is not None:
+        if in_workers:
             _expect_workers_alone(inner, purpose)
         transforms = Transforms(around, core_of(inner).spec) if around else None
         yield Leasable(inner, owned=False, transforms=transforms, given=envs)
@@ -421,7 +430,7 @@ def vector_env_of(
     # False allows spaces unknown to gymnasium: the sampler leaves them out, or raises itself.
     options = {"shared_memory": False, **vector_options(purpose, vector_kwargs)}
     clean = options.get("context") in (None, "forkserver") and options.get("num_workers") != 0
-    if needs_torch(policy_in_workers) and clean and options.get("preload") is None:
+    if in_workers and needs_torch(policy) and clean and options.get("preload") is None:
         fork_server.preload(["torch"])  # pickle it once, rather than for every worker
     if makes_envs(envs):
         if num_envs is None:
@@ -437,7 +446,7 @@ def vector_env_of(
     try:
         if not isinstance(made, VectorEnv):
             raise TypeError(f"cannot {purpose}: {type(made).__name__}, expected a VectorEnv")
-        if policy_in_workers is not None:
+        if in_workers:
             _expect_workers_alone(made, purpose)
         yield Leasable(made, owned=True, transforms=None, given=made)
     except BaseException:

@@ -23,6 +23,7 @@ __all__ = [
     "PolicySignature",
     "signature_of",
     "takes_by_name",
+    "takes_nothing",
 ]
 
 STATE = "state"
@@ -66,6 +67,12 @@ def takes_by_name(policy: Any, name: str, place: int) -> bool:
     parameters = _parameters_of(policy) or {}
     positional = [one for one, kind in parameters.items() if kind.kind in _POSITIONAL]
     return name in parameters and positional[place : place + 1] != [name]
+
+
+def takes_nothing(policy: Any) -> bool:
+    """Return whether a policy takes no arguments, as functions that make envs."""
+    parameters = _parameters_of(policy) if callable(policy) else None
+    return parameters is not None and not parameters
 
 
 def _parameters_of(policy: Any) -> Mapping[str, inspect.Parameter] | None:

@@ -278,7 +278,8 @@ class _Runs:
             return
         with vector_env_of(
             *(envs, num_envs, vector_kwargs, "evaluate"),
-            policy_in_workers=self.policy if self.options.policy_in == "workers" else None,
+            policy=self.policy,
+            in_workers=self.options.policy_in == "workers",
             **making,
         ) as leasable:
             for each in begin:

@@ -158,6 +158,7 @@ class MultiTaskSampler(Uncopyable, Closing):
         self._tasks_are_set = True  # the envs have received ``tasks``
         with vector_env_of(
             *(envs, num_envs, vector_kwargs, "sample tasks"),
+            policy=policy,
             wrappers=[TaskWrapper],
             env_kwargs=env_kwargs,
         ) as leasable:

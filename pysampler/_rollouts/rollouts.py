@@ -239,7 +239,8 @@ class Rollouts(Sampler):
         self._start_error: Exception | None = None  # why the next rollout could not be started
         with vector_env_of(
             *(envs, num_envs, vector_kwargs, self._purpose),
-            policy_in_workers=policy if policy_in == "workers" else None,
+            policy=policy,
+            in_workers=policy_in == "workers",
         ) as leasable:
             core = core_of(leasable.envs)
             if chosen.policy_in == "workers":

@@ -99,6 +99,16 @@ def faults(
     return Faults(on_worker_loss, max_restarts, restart_window, step_timeout, on_hang, *recycles)
 
 
+def shared_memory(given: Any) -> bool:
+    """Return ``given``, or raise TypeError: it is where people put the number of workers."""
+    if not isinstance(given, (bool, np.bool_)):
+        raise TypeError(
+            f"cannot make vector env: shared_memory {given!r}, expected True or False; the number "
+            "of workers is num_workers=..."
+        )
+    return bool(given)
+
+
 def env_fns(given: Iterable[Callable[[], Any]]) -> list[Callable[[], Any]]:
     """Return ``given`` as a list of functions, or raise."""
     if not isinstance(given, Iterable) or isinstance(given, str):

@@ -93,11 +93,14 @@ def make_vec(
     >>> envs.close()
     """
     wraps = arguments.wrappers(wrappers)
+    mode_name = getattr(vectorization_mode, "value", vectorization_mode) or "async"
+    arguments.one_of("vectorization_mode", mode_name, [mode.value for mode in VectorizeMode])
     if not isinstance(id, (str, EnvSpec)):
         if not callable(id):
+            of_list = "; VectorEnv takes a list of functions" * isinstance(id, (list, tuple))
             raise gym.error.Error(
                 f"Invalid id type: {type(id)}. Expected `str`, `EnvSpec`, a function or a class of "
-                "tasks"
+                f"tasks{of_list}"
             )
         make, of_env = id, dict(kwargs)
         kind = id.func if isinstance(id, functools.partial) else id

@@ -266,7 +266,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self.seed_globals = seed_globals
             return
         self.env_fns = arguments.env_fns(env_fns)
-        self.shared_memory = shared_memory
+        self.shared_memory = arguments.shared_memory(shared_memory)
         self.copy = true_or_false("make vector env", "copy", copy)
         self.context = context
         self.daemon = daemon
@@ -342,6 +342,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if not may_share(functions, worker_init, process, seed_globals=seed_globals):
                 self.division = Division(len(functions), 0)
         self.num_workers = self.division.num_workers
+        if isinstance(num_workers, int) and num_workers > len(functions):
+            log_once(
+                f"num_workers={num_workers} for {len(functions)} envs, expected at most one worker "
+                f"for each: {self.num_workers} were started"
+            )
         modules = arguments.preload(preload)
         assignments, own = self.division.assignments(len(functions), groups)
         specs = registered() if self.num_workers > 0 and process != "fork" else b""
@@ -1041,7 +1046,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Returns:
             The results, one per env.
         """
-        self._start_call(name, args, kwargs, awaited=False)
+        self._start_call("call", name, args, kwargs)
         return self.call_wait()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
@@ -1052,19 +1057,20 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             *args: Positional arguments of the method.
             **kwargs: Keyword arguments of the method.
         """
-        self._start_call(name, args, kwargs, awaited=True)
+        self._start_call("call_async", name, args, kwargs)
 
     def _start_call(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, awaited: bool
+        self, what: str, name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> None:
         core = self._core
-        with core.enter("call_async"):
-            core.expect_idle("call_async")
+        with core.enter(what):
+            core.expect_idle(what)
             if name in ("reset", "step", "close", "_setattr", "_check_spaces"):
                 raise ValueError(
                     f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
                 )
-            job = Apply(call, (name, args, kwargs), f"{name}()")
+            job = Apply(call, (name, args, kwargs or {}), f"{name}()")
+            awaited = what == "call_async"
             core.request(dict.fromkeys(core.all_groups, job), "call", awaited=awaited)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -1198,7 +1204,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Args:
             name: The name of the attribute.
         """
-        return self.call(name)
+        self._start_call("get_attr", name)
+        return self.call_wait()
 
     def set_attr(self, name: str, values: list[Any] | tuple[Any, ...] | Any) -> None:
         """Set an attribute of each env.
@@ -1227,7 +1234,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def render(self) -> tuple[RenderFrame, ...] | None:
         """Return the result of each env's ``render``."""
-        return self.call("render")
+        self._start_call("render", "render")
+        return self.call_wait()
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -91,6 +91,10 @@ def test_the_vector_env_refuses_calls_until_the_sampler_is_closed(envs):
     with Counting(envs) as sampler:
         with pytest.raises(AlreadyPendingCallError, match="counts have the envs until"):
             envs.reset()
+        with pytest.raises(AlreadyPendingCallError, match="cannot call get_attr: counts have"):
+            envs.get_attr("spec")
+        with pytest.raises(AlreadyPendingCallError, match="cannot call call: counts have"):
+            envs.call("render")
         with pytest.raises(AlreadyPendingCallError, match="counts"):
             Counting(envs)
         with sampler.calling_envs():

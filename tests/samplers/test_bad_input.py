@@ -103,6 +103,39 @@ def test_a_policy_must_be_a_function(envs):
         pysampler.Rollouts(envs, 3, 5)
 
 
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda envs: pysampler.evaluate(policy, envs, 5),
+        lambda envs: pysampler.evaluate(policy, envs, 5, policy_in="workers"),
+        lambda envs: pysampler.Rollouts(policy, envs, 5, num_envs=2),
+        lambda envs: pysampler.Actors(policy, envs, num_envs=2),
+        lambda envs: pysampler.Watcher(envs, policy),
+        lambda envs: pysampler.MultiTaskSampler(policy, envs, num_envs=2),
+    ],
+    ids=["evaluate", "evaluate in workers", "Rollouts", "Actors", "Watcher", "MultiTaskSampler"],
+)
+@pytest.mark.parametrize("envs", ["CartPole-v1", [Scripted], lambda: Scripted()], ids=str)
+def test_swapped_envs_and_policy_are_named(sample, envs):
+    with pytest.raises(TypeError, match="expected a function .* envs and the policy swapped"):
+        sample(envs)
+
+
+@pytest.mark.parametrize("way", ["main", "workers"])
+@pytest.mark.parametrize("one", [lambda at: int(at[0]), lambda at: 1 if at[0] > 0 else 0])
+def test_error_in_a_policy_for_one_observation_says_that_it_gets_several(one, way):
+    with pytest.raises((TypeError, ValueError)) as raised:
+        pysampler.evaluate(Scripted, one, 2, num_envs=2, num_workers=1, policy_in=way)
+    assert raised.value.__notes__[0] == (
+        "the policy gets the observations of several envs, and returns an action for each"
+    )
+
+
+def test_action_for_one_env_is_refused():
+    with pytest.raises(ValueError, match=r"shape \(\), expected \(2, 2\): a row for each env"):
+        pysampler.evaluate(Scripted, lambda _: 1, 2, num_envs=2, num_workers=1)
+
+
 def changed(*returned):
     """Return a policy that returns one result after another."""
     left = list(returned)
@@ -213,6 +246,17 @@ def test_actions_that_are_tuples_need_extras_beside_them():
     ):
         next(rollouts)
     envs.close()
+
+
+class Parts(Scripted):
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Dict(a=spaces.Discrete(2))
+
+
+def test_array_for_actions_that_are_dicts_is_refused():
+    with pytest.raises(TypeError, match="^cannot act: the policy's actions: ndarray, expected a d"):
+        pysampler.evaluate(Parts, lambda at: np.zeros(len(at)), 2, num_envs=2, num_workers=1)
 
 
 class Named(Scripted):

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import gc
+import logging
 import os
 import pickle
 import re
@@ -52,6 +53,31 @@ def test_num_envs_must_be_a_positive_whole_number(num_envs):
         pysampler.make_vec("CartPole-v1", num_envs)
     with pytest.raises(ValueError, match=f"num_envs {num_envs!r}, expected a whole number"):
         pysampler.make_vec(TellingEnv, num_envs)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", TellingEnv], ids=["id", "class"])
+def test_unknown_vectorization_mode_error_lists_the_modes(env):
+    with pytest.raises(ValueError, match="'asyn', expected one of 'async', 'sync', 'vector_entry"):
+        pysampler.make_vec(env, 2, "asyn")
+
+
+def test_make_vec_of_a_list_names_vector_env():
+    with pytest.raises(gym.error.Error, match="VectorEnv takes a list of functions$"):
+        pysampler.make_vec([TellingEnv])
+
+
+@pytest.mark.parametrize("number", [4, 1, None])
+def test_number_in_the_place_of_shared_memory_names_num_workers(number):
+    with pytest.raises(TypeError, match=f"shared_memory {number}, expected .* num_workers=..."):
+        pysampler.VectorEnv([TellingEnv] * 4, number)
+
+
+def test_more_workers_than_envs_are_warned_of(caplog):
+    with caplog.at_level(logging.WARNING, "pysampler"), make(num_workers=9) as envs:
+        assert envs.num_workers == 4
+    assert caplog.messages == [
+        "pysampler: num_workers=9 for 4 envs, expected at most one worker for each: 4 were started"
+    ]
 
 
 def test_unknown_autoreset_mode_error_lists_the_modes():
@@ -218,6 +244,21 @@ LOSSES = {
         spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))),
         (1,),
         "observation lacks [1]",
+    ),
+    "array for a dict": (
+        spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))),
+        {"a": np.zeros(2)},
+        "observation['a'] is an array, expected a dict",
+    ),
+    "array for a tuple": (
+        spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))),
+        np.zeros(1),
+        "observation is an array, expected a tuple",
+    ),
+    "dict for an array": (
+        spaces.Box(0, 1, (2,)),
+        {"a": np.zeros(2)},
+        "observation is a dict, expected an array of shape (2,)",
     ),
 }
 
