@@ -1394,6 +1394,10 @@ class EnvBlock(Block):
         """
         Let every env make several steps, from the frame on, until its episode ends; with `last`, write only its last results, and all rewards.
         """
+    def step_chunk_once(self, frame: typing.SupportsInt | typing.SupportsIndex, steps: typing.SupportsInt | typing.SupportsIndex, last: bool, number: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        The same for a chunk of steps.
+        """
     def step_once(self, frame: typing.SupportsInt | typing.SupportsIndex, number: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         The same; with the number of an interrupted call, resume that one.
