@@ -22,6 +22,7 @@ from pysampler._frames.spec import build, checked_actions
 from pysampler._vector.blocks import PythonBlock
 from pysampler._workers.exceptions import error_from, report
 from pysampler._workers.jobs import Answer, Failure
+from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from pysampler._frames.frames import Frames
     from pysampler._frames.infos import Column
-    from pysampler.errors import EnvError
 
     # Observations, rewards, terminated, truncated, infos.
     Stepped = tuple[

@@ -266,6 +266,13 @@ def test_calls_see_and_keep_a_tasks_memory(workers):
     theirs.close()
 
 
+def test_an_env_of_a_task_can_be_sent():
+    with pysampler.VectorEnv([lambda: make_env(Cart)] * 2, num_workers=1) as envs:
+        envs.reset(seed=1)
+        first, second = envs.get_attr("unwrapped")
+        assert first.data.qpos.tolist() != second.data.qpos.tolist()
+
+
 def test_a_list_of_task_envs_is_ordinary():
     """A VectorEnv of ordinary task envs."""
     fns = [functools.partial(make_env, Cart)] * 3

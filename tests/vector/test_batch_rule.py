@@ -189,6 +189,22 @@ def test_rewards_that_are_integers_have_no_sign_of_zero(function):
     assert "its rewards are of a type that wrappers may treat otherwise" in described
 
 
+@pytest.mark.parametrize("env_id", ["InvertedPendulum-v5", "HalfCheetah-v5"])
+def test_sums_of_rewards_have_the_type_of_the_rewards(env_id):
+    pytest.importorskip("mujoco")
+    env_fns = [lambda: wrappers.RecordEpisodeStatistics(gym.make(env_id))] * 4
+    theirs = SyncVectorEnv(env_fns)
+    with pysampler.VectorEnv(env_fns, num_workers=1) as ours:
+        assert "native" in ours.describe()
+        kinds = []
+        for envs in (ours, theirs):
+            envs.reset(seed=1)
+            envs.step(np.zeros(theirs.action_space.shape, np.float32))
+            kinds.append([type(one) for one in envs.get_attr("episode_returns")])
+        assert kinds[0] == kinds[1]
+    theirs.close()
+
+
 class Reuses(Steps):
     """Returns the same array and the same info in each step."""
 

@@ -23,6 +23,7 @@ from pysampler._vector.batch_block import OwnBlock
 from pysampler._vector.jobs import Rest
 from pysampler._vector.vector_env import core_of
 from pysampler._workers.pool import Pool
+from pysampler.envs import classic
 from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
 
 MODES = list(AutoresetMode)
@@ -934,3 +935,10 @@ def test_nothing_is_pending_after_an_interrupted_first_chunk(monkeypatch, option
         with pytest.raises(NoAsyncCallError):
             envs.step_wait()
         assert envs.step_chunk(np.zeros((4, 3), int))[4]["steps"].tolist() == [3] * 4
+
+
+def test_chunks_of_a_batch_env_beside_a_single_env_work_without_workers():
+    env_fns = [lambda: classic.CartPole(3), lambda: gym.make("CartPole-v1")]
+    with pysampler.VectorEnv(env_fns, num_workers=0) as envs:
+        envs.reset(seed=1)
+        assert envs.step_chunk(np.ones((4, 3), int))[1].tolist() == [[1.0] * 3] * 4

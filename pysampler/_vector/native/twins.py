@@ -44,7 +44,6 @@ class _Twins(OwnBlock):
     def __init__(self, env: Any, first: int, meter: _core.Meter, *, here: bool) -> None:
         super().__init__(env, first, meter, here=here)
         self.env = env
-        self.double_rewards = np.zeros(self.count, bool)  # numbers of Python
         self._options_are_valid = True
         self._successor: Any = None
 

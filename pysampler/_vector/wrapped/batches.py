@@ -139,6 +139,8 @@ class NativeBatch(Batch):
         self._known = known
         first = server.first + rows.start
         self.inner = known.block(len(rows), first, known.limit, server.meter, here=server.here)
+        if np.float64 not in known.reward_types:
+            self.inner.double_rewards = np.zeros(len(rows), bool)
         self._real: dict[int, RealEnv] = {}
         self.block = self._layered(self.inner) if self.layers else self.inner
         if not self.layers:  # with layers, the outer block asks the inner one whether it can step

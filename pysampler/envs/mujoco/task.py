@@ -53,7 +53,9 @@ class Simulations:
             self.ids = ids
 
     def __getattr__(self, name: str) -> Array:  # for the first read of a field
-        if name.startswith("_") or name not in self._fields:
+        if name.startswith("_"):  # there are no fields yet where a copy is being made
+            raise AttributeError(name)
+        if name not in self._fields:
             known = ", ".join(sorted(self._fields))
             raise AttributeError(f"no field {name!r}, expected one of Task.fields or {known}")
         array = self._fields[name][self.ids]
