@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pysampler import _core
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
+from pysampler._vector.waiting import MOST_ON_CPU
 from pysampler._workers.counters import with_unit
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ _CLOSE = 0.05
 # The model knows steps in Python. Workers that may step their envs together are preferred if the
 # model has them slower than the fastest division by at most this factor.
 _BATCH_GAIN = 1.25
+# Envs that wait for something other than a CPU get more workers than CPUs if their steps take at
+# least so many seconds: the model has no costs of workers that wait for a CPU.
+_LONG_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -142,13 +146,15 @@ def divide(
             )
         workers = arguments.workers(None, envs, most)
         per_group = envs // (workers * groups) if native else 0
-        seconds, share = try_env(env_fns[0], per_group, threads=threads)
-        chosen = fastest(envs, cpus, seconds)
+        seconds, on_cpu, share = try_env(env_fns[0], per_group, threads=threads)
+        limit = envs if most is None else min(envs, most)
+        chosen = fastest(envs, cpus, seconds, on_cpu=on_cpu, most=limit)
         assert chosen.round_seconds is not None
         if share and _round(envs, workers, 0, seconds) <= chosen.round_seconds * _BATCH_GAIN:
             return Division(max(1, min(workers, envs // (share * groups))), 0, seconds)
         if threads and envs > 1 and cpus > 1:
-            return fastest(envs, cpus, seconds, slowdown_in_threads(env_fns, seconds))
+            slowdown = slowdown_in_threads(env_fns, seconds)
+            return fastest(envs, cpus, seconds, slowdown, on_cpu=on_cpu, most=limit)
         return chosen
     if main_envs == "auto":
         workers = max(1, cpus - 1) if num_workers is None else num_workers
@@ -156,11 +162,11 @@ def divide(
         if workers == 0 or envs == 1:
             return Division(0, envs)
         seconds = try_env(env_fns[0])[0]
-        slowdown = slowdown_in_threads(env_fns, seconds) if threads else None
-        model = seconds, slowdown or 1.0
+        beside = slowdown_in_threads(env_fns, seconds) if threads else None
+        model = seconds, beside or 1.0
         own = min(range(1, envs - workers + 1), key=lambda n: _round(envs, workers, n, *model))
         took = _round(envs, workers, own, *model)
-        return Division(workers, own, seconds, took, slowdown=slowdown)
+        return Division(workers, own, seconds, took, slowdown=beside)
     own = whole_number("make vector env", "main_envs", main_envs, 0)
     if own == 0:
         workers = arguments.workers(num_workers, envs, most)
@@ -181,7 +187,15 @@ def divide(
     return Division(workers, own)
 
 
-def fastest(envs: int, cpus: int, seconds: float, slowdown: float | None = None) -> Division:
+def fastest(
+    envs: int,
+    cpus: int,
+    seconds: float,
+    slowdown: float | None = None,
+    *,
+    on_cpu: float = 1.0,
+    most: int = 0,
+) -> Division:
     """Return the division with the shortest predicted step of all envs.
 
     Args:
@@ -189,13 +203,22 @@ def fastest(envs: int, cpus: int, seconds: float, slowdown: float | None = None)
         cpus: The number of CPUs.
         seconds: The time of a step of one env.
         slowdown: See ``Division``.
+        on_cpu: The share of a step for which an env needs a CPU.
+        most: The largest number of workers, for envs that wait for something else.
     """
     divisions = [(0, envs)]
     if envs > 1 and cpus > 1:
         divisions += [(min(cpus, envs), 0)]
         workers = min(cpus - 1, envs - 1)
         divisions += [(workers, own) for own in range(1, envs - workers + 1)]
-    rounds = [_round(envs, *division, seconds, slowdown or 1.0) for division in divisions]
+    needed = 0.0
+    if on_cpu < MOST_ON_CPU and seconds >= _LONG_S:
+        divisions += [(workers, 0) for workers in range(cpus + 1, most + 1)]
+        needed = envs * seconds * on_cpu / cpus
+    rounds = [
+        max(needed * (workers > cpus), _round(envs, workers, own, seconds, slowdown or 1.0))
+        for workers, own in divisions
+    ]
     close = [
         (division, took)
         for division, took in zip(divisions, rounds, strict=True)

@@ -16,6 +16,7 @@ import numpy as np
 
 from pysampler._torch import loaded_torch
 from pysampler._vector.env_calls import expect_env
+from pysampler._vector.waiting import cpu_seconds
 from pysampler._workers.exceptions import error_from, report
 from pysampler.envs.batch import BatchEnv
 
@@ -34,7 +35,7 @@ _PARTS = 5  # of the trial; the result is the median of their means
 
 def try_env(
     env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0, *, threads: bool = False
-) -> tuple[float, int]:
+) -> tuple[float, float, int]:
     """Make an env, and step it for some milliseconds.
 
     Args:
@@ -43,8 +44,9 @@ def try_env(
         threads: Whether workers are threads.
 
     Returns:
-        The time of a step. And if workers may step ``count`` of them together, so that the time
-        says nothing about them, how many each worker should have if there are several; otherwise 0.
+        The time of a step, and the share of it for which the env needs a CPU. And if workers may
+        step ``count`` of them together, so that the time says nothing about them, how many each
+        worker should have if there are several; otherwise 0.
     """
     with _global_generators_kept():
         with _blaming("being made"):
@@ -53,8 +55,9 @@ def try_env(
                 raise ValueError(f"a {type(env).__name__} is many envs; pass numbers instead")
             expect_env(env, 0)
         with _blaming("being stepped"):
-            seconds = _step_seconds(env)
-        return seconds, _share(env_fn, env, count, threads=threads) if count > 1 else 0
+            seconds, on_cpu = _step_seconds(env)
+        share = _share(env_fn, env, count, threads=threads) if count > 1 else 0
+        return seconds, on_cpu, share
 
 
 def slowdown_in_threads(
@@ -171,13 +174,17 @@ def _share(env_fn: Any, env: gym.Env[Any, Any], count: int, *, threads: bool) ->
     return known.share_of(base) if count >= known.least_of(base) and not here else 0
 
 
-def _step_seconds(env: gym.Env[Any, Any]) -> float:
-    """Step an env for some milliseconds, close it, and return the time of a step."""
+def _step_seconds(env: gym.Env[Any, Any]) -> tuple[float, float]:
+    """Step an env for some milliseconds, close it, and return the time of a step.
+
+    And the share of it for which the env needs a CPU, or 1 if unknown.
+    """
     try:
         env.reset(seed=0)
         env.action_space.seed(0)
         took: list[float] = []
         spent, least = 0.0, float("inf")
+        on_cpu = cpu_seconds("thread-self")
         begun = time.perf_counter()
         while spent < _SECONDS or len(took) < _STEPS:
             action = env.action_space.sample()
@@ -190,12 +197,15 @@ def _step_seconds(env: gym.Env[Any, Any]) -> float:
             spent += min(took[-1], _LONG * least)  # longer steps probably lost the CPU
             if time.perf_counter() - begun > _AT_MOST:
                 break
+        if on_cpu is not None:
+            on_cpu = ((cpu_seconds("thread-self") or 0) - on_cpu) / (time.perf_counter() - begun)
     finally:
         env.close()
     half = took[len(took) // 2 :]  # the first ones are cold
     # The median of several means ignores a part in which this process lost its CPU.
     parts = [part for part in np.array_split(half, _PARTS) if len(part)]
-    return float(np.median([part.mean() for part in parts]))
+    seconds = float(np.median([part.mean() for part in parts]))
+    return seconds, 1.0 if on_cpu is None else min(1.0, on_cpu)
 
 
 @contextlib.contextmanager

@@ -49,6 +49,7 @@ from pysampler._vector.registry import registered
 from pysampler._vector.results import first
 from pysampler._vector.serving import WorkerInfo, make_server, worker_init_for
 from pysampler._vector.stacks import described, log_once, might_be_native, why_not_native
+from pysampler._vector.waiting import WaitCheck
 from pysampler._workers import fork_server
 from pysampler._workers.jobs import Failure
 from pysampler._workers.pool import Pool
@@ -112,8 +113,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         max_concurrency: The largest number of processes that step envs, as in gymnasium.
         num_workers: The number of worker processes, at most one per env. By default, the number of
             CPUs that this process may use: lower it to leave CPUs to a learner, raise it if envs
-            wait for something other than a CPU. 0 steps all envs in this process, for debugging or
-            for very short steps, and refuses options that need workers. "auto" times one extra env
+            wait for something other than a CPU (a log warning says so, with a number). 0 steps all
+            envs in this process, for debugging or for very short steps, and refuses options that
+            need workers. "auto" times one extra env
             for some milliseconds and chooses ``num_workers`` and ``main_envs`` for the fastest
             steps, and with threads times two envs in threads too; see ``division``. With
             ``worker_init``, ``step_timeout``, ``on_worker_loss="restart"`` and ``recycle_...``,
@@ -283,6 +285,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         )
         self._replacements = Replacements()
         self._tracer: Tracer | None = None
+        self._waits: WaitCheck | None = None
         self._step_timeout = step_timeout
         self._timed_return = _core.TimedReturn()  # of recv
         functions = self.env_fns
@@ -296,6 +299,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             recycle_above=recycle_above is not None,
         )
         alike = all(function is functions[0] for function in functions)
+        by_default = num_workers is None and worker is None
         # "auto" goes by the time of a step in Python, and may step envs in this process.
         tasks = alike and getattr(functions[0], "makes_tasks", False)
         for_workers = worker_init is not None or faults.for_workers
@@ -419,6 +423,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             )
             self.observations = core.results.observations()
             self._batches = Batches(core, record_to, replay_from)
+            if by_default and len(assignments) > 0 and self.division.shares(len(functions)):
+                self._waits = WaitCheck(self._pool, len(functions))
             # Made once: these calls must be fast.
             self._entries = {name: core.guard.entry(f"call {name}") for name in ("send", "recv")}
             if trace is not None:
@@ -613,7 +619,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if not sent:
                 self._send(actions, awaited=False)
             results = self._finish("step_wait", None)
-            if not self._check_actions:
+            if not self._check_actions and (self._waits is None or self._waits.look()):
                 core.arm_fast_path()
         return results
 

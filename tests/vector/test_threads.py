@@ -183,7 +183,7 @@ def test_options_that_need_processes_are_refused(option):
 @pytest.mark.skipif(usable_cpus() < 2, reason="one CPU: no choice to make")
 @pytest.mark.parametrize(("slowdown", "pays"), [(1.1, True), (2.1, False)])
 def test_auto_chooses_threads_if_their_steps_overlap(monkeypatch, slowdown, pays):
-    monkeypatch.setattr(env_trial, "try_env", lambda *_, **__: (5e-4, 0))
+    monkeypatch.setattr(env_trial, "try_env", lambda *_, **__: (5e-4, 1.0, 0))
     monkeypatch.setattr(env_trial, "slowdown_in_threads", lambda *_: slowdown)
     with pysampler.VectorEnv([Short] * 32, context="threads", num_workers="auto") as envs:
         assert (envs.num_workers > 0) == pays
