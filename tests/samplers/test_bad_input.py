@@ -115,7 +115,9 @@ def test_a_policy_must_be_a_function(envs):
     ],
     ids=["evaluate", "evaluate in workers", "Rollouts", "Actors", "Watcher", "MultiTaskSampler"],
 )
-@pytest.mark.parametrize("envs", ["CartPole-v1", [Scripted], lambda: Scripted()], ids=str)
+@pytest.mark.parametrize(
+    "envs", ["CartPole-v1", [Scripted], lambda: Scripted()], ids=["id", "list", "function"]
+)
 def test_swapped_envs_and_policy_are_named(sample, envs):
     with pytest.raises(TypeError, match="expected a function .* envs and the policy swapped"):
         sample(envs)
