@@ -402,7 +402,8 @@ def vector_env_of(
     """
     if not (env_kwargs is None or isinstance(env_kwargs, Mapping)):
         raise TypeError(f"cannot {purpose}: env_kwargs {env_kwargs!r}, expected a dict")
-    if isinstance(policy, (str, EnvSpec, list, tuple, GymVectorEnv)) or takes_nothing(policy):
+    makes_one = takes_nothing(policy) and callable(envs) and not takes_nothing(envs)
+    if makes_one or isinstance(policy, (str, EnvSpec, list, tuple, GymVectorEnv)):
         raise TypeError(
             f"cannot {purpose}: the policy is {policy!r}, expected a function of observations or a "
             "torch module; are the envs and the policy swapped?"
