@@ -9,12 +9,21 @@ import os
 import signal
 from collections import defaultdict
 
+import hypothesis
 import pytest
 from covering import covering
 
 # Tests run in parallel. Threads of a matrix product wait for each other by spinning, which takes
 # twenty times as long if other programs use their CPUs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Without these, hypothesis fails tests for being slow.
+hypothesis.settings.register_profile(
+    "slow machines",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("slow machines")
 
 # Seconds after which a test of the quick set fails. Unset, none fails for being slow; CI sets a
 # limit that no slow machine reaches.

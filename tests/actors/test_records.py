@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scripted import Counting, Scripted, policy
@@ -65,7 +65,6 @@ def made_up(rewards, terminated, truncated):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(data=st.data(), count=st.integers(1, 4), steps=st.integers(1, 8))
 def test_gae_of_records_equals_its_definition(data, count, steps):
     draw, shape, numbers = data.draw, (count, steps), st.floats(-10, 10, width=32)

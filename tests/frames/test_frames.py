@@ -61,7 +61,7 @@ def place(array):
     return begin, begin + array.nbytes
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(plans)
 def test_arrays_share_no_cache_line_and_fit_the_plan(plan):
     frames, _ = laid_out(plan)
@@ -85,7 +85,7 @@ def attached(frames, segment):
     return Frames(frames.plan, _core.Segment.attach(segment.fd), frames.offset)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(plans)
 def test_writes_appear_in_the_same_array_of_another_mapping(plan):
     frames, segment = laid_out(plan)

@@ -428,7 +428,7 @@ infos = st.recursive(dicts(values), lambda inner: dicts(values | inner), max_lea
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.lists(st.tuples(infos, infos, infos), min_size=2, max_size=5))
 @pytest.mark.filterwarnings("ignore")  # NumPy's, about lossy casts
 def test_any_infos_are_batched_as_in_gymnasium(steps):

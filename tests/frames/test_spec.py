@@ -101,7 +101,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(nested)
 def test_leaf_paths_are_in_the_order_of_leaves(space):
     tree = spec_of(space, space).action_tree

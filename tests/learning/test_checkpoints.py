@@ -65,7 +65,7 @@ TREES = st.recursive(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(tree=TREES)
 def test_any_tree_round_trips(tree):
     with tempfile.TemporaryDirectory() as directory:

@@ -22,7 +22,7 @@ class Interrupted(BaseException):
     """Raised by a signal handler."""
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     envs=st.integers(1, 4),

@@ -174,5 +174,5 @@ class AgainstAList(RuleBasedStateMachine):
                 assert replay._tree.leaves[at % capacity] == record["priority"]
 
 
-AgainstAList.TestCase.settings = settings(deadline=None, max_examples=30, stateful_step_count=30)
+AgainstAList.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
 test_replay_equals_a_list = pytest.mark.slow(AgainstAList.TestCase)

@@ -34,7 +34,7 @@ def around(rows, kept, at, burn_in, length, *, beyond_ends):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     envs=st.integers(1, 4),
@@ -95,7 +95,7 @@ def n_step_return(rewards, terminated, truncated, mask, column, n_step, gamma):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beyond_ends", [False, True])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), n_step=st.integers(1, 6), length=st.integers(1, 6))
 def test_returns_in_sequences_stop_at_ends_of_episodes_and_sequences(
     seed, n_step, length, beyond_ends

@@ -56,7 +56,7 @@ def make(capacity, depth, **options):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     envs=st.integers(1, 4),
@@ -122,7 +122,7 @@ def test_samples_equal_a_plain_buffers_samples(alpha):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     envs=st.integers(1, 12),

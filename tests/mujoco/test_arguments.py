@@ -193,7 +193,6 @@ arguments = {
 @pytest.mark.parametrize("env_id", IDS)
 @settings(
     max_examples=8,
-    deadline=None,
     derandomize=True,
     phases=[Phase.generate],  # shrinking an example would take minutes
     suppress_health_check=list(HealthCheck),

@@ -22,7 +22,7 @@ trees = st.recursive(
     ),
     max_leaves=8,
 )
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = settings(max_examples=40, derandomize=True)
 
 
 def with_tuples(tree):

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scripted import Scripted, policy
@@ -39,7 +39,6 @@ def slow_gae(rewards, values, last, terminated, truncated, cut_values, lengths, 
     return advantages
 
 
-@settings(deadline=None)
 @given(data=st.data(), steps=st.integers(1, 8), envs=st.integers(1, 4), whole=st.booleans())
 def test_gae_equals_its_definition(data, steps, envs, whole):
     shape = steps, envs

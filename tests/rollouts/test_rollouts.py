@@ -318,7 +318,7 @@ def test_returns_equal_record_episode_statistics(way):
         np.testing.assert_array_equal(counted["l"][at], rollout.ended.lengths)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     scripts=st.lists(st.text("..tcb", min_size=1, max_size=7), min_size=3, max_size=5),
     way=st.sampled_from([way for way in WAYS if way.get("num_workers") == 0]),

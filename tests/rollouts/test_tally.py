@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -43,7 +43,6 @@ class SlowTally:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(data=st.data(), steps=st.integers(1, 6), envs=st.integers(1, 4), rollouts=st.integers(1, 3))
 def test_tally_equals_its_definition(data, steps, envs, rollouts):
     draw, shape = data.draw, (steps, envs)

@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import SpaceEnv, same
 
 import pysampler
 
-quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+quick = settings(max_examples=60, derandomize=True)
 few = settings(quick, max_examples=10)
 
 # -- spaces ---------------------------------------------------------------------------------------

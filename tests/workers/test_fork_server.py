@@ -127,7 +127,6 @@ Lines.TestCase.settings = settings(
     max_examples=15,
     derandomize=True,  # campaigns vary the seed instead
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 
