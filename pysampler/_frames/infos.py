@@ -151,8 +151,7 @@ class Infos:
     def clear(self, frame: int, envs: Sequence[int]) -> None:
         """Drop the infos of some envs in a frame."""
         for column in self.columns:
-            mask = column.views(self._frames)[-1]
-            mask[frame, envs] = False
+            column.views(self._frames)[-1][frame, envs] = False  # the mask
 
     def learn(self, mailed: Sequence[tuple[int, dict[str, Any]]]) -> list[Column]:
         """Make columns for values that came by mail, as far as space lasts; return the new ones."""

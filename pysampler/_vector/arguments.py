@@ -330,9 +330,11 @@ def expect_for_threads(
     _expect(given, "context 'threads'", NEED_PROCESSES, doing)
 
 
-def expect_for_no_workers(given: Mapping[str, tuple[Any, Any]]) -> None:
-    """Raise ValueError if an option does not equal its expected value, for want of workers."""
-    _expect(given, "num_workers=0", NEED_WORKERS, "make vector env")
+def refuse_without_workers(faults: Faults, worker_init: Any) -> None:
+    """Raise ValueError if one of these options needs workers."""
+    given = {**vars(faults), "worker_init": worker_init}
+    both = {name: (given[name], getattr(Faults(), name, None)) for name in NEED_WORKERS}
+    _expect(both, "num_workers=0", NEED_WORKERS, "make vector env")
 
 
 def _expect(

@@ -31,7 +31,6 @@ from pysampler._vector.env_calls import (
     reward_shape,
     reward_space_of,
 )
-from pysampler._vector.isolation.known import interfering
 from pysampler._vector.native.known import name_of
 from pysampler._vector.registry import register
 from pysampler._vector.stacks import StackPart, parts_of
@@ -203,6 +202,8 @@ class EnvServer(Server):
         )
 
     def _interfering(self) -> list[str]:
+        from pysampler._vector.isolation.known import interfering  # noqa: PLC0415 - only workers need it
+
         made = {id(env): env for env in self.envs if env is not None}
         found = interfering(made.values()) if len(made) > 1 else []
         found = [f"{one}; pass isolate=True" for one in found]

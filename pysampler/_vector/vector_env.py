@@ -331,15 +331,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             untried=untried,
         )
         if self.division.num_workers == 0 and main_envs != "auto":
-            arguments.expect_for_no_workers(
-                {
-                    "on_worker_loss": (on_worker_loss, "raise"),
-                    "step_timeout": (step_timeout, None),
-                    "recycle_after": (recycle_after, None),
-                    "recycle_above": (recycle_above, None),
-                    "worker_init": (worker_init, None),
-                }
-            )
+            arguments.refuse_without_workers(faults, worker_init)
         if isolate == "check" and self.division.shares(len(functions)):
             from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare
 
@@ -749,9 +741,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Wait for all groups and read their results from the frame."""
         core = self._core
         chunks = self._batches.chunks
-        read: Callable[[Sequence[Answer]], Stepped] = core.results.read
-        if what == "step_wait":
-            read = core.results.read_step if chunks is None else chunks.read
+        of_step = core.results.read_step if what == "step_wait" else core.results.read
+        read = of_step if chunks is None else chunks.read
         core.wait_and_keep(what, timeout, read)
         results: Stepped = core.hand_over()
         return results

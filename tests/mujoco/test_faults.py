@@ -270,7 +270,8 @@ def test_a_task_that_kills_its_process_is_a_worker_loss(where, mode):
 @pytest.mark.parametrize("where", ["reward", "terminated", "observe"])
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_task_error_names_an_env_of_its_group(where, workers):
-    with running(Deadly, arguments={"where": where}, num_workers=workers, groups=1) as pair:
+    options = {"num_workers": workers, "groups": 1, "on_worker_loss": "raise"}
+    with running(Deadly, arguments={"where": where}, **options) as pair:
         actions = np.full((6, 1), 0.5)
         actions[3] = 6
         with pytest.raises(EnvError, match="raised ArithmeticError stepping: told to") as caught:

@@ -274,6 +274,8 @@ class Both:
 
     def __init__(self, env_fns, mode=NEXT_STEP, scale=2.0, **options):
         given = {"num_workers": 1, "worker_init": even_for_few, **options}
+        if given["num_workers"] == 0:
+            del given["worker_init"]
         self.ours = pysampler.VectorEnv(env_fns, autoreset_mode=mode, **given)
         self.theirs = SyncVectorEnv(env_fns, autoreset_mode=mode)
         self.mode, self.scale = mode, scale
