@@ -367,4 +367,5 @@ def _sample_tasks(
         inner.np_random = own
 
 
-_takes_tasks.reads = _sample_tasks.reads = "tasks"  # type: ignore[attr-defined] # batches go on
+_takes_tasks.reads_of_pysampler = "nothing"  # type: ignore[attr-defined]
+_sample_tasks.reads_of_pysampler = "tasks"  # type: ignore[attr-defined] # batches go on

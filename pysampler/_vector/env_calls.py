@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = [
+    "attribute_called",
     "attribute_of",
     "autoreset_of",
     "call",
@@ -113,6 +114,11 @@ def call(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if name == "render" and "pygame" in sys.modules:
         with _drawing["lock"]:
             return attribute(*args, **kwargs)
+    return attribute_called(env, attribute, args, kwargs)
+
+
+def attribute_called(_: Any, attribute: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a method, or an attribute that is not callable."""
     return attribute(*args, **kwargs) if callable(attribute) else attribute
 
 

@@ -365,7 +365,7 @@ class EnvServer(Server):
                 continue
             if id(env) not in self._frozen:
                 with self.blaming(i, "freezing its wrappers"):
-                    self.end_batch(i, "an evaluation leaves its wrappers as they are")
+                    self.end_batch(i, "an evaluation leaves its wrappers as they are", log=False)
                     self._frozen[id(env)] = Frozen(env)
             frozen.append(self._frozen[id(env)])
         return frozen
@@ -374,7 +374,7 @@ class EnvServer(Server):
         """Restore the wrappers of all envs that are frozen."""
         for i, env in enumerate(self.envs):
             if (frozen := self._frozen.pop(id(env), None)) is not None:
-                self.end_batch(i, "an evaluation leaves its wrappers as they are")
+                self.end_batch(i, "an evaluation leaves its wrappers as they are", log=False)
                 frozen.thaw()
 
     def replace(self, seeds: Sequence[int]) -> None:
@@ -447,7 +447,7 @@ class EnvServer(Server):
     def take_back(self, i: int) -> None:
         """Take back env ``i`` after it was lent."""
 
-    def end_batch(self, i: int, why: str) -> None:
+    def end_batch(self, i: int, why: str, *, log: bool = True) -> None:
         """Step the batch of env ``i`` one by one from now on, since a call may change the env."""
 
     def begin_all(self, block: int) -> None:

@@ -230,7 +230,7 @@ def _make_vector_env(maker: EnvMaker, num_envs: int, vector_kwargs: dict[str, An
         return VectorEnv([maker] * count, **vector_kwargs)
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unexpected and (meant := _hint(unexpected[1])):
+        if unexpected and (meant := _hint(unexpected[1], make_vec)):
             error.add_note(f"neither VectorEnv nor the env takes {unexpected[1]!r}{meant}")
         raise
 

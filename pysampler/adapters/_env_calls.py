@@ -243,5 +243,6 @@ def is_wrapped(env: Any, wrapper_class: Any) -> bool:
 
 
 # Batches of envs go on after these.
-get_attribute.reads = "attribute"  # type: ignore[attr-defined]
-has_attribute.reads = is_wrapped.reads = "nothing"  # type: ignore[attr-defined]
+get_attribute.reads_of_pysampler = "attribute"  # type: ignore[attr-defined]
+has_attribute.reads_of_pysampler = "nothing"  # type: ignore[attr-defined]
+is_wrapped.reads_of_pysampler = "nothing"  # type: ignore[attr-defined]

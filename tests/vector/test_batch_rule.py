@@ -2,13 +2,14 @@
 
 import functools
 import time
+from pathlib import Path
 from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import identical
 
 import pysampler
@@ -447,6 +448,141 @@ def test_lists_given_as_arguments_are_never_shared():
     for envs in ([0], [1], [0, 2]):
         described = compare([make] * 3, narrow, steps=3, envs=envs)
         assert "narrow() was called" in described
+
+
+def set_class_attribute(env):
+    from gymnasium.envs.classic_control import AcrobotEnv
+
+    AcrobotEnv.LINK_MASS_1 = 2.0
+
+
+def replace_function(env):
+    from gymnasium.envs.classic_control import acrobot
+
+    acrobot.bound = lambda x, low, high=None: x
+
+
+@pytest.mark.parametrize("change", [set_class_attribute, replace_function])
+def test_changes_of_a_class_or_module_outlast_a_reset(change):
+    """Through an env of another kind in the worker."""
+    env_fns = [functools.partial(gym.make, "Acrobot-v1")] * 8
+    env_fns += [lambda: gym.wrappers.TimeLimit(gym.make("Acrobot-v1"), 30)] * 8
+    actions = np.arange(16) % 3
+    with (
+        pysampler.VectorEnv(env_fns, num_workers=1) as ours,
+        pysampler.VectorEnv(env_fns, num_workers=1, native=False) as theirs,
+    ):
+        assert "in Python" not in ours.describe()
+        for seed in (1, 2):
+            identical(ours.reset(seed=seed), theirs.reset(seed=seed))
+            for at in range(60):
+                if at == 30 and seed == 1:
+                    ours.apply(change, envs=[12])
+                    theirs.apply(change, envs=[12])
+                identical(ours.step(actions), theirs.step(actions), f"seed {seed} step {at}")
+
+
+def test_data_that_a_call_lets_envs_share_stays_shared():
+    pytest.importorskip("mujoco")
+
+    def share(env):
+        import builtins
+
+        builtins.shared_data = getattr(builtins, "shared_data", env.unwrapped.data)
+        env.unwrapped.data = builtins.shared_data
+
+    env_fns = [functools.partial(gym.make, "HalfCheetah-v5")] * 3
+    actions = np.ones((3, 6), np.float32)
+    with (
+        pysampler.VectorEnv(env_fns, num_workers=1) as ours,
+        pysampler.VectorEnv(env_fns, num_workers=1, native=False) as theirs,
+    ):
+        for envs in (ours, theirs):
+            envs.reset(seed=1)
+            envs.apply(share)
+        identical(ours.reset(seed=2), theirs.reset(seed=2))
+        identical(ours.step(actions), theirs.step(actions))
+        assert "shares its data with another env" in ours.describe()
+
+
+class Fails(Steps):
+    """Raises in a reset that its options tell to fail, and in the third."""
+
+    resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        if (options or {}).get("fails") or self.resets == 3:
+            raise ValueError("told to")
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_reset_that_raises_leaves_the_env_as_it_was(mode):
+    env_fns = [lambda: wrappers.NormalizeObservation(wrappers.NormalizeReward(Fails()))] * 3
+    options = {"num_workers": 1, "autoreset_mode": mode}
+    actions = np.ones((3, 2))
+    results = []
+    for native in ("auto", False):
+        seen = []
+        given = {"native": native, **options}
+        with pysampler.VectorEnv(env_fns, worker_init=even_for_few, **given) as envs:
+            envs.reset(seed=1)
+            for at in range(12):
+                if at == 4:
+                    envs.apply(lambda env: None, envs=[0])
+                    with pytest.raises(ValueError, match="told to"):
+                        envs.reset(options={"fails": True})
+                try:
+                    seen.append([np.array(one) for one in envs.step(actions)[:4]])
+                except ValueError as error:
+                    seen.append([np.array(one) for one in error.results[:4]])
+            seen.append([np.array(one.mean) for one in envs.get_attr("obs_rms")])
+            seen.append([np.array(one.var) for one in envs.get_attr("return_rms")])
+        results.append(seen)
+    identical(*results)
+
+
+def test_envs_that_cannot_be_made_again_stay_in_python(tmp_path):
+    mujoco = pytest.importorskip("mujoco")
+    del mujoco
+    model = gym.make("HalfCheetah-v5").unwrapped.fullpath
+    path = tmp_path / "model.xml"
+    path.write_text(Path(model).read_text())
+    with pysampler.make_vec("HalfCheetah-v5", 2, num_workers=1, xml_file=str(path)) as envs:
+        envs.reset(seed=1)
+        envs.apply(lambda env: None)
+        path.unlink()
+        envs.reset(seed=1)
+        assert "a new env to compare it with raised OSError" in envs.describe()
+
+
+class Draws(Steps):
+    """Draws a number where an attribute is read."""
+
+    @property
+    def noise(self):
+        return self.np_random.random()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_reading_a_property_runs_it_once(workers):
+    theirs = SyncVectorEnv([Draws] * 2)
+    with pysampler.VectorEnv([Draws] * 2, num_workers=workers) as ours:
+        for envs in (ours, theirs):
+            envs.reset(seed=1)
+        for _ in range(2):
+            assert ours.get_attr("noise") == theirs.get_attr("noise")
+    theirs.close()
+
+
+def test_arguments_that_the_program_can_change_make_envs_in_python_here():
+    pytest.importorskip("mujoco")
+    bounds = [0.2, 1.0]
+    with pysampler.make_vec("Ant-v5", 2, num_workers=0, healthy_z_range=bounds) as envs:
+        envs.reset(seed=1)
+        bounds[:] = [5.0, 6.0]
+        assert envs.step(np.zeros((2, 8), np.float32))[2].all()
 
 
 @pytest.mark.parametrize("name", ["gravity", "render", "np_random_seed", "action_space"])

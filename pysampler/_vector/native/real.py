@@ -69,9 +69,12 @@ class RealEnv:
         """
         base, rng = self._base, self._base._np_random
         # A block draws in C++, and one kind of numbers for all envs before the next kind.
-        shared = rng is not block.rngs[place] and any(rng is one for one in block.rngs)
-        if rng is not None and (shared or type(rng) is not np.random.Generator):
+        if rng is not None and type(rng) is not np.random.Generator:
             raise ChangedError("np_random")
+        if rng is not None and rng is not block.rngs[place]:
+            others = (one.bit_generator for one in block.rngs if one is not None)
+            if any(rng.bit_generator is one for one in others):
+                raise ChangedError("np_random")
         # Reading env.np_random makes a generator if the env has none, even after a reset.
         block.rngs[place] = base.np_random if block.begun[place] else base._np_random
         block.rng_seeds[place] = base._np_random_seed

@@ -113,6 +113,20 @@ class Batch:
                 options, version = inner.options[place]
                 block.set_options(place, options, version, int(used[place]))
 
+    def resume(self, place: int, ended: bool, rests: bool, last: Any) -> None:  # noqa: FBT001, ARG002
+        """Let an env continue that was stepped one by one.
+
+        Args:
+            place: Its place in the batch.
+            ended: Whether the next step resets it.
+            rests: Whether steps leave it alone.
+            last: Its last observation; None if it has none.
+        """
+        if rests:
+            self.inner.rest(place)
+        if self.layers and self.block.observes and last is not None:
+            self.block.last[place] = last
+
     def _last_observations(self) -> Sequence[Any]:
         """Return the last observation of each env; None for envs without one."""
         raise NotImplementedError
@@ -167,6 +181,11 @@ class NativeBatch(Batch):
     def take(self, place: int) -> None:
         self._real[place].save(self.inner, place)
 
+    def resume(self, place: int, ended: bool, rests: bool, last: Any) -> None:  # noqa: FBT001
+        super().resume(place, ended, rests, last)
+        self.inner.ended[place] = ended
+        self.inner.any_ended = bool(self.inner.ended.any())
+
     def _last_observations(self) -> Sequence[Any]:
         observing = self.layers and self.block.observes
         last = self.block.last if observing else self.inner.observe(None)
@@ -193,6 +212,12 @@ class PythonBatch(Batch):
             ints=_take_ints(self.layers),
         )
         self.block = self._layered(self.inner)
+
+    def resume(self, place: int, ended: bool, rests: bool, last: Any) -> None:  # noqa: FBT001
+        super().resume(place, ended, rests, last)
+        self.env_block.set_ended(place, ended)
+        if not self.block.observes and last is not None:
+            self.env_block.set_last(place, last)
 
     @property
     def env_block(self) -> _core.EnvBlock:

@@ -316,9 +316,13 @@ class LayeredBlock(ChunkBlock):
         if self.stopped is not None:
             fresh = fresh & ~self.stopped
             stepped = ~(fresh | self.stopped)
+        # In SAME_STEP an env may have made its step before its reset raised.
+        reset_failed = [i for i in failed if self._same_step and self._has_final[frame, i]]
         for chosen in (fresh, stepped):
             chosen[failed] = False
             chosen[list(unlike)] = False
+        if reset_failed:
+            self._stepped(frame, *(np.array(reset_failed),) * 2, begin=False)
         if stepped.any():
             self._stepped(frame, *(np.flatnonzero(stepped),) * 2)
         if fresh.any():

@@ -22,7 +22,13 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._vector.blocks import GroupBlock, PythonBlock
-from pysampler._vector.env_calls import attribute_of, call, layers_of, reward_space_of
+from pysampler._vector.env_calls import (
+    attribute_called,
+    attribute_of,
+    call,
+    layers_of,
+    reward_space_of,
+)
 from pysampler._vector.env_server import EnvServer
 from pysampler._vector.native.known import (
     BLOCK_WRAPPERS,
@@ -120,7 +126,7 @@ class BatchServer(EnvServer):
             self._found += [None] * len(self.nested[i])
             return
         make = env_fn if makes_alike else None
-        held = self._inline and not makes_alike
+        held = self._inline and not (makes_alike and _is_own(env_fn))
         found = self._kind_of(self.envs[i], make, like, held=held)
         self._found.append(found if isinstance(found, _Kind) else None)
         self.stacks[i] = found.stack if isinstance(found, _Kind) else found
@@ -170,9 +176,14 @@ class BatchServer(EnvServer):
                 return kind
         known = None
         try:
-            if again is not None and not again.has(inner):
+            if again is None:
+                known = self._known_env(env, inner, why, make, held=held)
+            elif again.has(inner):
+                # The call may have changed classes and modules, too.
+                again.expect_equal(make and (lambda: peel(make())[1]))
+                known = again
+            else:
                 raise NotNativeError("a call has changed it")
-            known = again or self._known_env(env, inner, why, make, held=held)
         except (NotNativeError, NotBatchedError) as error:
             why = why or str(error)
             for kind in self._kinds:
@@ -259,10 +270,12 @@ class BatchServer(EnvServer):
         return None
 
     def _batch(self, kind: _Kind, rows: range) -> Batch:
-        objects = collections.Counter(id(env.unwrapped) for env in self.envs if env is not None)
+        parts = {i: list(_own_parts(env)) for i, env in enumerate(self.envs) if env is not None}
+        owners = collections.Counter(id(part) for some in parts.values() for _, part in some)
         for i in rows:
-            if self.envs[i] is not None and objects[id(self.envs[i].unwrapped)] > 1:
-                raise NotBatchedError(f"env {self.first + i} is the same object as another env")
+            for what, part in parts.get(i, ()):
+                if owners[id(part)] > 1:
+                    raise NotBatchedError(f"env {self.first + i} {what} another env")
         if kind.outer and (why := self._shared(rows)) is not None:
             raise NotBatchedError(why)
         classes = [type(one) for one in (*kind.outer, *layers_of(kind.inner))]
@@ -303,30 +316,27 @@ class BatchServer(EnvServer):
     ) -> Any:
         if i in self.nested:
             return super().called(i, env, function, args, what)
-        reads = getattr(function, "reads", None)
-        if function is call and (args[0] == "render" or not callable(attribute_of(env, args[0]))):
-            reads = "picture" if args[0] == "render" else "attribute"
+        reads = getattr(function, "reads_of_pysampler", None)
+        if function is call and args[0] == "render":
+            reads = "picture"
+        elif function is call:
+            attribute = attribute_of(env, args[0])  # once, since a property runs code
+            function, args = (attribute_called, (attribute, *args[1:]))
+            reads = None if callable(attribute) else "attribute"
         if reads is None:
             self.end_batch(i, f"{what} was called")
-        try:
-            result = super().called(i, env, function, args, what)
-        finally:
-            for batch in [] if reads else list(self._batches):
-                if (name := batch.replaced_method()) is not None:
-                    self.leave(batch, f"{name} was replaced")
+        result = super().called(i, env, function, args, what)
         if reads == "attribute" and self._inline and not _is_copied(result):
             self.end_batch(i, f"{what} handed out a part of the env")
         return result
 
-    def end_batch(self, i: int, why: str) -> None:
-        found = self._batch_of(i)
-        if found is None:
-            if i in self._before:
-                self._left.add(i)
-            return
-        kind = self._found[i]
-        # All of this kind in the worker: blocks refer to the model or the task of its first env.
-        for batch in [one for one in self._batches if self._found[one.rows.start] is kind]:
+    def end_batch(self, i: int, why: str, *, log: bool = True) -> None:
+        if i in self._before:
+            self._left.add(i)
+        # All batches of the worker, since the call may reach whatever their envs share with this
+        # one: a class, a module, an argument, the model of the first env.
+        for batch in list(self._batches):
+            kind = self._found[batch.rows.start]
             self.leave(batch, why)
             first, last = self.first + batch.rows[0], self.first + batch.rows[-1]
             envs = f"envs {first}-{last} do" if last > first else f"env {first} does"
@@ -335,7 +345,8 @@ class BatchServer(EnvServer):
                 self._left.update(batch.rows)
                 self._before.update(dict.fromkeys(batch.rows, kind))
                 until = "; the next reset of all envs puts those that equal new ones together again"
-            log_once(f"{envs} not step in a batch any more, since {why}{until}")
+            if log:
+                log_once(f"{envs} not step in a batch any more, since {why}{until}")
 
     def leave(self, batch: Batch, why: str) -> _core.EnvBlock:
         """Step the envs of a batch one by one from now on, in the block that this returns."""
@@ -368,31 +379,53 @@ class BatchServer(EnvServer):
         self._left.difference_update(rows)
         self._refused.clear()
         self._kinds.clear()  # calls may have changed the envs that these compare with
-        again: dict[_Kind, KnownEnv | None] = {}
+        again: dict[_Kind, KnownEnv] = {}
         for i in rows:
-            if (kind := self._before.get(i) or self._found[i]) is None:
-                continue
-            if kind not in again:
-                again[kind] = self._again(kind, i)
-            found = self._kind_of(self.envs[i], None, None, again=again[kind])
-            self._found[i] = found if isinstance(found, _Kind) else None
-            self.stacks[i] = found.stack if isinstance(found, _Kind) else found
+            if (kind := self._before.get(i) or self._found[i]) is not None:
+                found = self._kind_again(i, kind, again)
+                self._found[i] = found if isinstance(found, _Kind) else None
+                self.stacks[i] = found.stack if isinstance(found, _Kind) else found
         if all(self._found[i] is None for i in rows):
             return
+        places = [self._places[i] for i in rows]
         new = self.blocks[block] = self.make_block(block)
         if isinstance(new, PythonBlock):
             new.add_columns(self._columns)
-        for place, i in enumerate(rows):
+        for place, (i, (old, at)) in enumerate(zip(rows, places, strict=True)):
             if (given := self._options.get(self.first + i)) is not None:
                 new.set_options(place, *copy.deepcopy(given))
+            self._continue(i, bool(old.ended(at)), bool(old.rests(at)), old.last(at))
 
-    def _again(self, kind: _Kind, i: int) -> KnownEnv | None:
-        """Return what env ``i`` was known as, by a new env; None if it was not known."""
-        if kind.known is None:
-            return None
+    def _continue(self, i: int, ended: bool, rests: bool, last: Any) -> None:  # noqa: FBT001
+        """Continue env ``i`` where its old block left it, since its reset may raise."""
+        found = self._batch_of(i)
+        if found is not None:
+            found[0].resume(found[1], ended, rests, last)
+            return
+        block, place = self._places[i]
+        block.set_ended(place, ended)
+        if last is not None:
+            block.set_last(place, last)
+        if rests:
+            block.rest(place)
+
+    def _kind_again(self, i: int, kind: _Kind, again: dict[_Kind, KnownEnv]) -> _Kind | Stack:
+        """Return the kind of an env whose batch has ended, or its stack.
+
+        Args:
+            i: The env.
+            kind: Its kind before.
+            again: For each kind before, a new env of it; grows.
+        """
         env_fn = self.env_fns[i]
-        alike = getattr(env_fn, "makes_alike", False)
-        return kind.known.again((lambda: peel(env_fn())[1]) if alike else None)
+        make = env_fn if getattr(env_fn, "makes_alike", False) else None
+        try:
+            if kind.known is not None and kind not in again:
+                again[kind] = kind.known.again(make and (lambda: peel(env_fn())[1]))
+            return self._kind_of(self.envs[i], make, None, again=again.get(kind))
+        except Exception as error:  # of a user's code, which makes the new env
+            why = f"a new env to compare it with raised {type(error).__name__}: {error}"
+            return _in_python(self.envs[i], why)
 
     def _note_python(self, rows: range, kind: _Kind, why: str) -> None:
         """Record why envs of a kind step in Python, for ``describe``."""
@@ -429,12 +462,26 @@ class BatchServer(EnvServer):
         return super().states(block, envs)
 
 
+def _own_parts(env: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that an env must have for itself, each after what sharing it would be."""
+    base = env.unwrapped
+    yield "is the same object as", base
+    if (data := vars(base).get("data")) is not None:
+        yield "shares its data with", data
+
+
 def _statistics_of(env: Any) -> Iterator[tuple[str, Any]]:
     """Yield the running statistics of an env's wrappers, with their attribute names."""
     for layer in layers_of(env) if env is not None else ():
         for name in ("obs_rms", "return_rms"):
             if name in vars(layer):
                 yield name, vars(layer)[name]
+
+
+def _is_own(env_fn: Any) -> bool:
+    """Return whether a program can change nothing of the envs that an ``EnvMaker`` makes."""
+    safe = "id", "task", "default_camera_config", "visual_options"  # the last two: for pictures
+    return all(_is_copied(one) for name, one in env_fn.kwargs.items() if name not in safe)
 
 
 def _is_copied(value: Any) -> bool:
