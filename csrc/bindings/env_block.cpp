@@ -562,8 +562,7 @@ void register_env_block(py::module_& m) {
         .def("step_once", &EnvBlock::step_once, py::arg("frame"), py::arg("number"),
              "The same; with the number of an interrupted call, resume that one.")
         .def("step_chunk_once", &EnvBlock::step_chunk_once, py::arg("frame"), py::arg("steps"),
-             py::arg("last"), py::arg("number"),
-             "The same for a chunk of steps.")
+             py::arg("last"), py::arg("number"), "The same for a chunk of steps.")
         .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),
              "Reset each env with its (seed, options), or leave it unchanged if that is None; "
              "return whether there is overflow.")
