@@ -142,8 +142,9 @@ def test_functions_that_refer_to_themselves_are_no_endless_search():
 @pytest.mark.parametrize("recycles", [False, True])
 def test_env_servers_have_a_module_for_each_kind(recycles):
     of_python = modules_of_servers(in_python=True, recycles=recycles)
-    assert of_python == ["pysampler._vector.renewed"] * recycles
-    assert len(modules_of_servers(in_python=False, recycles=recycles)) == 1
+    of_all = "pysampler._vector.isolation.known"
+    assert of_python == [of_all, *["pysampler._vector.renewed"] * recycles]
+    assert len(modules_of_servers(in_python=False, recycles=recycles)) == 2
 
 
 PROGRAM = """

@@ -397,7 +397,7 @@ def test_a_program_may_end_within_simulations():
     pytest.importorskip("mujoco")
     pytest.importorskip("glfw")
     program = """
-        import os, sys, gymnasium as gym, pysampler
+        import os, sys, pysampler
         from pysampler._workers import threads
 
         class Ends:
@@ -416,8 +416,7 @@ def test_a_program_may_end_within_simulations():
                     pass
 
         threads._AT_EXIT = 0
-        make = [lambda: gym.make("Humanoid-v5")] * 128
-        envs = pysampler.VectorEnv(make, num_workers=1, context="threads")
+        envs = pysampler.make_vec("Humanoid-v5", 128, num_workers=1, context="threads")
         envs.reset(seed=0)
         sys.ends = Ends(f"/proc/self/task/{envs._pool.pids[0]}")
         envs.step(envs.action_space.sample())

@@ -231,7 +231,7 @@ STACKS = {
     "CleanRL": (_cleanrl, 7),
     "NormalizeObservation twice": (_twice, 3),
     "two statistics": (_two_statistics, 3),
-    "unknown inside": (_unknown_inside, 2),
+    "unknown inside": (_unknown_inside, 1),
     "unknown outside": (_unknown_outside, 0),
     "unknown between": (_unknown_between, 1),
     "subclass": (lambda env: wrappers.ClipReward(Watchful(env), -0.5, 0.5), 1),
