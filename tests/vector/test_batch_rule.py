@@ -1,6 +1,8 @@
 """A batch stands for envs that nobody else can see or change; any other env steps in Python."""
 
 import functools
+import os
+import signal
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -555,6 +557,23 @@ def test_envs_that_cannot_be_made_again_stay_in_python(tmp_path):
         path.unlink()
         envs.reset(seed=1)
         assert "a new env to compare it with raised OSError" in envs.describe()
+
+
+def test_seeds_of_a_reset_after_a_loss_outlast_the_batch():
+    def make():
+        return wrappers.NormalizeReward(gym.make("Pendulum-v1"))
+
+    given = {"num_workers": 1, "worker_init": even_for_few, "on_worker_loss": "restart"}
+    theirs = SyncVectorEnv([make] * 4)
+    with pysampler.VectorEnv([make] * 4, **given) as ours:
+        ours.reset(seed=1)
+        os.kill(ours._pool.pids[0], signal.SIGKILL)
+        for envs in (ours, theirs):
+            envs.reset(seed=2)
+        ours.apply(lambda env: None)
+        mask = {"reset_mask": np.array([True, False, True, True])}
+        identical(ours.reset(options=dict(mask)), theirs.reset(options=dict(mask)))
+    theirs.close()
 
 
 class Draws(Steps):

@@ -155,6 +155,13 @@ class PythonEnvs:
         self.seeds = {}  # the parent restores or resets replaced envs before it steps them
         self.block.step(frame, None if actions is None else list(actions))
 
+    def reset(self, frame: int, calls: Sequence[Any]) -> None:
+        """Reset each env with its (seed, options); leave it unchanged if that is None."""
+        for i, given in enumerate(calls):
+            if given is not None:
+                self.seeds.pop(i, None)
+        self.block.reset(frame, calls)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.block, name)
 
