@@ -38,7 +38,8 @@ def same(one: Any, other: Any) -> bool:
     if issubclass(kind, dict):
         return same(list(one.items()), list(other.items()))
     if issubclass(kind, gym.Space) and kind.__module__.startswith("gymnasium.spaces."):
-        return same(*({**vars(space), "_np_random": None} for space in (one, other)))
+        ours, theirs = ({**vars(space), "_np_random": None} for space in (one, other))
+        return same(ours, theirs)
     return issubclass(kind, _ATOMS) and bool(one == other)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pysampler import _core
-from pysampler._vector.same import replaced_method
 from pysampler._vector.wrapped.block import LayeredBlock, PythonEnvs
 from pysampler._vector.wrapped.layers import (
     ChangedRewards,
@@ -25,7 +24,7 @@ from pysampler._vector.wrapped.stack import layers_for, outermost
 from pysampler.envs._errors import ChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import gymnasium as gym
 
@@ -57,18 +56,14 @@ class Batch:
         server: The server.
         rows: The indices of the envs among those of the server.
         depth: The number of wrappers, from the outermost on, that layers replace.
-        classes: The classes that the batch replaces.
     """
 
     block: Any
     inner: Any  # the block of the envs without these wrappers
 
-    def __init__(self, server: _Server, rows: range, depth: int, classes: Iterable[type]) -> None:
+    def __init__(self, server: _Server, rows: range, depth: int) -> None:
         self.rows = rows
         self._server = server
-        self._classes = set(classes)
-        if (name := self.replaced_method()) is not None:
-            raise NotBatchedError(f"{name} was replaced")
         self._stacks: list[list[Any]] = []
         if depth:
             envs = server.envs[rows.start : rows.stop]
@@ -80,10 +75,6 @@ class Batch:
         outer, innermost = self._stacks[0][0], self._stacks[0][-1]
         spaces = innermost.env.observation_space, outer.observation_space
         return LayeredBlock(inner, self.layers, *spaces, lambda why: self._server.leave(self, why))
-
-    def replaced_method(self) -> str | None:
-        """Return a method of the classes that other code has replaced; None: there is none."""
-        return next(filter(None, map(replaced_method, self._classes)), None)
 
     def store(self, place: int) -> gym.Env[Any, Any]:
         """Load the state of an env into its real env, and return the real env."""
@@ -135,15 +126,8 @@ class Batch:
 class NativeBatch(Batch):
     """Envs that a native block replaces. Their real envs are made on demand."""
 
-    def __init__(
-        self,
-        server: _Server,
-        rows: range,
-        depth: int,
-        classes: Iterable[type],
-        known: KnownEnv,
-    ) -> None:
-        super().__init__(server, rows, depth, classes)
+    def __init__(self, server: _Server, rows: range, depth: int, known: KnownEnv) -> None:
+        super().__init__(server, rows, depth)
         odd = known.reward_types - {float, np.float64}
         if self.layers and odd and not (odd == {int} and _take_ints(self.layers)):
             raise NotBatchedError("its rewards are of a type that wrappers may treat otherwise")
@@ -203,8 +187,8 @@ def _take_ints(layers: Sequence[Layer]) -> bool:
 class PythonBatch(Batch):
     """Envs that step in Python, while layers replace the wrappers around them."""
 
-    def __init__(self, server: _Server, rows: range, depth: int, classes: Iterable[type]) -> None:
-        super().__init__(server, rows, depth, classes)
+    def __init__(self, server: _Server, rows: range, depth: int) -> None:
+        super().__init__(server, rows, depth)
         self.inner = PythonEnvs(
             [stack[-1].env for stack in self._stacks],
             *(server.first + rows.start, server.meter),

@@ -37,7 +37,7 @@ from pysampler._vector.native.known import (
     has_task,
     least_of,
 )
-from pysampler._vector.same import same
+from pysampler._vector.same import replaced_method, same
 from pysampler._vector.stacks import Stack, StackPart, log_once, parts_of
 from pysampler._vector.wrapped.batches import Batch, NativeBatch, PythonBatch
 from pysampler._vector.wrapped.layers import LAYERS, NotBatchedError
@@ -278,16 +278,18 @@ class BatchServer(EnvServer):
                     raise NotBatchedError(f"env {self.first + i} {what} another env")
         if kind.outer and (why := self._shared(rows)) is not None:
             raise NotBatchedError(why)
-        classes = [type(one) for one in (*kind.outer, *layers_of(kind.inner))]
+        for one in {type(layer) for layer in (*kind.outer, *layers_of(kind.inner))}:
+            if (name := replaced_method(one)) is not None:
+                raise NotBatchedError(f"{name} was replaced")
         if kind.known is not None:
             if len(rows) < least_of(kind.inner.unwrapped):
                 raise NotBatchedError(f"too few envs to gain by it ({len(rows)})")
-            return NativeBatch(self, rows, len(kind.outer), classes, kind.known)
+            return NativeBatch(self, rows, len(kind.outer), kind.known)
         layers = [LAYERS[type(one)] for one in kind.outer]
         saved = len(rows) * sum(layer.saves for layer in layers)
         if saved < _COSTS + sum(layer.costs for layer in layers):
             raise NotBatchedError(f"too few envs to gain by it ({len(rows)})")
-        return PythonBatch(self, rows, len(kind.outer), classes)
+        return PythonBatch(self, rows, len(kind.outer))
 
     # -- calls of single envs --------------------------------------------------------------------
 
@@ -321,7 +323,7 @@ class BatchServer(EnvServer):
             reads = "picture"
         elif function is call:
             attribute = attribute_of(env, args[0])  # once, since a property runs code
-            function, args = (attribute_called, (attribute, *args[1:]))
+            function, args = attribute_called, (attribute, *args[1:])
             reads = None if callable(attribute) else "attribute"
         if reads is None:
             self.end_batch(i, f"{what} was called")
