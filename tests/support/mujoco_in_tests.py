@@ -108,10 +108,10 @@ def is_native(envs):
     return native
 
 
-def assert_equal(env_id, arguments, mode=SAME_STEP, steps=30):
+def assert_equal(env_id, arguments, mode=SAME_STEP, steps=30, **vector_kwargs):
     """Assert that native envs with these arguments match SyncVectorEnv, in short episodes."""
     arguments = {"max_episode_steps": 13, **arguments}
-    ours = together(env_id, 3, arguments, autoreset_mode=mode, groups=2)
+    ours = together(env_id, 3, arguments, autoreset_mode=mode, groups=2, **vector_kwargs)
     theirs = one_by_one(env_id, 3, arguments, mode)
     assert ours.observation_space == theirs.observation_space
     assert ours.action_space == theirs.action_space
