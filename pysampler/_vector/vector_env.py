@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -662,7 +663,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         space = self.action_space
         if len(envs) < self.num_envs:
             space = batch_space(self.single_action_space, len(envs))
-        items = list(iterate(space, actions))
+        # Pickling copies them for a worker process; an env here must not write to the caller's.
+        items = list(iterate(space, deepcopy(actions)))
         if len(items) != len(envs):
             raise ValueError(f"cannot send actions: {len(items)} of them, expected {len(envs)}")
         by_env = dict(zip(envs.tolist(), items, strict=True))

@@ -107,6 +107,32 @@ def test_arguments_changed_after_sending_do_not_reach_the_envs(kwargs):
         assert envs.call_wait() == ([1], [1])
 
 
+class Doubles(gym.Env):
+    """Doubles its action in place."""
+
+    observation_space = action_space = gym.spaces.Box(-9, 9, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        action *= 2
+        return np.float32(action), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ">f4"])
+@pytest.mark.parametrize("kwargs", [*INLINE, {"context": "threads"}, {"num_workers": 1}], ids=str)
+def test_an_env_that_writes_to_its_action_leaves_the_callers_as_it_is(kwargs, dtype):
+    with contextlib.closing(pysampler.VectorEnv([Doubles] * 2, **kwargs)) as envs:
+        envs.reset()
+        actions = np.ones((2, 2), dtype)
+        assert envs.step(actions)[0].tolist() == [[2, 2]] * 2
+        assert actions.tolist() == [[1, 1]] * 2
+        envs.send(actions)
+        assert envs.recv()[0].tolist() == [[2, 2]] * 2
+        assert actions.tolist() == [[1, 1]] * 2
+
+
 def test_step_with_object_actions_resumes_after_ctrl_c():
     with contextlib.closing(pysampler.VectorEnv([Counts] * 2, num_workers=0)) as envs:
         envs.reset()
