@@ -185,22 +185,31 @@ class Dice(SpaceEnv):
 
 
 class Walk(gym.Env):
-    """One env of ``Walks``."""
+    """One env of ``Walks``. Actions beyond its space raise.
+
+    Options of a reset may raise, name the key of an info, or say where it begins.
+    """
 
     metadata = {}  # noqa: RUF012
     observation_space = spaces.Box(-9, 9, (2,), np.float64)
     action_space = spaces.Discrete(3)
+    key = "x"  # of an info
 
     def reset(self, *, seed=None, options=None):
+        if (options or {}).get("fail"):
+            raise LookupError("options")
         super().reset(seed=seed)
-        self.at = self.np_random.uniform(-1, 1, 2)
+        self.key = (options or {}).get("key", self.key)
+        self.at = self.np_random.uniform(-1, 1, 2) + (options or {}).get("low", 0)
         self.steps = 0
         return self.at.copy(), {"first": self.at[0]}
 
     def step(self, action):
+        if action > 2:
+            raise LookupError("action")
         self.steps += 1
         self.at += (action - 1) * 0.3
-        infos = {"x": self.at[1], "n": self.at * 2}
+        infos = {self.key: self.at[1], "n": self.at * 2}
         over = bool(np.abs(self.at).max() > 1.5)
         return self.at.copy(), -np.abs(self.at[0]), over, self.steps == 9, infos
 
@@ -217,18 +226,27 @@ class Walks(BatchEnv):
     def __init__(self, num_envs):
         super().__init__(num_envs)
         self.at = self.rows((2,))
+        self.begins = {}  # by env, where it begins
+
+    key = Walk.key
 
     def set_options(self, ids, options):
-        """Accept options, which do nothing."""
+        if any(one.get("fail") for one in options):
+            raise LookupError("options")
+        self.key = options[0].get("key", self.key)
+        self.begins.update((i, one.get("low", 0)) for i, one in zip(ids, options, strict=True))
 
     def reset(self, ids, rngs):
         self.at[ids] = rngs.uniform(-1, 1, 2)
+        self.at[ids] += np.array([self.begins.pop(i, 0) for i in ids])[:, None]
         return {"first": self.at[ids, 0].copy()}
 
     def step(self, ids, actions):
+        if actions.max() > 2:
+            raise LookupError("action")
         self.at[ids] += (actions[:, None] - 1) * 0.3
         at = self.at[ids]
-        infos = {"x": at[:, 1].copy(), "n": at * 2}
+        infos = {self.key: at[:, 1].copy(), "n": at * 2}
         return -np.abs(at[:, 0]), np.abs(at).max(1) > 1.5, infos
 
     def observe(self, ids):
