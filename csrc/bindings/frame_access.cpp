@@ -254,7 +254,8 @@ py::tuple FrameAccess::read_chunks(const Chunks& chunks) const {
             std::uint32_t last = frame + steps - 1;
             while (last > frame && has_final_.at(last, env) == kSkipped) --last;
             *end = last;
-            *took = has_final_.at(frame, env) == kBegun ? 0 : last - frame + 1;
+            const std::uint8_t first_step = has_final_.at(frame, env);
+            *took = first_step == kBegun || first_step == kLost ? 0 : last - frame + 1;
             if (env > run_first && last != run_frame) {
                 batch.add({run_frame, run_first, env - run_first});
                 run_first = env;

@@ -239,6 +239,7 @@ class EpisodeSampler(Sampler):
             begins_late=self.resets_itself,
         )
         self._running = self._rows.starts
+        self._has_final = prepared.frames.has_final
         self._outputs = prepared.outputs if full else None
         self._was_reset = True  # the envs are in their first episodes
         self._frame = 0  # with the newest results, if the policy acts here
@@ -413,7 +414,7 @@ class EpisodeSampler(Sampler):
                 continue
             answer, envs = by_group.get(group), self._groups[group]
             spares = self._spares.pop(group, [])
-            if answer is not None and answer.replaced is not None:
+            if answer is not None and self._were_lost(group, answer):
                 self._begin_again(group)
                 self._queue.extendleft(reversed(spares))
             elif self._in_workers:
@@ -492,6 +493,13 @@ class EpisodeSampler(Sampler):
             starts += [begun[env] for env in envs if env in self._groups[group] and env in begun]
             starts += self._spares.get(group, [])
         name_episodes(error, starts, seeded=not self.resets_itself)
+
+    def _were_lost(self, group: int, answer: Answer) -> bool:
+        """Return whether a group's envs replace lost ones."""
+        if self._in_workers:
+            return isinstance(answer.result, EpisodesReport) and answer.result.replaced
+        at = self._frame_of[group] + (group not in self._resetting)
+        return bool((self._has_final[at, self._rows_of(group)] == LOST).any())
 
     def _begin_again(self, group: int) -> None:
         """Let a group whose envs replace lost ones begin its episodes again."""

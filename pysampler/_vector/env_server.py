@@ -148,7 +148,6 @@ class EnvServer(Server):
             made.append(len(self.envs) - count)
         ends = itertools.accumulate(sizes, initial=0)
         self.sizes = [sum(made[begin:end]) for begin, end in itertools.pairwise(ends)]
-        self.replaced: set[int] = set()  # blocks of replacements that have not begun yet
         self.seeds: Sequence[int] = ()  # for the first resets of the replacements
         self.acting: Any = None  # the policy of a sampler that acts in the workers
         self._frozen: dict[int, Frozen] = {}  # by id of the env
@@ -382,14 +381,18 @@ class EnvServer(Server):
         self.seeds = seeds
         for block in range(len(self.sizes)):
             self.blocks[block].replace([seeds[i] for i in self.rows(block)])
-            self.replaced.add(block)
 
     def policy_of_lost(self) -> tuple[Sequence[int], Any]:
         """Return seeds for the first policy of envs that replace others, and a state of it.
 
         The state is what ``WorkerPolicy.random_state`` returned in the process before, or None.
         """
-        return self.seeds if self.replaced else (), None
+        return self.seeds if self.fresh else (), None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether an env has not begun since it replaced a lost one."""
+        return any(block.fresh for block in self.blocks)
 
     def close(self) -> None:
         """Close all envs, even if some raise; then raise the first exception again.

@@ -38,7 +38,6 @@ from pysampler._vector.jobs import (
     GetStates,
     Replacements,
     Reset,
-    Restore,
     SetAttribute,
     SetOptions,
     SetStates,
@@ -389,7 +388,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             preload=modules,
             policy=options.policy,
             faults=faults,
-            restore=Restore(),
             for_replaced=self._replacements.notes,
         )
         try:
@@ -1187,8 +1185,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             jobs = []
             for group in core.groups:
                 ids = [env for env in row if env in group]
-                of_all = len(ids) == len(group)
-                jobs.append(SetStates(ids, states[[row[env] for env in ids]], of_all))
+                jobs.append(SetStates(ids, states[[row[env] for env in ids]]))
             core.request(dict(enumerate(jobs)), "set_state")
             self._answers("set_state", None)
         core.call.returned = True

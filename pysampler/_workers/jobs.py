@@ -8,7 +8,7 @@ the worker of a group, which runs it on its env server.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pysampler._workers.exceptions import Raised, Report, report
 from pysampler.errors import WorkerLostError
@@ -42,8 +42,6 @@ __all__ = [
 
 # The exit code of a process that has lost the one that finishes episodes for it.
 PREDECESSOR_LOST = 113
-# Which command the restore replaced.
-Replaced = Literal["step", "reset"]
 
 
 class Server:
@@ -122,30 +120,14 @@ class Job(_Message):
 
     # Whether the first env begins at once, with nothing large to unpickle or import before.
     of_members: ClassVar[bool] = False
-    # The command that this job replaces, if the envs run it because they replace lost ones.
-    replaces: Replaced | None = None
-    # The groups whose replaced envs this job deals with: none, its own, all of its worker.
-    settles: ClassVar[Literal["none", "group", "worker"]] = "none"
 
     def run(self, server: Any, block: int, frame: int) -> Any:
         """Run the job in the worker, with the group's block and the command's frame."""
         raise NotImplementedError
 
-    def for_replaced(self) -> Job:
-        """Return the job that a group whose envs replace lost ones runs instead."""
-        return self
-
-    def after_loss(self, lost: str) -> Job:
-        """Return the job for the replacement of a worker that was lost while running this one."""
-        return ReportLoss(lost, self.doing)
-
 
 class Repeated(Job):
-    """A job that the replacement of a lost worker runs again."""
-
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """Return the same job."""
-        return self
+    """A job that the replacement of a lost worker runs again; the answer to others is an error."""
 
 
 class Attach:
@@ -245,7 +227,6 @@ class Answer(NamedTuple):
 
     group: int
     result: Any  # the job's result, or a Failure
-    replaced: Replaced | None = None  # `replaces` of the job
 
 
 def is_users(error: BaseException, *, here: bool) -> bool:

@@ -81,7 +81,6 @@ class Pool:
         preload: More of them, as the user says; None: those that the first workers imported.
         policy: Spin and yield times, see ``wait_policy``.
         faults: How to handle lost workers and late envs.
-        restore: The job that replacement envs run instead of a step.
         for_replaced: Returns the notes that replacement envs get before anything else.
     """
 
@@ -96,7 +95,6 @@ class Pool:
         preload: Sequence[str] | None = None,
         policy: tuple[int, int] | None = None,
         faults: Faults | None = None,
-        restore: Job | None = None,
         for_replaced: Callable[[range], Sequence[Note]] = _replace_note,
     ) -> None:
         self.closed = False  # True as soon as the workers are being ended
@@ -110,10 +108,7 @@ class Pool:
         servers = [make(one) for one in assignments]
         new = False  # whether some modules are new to the fork server
         if servers and context == "forkserver":  # it imports shared modules once for all workers
-            modules = {servers[0][0].__module__}
-            if restore is not None:
-                modules.add(type(restore).__module__)
-            new = fork_server.preload([*sorted(modules), *needs, *(preload or ())])
+            new = fork_server.preload([servers[0][0].__module__, *needs, *(preload or ())])
         self._processes: Processes | Threads
         if context == "threads":
             from pysampler._workers.threads import Threads  # noqa: PLC0415 - rare
@@ -138,7 +133,7 @@ class Pool:
                 self._inline = InlineLane(inline, make, first)
                 self.descriptions.append(self._inline.description)
             self._number_groups()
-            self._link(policy, restore, for_replaced)
+            self._link(policy, for_replaced)
         except BaseException:
             self.abandon()
             raise
@@ -156,16 +151,13 @@ class Pool:
     def _link(
         self,
         policy: tuple[int, int] | None,
-        restore: Job | None,
         for_replaced: Callable[[range], Sequence[Note]],
     ) -> None:
         """Connect this process to its workers: shared memory, commands, recovery."""
         own = None if self._inline is None else self._inline.assignment
         links = self._links = Links(self.assignments, policy, self._processes, own)
         self._native = links.native
-        self._commands = Commands(
-            self.assignments, links, restore, for_replaced, len(self.group_envs)
-        )
+        self._commands = Commands(self.assignments, links, for_replaced, len(self.group_envs))
         self._recovery = Recovery(
             self.assignments,
             self._processes,
@@ -274,7 +266,7 @@ class Pool:
 
     @property
     def can_fast_step(self) -> bool:
-        """Whether each group's last command was a step, and no worker is new or being replaced."""
+        """Whether each group's last command was a step, and no worker is being replaced."""
         if self._recovery.replacing or self._renewal is not None:
             return False
         return self._commands.all_steps
@@ -592,9 +584,7 @@ class Pool:
         with contextlib.suppress(WaitTimeoutError):
             for group in groups:
                 lane, doing = self._lanes[self.worker_of[group]], self._commands.doing(group)
-                answer = lane.answer(group, doing, deadline)
-                job = self._commands.job_of(group)
-                answers.append(Answer(group, answer, None if job is None else job.replaces))
+                answers.append(Answer(group, lane.answer(group, doing, deadline)))
         return answers
 
     def _recover(self, error: LostError) -> None:
@@ -651,7 +641,7 @@ class Pool:
         first = dict(zip((groups.start for groups in self._links.groups_of), children, strict=True))
         for child in children:
             self._links.forget_worker(child.pid)
-        self._commands.send_last(dict.fromkeys(first, Close()))
+        self._commands.send(dict.fromkeys(first, Close()), dict.fromkeys(first, 0))
         looks = dict.fromkeys(first, 0)  # consecutive looks that found the worker stopped
         while not self._closed_within(min(_LOOK, left())):
             for group, child in first.items():
@@ -663,7 +653,7 @@ class Pool:
                 return None
         failures = [
             (group, result)
-            for group, result, _ in self._received(
+            for group, result in self._received(
                 self._native.groups_with_mail, now() + int(left() * 1e9)
             )
             if isinstance(result, Failure)
