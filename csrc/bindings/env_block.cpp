@@ -100,7 +100,7 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
     begin(frame);
     if (!actions) use_action_types(frame);
     for_each(frame, [&](std::size_t i) {
-        if (fresh_[i]) {
+        if (fresh_[i] && !ended_[i]) {
             end_lost(frame, i);
             return;
         }
@@ -137,12 +137,14 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
     return !overflow_.empty();
 }
 
-void EnvBlock::replace(const std::vector<std::optional<std::uint64_t>>& seeds, bool fresh) {
+void EnvBlock::replace(const std::vector<std::optional<std::uint64_t>>& seeds,
+                       const std::vector<bool>& over) {
     for (std::size_t i = 0; i < count_; ++i) {
         if (seeds.at(i)) seeds_[i] = py::int_(*seeds[i]);
+        ended_[i] = !over.empty() && over.at(i) && autoreset_ == Autoreset::kNextStep;
     }
-    fresh_.assign(count_, fresh);
-    any_fresh_ = fresh;
+    fresh_.assign(count_, true);
+    any_fresh_ = count_ > 0;
 }
 
 py::dict EnvBlock::seeds() const {
@@ -222,7 +224,7 @@ bool EnvBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) {
 
 // Returns whether the env stops: its episode has ended, or begun.
 bool EnvBlock::step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen) {
-    if (fresh_[i]) {
+    if (fresh_[i] && !ended_[i]) {
         end_lost(frame, i);
         return true;
     }
@@ -426,6 +428,7 @@ void EnvBlock::clear_results(std::uint32_t frame, std::size_t i) {
 
 // Resets an env instead of stepping it.
 void EnvBlock::begin_next(std::uint32_t frame, std::size_t i) {
+    if (any_fresh_) begun(i);
     reset_one(frame, i, nullptr, nullptr);
     has_final_.mutable_at(frame, first_ + i) = kBegun;
 }
@@ -598,12 +601,13 @@ void register_env_block(py::module_& m) {
         .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),
              "Reset each env with its (seed, options), or leave it unchanged if that is None and "
              "no env is fresh; return whether there is overflow.")
-        .def("replace", &EnvBlock::replace, py::arg("seeds"), py::arg("fresh") = true,
-             "Let the envs replace lost ones: their next resets use these seeds.")
+        .def("replace", &EnvBlock::replace, py::arg("seeds"), py::arg("over"),
+             "Let the envs replace others, of which some had ended their episodes: their next "
+             "resets use these seeds.")
         .def_property_readonly("seeds", &EnvBlock::seeds,
                                "By env, the seeds that replace() set and no reset has used.")
         .def_property_readonly("fresh", &EnvBlock::fresh,
-                               "Whether an env has not begun since it replaced a lost one.")
+                               "Whether an env has not begun since it replaced another.")
         .def("set_options", &EnvBlock::set_options, py::arg("i"), py::arg("options"),
              py::arg("version"), py::arg("used") = py::none(),
              "Use these options for env i from its next reset on; `used` is the version of its "

@@ -53,13 +53,15 @@ class EnvBlock : public Block {
     // is fresh. Returns whether some results do not fit into the frame, like step().
     bool reset(std::uint32_t frame, const py::list& calls);
 
-    // The envs replace lost ones: they are fresh, and their next resets use these seeds. A step of
-    // a fresh env ends the episode of the lost one: its row is marked kLost and truncated. Only
-    // kSameStep resets the env in that step; otherwise the caller knows its last observation.
-    void replace(const std::vector<std::optional<std::uint64_t>>& seeds, bool fresh);
+    // The envs replace others: they are fresh, and their next resets use these seeds. A step of a
+    // fresh env ends the episode of the other one: its row is marked kLost and truncated. Only
+    // kSameStep resets the env in that step; otherwise the caller knows its last observation. With
+    // kNextStep, envs that are `over` had ended their episodes: a step resets them as ever.
+    void replace(const std::vector<std::optional<std::uint64_t>>& seeds,
+                 const std::vector<bool>& over);
     // The seeds of next resets, by env, that replace() set and no reset has used.
     py::dict seeds() const;
-    // Whether an env has not been stepped or reset since it replaced a lost one.
+    // Whether an env has not been stepped or reset since it replaced another.
     bool fresh() const { return any_fresh_; }
     // Env i uses these options from its next reset on, unless that reset is given others. Each step
     // writes the version of the options of its episode, which is `used` if given.
@@ -171,7 +173,7 @@ class EnvBlock : public Block {
     KeepInfos keep_ = KeepInfos::kAll;
     std::vector<bool> ended_;        // the next step resets these envs
     std::vector<bool> resting_;      // steps leave these envs alone
-    std::vector<bool> fresh_;        // they replace lost ones, and have not begun
+    std::vector<bool> fresh_;        // they replace others, and have not begun
     bool any_fresh_ = false;
     std::vector<py::object> seeds_;  // for the next reset, unless it is given one
     struct Options {

@@ -113,7 +113,7 @@ class WorkerPolicy:
         segment: The memory of the frames and of all offsets in ``setup``.
         before: The worker's previous policy; None for the first one.
         gauges: Where to report the version of the weights.
-        replaced: Seeds of the envs and a state of the random numbers, if the envs replace others.
+        replacement_seeds: Seeds of the envs, if they replace others.
         track: The track to trace the policy's calls to; None for no tracing.
     """
 
@@ -125,7 +125,7 @@ class WorkerPolicy:
         before: WorkerPolicy | None,
         gauges: WorkerGauges,
         *,
-        replaced: tuple[Sequence[int], Any],
+        replacement_seeds: Sequence[int],
         track: _core.Track | None,
     ) -> None:
         policy = setup.policy.get()
@@ -139,7 +139,6 @@ class WorkerPolicy:
                 policy, frames.spec.shaped, chunk=setup.chunk, batch=setup.batch
             )
         entropy = setup.entropy
-        replacement_seeds, random_state = replaced
         if replacement_seeds:  # the same numbers might kill it at the same point again
             own = entropy if isinstance(entropy, list) else [entropy]
             entropy = [*own, *replacement_seeds]
@@ -151,8 +150,6 @@ class WorkerPolicy:
             caller.torch_generator = before._policy.caller.torch_generator
         else:
             caller.seed_generators(entropy, frames.envs)
-            if random_state:
-                caller.generators = random_state
             if setup.own_process:
                 seed_globals(seeds)
             else:  # as if torch's global generator, which belongs to the program, were seeded
@@ -175,11 +172,6 @@ class WorkerPolicy:
         self._track = track
         self._gauges = gauges
         gauges.version(0)
-
-    @property
-    def random_state(self) -> Any:
-        """The generators of the envs, for the policy of a worker in this one's place."""
-        return self._policy.caller.generators
 
     def carry(self, last: int, frame: int, envs: slice) -> None:
         """Copy observations and other carried fields from one frame to another."""
@@ -342,10 +334,9 @@ class TakePolicy(Note):
     def apply(self, server: EnvServer) -> None:
         """Let the policy act for the envs of an env server."""
         before: WorkerPolicy | None = server.acting
-        replaced = server.policy_of_lost() if before is None else ((), None)
         server.acting = self.policy_class(
             *(self.setup, server.frames, server.segment, before, server.gauges),
-            replaced=replaced,
+            replacement_seeds=server.policy_seeds if before is None else (),
             track=server.track,
         )
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector.vector_env import AutoresetMode
 
+from pysampler._frames.frames import LOST
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import for_first_call, pickled, source_of
 from pysampler._policies.fixed_batch import FixedBatchCaller
@@ -156,8 +157,7 @@ class EpisodeSampler(Sampler):
             set_torch_threads(self._options.threads)
             with self._enter("evaluate"):
                 self._queue = deque(starts)
-                # A worker that acts knows what no other could go on with: its episodes' records.
-                self._pool.renews = not self._in_workers
+                self._pool.renews = False  # episodes would have to begin again
                 yield from self._run()
         except Exception as error:
             if isinstance(error, (EnvError, EnvTimeoutError, WorkerLostError)):

@@ -95,7 +95,7 @@ class BatchBlock(ChunkBlock):
         self.begun = np.zeros(count, bool)  # reset at least once
         self._all_begun = False  # and none rests
         self.resting = np.zeros(count, bool)  # steps leave these alone
-        self._fresh = np.zeros(count, bool)  # these replace lost ones, and have not begun
+        self._fresh = np.zeros(count, bool)  # these replace others, and have not begun
         self.fresh = False  # whether any does
         self.ended = np.zeros(count, bool)  # to be reset by the next step
         self.any_ended = False
@@ -292,6 +292,7 @@ class BatchBlock(ChunkBlock):
 
     def _end_lost(self, frame: int) -> Array:
         """End the episodes of lost envs that fresh ones replace; return these as a mask."""
+        self._fresh &= ~self.ended
         lost = self._begun_lost()
         ids = np.flatnonzero(lost).astype(np.int32)
         if self._autoreset == "SAME_STEP":
@@ -478,9 +479,11 @@ class BatchBlock(ChunkBlock):
             return False
         return True
 
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Let the envs replace lost ones: they are fresh; ``seeds`` are for their next resets."""
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+        """Let the envs replace others: they are fresh; ``seeds`` are for their next resets."""
         self.seeds = dict(enumerate(seeds))
+        self.ended[:] = list(over) if over and self._autoreset == "NEXT_STEP" else False
+        self.any_ended = bool(self.ended.any())
         self._fresh[:] = self.fresh = True
 
     def set_options(self, i: int, options: Any, version: int) -> None:

@@ -80,7 +80,7 @@ class PythonBlock(_core.PythonBlock):
     # it for one env.
     NO_RESULTS = 17
 
-    fresh: bool  # whether an env has not begun since it replaced a lost one
+    fresh: bool  # whether an env has not begun since it replaced another
 
     def step(self, frame: int, actions: Any = None) -> bool:
         """Step every env, or reset it if its episode has ended; return whether there is overflow.
@@ -327,9 +327,9 @@ class GroupBlock(PythonBlock):
             over |= block.reset(frame, calls[envs])
         return over
 
-    def replace(self, seeds: Sequence[int]) -> None:
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
         for envs, block in zip(self._envs, self.blocks, strict=True):
-            block.replace(seeds[envs])
+            block.replace(seeds[envs], over[envs])
 
     @property
     def fresh(self) -> bool:  # type: ignore[override]

@@ -376,22 +376,22 @@ class EnvServer(Server):
                 self.end_batch(i, "an evaluation leaves its wrappers as they are", log=False)
                 frozen.thaw()
 
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Prepare envs that replace lost ones; ``seeds`` are for their next resets."""
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+        """Prepare envs that replace others; ``seeds`` are for their next resets."""
         self.seeds = seeds
         for block in range(len(self.sizes)):
-            self.blocks[block].replace([seeds[i] for i in self.rows(block)])
+            rows = self.rows(block)
+            of_block = [bool(over[i]) for i in rows] if len(over) else []
+            self.blocks[block].replace([seeds[i] for i in rows], of_block)
 
-    def policy_of_lost(self) -> tuple[Sequence[int], Any]:
-        """Return seeds for the first policy of envs that replace others, and a state of it.
-
-        The state is what ``WorkerPolicy.random_state`` returned in the process before, or None.
-        """
-        return self.seeds if self.fresh else (), None
+    @property
+    def policy_seeds(self) -> Sequence[int]:
+        """Seeds for the first policy of envs that replace others; empty if they have begun."""
+        return self.seeds if self.fresh else ()
 
     @property
     def fresh(self) -> bool:
-        """Whether an env has not begun since it replaced a lost one."""
+        """Whether an env has not begun since it replaced another."""
         return any(block.fresh for block in self.blocks)
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ class NestedBlock(RepeatableBlock):
         self._device: Any = None  # the torch device, if it returns tensors
         self._last: Any = None  # the newest observations
         self._seed: int | None = None  # for the next reset, of replacements
-        self.fresh = False  # whether the envs replace lost ones, and have not begun
+        self.fresh = False  # whether the envs replace others, and have not begun
         self._begins = False  # whether the next step resets all envs
         self._options: dict[int, tuple[Any, int]] = {}
         self._used = np.zeros(self.count, np.int64)  # the options version of each episode
@@ -149,10 +149,11 @@ class NestedBlock(RepeatableBlock):
         return self._step(frame, actions)
 
     def _step(self, frame: int, actions: Sequence[Any] | None) -> bool:
+        if self._begins:
+            self.fresh = False
+            return self._serve(frame, lambda: self._reset_all(frame))
         if self.fresh:
             return self._serve(frame, lambda: self._end_lost(frame))
-        if self._begins:
-            return self._serve(frame, lambda: self._reset_all(frame))
         return self._serve(frame, lambda: self._step_all(frame, actions))
 
     def reset(self, frame: int, calls: Sequence[Call]) -> bool:
@@ -163,10 +164,11 @@ class NestedBlock(RepeatableBlock):
         self._returned, self._replayed = [], 0
         return self._serve(frame, lambda: self._reset(frame, calls))
 
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Let the envs replace lost ones; their next reset gets the first of ``seeds``."""
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+        """Let the envs replace others; their next reset gets the first of ``seeds``."""
         self._seed = int(seeds[0])
         self.fresh = True
+        self._begins = self._mode is AutoresetMode.NEXT_STEP and bool(over) and all(over)
 
     def _end_lost(self, frame: int) -> None:
         """End the episodes of the lost envs, which the fresh ones replace."""

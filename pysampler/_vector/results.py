@@ -124,6 +124,15 @@ class Results:
             self.frames.actions_as(leaf, array.dtype)[frame, rows] = array
         return True
 
+    def ended(self, envs: range) -> npt.NDArray[np.bool_]:
+        """Return which of a worker's envs ended their episodes in the step that the caller saw."""
+        over = []
+        for group, ids in enumerate(self._groups):
+            if ids.start in envs:
+                rows = self.access.seen(group), slice(ids.start, ids.stop)
+                over.append(self.frames.terminated[rows] | self.frames.truncated[rows])
+        return np.concatenate(over)
+
     # -- results ---------------------------------------------------------------------------------
 
     def read(self, answers: Sequence[Answer]) -> Stepped:
@@ -271,9 +280,10 @@ class Results:
     def _note_seen(
         self, groups: Sequence[int], at: npt.NDArray[np.int64], envs: npt.NDArray[np.int64]
     ) -> None:
-        """Copy the last observations to a frame of steps, for the case that a worker is lost."""
+        """Copy the last results to a frame of steps, for the case that a worker is replaced."""
         frames = [np.full(len(self._ids[g]), frame) for g, frame in self.access.start(groups)]
-        for leaf in self.frames.observations:
+        ends = self.frames.terminated, self.frames.truncated
+        for leaf in (*self.frames.observations, *ends):
             leaf[np.concatenate(frames), envs] = leaf[at, envs]
         self.access.mark_seen(groups)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pysampler import _core
-from pysampler._workers.jobs import Repeated, ReportLoss, Retire
+from pysampler._workers.jobs import Repeated, Replace, ReportLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -88,27 +89,15 @@ class Commands:
         self._jobs.update(jobs)  # has no meaning for groups that are not in flight
         return self._native.send(commands)
 
-    def retire(self, index: int) -> bool:
-        """Make a worker retire, which has no command in flight."""
-        self._native.note([(index, self._links.lanes[index].pack(Retire()))])
-        return self._native.send_notes(index)
-
-    def resume(self, index: int) -> None:
-        """Send the successor of a retired worker its notes; its groups continue where they are."""
-        made = self._replacement_notes(self._assignments[index].envs)
-        # The first note replaces envs, here with those of the retired worker: it needs the others.
-        notes = [note.for_successor() for note in reversed(made)]
-        standing = [by[index] for by in list(self._standing.values()) if index in by]
-        self._native.note(
-            [(index, note) for note in (*map(self._links.lanes[index].pack, notes), *standing)]
-        )
-
-    def resend(self, index: int, lost: str) -> bool:
+    def resend(self, index: int, lost: str, over: Sequence[bool] = ()) -> bool:
         """Send a replacement its notes, and the commands that its groups have not answered.
 
-        A job that cannot be repeated becomes the error ``lost``.
+        A job that cannot be repeated becomes the error ``lost``. See ``Replace`` for ``over``.
         """
-        notes = self._replacement_notes(self._assignments[index].envs)
+        notes = [
+            replace(note, over=over) if isinstance(note, Replace) else note
+            for note in self._replacement_notes(self._assignments[index].envs)
+        ]
         standing = [by[index] for by in list(self._standing.values()) if index in by]
         self._native.note(
             [(index, note) for note in (*map(self._links.lanes[index].pack, notes), *standing)]

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pysampler.sync import Segment
 
 __all__ = [
-    "PREDECESSOR_LOST",
     "Answer",
     "Attach",
     "Close",
@@ -33,22 +32,18 @@ __all__ = [
     "Repeated",
     "Replace",
     "ReportLoss",
-    "Retire",
     "Server",
     "failure_of",
     "for_caller",
     "is_users",
 ]
 
-# The exit code of a process that has lost the one that finishes episodes for it.
-PREDECESSOR_LOST = 113
 
 
 class Server:
     """Base class of env servers, which hold envs, or a trainer: a block for each group."""
 
     blocks: list[Any]  # the loop in C++ steps blocks of envs
-    predecessor: Any  # the connection to the worker whose place this one takes, if any
     here = False  # whether it lives in the user's process, whose signal handlers may raise
 
     def describe(self) -> Any:
@@ -64,19 +59,11 @@ class Server:
         The first env has the number ``first`` from now on.
         """
 
-    def take_over(self, seeds: Sequence[int]) -> None:
-        """Continue the envs of ``predecessor``; ``seeds`` are for their first resets here.
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+        """Record that the envs replace others; ``seeds`` are for their next resets.
 
-        Only servers that a pool with ``Faults.recycles`` makes need this and ``serve_successor``.
+        Those that are ``over`` replace envs whose episodes had ended; if empty, none does.
         """
-        raise NotImplementedError
-
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Record that the envs replace lost ones; ``seeds`` are for their next resets."""
-
-    def serve_successor(self, connection: Any) -> None:
-        """Step envs for the worker that takes this one's place until their episodes end."""
-        raise NotImplementedError
 
     def take_overflow(self, block: int) -> Any:
         """Return the overflow of a block's step: results that do not fit into the frame."""
@@ -109,10 +96,6 @@ class Note(_Message):
     def apply(self, server: Any) -> None:
         """Apply the note to the env server of a worker."""
         raise NotImplementedError
-
-    def for_successor(self) -> Note:
-        """Return the note for a worker that takes the place of a living one, instead of this."""
-        return self
 
 
 class Job(_Message):
@@ -148,20 +131,6 @@ class Close(Job):
 
 
 @dataclass(frozen=True)
-class Retire(Note):
-    """Ends the commands of a worker: from then on it serves the worker that takes its place.
-
-    A note, since no answer may be lost: the worker tells its successor that it has retired. If the
-    note comes twice, the worker does not read the second one.
-    """
-
-    doing = "handing over its envs"
-
-    def apply(self, server: Any) -> None:
-        """Do nothing: the loop of the worker ends."""
-
-
-@dataclass(frozen=True)
 class LayOut(Repeated):
     """Attaches the env server of a worker to a new layout, which comes through its socket.
 
@@ -186,30 +155,15 @@ class ReportLoss(Job):
 
 @dataclass(frozen=True)
 class Replace(Note):
-    """Tells an env server that its envs replace lost ones."""
+    """Tells an env server that its envs replace others, some of which had ended their episodes."""
 
     seeds: Sequence[int]
+    over: Sequence[bool] = ()
     doing = "replacing lost envs"
 
     def apply(self, server: Any) -> None:
         """Give the env server the seeds for the next resets of its envs."""
-        server.replace(self.seeds)
-
-    def for_successor(self) -> Note:
-        """Return the note that takes the envs over."""
-        return TakeOver(self.seeds)
-
-
-@dataclass(frozen=True)
-class TakeOver(Note):
-    """Tells an env server that its envs continue those of a worker that has retired."""
-
-    seeds: Sequence[int]
-    doing = "taking over envs"
-
-    def apply(self, server: Any) -> None:
-        """Connect the envs with those of the retired worker."""
-        server.take_over(self.seeds)
+        server.replace(self.seeds, self.over)
 
 
 @dataclass(frozen=True)

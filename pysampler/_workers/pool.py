@@ -82,6 +82,8 @@ class Pool:
         policy: Spin and yield times, see ``wait_policy``.
         faults: How to handle lost workers and late envs.
         for_replaced: Returns the notes that replacement envs get before anything else.
+        ended: Returns which envs of a worker have just ended their episodes, or None if that is
+            not known.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Pool:
         policy: tuple[int, int] | None = None,
         faults: Faults | None = None,
         for_replaced: Callable[[range], Sequence[Note]] = _replace_note,
+        ended: Callable[[range], Sequence[bool] | None] = lambda _: None,
     ) -> None:
         self.closed = False  # True as soon as the workers are being ended
         self._gone = False  # True once they have ended and the memory is released
@@ -119,9 +122,7 @@ class Pool:
                 assignments,
                 servers,
                 context,
-                replaceable=self._faults.recycles
-                or "restart" in (self._faults.on_worker_loss, self._faults.on_hang),
-                renewable=self._faults.recycles,
+                replaceable=self._faults.replaces,
                 one_first=new and self._learn_modules and len(assignments) > 2 * usable_cpus(),
             )
         self.descriptions = self._processes.descriptions
@@ -133,7 +134,7 @@ class Pool:
                 self._inline = InlineLane(inline, make, first)
                 self.descriptions.append(self._inline.description)
             self._number_groups()
-            self._link(policy, for_replaced)
+            self._link(policy, for_replaced, ended)
         except BaseException:
             self.abandon()
             raise
@@ -152,6 +153,7 @@ class Pool:
         self,
         policy: tuple[int, int] | None,
         for_replaced: Callable[[range], Sequence[Note]],
+        ended: Callable[[range], Sequence[bool] | None],
     ) -> None:
         """Connect this process to its workers: shared memory, commands, recovery."""
         own = None if self._inline is None else self._inline.assignment
@@ -173,14 +175,7 @@ class Pool:
             from pysampler._workers.renewal import Renewal  # noqa: PLC0415 - rare
 
             assert isinstance(self._processes, Processes)
-            self._renewal = Renewal(
-                links,
-                self._processes,
-                self._commands,
-                self._faults,
-                self.current_layout,
-                self._flush,
-            )
+            self._renewal = Renewal(links, self._processes, self._faults, ended)
         self._lanes: list[Lane] = [*links.lanes]
         if self._inline is not None:
             self._lanes.append(self._inline)
@@ -410,13 +405,12 @@ class Pool:
         """Finish interrupted replacements, and renew workers that are due."""
         self._finish_replacements()
         if self._renewal is not None and self.renews:
-            self._renewal.renew_due()
+            for index, why, over in self._renewal.due():
+                self._recovery.renew(index, why, over)
 
     def _finish_replacements(self) -> None:
         if self._recovery.replacing:
             self._recovery.finish()
-        if self._renewal is not None:
-            self._renewal.finish()
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
         """Send each lane the note for its envs, if it has one, before its next command.
@@ -620,7 +614,6 @@ class Pool:
         failed: EnvError | None = None
         try:
             idle = not (self._native.pending or self._native.unsent or self._recovery.replacing)
-            idle = idle and not (self._renewal is not None and self._renewal.interrupted)
             if idle and not self.closed:
                 failed = self._close_workers(grace)
         except BusyError:  # a signal handler that interrupted the reading of a message closes

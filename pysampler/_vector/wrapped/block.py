@@ -494,9 +494,9 @@ class LayeredBlock(ChunkBlock):
                 self._through_wrappers(frame, i, results)
         return bool(self._overflow)
 
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Note that these replace lost envs; ``seeds`` are for their next resets."""
-        self.inner.replace(seeds)
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+        """Let the envs replace others; ``seeds`` are for their next resets."""
+        self.inner.replace(seeds, over)
 
     def set_options(self, i: int, options: Any, version: int) -> None:
         """Use these options for resets of env ``i`` from now on."""
