@@ -99,12 +99,7 @@ class BasicPool {
 
     // -- commands -------------------------------------------------------------------------------
 
-    // Whether the group may be sent a command: none is in flight, or its worker was replaced.
-    bool accepts(std::uint32_t group) const {
-        return !groups_[group].in_flight || groups_[group].owed;
-    }
-
-    // The group must accept a command. It has one in flight from now on, even if the ring is full:
+    // The group must not have a command in flight. It has one from now on, even if the ring is full:
     // flush() or the next wait then sends it. Throws CorruptRing.
     void send(const Request& request) {
         const Group& group = groups_[request.group];
@@ -116,7 +111,14 @@ class BasicPool {
         }
     }
 
-    // Sends every group such a command, which has no message; all must accept it. Calls `sending`
+    // Sends a group in flight its last command again, after renew(). A request needs its message.
+    void resend(std::uint32_t group, std::optional<std::string> message) {
+        const Group& last = groups_[group];
+        const std::uint8_t kind = message ? Command::kRequest : last.kind;
+        send({group, kind, last.frame, std::move(message), last.steps});
+    }
+
+    // Sends every group such a command, which has no message; none may be in flight. Calls `sending`
     // with each group before. Throws CorruptRing.
     template <class Sending>
     void send_all(std::uint8_t kind, std::uint32_t frame, std::uint16_t steps, Sending&& sending) {
@@ -153,10 +155,6 @@ class BasicPool {
     // Sends a worker a message that arrives before its next command and has no answer.
     void note(std::uint32_t worker, std::string message) {
         workers_[worker].sender.note(std::move(message));
-    }
-    // Sends these notes now, without a command: to a worker that gets no more commands.
-    void send_notes(std::uint32_t worker) {
-        workers_[worker].sender.send_notes(workers_[worker].first);
     }
 
     // -- inline groups --------------------------------------------------------------------------
@@ -271,7 +269,6 @@ class BasicPool {
         if (!groups_[group].in_flight) return;
         bell_.take(group);
         groups_[group].in_flight = false;
-        groups_[group].owed = false;
         pending_ -= 1;
         pending_weight_ -= groups_[group].weight;
     }
@@ -301,7 +298,7 @@ class BasicPool {
 
     // Another process is this worker from now on. The old one must be known to be dead, and its
     // loss marked everywhere. Its posts, and commands on their way to it, are dropped. Groups in
-    // flight stay in flight and are owed() a command. May be repeated.
+    // flight stay in flight, and must be sent a command again. May be repeated.
     void renew(std::uint32_t index) {
         Worker& worker = workers_[index];
         // A worker that is slow to wake this one may still do it, in the cell that is made anew:
@@ -311,24 +308,9 @@ class BasicPool {
         worker.dead = false;
         for (std::uint32_t group = worker.first; group < worker.end; ++group) {
             bell_.revive(group);
-            groups_[group].is_new = true;
             groups_[group].lost = false;
-            groups_[group].owed = groups_[group].in_flight;
         }
-        any_new_ = true;
         any_lost_ = !lost().empty();
-    }
-
-    // Whether a group in flight must be sent a command again, since its worker was replaced.
-    bool owed(std::uint32_t group) const { return groups_[group].owed; }
-    // Whether a group's worker was replaced and the group was not settled since.
-    bool is_new(std::uint32_t group) const { return groups_[group].is_new; }
-    bool any_new() const { return any_new_; }
-    // The groups have been sent a command that deals with the replacement of their worker.
-    void settle(std::span<const std::uint32_t> groups) {
-        for (const std::uint32_t group : groups) groups_[group].is_new = false;
-        any_new_ =
-            any_new_ && !groups_where([](const Group& group) { return group.is_new; }).empty();
     }
 
     // -- states ---------------------------------------------------------------------------------
@@ -372,9 +354,9 @@ class BasicPool {
         std::uint32_t worker = 0;
         std::uint64_t weight = 0;
         Shown<bool> in_flight = false;
-        bool is_new = false;
-        bool owed = false;
         bool lost = false;
+        std::uint8_t kind = Command::kStep;  // of the last command, as what follows
+        std::uint16_t steps = 1;
         std::uint32_t frame = 0;
         std::uint32_t number = 0;
     };
@@ -387,7 +369,8 @@ class BasicPool {
             pending_ += 1;
             pending_weight_ += group.weight;
         }
-        group.owed = false;
+        group.kind = request.kind;
+        group.steps = request.steps;
         group.frame = request.frame;
         ++group.number;
         return {request.kind, false, request.steps, request.group, request.frame, group.number};
@@ -478,7 +461,6 @@ class BasicPool {
     std::uint64_t heaviest_;
     Shown<std::uint32_t> pending_;  // groups in flight
     Shown<std::uint64_t> pending_weight_;
-    bool any_new_ = false;
     bool any_lost_ = false;
     bool relayed_ = false;  // all were sent a step, and workers wake each other
 };

@@ -1,5 +1,6 @@
 #include "env_block.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "results.h"
@@ -35,6 +36,7 @@ EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const py::object& fr
       meter_(meter),
       ended_(count_, false),
       resting_(count_, false),
+      fresh_(count_, false),
       seeds_(count_),
       last_rows_(own_rows(frames.attr("observations"))),
       last_obs_(count_),
@@ -98,6 +100,10 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
     begin(frame);
     if (!actions) use_action_types(frame);
     for_each(frame, [&](std::size_t i) {
+        if (fresh_[i] && !ended_[i]) {
+            end_lost(frame, i);
+            return;
+        }
         if (resting_[i]) return;
         if (ended_[i]) {
             begin_next(frame, i);
@@ -112,35 +118,41 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
 
 bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
     begin(frame);
+    const bool all = any_fresh_;  // the others have lost their episodes, too
     for_each(frame, [&](std::size_t i) {
         const py::object call = calls[i];
-        if (call.is_none()) {
-            if (const py::object last = last_obs(i)) store_obs(frame, i, last.ptr());
-            return;
+        if (fresh_[i]) {
+            begun(i);
+            leave(kLostEnv, i, py::none());
         }
-        reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
-                  py::object(call[py::int_(1)]).ptr());
-    });
-    return !overflow_.empty();
-}
-
-void EnvBlock::replace(const std::vector<std::uint64_t>& seeds) {
-    for (std::size_t i = 0; i < count_; ++i) {
-        seeds_.at(i) = py::int_(seeds.at(i));
-        ended_[i] = autoreset_ == Autoreset::kNextStep;
-    }
-}
-
-bool EnvBlock::restore(std::uint32_t frame) {
-    begin(frame);
-    for_each(frame, [&](std::size_t i) {
-        if (autoreset_ == Autoreset::kSameStep) {
+        if (!call.is_none()) {
+            reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
+                      py::object(call[py::int_(1)]).ptr());
+        } else if (all) {
             reset_one(frame, i, nullptr, nullptr);
-        } else {
-            clear_results(frame, i);
+        } else if (const py::object last = last_obs(i)) {
+            store_obs(frame, i, last.ptr());
         }
     });
     return !overflow_.empty();
+}
+
+void EnvBlock::replace(const std::vector<std::optional<std::uint64_t>>& seeds,
+                       const std::vector<bool>& over) {
+    for (std::size_t i = 0; i < count_; ++i) {
+        if (seeds.at(i)) seeds_[i] = py::int_(*seeds[i]);
+        ended_[i] = !over.empty() && over.at(i) && autoreset_ == Autoreset::kNextStep;
+    }
+    fresh_.assign(count_, true);
+    any_fresh_ = count_ > 0;
+}
+
+py::dict EnvBlock::seeds() const {
+    py::dict seeds;
+    for (std::size_t i = 0; i < count_; ++i) {
+        if (seeds_[i]) seeds[py::int_(i)] = seeds_[i];
+    }
+    return seeds;
 }
 
 void EnvBlock::set_options(std::size_t i, const py::object& options, std::int64_t version,
@@ -190,7 +202,7 @@ bool EnvBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) {
     use_action_types(frame);
     std::int64_t now = now_ns();
     for (std::size_t i = std::exchange(start_, 0); i < count_ && !stopped_; ++i) {
-        bool over = resting_[i];
+        bool over = resting_[i] && !fresh_[i];
         for (step_ = std::exchange(start_step_, 0); step_ < steps && !stopped_; ++step_) {
             const std::uint32_t at = frame + step_;
             if (over) {
@@ -212,6 +224,10 @@ bool EnvBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) {
 
 // Returns whether the env stops: its episode has ended, or begun.
 bool EnvBlock::step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen) {
+    if (fresh_[i] && !ended_[i]) {
+        end_lost(frame, i);
+        return true;
+    }
     find_skip_frames();
     unseen = unseen && !ended_[i] && !reaches_limit(i);
     tell_unseen(i, unseen);
@@ -412,8 +428,27 @@ void EnvBlock::clear_results(std::uint32_t frame, std::size_t i) {
 
 // Resets an env instead of stepping it.
 void EnvBlock::begin_next(std::uint32_t frame, std::size_t i) {
+    if (any_fresh_) begun(i);
     reset_one(frame, i, nullptr, nullptr);
     has_final_.mutable_at(frame, first_ + i) = kBegun;
+}
+
+// Ends the episode of the lost env that a fresh one replaces.
+void EnvBlock::end_lost(std::uint32_t frame, std::size_t i) {
+    begun(i);
+    has_final_.mutable_at(frame, first_ + i) = kLost;
+    leave(kLostEnv, i, py::none());
+    clear_results(frame, i);
+    truncated_.mutable_at(frame, first_ + i) = true;
+    ended_[i] = autoreset_ == Autoreset::kNextStep;
+    if (autoreset_ != Autoreset::kSameStep) return;
+    reset_one(frame, i, nullptr, nullptr);
+    truncated_.mutable_at(frame, first_ + i) = true;
+}
+
+void EnvBlock::begun(std::size_t i) {
+    fresh_[i] = false;
+    any_fresh_ = std::find(fresh_.begin(), fresh_.end(), true) != fresh_.end();
 }
 
 void EnvBlock::reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options) {
@@ -564,12 +599,15 @@ void register_env_block(py::module_& m) {
         .def("step_chunk_once", &EnvBlock::step_chunk_once, py::arg("frame"), py::arg("steps"),
              py::arg("last"), py::arg("number"), "The same for a chunk of steps.")
         .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),
-             "Reset each env with its (seed, options), or leave it unchanged if that is None; "
-             "return whether there is overflow.")
-        .def("replace", &EnvBlock::replace, py::arg("seeds"),
-             "Let the envs replace lost ones; their next resets use these seeds.")
-        .def("restore", &EnvBlock::restore, py::arg("frame"),
-             "Write the results of the step in which the envs that these replace were lost.")
+             "Reset each env with its (seed, options), or leave it unchanged if that is None and "
+             "no env is fresh; return whether there is overflow.")
+        .def("replace", &EnvBlock::replace, py::arg("seeds"), py::arg("over"),
+             "Let the envs replace others, of which some had ended their episodes: their next "
+             "resets use these seeds.")
+        .def_property_readonly("seeds", &EnvBlock::seeds,
+                               "By env, the seeds that replace() set and no reset has used.")
+        .def_property_readonly("fresh", &EnvBlock::fresh,
+                               "Whether an env has not begun since it replaced another.")
         .def("set_options", &EnvBlock::set_options, py::arg("i"), py::arg("options"),
              py::arg("version"), py::arg("used") = py::none(),
              "Use these options for env i from its next reset on; `used` is the version of its "
@@ -608,6 +646,7 @@ void register_env_block(py::module_& m) {
     block.attr("UNSHAPED_OBS") = static_cast<int>(EnvBlock::kUnshapedObs);
     block.attr("ERROR") = static_cast<int>(EnvBlock::kError);
     block.attr("UNLIKE") = static_cast<int>(EnvBlock::kUnlike);
+    block.attr("LOST") = static_cast<int>(EnvBlock::kLostEnv);
 }
 
 }  // namespace pysampler::bindings

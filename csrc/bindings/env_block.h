@@ -24,7 +24,14 @@ enum class KeepInfos { kNone, kFinal, kAll };
 class EnvBlock : public Block {
  public:
     // Kinds of results that do not fit into the frame.
-    enum OverflowKind { kInfo = 0, kFinalObs = 1, kUnshapedObs = 2, kError = 3, kUnlike = 4 };
+    enum OverflowKind {
+        kInfo = 0,
+        kFinalObs = 1,
+        kUnshapedObs = 2,
+        kError = 3,
+        kUnlike = 4,
+        kLostEnv = 5
+    };
 
     // `frames` is a Frames of pysampler._frames; `first` is the index of the block's first env
     // among its envs. `here`: this is the user's process, so an exception may come from one of the
@@ -42,15 +49,20 @@ class EnvBlock : public Block {
     // if a signal handler's exception ended a call, calling again with the same list resumes it.
     bool step_with(std::uint32_t frame, const std::optional<py::list>& actions);
     bool step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) override;
-    // Resets each env with its (seed, options), or leaves it unchanged if that is None. Returns
-    // whether some results do not fit into the frame, like step().
+    // Resets each env with its (seed, options), or leaves it unchanged if that is None and no env
+    // is fresh. Returns whether some results do not fit into the frame, like step().
     bool reset(std::uint32_t frame, const py::list& calls);
 
-    // The envs replace lost ones, whose episodes are over; their next resets use these seeds.
-    void replace(const std::vector<std::uint64_t>& seeds);
-    // Writes the results of the step in which the envs that these replace were lost. Observations
-    // stay unchanged, unless autoreset is kSameStep.
-    bool restore(std::uint32_t frame);
+    // The envs replace others: they are fresh, and their next resets use these seeds. A step of a
+    // fresh env ends the episode of the other one: its row is marked kLost and truncated. Only
+    // kSameStep resets the env in that step; otherwise the caller knows its last observation. With
+    // kNextStep, envs that are `over` had ended their episodes: a step resets them as ever.
+    void replace(const std::vector<std::optional<std::uint64_t>>& seeds,
+                 const std::vector<bool>& over);
+    // The seeds of next resets, by env, that replace() set and no reset has used.
+    py::dict seeds() const;
+    // Whether an env has not been stepped or reset since it replaced another.
+    bool fresh() const { return any_fresh_; }
     // Env i uses these options from its next reset on, unless that reset is given others. Each step
     // writes the version of the options of its episode, which is `used` if given.
     void set_options(std::size_t i, const py::object& options, std::int64_t version,
@@ -81,7 +93,10 @@ class EnvBlock : public Block {
     }
     // Whether the next step resets env i.
     bool ended(std::size_t i) const { return ended_.at(i); }
-    void set_ended(std::size_t i, bool ended) { ended_.at(i) = ended; }
+    void set_ended(std::size_t i, bool ended) {
+        ended_.at(i) = ended;
+        begun(i);
+    }
     // Steps leave env i alone, and its rows of the frame as they are, until it is reset.
     void rest(std::size_t i) { resting_.at(i) = true; }
     bool rests(std::size_t i) const { return resting_.at(i); }
@@ -109,6 +124,8 @@ class EnvBlock : public Block {
     bool reaches_limit(std::size_t i) const;
     void resume_or_begin(std::uint32_t number);
     void begin_next(std::uint32_t frame, std::size_t i);
+    void end_lost(std::uint32_t frame, std::size_t i);
+    void begun(std::size_t i);
     void reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options);
     py::object call_reset(std::size_t i, PyObject* seed, PyObject* options);
     void write_options_version(std::uint32_t frame, std::size_t i);
@@ -156,6 +173,8 @@ class EnvBlock : public Block {
     KeepInfos keep_ = KeepInfos::kAll;
     std::vector<bool> ended_;        // the next step resets these envs
     std::vector<bool> resting_;      // steps leave these envs alone
+    std::vector<bool> fresh_;        // they replace others, and have not begun
+    bool any_fresh_ = false;
     std::vector<py::object> seeds_;  // for the next reset, unless it is given one
     struct Options {
         py::object options;

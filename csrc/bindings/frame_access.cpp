@@ -254,7 +254,8 @@ py::tuple FrameAccess::read_chunks(const Chunks& chunks) const {
             std::uint32_t last = frame + steps - 1;
             while (last > frame && has_final_.at(last, env) == kSkipped) --last;
             *end = last;
-            *took = has_final_.at(frame, env) == kBegun ? 0 : last - frame + 1;
+            const std::uint8_t first_step = has_final_.at(frame, env);
+            *took = first_step == kBegun || first_step == kLost ? 0 : last - frame + 1;
             if (env > run_first && last != run_frame) {
                 batch.add({run_frame, run_first, env - run_first});
                 run_first = env;
@@ -304,17 +305,19 @@ py::tuple FrameAccess::read_chunk(std::uint32_t steps) {
                           read[4]);
 }
 
-// If a worker is lost in the next step, its last observations must be in a frame of steps.
+// If a worker is replaced next, its last results must be in a frame of steps.
 void FrameAccess::note_seen(const std::int64_t* ends) {
     std::vector<std::uint32_t> all(groups_.size());
     std::iota(all.begin(), all.end(), 0U);
     start(all);
     for (std::size_t env = 0; env < envs_; ++env) {
         const std::uint32_t to = frame_of_[group_of_[env]];
-        for (const Leaf& leaf : obs_leaves_) {
+        const auto copy = [&](const Leaf& leaf) {
             std::memcpy(leaf.row(to, env), leaf.row(static_cast<std::uint32_t>(ends[env]), env),
                         leaf.row_bytes());
-        }
+        };
+        std::ranges::for_each(obs_leaves_, copy);
+        std::for_each(results_.begin() + 1, results_.end(), copy);  // terminated, truncated
     }
     mark_seen(all);
 }

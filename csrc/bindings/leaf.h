@@ -89,7 +89,7 @@ class Selection {
 };
 
 // Values of has_final that C++ knows, as in pysampler/_frames/frames.py.
-inline constexpr std::uint8_t kFinalByMail = 2, kBegun = 4, kSkipped = 5;
+inline constexpr std::uint8_t kFinalByMail = 2, kLost = 3, kBegun = 4, kSkipped = 5;
 
 // Owner: none needed, it does not change. Rows belong to one side at a time: see frame_access.h.
 class Leaf {

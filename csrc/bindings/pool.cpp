@@ -191,12 +191,24 @@ void register_pool(py::module_& m) {
              "flushed.")
         .def(
             "send",
-            [](PyPool& self, const py::iterable& requests, const Groups& settled) {
-                return self.send(requests_of(requests), settled);
+            [](PyPool& self, const py::iterable& requests) {
+                return self.send(requests_of(requests));
             },
-            py::arg("requests"), py::arg("settled") = Groups{},
+            py::arg("requests"),
             "Send commands (group, kind, frame, message or None, steps), all or none of them; "
-            "return False if commands remain to be flushed. Settled groups are no longer new.")
+            "return False if commands remain to be flushed.")
+        .def(
+            "resend",
+            [](PyPool& self,
+               const std::vector<std::pair<std::uint32_t, std::optional<py::bytes>>>& groups) {
+                std::vector<std::pair<std::uint32_t, std::optional<std::string>>> all;
+                all.reserve(groups.size());
+                for (const auto& [group, message] : groups) all.emplace_back(group, message);
+                return self.resend(all);
+            },
+            py::arg("groups"),
+            "Send groups in flight their last commands again, each with the message of a request, "
+            "or None: (group, message) pairs. Return False if commands remain to be flushed.")
         .def(
             "note",
             [](PyPool& self, const std::vector<std::pair<std::uint32_t, py::bytes>>& messages) {
@@ -207,9 +219,6 @@ void register_pool(py::module_& m) {
             },
             py::arg("messages"),
             "Send messages to workers before their next commands: (worker, message) pairs.")
-        .def("send_notes", &PyPool::send_notes, py::arg("worker"),
-             "Send a worker these messages now, without a command; return False if some remain to "
-             "be flushed.")
         .def("set_inline_blocks", &PyPool::set_inline_blocks, py::arg("blocks"),
              "Set the blocks of the inline groups, which run_inline() steps.")
         .def("run_inline", &PyPool::run_inline,
@@ -267,12 +276,7 @@ void register_pool(py::module_& m) {
         .def_property_readonly("pending_weight", &PyPool::pending_weight,
                                "The weight of groups in flight.")
         .def("renew", &PyPool::renew, py::arg("worker"),
-             "Let another process replace a dead worker; its groups in flight are owed a command.")
-        .def("owed", &PyPool::owed, py::arg("group"),
-             "Whether a group in flight must be sent a command again.")
-        .def("is_new", &PyPool::is_new, py::arg("group"),
-             "Whether a group's worker was replaced and the group was not settled since.")
-        .def("any_new", &PyPool::any_new, "Whether any group is new.")
+             "Let another process replace a dead worker; its groups in flight need resend().")
         .def("forget_losses", &PyPool::forget_losses, "Do not report past losses again.")
         .def("number_of", &PyPool::number_of, py::arg("group"),
              "Return the number of a group's last command, which the answer repeats.")
@@ -312,7 +316,6 @@ void register_pool(py::module_& m) {
     Hot<PyPool, Timed<&PyPool::wait>>::install(pool, "wait");
     Hot<PyPool, Plain<&PyPool::run_inline>>::install(pool, "run_inline");
     Hot<PyPool, Plain<&PyPool::has_mail>>::install(pool, "has_mail");
-    Hot<PyPool, Plain<&PyPool::any_new>>::install(pool, "any_new");
     Class<PyWorker>(m, "Worker")
         .def(py::init<const PySegment&, std::size_t, const std::vector<std::uint32_t>&,
                       std::uint32_t, const std::shared_ptr<Meter>&,

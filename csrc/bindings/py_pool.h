@@ -101,18 +101,26 @@ class PyPool : public Handle {
         return pool_.unsent() == 0;
     }
 
-    // Sends a command to each of some groups, and settles groups. False as above.
-    bool send(const std::vector<Pool::Request>& requests, const Groups& settled) {
+    // Sends a command to each of some groups. False as above.
+    bool send(const std::vector<Pool::Request>& requests) {
         const Pin pin(*this, "send to");
         take_notes();
         const Traced sending(track_, TraceKind::kSend, static_cast<std::uint32_t>(requests.size()));
         for (const Pool::Request& request : requests) expect_idle(known(request.group));
-        for (const std::uint32_t group : settled) known(group);
         for (const Pool::Request& request : requests) {
             mark(TraceKind::kSent, request.group);
             pool_.send(request);
         }
-        pool_.settle(settled);
+        return pool_.unsent() == 0;
+    }
+
+    // Sends groups in flight their last commands again, some with a message. False as above.
+    bool resend(const std::vector<std::pair<std::uint32_t, std::optional<std::string>>>& groups) {
+        const Pin pin(*this, "send to");
+        take_notes();
+        for (const auto& [group, message] : groups) {
+            if (pool_.in_flight(known(group))) pool_.resend(group, message);
+        }
         return pool_.unsent() == 0;
     }
 
@@ -121,14 +129,6 @@ class PyPool : public Handle {
         const Pin pin(*this, "send to");
         for (const auto& [worker, message] : messages) known_worker(worker);
         for (const auto& [worker, message] : messages) add_note({worker, message, {}});
-    }
-    // Sends a worker these messages now. False if some remain to be flushed.
-    bool send_notes(std::uint32_t worker) {
-        const Pin pin(*this, "send to");
-        known_worker(worker);
-        take_notes();
-        sound([&] { pool_.send_notes(worker); });
-        return pool_.unsent() == 0;
     }
 
     // -- inline groups --------------------------------------------------------------------------
@@ -316,9 +316,6 @@ class PyPool : public Handle {
         take_notes();
         pool_.renew(worker);
     }
-    bool owed(std::uint32_t group) const { return pool_.owed(known(group)); }
-    bool is_new(std::uint32_t group) const { return pool_.is_new(known(group)); }
-    bool any_new() const { return pool_.any_new(); }
     void forget_losses() { pool_.forget_losses(); }
 
     // Traces to this track from now on; null turns tracing off.
@@ -456,7 +453,7 @@ class PyPool : public Handle {
                               ", expected one below " + std::to_string(pool_.workers()));
     }
     void expect_idle(std::uint32_t group) const {
-        if (pool_.accepts(group)) return;
+        if (!pool_.in_flight(group)) return;
         raise("BusyError", "cannot send to pool: group " + std::to_string(group) +
                                " has not finished its last command");
     }

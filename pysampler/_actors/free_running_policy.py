@@ -38,7 +38,7 @@ class FreeRunningPolicy(WorkerPolicy):
         """Reset all envs in frame 0, after a loss or an interrupt; return whether none raised."""
         failed = False
         for index, block in enumerate(server.blocks):
-            block.restore(1)
+            block.reset(1, [(None, None)] * len(server.rows(index)))
             failed = report.add_overflow(1, server.take_overflow(index)) or failed
         envs = envs_of(server)
         self.carry(1, 0, envs)
@@ -75,14 +75,12 @@ class FreeRunningJob(Repeated):
     setup: Any
     doing = "acting"
     culprit = ("the policy", "acting")
-    settles = "worker"
 
     def run(self, server: EnvServer, block: int, frame: int) -> RolloutReport:  # noqa: ARG002
         """Act in the worker."""
         policy: FreeRunningPolicy | None = server.acting
         assert policy is not None
-        is_replacement, server.replaced = bool(server.replaced), set()
-        return policy.run(server, self.group, self.setup, is_replacement=is_replacement)
+        return policy.run(server, self.group, self.setup, is_replacement=server.fresh)
 
 
 def envs_of(server: EnvServer) -> slice:

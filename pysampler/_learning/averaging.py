@@ -22,13 +22,13 @@ from pysampler._learning.trainers import AttachBoards, HandIn, Train, TrainerSer
 from pysampler._numbers import whole_number
 from pysampler._policies.weights import arrays_of
 from pysampler._vector import arguments
-from pysampler._workers.jobs import Failure
+from pysampler._workers.jobs import Answer, Failure
 from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.pool import Pool
 from pysampler._workers.processes import WorkerAssignment
 from pysampler._workers.recovery import MAX_RESTARTS, RESTART_WINDOW
 from pysampler._workers.remote import dumps_by_value
-from pysampler.errors import ClosedError, EnvError, LostError, WaitTimeoutError
+from pysampler.errors import ClosedError, EnvError, LostError, WaitTimeoutError, WorkerLostError
 from pysampler.sync import Board, Segment, now
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pysampler._learning.mean_weights import Fields
     from pysampler._policies.weights import Weights
-    from pysampler._workers.jobs import Answer, Job
+    from pysampler._workers.jobs import Job
 
 __all__ = ["Averaging", "AveragingRound"]
 
@@ -262,21 +262,21 @@ class Averaging(Uncopyable, Closing):
     ) -> dict[int, Any]:
         """Send a job to workers; return, by worker, the answers of those that were not lost."""
         self._pool.request([(index, 0) for index in workers], dict.fromkeys(workers, job))
-        answers = {index: answer for index, answer, _ in self._answers(deadline)}
-        return {index: answer for index, answer in answers.items() if answer is not None}
+        return dict(self._answers(deadline))
 
     def _answers(self, deadline: int | None) -> Iterator[Answer]:
-        """Yield the answers to all requests as they come; raise a failure at once."""
+        """Yield the answers of trainers that were not lost, as they come; raise a failure at once."""
         while self._pool.pending:
             groups, answers = self._pool.wait_some(1, len(self._everyone), deadline)
             if not groups and deadline is not None and now() >= deadline:
                 late = [index for index in self._everyone if self._pool.is_pending(index)]
                 raise WaitTimeoutError(f"cannot train: trainers {late} have not answered in time")
             self._pool.take(groups)
-            for group, answer, _ in answers:
-                if isinstance(answer, Failure):
+            for group, answer in answers:
+                if not isinstance(answer, Failure):
+                    yield Answer(group, answer)
+                elif answer.env is not None or answer.report.kind != WorkerLostError.__name__:
                     raise self._pool.error_of(group, answer)
-            yield from answers
 
     def _handed_in(self, index: int) -> Weights:
         """Return the weights on a trainer's board; ValueError if they have NaN."""

@@ -14,7 +14,7 @@ from pysampler._policies.weights import arrays_of
 from pysampler._torch import is_tensor, tensor_from
 from pysampler._workers import worker
 from pysampler._workers.exceptions import Raised
-from pysampler._workers.jobs import Attach, Job, Repeated, Server
+from pysampler._workers.jobs import Attach, Job, Server
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -122,24 +122,8 @@ class AttachBoards(Attach):
         server.attach(segment, self.fields, self.average, self.own)
 
 
-class _TrainerJob(Job):
-    """A job whose answer is None if the trainer was lost."""
-
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """Return a job that does nothing."""
-        return _NoAnswer(self.doing)
-
-
 @dataclass(frozen=True)
-class _NoAnswer(Repeated):
-    doing: str
-
-    def run(self, server: TrainerServer, block: int, frame: int) -> None:
-        """Do nothing."""
-
-
-@dataclass(frozen=True)
-class Train(_TrainerJob):
+class Train(Job):
     """Job: load the average, train for some steps, and publish the weights."""
 
     steps: int
@@ -151,7 +135,7 @@ class Train(_TrainerJob):
 
 
 @dataclass(frozen=True)
-class HandIn(_TrainerJob):
+class HandIn(Job):
     """Job: publish the weights."""
 
     doing = "handing in weights of"

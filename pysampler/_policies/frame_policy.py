@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FramePolicy",
     "Span",
-    "end_episodes_lost_within",
     "end_lost_episodes",
-    "skip_lost_steps",
 ]
 
 Span = tuple[int, int, int]  # a frame, the first env, and how many envs
@@ -273,23 +271,11 @@ def _expect_same(name: str, array: npt.NDArray[Any], to: npt.NDArray[Any]) -> No
         )
 
 
-def skip_lost_steps(frames: Frames, at: int, end: int, envs: npt.NDArray[np.int64] | slice) -> None:
-    """Mark the rest of a chunk, from frame ``at`` to ``end``, in which envs were lost before."""
-    frames.has_final[at:end, envs] = SKIPPED
-    frames.rewards[at:end, envs] = 0
-    frames.terminated[at:end, envs] = frames.truncated[at:end, envs] = False
-
-
-def end_lost_episodes(frames: Frames, at: int, envs: npt.NDArray[np.int64] | slice) -> None:
+def end_lost_episodes(frames: Frames, at: int, overflow: Overflow) -> None:
     """End the episodes of envs that were lost in the step after a frame."""
-    frames.truncated[at + 1, envs] = True
-    frames.has_final[at + 1, envs] = LOST
-    for final, seen in zip(frames.final_observations, frames.observations, strict=True):
-        final[at + 1, envs] = seen[at, envs]
-
-
-def end_episodes_lost_within(frames: Frames, at: int, overflow: Overflow) -> None:
-    """End the episodes that vector envs in a block lost in the step after a frame."""
     for kind, env, *_ in overflow:
-        if kind == PythonBlock.LOST_WITHIN:
-            end_lost_episodes(frames, at, slice(env, env + 1))
+        if kind == _core.EnvBlock.LOST:
+            frames.truncated[at + 1, env] = True
+            frames.has_final[at + 1, env] = LOST
+            for final, seen in zip(frames.final_observations, frames.observations, strict=True):
+                final[at + 1, env] = seen[at, env]

@@ -16,9 +16,7 @@ from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.fixed_batch import FixedBatchCaller
 from pysampler._policies.frame_policy import (
     FramePolicy,
-    end_episodes_lost_within,
     end_lost_episodes,
-    skip_lost_steps,
 )
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
@@ -76,7 +74,6 @@ class RolloutReport:
 
     # (frame, kind, env, infos or failure): results that do not fit into a frame.
     overflow: list[tuple[int, int, int, Any]] = field(default_factory=list)
-    restored: bool = False  # whether the envs replaced lost ones during the rollout
     # Infos had keys without columns. The rollout continues once the parent has read this and made
     # the columns. Reporting at once saves infos: frames survive this worker, its reports do not.
     unfinished: bool = False
@@ -116,7 +113,7 @@ class WorkerPolicy:
         segment: The memory of the frames and of all offsets in ``setup``.
         before: The worker's previous policy; None for the first one.
         gauges: Where to report the version of the weights.
-        replaced: Seeds of the envs and a state of the random numbers, if the envs replace others.
+        replacement_seeds: Seeds of the envs, if they replace others.
         track: The track to trace the policy's calls to; None for no tracing.
     """
 
@@ -128,7 +125,7 @@ class WorkerPolicy:
         before: WorkerPolicy | None,
         gauges: WorkerGauges,
         *,
-        replaced: tuple[Sequence[int], Any],
+        replacement_seeds: Sequence[int],
         track: _core.Track | None,
     ) -> None:
         policy = setup.policy.get()
@@ -142,7 +139,6 @@ class WorkerPolicy:
                 policy, frames.spec.shaped, chunk=setup.chunk, batch=setup.batch
             )
         entropy = setup.entropy
-        replacement_seeds, random_state = replaced
         if replacement_seeds:  # the same numbers might kill it at the same point again
             own = entropy if isinstance(entropy, list) else [entropy]
             entropy = [*own, *replacement_seeds]
@@ -154,8 +150,6 @@ class WorkerPolicy:
             caller.torch_generator = before._policy.caller.torch_generator
         else:
             caller.seed_generators(entropy, frames.envs)
-            if random_state:
-                caller.generators = random_state
             if setup.own_process:
                 seed_globals(seeds)
             else:  # as if torch's global generator, which belongs to the program, were seeded
@@ -178,11 +172,6 @@ class WorkerPolicy:
         self._track = track
         self._gauges = gauges
         gauges.version(0)
-
-    @property
-    def random_state(self) -> Any:
-        """The generators of the envs, for the policy of a worker in this one's place."""
-        return self._policy.caller.generators
 
     def carry(self, last: int, frame: int, envs: slice) -> None:
         """Copy observations and other carried fields from one frame to another."""
@@ -224,14 +213,12 @@ class WorkerPolicy:
         *,
         last: int,
         resumes: bool,
-        replacements: bool,
         normalization: Normalization | None,
     ) -> RolloutReport:
         """Act for the envs of a block for some steps, from a frame on.
 
         ``last`` is the envs' frame before the rollout. ``resumes``: the last report of this rollout
-        was unfinished. ``replacements``: the envs replace lost ones. Both continue from the envs'
-        last step.
+        was unfinished. Then, and if the envs replace lost ones, they continue from their last step.
         """
         self.refresh()
         policy, progress = self._policy, self._progress
@@ -242,34 +229,18 @@ class WorkerPolicy:
         if progress.steps[group] < 0:  # otherwise this rollout may have overwritten the last frame
             self.carry(last, frame, envs)
             progress.steps[group] = 0
-        at = frame + (int(progress.steps[group]) if replacements or resumes else 0)
+        at = frame + (int(progress.steps[group]) if block.fresh or resumes else 0)
         end = frame + steps
-        failed = False
         first, count = envs.start, envs.stop - envs.start
         chunk = policy.caller.chunk
 
         def act(at: int) -> None:
             policy.act([(at, first, count)])
 
-        if replacements and at < end:
-            report.policy_ns += self._timed(act, at)
-            block.restore(at + 1)
-            failed = report.add_overflow(at + 1, take_overflow())
-            end_lost_episodes(self._frames, at, envs)
-            report.restored = True
-            if chunk is None:
-                at += 1
-                policy.after_step(at, envs)
-            else:
-                skip_lost_steps(self._frames, at + 2, at + 1 + chunk, envs)
-                policy.after_chunk(at + 1, envs)
-                at += chunk
-            progress.steps[group] = at - frame
-
         def add_overflow(at: int) -> bool:
             """Return whether to stop here, because an env raised or there are infos to report."""
             overflow = take_overflow()
-            end_episodes_lost_within(self._frames, at - 1, overflow)
+            end_lost_episodes(self._frames, at - 1, overflow)
             if report.add_overflow(at, overflow):
                 return True
             if at == end or not self._are_new(overflow):
@@ -278,9 +249,9 @@ class WorkerPolicy:
             policy.after_step(at, envs)
             return True
 
-        if not failed and chunk is not None:
+        if chunk is not None:
             self._take_chunks(block, take_overflow, report, (at, end, chunk), envs, group)
-        elif not failed:
+        else:
             report.policy_ns += _core.take_turns(
                 act,
                 block,
@@ -317,6 +288,7 @@ class WorkerPolicy:
             span = at, envs.start, envs.stop - envs.start
             report.policy_ns += self._timed(policy.act, [span])
             overflow = take_overflow() if block.step_chunk(at + 1, steps, last=False) else []
+            end_lost_episodes(self._frames, at, overflow)
             if report.add_overflow(at + 1, overflow):
                 return
             policy.after_chunk(at + 1, envs)
@@ -362,10 +334,9 @@ class TakePolicy(Note):
     def apply(self, server: EnvServer) -> None:
         """Let the policy act for the envs of an env server."""
         before: WorkerPolicy | None = server.acting
-        replaced = server.policy_of_lost() if before is None else ((), None)
         server.acting = self.policy_class(
             *(self.setup, server.frames, server.segment, before, server.gauges),
-            replaced=replaced,
+            replacement_seeds=server.policy_seeds if before is None else (),
             track=server.track,
         )
 
@@ -381,14 +352,13 @@ class RolloutJob(Repeated):
     resumes: bool = False  # whether the last report of this job was unfinished
     doing = "acting and stepping"
     culprit = ("the policy", "acting")
-    settles = "group"
 
     def run(self, server: EnvServer, block: int, frame: int) -> RolloutReport:
         """Act and step in the worker."""
         policy: WorkerPolicy | None = server.acting
         assert policy is not None
         rows = server.rows(block)
-        report = policy.roll_out(
+        return policy.roll_out(
             server.blocks[block],
             lambda: server.take_overflow(block),
             slice(server.first + rows.start, server.first + rows.stop),
@@ -397,9 +367,5 @@ class RolloutJob(Repeated):
             self.steps,
             last=self.last,
             resumes=self.resumes,
-            replacements=block in server.replaced,
             normalization=self.normalization,
         )
-        if report.restored:  # otherwise this rollout was complete, and the next one restores them
-            server.replaced.discard(block)
-        return report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pysampler import _core
 from pysampler._policies.worker_policy import PolicySetup, TakePolicy, WorkerPolicy
 from pysampler._rollouts.episode_rows import EpisodeRows, Finished
-from pysampler._workers.jobs import Failure, Job, Repeated, Replaced
+from pysampler._workers.jobs import Failure, Repeated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +40,7 @@ class EpisodesReport:
         begun: By env, the spare of the job that it is in.
         failures: Errors of envs.
         lost: Envs whose episodes must begin again, as vector envs in the block have lost workers.
+        replaced: Whether the envs replace lost ones, so that all their episodes must begin again.
     """
 
     steps: int = 0
@@ -47,6 +48,7 @@ class EpisodesReport:
     begun: dict[int, Start] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
+    replaced: bool = False
 
 
 def infos_in(overflow: Overflow) -> dict[int, dict[int, Any]]:
@@ -108,7 +110,7 @@ class EpisodePolicy(WorkerPolicy):
             self.rows.begin(at, starts)
 
         if job.starts:
-            begin(job.last, job.starts, resets=job.resets)
+            begin(job.last, job.starts, resets=job.resets or of_block.fresh)
         self.carry(job.last, frame, rows)
         for env in job.rests:
             of_block.rest(env - envs.start)
@@ -152,22 +154,10 @@ class TakeEpisodePolicy(TakePolicy):
 
 
 @dataclass(frozen=True)
-class LoseEpisodes(Repeated):
-    """Reports that a group's envs were lost, so that their episodes begin again."""
-
-    replaces: Replaced | None = "step"
-    doing = "being restored"
-    settles = "group"
-
-    def run(self, server: EnvServer, block: int, frame: int) -> EpisodesReport:  # noqa: ARG002
-        """Return a report without steps."""
-        server.replaced.discard(block)
-        return EpisodesReport()
-
-
-@dataclass(frozen=True)
-class EpisodesJob(Job):
+class EpisodesJob(Repeated):
     """Acts and steps a group from the frame of the command on, until it needs another episode.
+
+    If the envs replace lost ones, it reports only that, unless it begins or rests all of them.
 
     Attributes:
         last: The frame with the envs' newest results.
@@ -192,18 +182,12 @@ class EpisodesJob(Job):
     reads_last: bool = False
     doing = "acting and stepping"
     culprit = ("the policy", "acting")
-    settles = "group"
 
     def run(self, server: EnvServer, block: int, frame: int) -> EpisodesReport:
         """Act and step in the worker."""
         policy: EpisodePolicy | None = server.acting
         assert policy is not None
+        begun = len(self.starts) + len(self.rests)
+        if server.blocks[block].fresh and begun < len(server.rows(block)):
+            return EpisodesReport(replaced=True)
         return policy.play(server, block, frame, self)
-
-    def for_replaced(self) -> Job:
-        """Return a report of the loss: the episodes begin again."""
-        return LoseEpisodes()
-
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """Return a report of the loss: the episodes begin again."""
-        return LoseEpisodes()

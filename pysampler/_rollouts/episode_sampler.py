@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector.vector_env import AutoresetMode
 
+from pysampler._frames.frames import LOST
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import for_first_call, pickled, source_of
 from pysampler._policies.fixed_batch import FixedBatchCaller
@@ -156,8 +157,7 @@ class EpisodeSampler(Sampler):
             set_torch_threads(self._options.threads)
             with self._enter("evaluate"):
                 self._queue = deque(starts)
-                # A worker that acts knows what no other could go on with: its episodes' records.
-                self._pool.renews = not self._in_workers
+                self._pool.renews = False  # episodes would have to begin again
                 yield from self._run()
         except Exception as error:
             if isinstance(error, (EnvError, EnvTimeoutError, WorkerLostError)):
@@ -239,6 +239,7 @@ class EpisodeSampler(Sampler):
             begins_late=self.resets_itself,
         )
         self._running = self._rows.starts
+        self._has_final = prepared.frames.has_final
         self._outputs = prepared.outputs if full else None
         self._was_reset = True  # the envs are in their first episodes
         self._frame = 0  # with the newest results, if the policy acts here
@@ -413,7 +414,7 @@ class EpisodeSampler(Sampler):
                 continue
             answer, envs = by_group.get(group), self._groups[group]
             spares = self._spares.pop(group, [])
-            if answer is not None and answer.replaced is not None:
+            if answer is not None and self._were_lost(group, answer):
                 self._begin_again(group)
                 self._queue.extendleft(reversed(spares))
             elif self._in_workers:
@@ -492,6 +493,13 @@ class EpisodeSampler(Sampler):
             starts += [begun[env] for env in envs if env in self._groups[group] and env in begun]
             starts += self._spares.get(group, [])
         name_episodes(error, starts, seeded=not self.resets_itself)
+
+    def _were_lost(self, group: int, answer: Answer) -> bool:
+        """Return whether a group's envs replace lost ones."""
+        if self._in_workers:
+            return isinstance(answer.result, EpisodesReport) and answer.result.replaced
+        at = self._frame_of[group] + (group not in self._resetting)
+        return bool((self._has_final[at, self._rows_of(group)] == LOST).any())
 
     def _begin_again(self, group: int) -> None:
         """Let a group whose envs replace lost ones begin its episodes again."""

@@ -12,9 +12,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._policies.copying import copied, fingerprint
 from pysampler._policies.frame_policy import (
-    end_episodes_lost_within,
     end_lost_episodes,
-    skip_lost_steps,
 )
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.weights import copy_weights
@@ -128,13 +126,9 @@ class MainRunner(RolloutRunner):
         """Mark lost envs and keep mailed infos, for groups whose step ended at these frames."""
         if failures := self._core.results.failed(answers):
             raise self._pool.error_of(*first(failures))
-        for group, overflow, replaced in answers:
-            frame, envs = frame_of[group], self._groups[group]
-            if replaced == "step":
-                lost = slice(envs.start, envs.stop)
-                skip_lost_steps(self.frames, frame + 1, frame + (self._options.chunk or 1), lost)
-                end_lost_episodes(self.frames, frame - 1, lost)
-            end_episodes_lost_within(self.frames, frame - 1, overflow)
+        for group, overflow in answers:
+            frame = frame_of[group]
+            end_lost_episodes(self.frames, frame - 1, overflow)
             self.mailed_infos += [
                 (frame + sum(step), env, copied_info(info))
                 for kind, env, info, *step in overflow

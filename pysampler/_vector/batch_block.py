@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from pysampler import _core
-from pysampler._frames.frames import BEGUN, FINAL
+from pysampler._frames.frames import BEGUN, FINAL, LOST
 from pysampler._vector.blocks import ChunkBlock, GivenActions
 from pysampler._vector.columns import InfoColumns, row_of
 from pysampler._vector.env_calls import reward_shape, reward_space_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchBlock", "OwnBlock"]
 
-_INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
+_INFO, _ERROR, _LOST = _core.EnvBlock.INFO, _core.EnvBlock.ERROR, _core.EnvBlock.LOST
 _LOW = (1 << 64) - 1
 # Bytes of a seed in a state.
 _SEED = 32
@@ -95,6 +95,8 @@ class BatchBlock(ChunkBlock):
         self.begun = np.zeros(count, bool)  # reset at least once
         self._all_begun = False  # and none rests
         self.resting = np.zeros(count, bool)  # steps leave these alone
+        self._fresh = np.zeros(count, bool)  # these replace others, and have not begun
+        self.fresh = False  # whether any does
         self.ended = np.zeros(count, bool)  # to be reset by the next step
         self.any_ended = False
         self.seeds: dict[int, int] = {}
@@ -201,7 +203,7 @@ class BatchBlock(ChunkBlock):
             if actions is None:
                 actions = self._actions.of(frame)
             given = actions if self._all_begun and isinstance(actions, np.ndarray) else None
-            if self.stopped is not None:
+            if self.stopped is not None or self.fresh:
                 given = None
             self._begin(frame)
             if given is not None and not self.any_ended:
@@ -267,7 +269,9 @@ class BatchBlock(ChunkBlock):
     def _step_some(self, frame: int, actions: Sequence[Any] | Array) -> None:
         """Step the envs that have begun an episode, and reset those whose episodes have ended."""
         given = actions if isinstance(actions, np.ndarray) else self._stacked(actions)
-        makes_none = self.stopped if self.stopped is not None else np.zeros(self.count, bool)
+        makes_none = np.zeros(self.count, bool) if self.stopped is None else self.stopped.copy()
+        if self.fresh:
+            makes_none |= self._end_lost(frame)
         resets = np.flatnonzero(self.ended & ~makes_none)
         if len(resets):
             self._reset(frame, resets.astype(np.int32), has_final=BEGUN)
@@ -285,6 +289,28 @@ class BatchBlock(ChunkBlock):
             alike = self._alike(steps, list(actions))
         for ids, chosen in alike:
             self._step(frame, ids, chosen)
+
+    def _end_lost(self, frame: int) -> Array:
+        """End the episodes of lost envs that fresh ones replace; return these as a mask."""
+        self._fresh &= ~self.ended
+        lost = self._begun_lost()
+        ids = np.flatnonzero(lost).astype(np.int32)
+        if self._autoreset == "SAME_STEP":
+            self._reset(frame, ids)
+        self._has_final[frame, lost] = LOST
+        self._rewards[frame, lost] = self._terminated[frame, lost] = 0
+        self._truncated[frame, lost] = True
+        if self._autoreset == "NEXT_STEP":
+            self.ended[lost] = self.any_ended = True
+        return lost
+
+    def _begun_lost(self) -> Array:
+        """Return a mask of the fresh envs, which are not fresh any more."""
+        lost, self._fresh = self._fresh, np.zeros(self.count, bool)
+        self.fresh = False
+        for i in np.flatnonzero(lost).tolist():
+            self._leave(_LOST, i, None)
+        return lost
 
     def _stacked(self, actions: Sequence[Any]) -> Array | None:
         """Return actions as one array; None if dtypes differ or a shape does not fit the space."""
@@ -350,9 +376,16 @@ class BatchBlock(ChunkBlock):
             self._leave_infos(ended, rest, rows)
 
     def reset(self, frame: int, calls: Sequence[tuple[int | None, Any] | None]) -> bool:
-        """Reset each env with its (seed, options); leave it unchanged if that is None."""
+        """Reset each env with its (seed, options); leave it unchanged if that is None.
+
+        If some are fresh, the others have lost their episodes, too: all are reset.
+        """
         self._begin(frame)
         self.failed = False
+        lost = np.zeros(self.count, bool)
+        if self.fresh:
+            calls = [(None, None) if call is None else call for call in calls]
+            lost = self._begun_lost()
         try:
             ids = [i for i, call in enumerate(calls) if call is not None]
             kept = [i for i, call in enumerate(calls) if call is None]
@@ -361,6 +394,7 @@ class BatchBlock(ChunkBlock):
                 self._observations[frame, left] = self.observe(left)
             chosen = [call for call in calls if call is not None]
             self._reset(frame, np.array(ids, np.int32), chosen)
+            self._has_final[frame, lost] = LOST
         except BaseException as error:
             self._report(error)
         self._meter.idle()
@@ -445,27 +479,12 @@ class BatchBlock(ChunkBlock):
             return False
         return True
 
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Prepare envs that replace lost ones; ``seeds`` are for their next resets."""
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+        """Let the envs replace others: they are fresh; ``seeds`` are for their next resets."""
         self.seeds = dict(enumerate(seeds))
-        self.ended[:] = self._autoreset == "NEXT_STEP"
-        self.any_ended = self._autoreset == "NEXT_STEP"
-
-    def restore(self, frame: int) -> bool:
-        """Write the results of the step that an interrupt or the loss of earlier envs ended."""
-        self._begin(frame)
-        self.failed = False
-        if self._autoreset == "SAME_STEP":
-            try:
-                self._reset(frame, self.all)
-            except BaseException as error:
-                self._report(error)
-        else:
-            self._rewards[frame] = 0
-            self._terminated[frame] = False
-            self._truncated[frame] = False
-        self._meter.idle()
-        return self._done(frame)
+        self.ended[:] = list(over) if over and self._autoreset == "NEXT_STEP" else False
+        self.any_ended = bool(self.ended.any())
+        self._fresh[:] = self.fresh = True
 
     def set_options(self, i: int, options: Any, version: int) -> None:
         """Use these options for resets of env ``i`` from now on."""
@@ -539,6 +558,8 @@ class BatchBlock(ChunkBlock):
             raise ValueError(f"cannot set state: it belongs to {other or 'no env'}, not to {name}")
         for name, array in self._state_arrays().items():
             array[ids] = states[name]
+        self._fresh[ids] = False
+        self.fresh = bool(self._fresh.any())
         self.ended &= self._autoreset == "NEXT_STEP"  # the states may come from another mode
         for row, i in enumerate(ids):
             self.seeds.pop(i, None)

@@ -76,13 +76,17 @@ class GivenActions:
 class PythonBlock(_core.PythonBlock):
     """A block whose methods are in Python."""
 
-    # A further kind of overflow: a vector env has lost the worker of this env in the step.
-    LOST_WITHIN = 16
-    # Another one: an exception has left this env without results. An ERROR reports it for one env.
+    # A further kind of overflow: an exception has left this env without results. An ERROR reports
+    # it for one env.
     NO_RESULTS = 17
+
+    fresh: bool  # whether an env has not begun since it replaced another
 
     def step(self, frame: int, actions: Any = None) -> bool:
         """Step every env, or reset it if its episode has ended; return whether there is overflow.
+
+        A fresh env ends the episode of the lost env that it replaces: its row is marked ``LOST``
+        and truncated. Only with the autoreset mode SAME_STEP it is reset in that step.
 
         Args:
             frame: The frame.
@@ -317,19 +321,19 @@ class GroupBlock(PythonBlock):
 
     def reset(self, frame: int, calls: list[Any]) -> bool:
         over = False
+        if self.fresh:
+            calls = [(None, None) if call is None else call for call in calls]
         for envs, block in zip(self._envs, self.blocks, strict=True):
             over |= block.reset(frame, calls[envs])
         return over
 
-    def replace(self, seeds: Sequence[int]) -> None:
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
         for envs, block in zip(self._envs, self.blocks, strict=True):
-            block.replace(seeds[envs])
+            block.replace(seeds[envs], over[envs])
 
-    def restore(self, frame: int) -> bool:
-        over = False
-        for block in self.blocks:
-            over |= block.restore(frame)
-        return over
+    @property
+    def fresh(self) -> bool:  # type: ignore[override]
+        return any(block.fresh for block in self.blocks)
 
     def set_options(self, i: int, options: Any, version: int) -> None:
         for envs, block in zip(self._envs, self.blocks, strict=True):

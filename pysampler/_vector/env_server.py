@@ -148,7 +148,6 @@ class EnvServer(Server):
             made.append(len(self.envs) - count)
         ends = itertools.accumulate(sizes, initial=0)
         self.sizes = [sum(made[begin:end]) for begin, end in itertools.pairwise(ends)]
-        self.replaced: set[int] = set()  # blocks of replacements that have not begun yet
         self.seeds: Sequence[int] = ()  # for the first resets of the replacements
         self.acting: Any = None  # the policy of a sampler that acts in the workers
         self._frozen: dict[int, Frozen] = {}  # by id of the env
@@ -377,19 +376,23 @@ class EnvServer(Server):
                 self.end_batch(i, "an evaluation leaves its wrappers as they are", log=False)
                 frozen.thaw()
 
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Prepare envs that replace lost ones; ``seeds`` are for their next resets."""
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+        """Prepare envs that replace others; ``seeds`` are for their next resets."""
         self.seeds = seeds
         for block in range(len(self.sizes)):
-            self.blocks[block].replace([seeds[i] for i in self.rows(block)])
-            self.replaced.add(block)
+            rows = self.rows(block)
+            of_block = [bool(over[i]) for i in rows] if len(over) else []
+            self.blocks[block].replace([seeds[i] for i in rows], of_block)
 
-    def policy_of_lost(self) -> tuple[Sequence[int], Any]:
-        """Return seeds for the first policy of envs that replace others, and a state of it.
+    @property
+    def policy_seeds(self) -> Sequence[int]:
+        """Seeds for the first policy of envs that replace others; empty if they have begun."""
+        return self.seeds if self.fresh else ()
 
-        The state is what ``WorkerPolicy.random_state`` returned in the process before, or None.
-        """
-        return self.seeds if self.replaced else (), None
+    @property
+    def fresh(self) -> bool:
+        """Whether an env has not begun since it replaced another."""
+        return any(block.fresh for block in self.blocks)
 
     def close(self) -> None:
         """Close all envs, even if some raise; then raise the first exception again.

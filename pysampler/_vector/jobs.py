@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import pysampler._frames.spec  # noqa: F401 - plans need it: a fork server imports it once for all workers
 from pysampler._frames.frames import Frames
 from pysampler._vector.env_calls import of_each, set_of_each
-from pysampler._workers.jobs import Attach, Job, Note, Repeated, Replace, Replaced
+from pysampler._workers.jobs import Attach, Job, Note, Repeated, Replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,6 @@ __all__ = [
     "Replacements",
     "Reset",
     "Rest",
-    "Restore",
     "SetAttribute",
     "SetOptions",
     "SetStates",
@@ -63,20 +62,6 @@ class AttachFrames(Attach):
 
 
 @dataclass(frozen=True)
-class Restore(Repeated):
-    """Reset envs that replace lost ones; this replaces the interrupted step."""
-
-    doing = "being restored"
-    replaces: Replaced | None = "step"
-    settles = "group"
-
-    def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
-        server.replaced.discard(block)
-        server.blocks[block].restore(frame)
-        return server.take_overflow(block)
-
-
-@dataclass(frozen=True)
 class StepWith(Repeated):
     """Step the envs of a group with actions that do not fit into arrays."""
 
@@ -88,21 +73,18 @@ class StepWith(Repeated):
         server.blocks[block].step(frame, self.actions)
         return server.take_overflow(block)
 
-    def for_replaced(self) -> Job:
-        """Return ``Restore``: the lost envs had begun the step."""
-        return Restore()
-
 
 @dataclass(frozen=True)
 class Reset(Repeated):
-    """Reset the envs of a group that the mask selects, each with its seed and options."""
+    """Reset the envs of a group that the mask selects, each with its seed and options.
+
+    If they replace lost envs, all are reset.
+    """
 
     seeds: Sequence[int | None]
     options: Sequence[dict[str, Any] | None] | None = None
     mask: Sequence[bool] | None = None
-    replaces: Replaced | None = None
     doing = "resetting"
-    settles = "group"
     of_members = True
 
     def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
@@ -114,13 +96,8 @@ class Reset(Repeated):
             calls = [call if reset else None for call, reset in zip(calls, self.mask, strict=True)]
         if None not in calls:
             server.begin_all(block)
-        server.replaced.discard(block)
         server.blocks[block].reset(frame, calls)
         return server.take_overflow(block)
-
-    def for_replaced(self) -> Job:
-        """Return a reset of all envs of the group, because no new env has been reset yet."""
-        return replace(self, mask=None, replaces="reset")
 
 
 @dataclass(frozen=True)
@@ -179,22 +156,14 @@ class GetStates(Job):
 
 @dataclass(frozen=True)
 class SetStates(Job):
-    """Set the states of some or all envs of a group, one row each."""
+    """Set the states of some envs of a group, one row each."""
 
     envs: Sequence[int]
     states: Any
-    of_all: bool
     doing = "setting states of"
-
-    @property
-    def settles(self) -> Literal["none", "group"]:  # type: ignore[override]
-        """The groups that need no restore after this job: its group, if it sets all envs."""
-        return "group" if self.of_all else "none"
 
     def run(self, server: EnvServer, block: int, frame: int) -> None:  # noqa: ARG002
         server.set_states(block, [env - server.first for env in self.envs], self.states)
-        if self.of_all:
-            server.replaced.discard(block)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from pysampler import _core
-from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL
+from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL, LOST
 from pysampler._frames.spec import build, leaves
 from pysampler._torch import is_tensor, tensor_from, to_array
 from pysampler._vector.blocks import GivenActions, RepeatableBlock
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NestedBlock", "info_of_row"]
 
-_INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
+_INFO, _ERROR, _LOST = _core.EnvBlock.INFO, _core.EnvBlock.ERROR, _core.EnvBlock.LOST
 _FINAL_KEYS = "final_obs", "_final_obs", "final_info", "_final_info"
 _FINAL_OBS, _UNSHAPED = _core.EnvBlock.FINAL_OBS, _core.EnvBlock.UNSHAPED_OBS
 
@@ -77,7 +77,8 @@ class NestedBlock(RepeatableBlock):
         self._device: Any = None  # the torch device, if it returns tensors
         self._last: Any = None  # the newest observations
         self._seed: int | None = None  # for the next reset, of replacements
-        self._fresh = False  # whether the next step resets all envs
+        self.fresh = False  # whether the envs replace others, and have not begun
+        self._begins = False  # whether the next step resets all envs
         self._options: dict[int, tuple[Any, int]] = {}
         self._used = np.zeros(self.count, np.int64)  # the options version of each episode
         # Writes the results of a step of all envs; the vector env counts and ends episodes.
@@ -148,26 +149,42 @@ class NestedBlock(RepeatableBlock):
         return self._step(frame, actions)
 
     def _step(self, frame: int, actions: Sequence[Any] | None) -> bool:
-        if self._fresh:
+        if self._begins:
+            self.fresh = False
             return self._serve(frame, lambda: self._reset_all(frame))
+        if self.fresh:
+            return self._serve(frame, lambda: self._end_lost(frame))
         return self._serve(frame, lambda: self._step_all(frame, actions))
 
     def reset(self, frame: int, calls: Sequence[Call]) -> bool:
-        """Reset each env with its (seed, options); leave it unchanged if that is None."""
+        """Reset each env with its (seed, options); leave it unchanged if that is None.
+
+        If the envs are fresh, all are reset.
+        """
         self._returned, self._replayed = [], 0
         return self._serve(frame, lambda: self._reset(frame, calls))
 
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Prepare envs that replace lost ones; their next reset gets the first of ``seeds``."""
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+        """Let the envs replace others; their next reset gets the first of ``seeds``."""
         self._seed = int(seeds[0])
-        self._fresh = self._mode is AutoresetMode.NEXT_STEP
+        self.fresh = True
+        self._begins = self._mode is AutoresetMode.NEXT_STEP and bool(over) and all(over)
 
-    def restore(self, frame: int) -> bool:
-        """Write the results of the step that an interrupt or the loss of earlier envs ended."""
-        self._returned, self._replayed = [], 0
+    def _end_lost(self, frame: int) -> None:
+        """End the episodes of the lost envs, which the fresh ones replace."""
         if self._same_step:
-            return self._serve(frame, lambda: self._reset_all(frame))
-        return self._serve(frame, lambda: self._clear(frame, self._all))
+            self._reset_all(frame)
+        else:
+            self._begun_lost(frame)
+            self._clear(frame, self._all)
+            self._begins = self._mode is AutoresetMode.NEXT_STEP
+        self._truncated[frame] = True
+
+    def _begun_lost(self, frame: int) -> None:
+        self.fresh = False
+        self._has_final[frame] = LOST
+        for i in self._all.tolist():
+            self._leave(_LOST, i, None)
 
     def set_options(self, i: int, options: Any, version: int) -> None:
         """Use these options for resets of env ``i`` from now on."""
@@ -197,7 +214,7 @@ class NestedBlock(RepeatableBlock):
         for i, raised in getattr(self._env, "errors", ()):  # of single envs
             self._leave(_ERROR, i, raised)
         for i in getattr(self._env, "lost", ()):
-            self._leave(self.LOST_WITHIN, i, None)
+            self._leave(_LOST, i, None)
         self._meter.idle()
         if self._options:
             self._versions[frame] = self._used
@@ -289,7 +306,7 @@ class NestedBlock(RepeatableBlock):
         self._last = observations
         if "worker_lost" in infos:  # in a reset, it ends no episode
             for i in np.flatnonzero(infos["worker_lost"] & ends[1]).tolist():
-                self._leave(self.LOST_WITHIN, i, None)
+                self._leave(_LOST, i, None)
         if self._resets_late:
             self._write_late(frame, observations, infos)
             return
@@ -395,6 +412,9 @@ class NestedBlock(RepeatableBlock):
 
     def _reset(self, frame: int, calls: Sequence[Call]) -> None:
         """Reset some envs; write the observations of all envs and the infos of those."""
+        if self.fresh:
+            self._begun_lost(frame)
+            calls = [(None, None) if call is None else call for call in calls]
         chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
         self._resting[chosen] = False
         self._any_rests = bool(self._resting.any())
@@ -421,7 +441,7 @@ class NestedBlock(RepeatableBlock):
         for rows, info in infos if self._keep == "ALL" else ():
             self._write_infos(frame, rows, info)
         self._over[envs] = False
-        self._fresh, self._seed = False, None
+        self._begins, self._seed = False, None
         self._meter.were_reset(self.first + envs, (now() - began) // len(envs))
 
     def _resets_of(

@@ -42,12 +42,10 @@ class _SetsEnvironment(Exception):  # noqa: N818 - no error
     """A function may set environment variables, which imports in the worker must find."""
 
 
-def modules_of_servers(*, in_python: bool, recycles: bool) -> list[str]:
+def modules_of_servers(*, in_python: bool) -> list[str]:
     """Return the modules that ``make_server`` imports in workers, by the options of the envs."""
-    of_server = "pysampler._vector.isolation.known"
-    if recycles:
-        return [of_server, "pysampler._vector.renewed"]
-    return [of_server] if in_python else [of_server, "pysampler._vector.wrapped.server"]
+    of_server = ["pysampler._vector.jobs", "pysampler._vector.isolation.known"]
+    return of_server if in_python else [*of_server, "pysampler._vector.wrapped.server"]
 
 
 def modules_of_envs(env_fns: Iterable[Callable[[], Any]], *, in_python: bool) -> list[str]:

@@ -124,6 +124,15 @@ class Results:
             self.frames.actions_as(leaf, array.dtype)[frame, rows] = array
         return True
 
+    def ended(self, envs: range) -> npt.NDArray[np.bool_]:
+        """Return which of a worker's envs ended their episodes in the step that the caller saw."""
+        over = []
+        for group, ids in enumerate(self._groups):
+            if ids.start in envs:
+                rows = self.access.seen(group), slice(ids.start, ids.stop)
+                over.append(self.frames.terminated[rows] | self.frames.truncated[rows])
+        return np.concatenate(over)
+
     # -- results ---------------------------------------------------------------------------------
 
     def read(self, answers: Sequence[Answer]) -> Stepped:
@@ -154,9 +163,9 @@ class Results:
 
     def _without_failed(self, answer: Answer) -> Answer:
         """Replace the results of envs that raised by their last observations."""
-        group, result, replaced = answer
+        group, result = answer
         if isinstance(result, Failure):
-            overflow, replaced, failed = [], None, list(self._groups[group])
+            overflow, failed = [], list(self._groups[group])
         else:
             failed = sorted({env for kind, env, _ in result if kind in _NO_RESULTS})
             overflow = [one for one in result if one[1] not in failed]
@@ -167,7 +176,7 @@ class Results:
             rows[frame, failed] = 0
         self._infos.clear(frame, failed)
         overflow += [(_BLOCK.INFO, env, {"env_error": True}) for env in failed]
-        return Answer(group, overflow, replaced)
+        return Answer(group, overflow)
 
     def expect_none_failed(self, answers: Sequence[Answer]) -> None:
         """Raise the error of the first env that failed."""
@@ -234,7 +243,6 @@ class Results:
         final: dict[int, Any] = {}
         none = [group for group, _, steps in chunks if steps == 0]
         if answers:
-            none += self._skip_lost(chunks, answers)
             steps_of = {group: steps for group, _, steps in chunks}
             last = [self._of_last_step(one, begins[one[0]], steps_of[one[0]]) for one in answers]
             rest, final = self._unpack(last, begins.__getitem__)
@@ -269,26 +277,13 @@ class Results:
         rewards = self._of_all_steps(self.frames.rewards, chunks, most)
         return observations, rewards, terminated, truncated, infos
 
-    def _skip_lost(
-        self, chunks: Sequence[tuple[int, int, int]], answers: Sequence[Answer]
-    ) -> list[int]:
-        """Clear the chunks of groups that were lost in them but for the first step; return these.
-
-        The restore has written the first.
-        """
-        lost = [group for group, _, replaced in answers if replaced == "step"]
-        for group, frame, steps in chunks:
-            if group in lost:
-                self.frames.has_final[frame + 1 : frame + steps, self._ids[group]] = SKIPPED
-                self.frames.rewards[frame : frame + steps, self._ids[group]] = 0
-        return lost
-
     def _note_seen(
         self, groups: Sequence[int], at: npt.NDArray[np.int64], envs: npt.NDArray[np.int64]
     ) -> None:
-        """Copy the last observations to a frame of steps, for the case that a worker is lost."""
+        """Copy the last results to a frame of steps, for the case that a worker is replaced."""
         frames = [np.full(len(self._ids[g]), frame) for g, frame in self.access.start(groups)]
-        for leaf in self.frames.observations:
+        ends = self.frames.terminated, self.frames.truncated
+        for leaf in (*self.frames.observations, *ends):
             leaf[np.concatenate(frames), envs] = leaf[at, envs]
         self.access.mark_seen(groups)
 
@@ -308,7 +303,7 @@ class Results:
             for one in answer.result
             if len(one) == 3 or one[3] + 1 == steps or skipped[frame + one[3] + 1, one[1]]
         ]
-        return Answer(answer.group, overflow, answer.replaced)
+        return Answer(answer.group, overflow)
 
     def _of_all_steps(
         self, array: npt.NDArray[Any], chunks: Sequence[tuple[int, int, int]], most: int
@@ -441,7 +436,7 @@ class Results:
     def failed(self, answers: Sequence[Answer]) -> list[tuple[int, Failure]]:
         """Return the failures among the answers, each with its group."""
         failures = []
-        for group, result, _ in answers:
+        for group, result in answers:
             if isinstance(result, Failure):
                 failures.append((group, result))
                 continue
@@ -457,42 +452,37 @@ class Results:
         """
         rest: list[tuple[int, dict[str, Any]]] = []
         final: dict[int, Any] = {}
-        for group, overflow, replaced in answers:
-            if replaced is not None:
-                stepping = replaced == "step"
-                rest += self._end_lost_episodes(group, frame_of(group), final, stepping=stepping)
+        for group, overflow in answers:
             for kind, env, value in overflow:
                 if kind == _BLOCK.INFO:
                     rest.append((env, value))
                 elif kind == _BLOCK.FINAL_OBS:
                     final[env] = value
+                elif kind == _BLOCK.LOST:
+                    rest.append((env, self._end_lost(group, env, frame_of(group), final)))
                 elif kind == _BLOCK.UNSHAPED_OBS:
                     for leaf, observation in enumerate(value):
                         self._unshaped[leaf][env] = observation
         return rest, final
 
-    def _end_lost_episodes(
-        self, group: int, frame: int, final: dict[int, Any], *, stepping: bool
-    ) -> list[tuple[int, dict[str, Any]]]:
-        """End the episodes of envs that were lost in a step, in the frame; return the envs' infos.
+    def _end_lost(
+        self, group: int, env: int, frame: int, final: dict[int, Any]
+    ) -> dict[str, Any]:
+        """Give an env that was lost in a step its last observation; return its info.
 
-        Envs that were lost in a reset are reset again; no episode ends.
+        An env that was lost in a reset was reset again; no episode ends.
         """
         lost: dict[str, Any] = {"worker_lost": True}
-        envs = slice(self._groups[group].start, self._groups[group].stop)
-        if stepping:
+        if self.frames.truncated[frame, env]:
             seen = self.access.seen(group)
-            last = self.frames.observations
-            if self._final:  # the envs were reset in the same step
-                self.frames.has_final[frame, envs] = FINAL_BY_MAIL
+            if self._final:  # the env was reset in the same step
+                self.frames.has_final[frame, env] = FINAL_BY_MAIL
                 lost["final_info"] = {"worker_lost": True}
-                for env in self._groups[group]:
-                    final[env] = self._observation(seen, env)
+                final[env] = self._observation(seen, env)
             else:
-                for leaf in last:
-                    leaf[frame, envs] = leaf[seen, envs]
-            self.frames.truncated[frame, envs] = True
-        return [(env, lost) for env in self._groups[group]]
+                for leaf in self.frames.observations:
+                    leaf[frame, env] = leaf[seen, env]
+        return lost
 
     def _observation(self, frame: int, env: int) -> Any:
         return self._built(

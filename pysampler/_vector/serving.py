@@ -70,7 +70,6 @@ def make_server(
     why_python: str | None,
     inline: bool,  # noqa: FBT001 - passed as one of a tuple
     seed_globals: bool = False,  # noqa: FBT001, FBT002 - likewise
-    recycles: bool = False,  # noqa: FBT001, FBT002 - likewise
 ) -> EnvServer:
     """Prepare this process and make its envs.
 
@@ -83,14 +82,8 @@ def make_server(
         why_python: Why envs are stepped one by one; None: alike envs are stepped together.
         inline: Whether this is the user's process, where the program may hold on to envs.
         seed_globals: Whether each env has its own states of the global generators.
-        recycles: Whether the worker may be renewed.
     """
     prepare(specs, init)
-    if recycles and not inline:
-        from pysampler._vector.renewed import RenewedServer  # noqa: PLC0415 - rare
-
-        why = why_python or ""
-        return RenewedServer(env_fns, first, sizes, why, seed_globals=seed_globals)
     if why_python is not None:
         return EnvServer(env_fns, first, sizes, why_python, seed_globals=seed_globals)
     from pysampler._vector.wrapped.server import BatchServer  # noqa: PLC0415 - only workers need it

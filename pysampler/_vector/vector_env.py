@@ -38,7 +38,6 @@ from pysampler._vector.jobs import (
     GetStates,
     Replacements,
     Reset,
-    Restore,
     SetAttribute,
     SetOptions,
     SetStates,
@@ -158,8 +157,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             which names the env and leaves the step pending; "wait" logs a warning and continues to
             wait; "restart" replaces the env's worker.
         recycle_after: Renew each worker after this many episodes of its envs together, so that
-            memory that a simulator leaks is freed. Another process takes its place; each env moves
-            there when its episode ends, so that no step is lost. Envs are stepped one by one.
+            memory that a simulator leaks is freed: another process takes its place. A worker with
+            one env waits for the end of its episode; running episodes of several are truncated.
         recycle_above: Renew a worker that itself uses more memory than this: bytes, or text with a
             unit such as "2 GB" or "500 MiB". Memory that it shares with others does not count.
             Workers are measured every few seconds.
@@ -294,10 +293,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         seed_globals = true_or_false("make vector env", "seed_globals", seed_globals)
         self.seed_globals = seed_globals
         why_python = arguments.why_python(
-            *(native, worker, observation_mode),
-            seed_globals=seed_globals,
-            recycle_after=recycle_after is not None,
-            recycle_above=recycle_above is not None,
+            *(native, worker, observation_mode), seed_globals=seed_globals
         )
         alike = all(function is functions[0] for function in functions)
         by_default = num_workers is None and worker is None
@@ -372,10 +368,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             prepared = (b"", None) if assignment is own else (b"" if is_here else specs, init)
             chosen = functions[assignment.first : assignment.envs.stop]
             of_server = chosen, assignment.first, assignment.sizes
-            how = why_python, assignment is own or is_here, seed_globals, faults.recycles
+            how = why_python, assignment is own or is_here, seed_globals
             return make_server, (*of_server, *prepared, *how)
 
-        needs = modules_of_servers(in_python=why_python is not None, recycles=faults.recycles)
+        needs = modules_of_servers(in_python=why_python is not None)
         # Neither worker_init nor what imports depend on may come too late.
         foresees = len(assignments) > 0 and process == "forkserver" and modules is None
         if foresees and worker_init is None and fork_server.current().has_surroundings():
@@ -389,13 +385,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             preload=modules,
             policy=options.policy,
             faults=faults,
-            restore=Restore(),
             for_replaced=self._replacements.notes,
+            ended=self._ended,
         )
         try:
             self.num_envs = self._pool.group_envs[-1].stop  # a function may return a vector env
-            option = "recycle_above" if recycle_after is None else "recycle_after"
-            self._refuse_several(option if faults.recycles else self._only_envs_with)
+            self._refuse_several(self._only_envs_with)
             nested = [one for description in self._pool.descriptions for one in description.nested]
             spec = self._describe(self._pool.descriptions)
             for found in sorted({one for d in self._pool.descriptions for one in d.interfering}):
@@ -407,7 +402,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 spec,
                 FrameLayout(options.frames, self.autoreset_mode, options.infos),
                 copy=self.copy,
-                restarts="restart" in (on_worker_loss, on_hang),
+                restarts=faults.replaces,
                 resets_itself=worker is not None,
                 closed_message=(
                     f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
@@ -429,6 +424,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         except BaseException:
             self._pool.abandon()
             raise
+
+    def _ended(self, envs: range) -> npt.NDArray[np.bool_] | None:
+        """Return which envs ended their episodes in the last step; None: a sampler drives them."""
+        core = self._core
+        return None if core.lease is not None else core.results.ended(envs)
 
     def _refuse_several(self, option: str) -> None:
         """Raise ValueError if a function has made several envs, and this option is given."""
@@ -1187,8 +1187,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             jobs = []
             for group in core.groups:
                 ids = [env for env in row if env in group]
-                of_all = len(ids) == len(group)
-                jobs.append(SetStates(ids, states[[row[env] for env in ids]], of_all))
+                jobs.append(SetStates(ids, states[[row[env] for env in ids]]))
             core.request(dict(enumerate(jobs)), "set_state")
             self._answers("set_state", None)
         core.call.returned = True

@@ -174,17 +174,11 @@ def _is_in_use(pid: int) -> bool:
 
 
 class Child:
-    """The parent's handle to a worker process, and the connection to it.
-
-    Attributes:
-        for_successor: The end of a second connection to the process, for the process that takes its
-            place while it lives; None if there will not be one.
-    """
+    """The parent's handle to a worker process, and the connection to it."""
 
     def __init__(self, process: Process, connection: OwnedConnection) -> None:
         self.pid = process.pid
         self.connection = connection
-        self.for_successor: OwnedConnection | None = None
         self.ended = process.ended
         self.stopped = process.stopped
         self.status = process.status
@@ -199,8 +193,6 @@ class Child:
         """Release an ended worker's handles. Sends nothing, and may be repeated."""
         self._process.release()
         self.connection.close()
-        if self.for_successor is not None:
-            self.for_successor.close()
 
 
 def await_answer(file: Any, process: Process | Child, name: str) -> None:

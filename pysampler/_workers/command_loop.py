@@ -12,7 +12,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
-from pysampler._workers.jobs import Close, Failure, LayOut, Note, Retire, failure_of
+from pysampler._workers.jobs import Close, Failure, LayOut, Note, failure_of
 from pysampler._workers.setup import wait_policy
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class CommandLoop:
         self._lay_out(1)
         meter.idle()
         self._failed_note: Failure | None = None
-        self.retired = False
         self._first_group = sum(at.groups[:index])
         self.core = _core.Worker(
             segment, at.pool, at.groups, index, meter, wait_policy(at.policy), at.own_groups
@@ -85,7 +84,7 @@ class CommandLoop:
             layout.attach.attach(self.server, segment)
 
     def run(self) -> None:
-        """Serve the parent's commands until it sends ``Close`` or ``Retire``."""
+        """Serve the parent's commands until it sends ``Close``."""
         while True:
             kind, group, frame, number = self.core.serve(
                 self.server.blocks, self._report, self._link.flush
@@ -107,9 +106,6 @@ class CommandLoop:
                         answer = request.run(self.server, block, frame)
             except BaseException as error:
                 answer = failure_of(error, request)
-            if isinstance(request, Retire):
-                self.retired = True
-                return
             if kind == _core.Command.NOTE:
                 # Notes have no answer: the next answer reports a note's failure.
                 self._failed_note = self._failed_note or answer

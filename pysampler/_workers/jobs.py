@@ -8,7 +8,7 @@ the worker of a group, which runs it on its env server.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pysampler._workers.exceptions import Raised, Report, report
 from pysampler.errors import WorkerLostError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pysampler.sync import Segment
 
 __all__ = [
-    "PREDECESSOR_LOST",
     "Answer",
     "Attach",
     "Close",
@@ -33,24 +32,18 @@ __all__ = [
     "Repeated",
     "Replace",
     "ReportLoss",
-    "Retire",
     "Server",
     "failure_of",
     "for_caller",
     "is_users",
 ]
 
-# The exit code of a process that has lost the one that finishes episodes for it.
-PREDECESSOR_LOST = 113
-# Which command the restore replaced.
-Replaced = Literal["step", "reset"]
 
 
 class Server:
     """Base class of env servers, which hold envs, or a trainer: a block for each group."""
 
     blocks: list[Any]  # the loop in C++ steps blocks of envs
-    predecessor: Any  # the connection to the worker whose place this one takes, if any
     here = False  # whether it lives in the user's process, whose signal handlers may raise
 
     def describe(self) -> Any:
@@ -66,19 +59,11 @@ class Server:
         The first env has the number ``first`` from now on.
         """
 
-    def take_over(self, seeds: Sequence[int]) -> None:
-        """Continue the envs of ``predecessor``; ``seeds`` are for their first resets here.
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+        """Record that the envs replace others; ``seeds`` are for their next resets.
 
-        Only servers that a pool with ``Faults.recycles`` makes need this and ``serve_successor``.
+        Those that are ``over`` replace envs whose episodes had ended; if empty, none does.
         """
-        raise NotImplementedError
-
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Record that the envs replace lost ones; ``seeds`` are for their next resets."""
-
-    def serve_successor(self, connection: Any) -> None:
-        """Step envs for the worker that takes this one's place until their episodes end."""
-        raise NotImplementedError
 
     def take_overflow(self, block: int) -> Any:
         """Return the overflow of a block's step: results that do not fit into the frame."""
@@ -112,40 +97,20 @@ class Note(_Message):
         """Apply the note to the env server of a worker."""
         raise NotImplementedError
 
-    def for_successor(self) -> Note:
-        """Return the note for a worker that takes the place of a living one, instead of this."""
-        return self
-
 
 class Job(_Message):
     """A task for a group, with an answer."""
 
     # Whether the first env begins at once, with nothing large to unpickle or import before.
     of_members: ClassVar[bool] = False
-    # The command that this job replaces, if the envs run it because they replace lost ones.
-    replaces: Replaced | None = None
-    # The groups whose replaced envs this job deals with: none, its own, all of its worker.
-    settles: ClassVar[Literal["none", "group", "worker"]] = "none"
 
     def run(self, server: Any, block: int, frame: int) -> Any:
         """Run the job in the worker, with the group's block and the command's frame."""
         raise NotImplementedError
 
-    def for_replaced(self) -> Job:
-        """Return the job that a group whose envs replace lost ones runs instead."""
-        return self
-
-    def after_loss(self, lost: str) -> Job:
-        """Return the job for the replacement of a worker that was lost while running this one."""
-        return ReportLoss(lost, self.doing)
-
 
 class Repeated(Job):
-    """A job that the replacement of a lost worker runs again."""
-
-    def after_loss(self, lost: str) -> Job:  # noqa: ARG002
-        """Return the same job."""
-        return self
+    """A job that the replacement of a lost worker runs again; the answer to others is an error."""
 
 
 class Attach:
@@ -163,20 +128,6 @@ class Close(Job):
     """Closes the env server of a worker, which then exits."""
 
     doing = "closing"
-
-
-@dataclass(frozen=True)
-class Retire(Note):
-    """Ends the commands of a worker: from then on it serves the worker that takes its place.
-
-    A note, since no answer may be lost: the worker tells its successor that it has retired. If the
-    note comes twice, the worker does not read the second one.
-    """
-
-    doing = "handing over its envs"
-
-    def apply(self, server: Any) -> None:
-        """Do nothing: the loop of the worker ends."""
 
 
 @dataclass(frozen=True)
@@ -204,30 +155,15 @@ class ReportLoss(Job):
 
 @dataclass(frozen=True)
 class Replace(Note):
-    """Tells an env server that its envs replace lost ones."""
+    """Tells an env server that its envs replace others, some of which had ended their episodes."""
 
     seeds: Sequence[int]
+    over: Sequence[bool] = ()
     doing = "replacing lost envs"
 
     def apply(self, server: Any) -> None:
         """Give the env server the seeds for the next resets of its envs."""
-        server.replace(self.seeds)
-
-    def for_successor(self) -> Note:
-        """Return the note that takes the envs over."""
-        return TakeOver(self.seeds)
-
-
-@dataclass(frozen=True)
-class TakeOver(Note):
-    """Tells an env server that its envs continue those of a worker that has retired."""
-
-    seeds: Sequence[int]
-    doing = "taking over envs"
-
-    def apply(self, server: Any) -> None:
-        """Connect the envs with those of the retired worker."""
-        server.take_over(self.seeds)
+        server.replace(self.seeds, self.over)
 
 
 @dataclass(frozen=True)
@@ -245,7 +181,6 @@ class Answer(NamedTuple):
 
     group: int
     result: Any  # the job's result, or a Failure
-    replaced: Replaced | None = None  # `replaces` of the job
 
 
 def is_users(error: BaseException, *, here: bool) -> bool:

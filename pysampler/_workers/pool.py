@@ -81,8 +81,9 @@ class Pool:
         preload: More of them, as the user says; None: those that the first workers imported.
         policy: Spin and yield times, see ``wait_policy``.
         faults: How to handle lost workers and late envs.
-        restore: The job that replacement envs run instead of a step.
         for_replaced: Returns the notes that replacement envs get before anything else.
+        ended: Returns which envs of a worker have just ended their episodes, or None if that is
+            not known.
     """
 
     def __init__(
@@ -96,8 +97,8 @@ class Pool:
         preload: Sequence[str] | None = None,
         policy: tuple[int, int] | None = None,
         faults: Faults | None = None,
-        restore: Job | None = None,
         for_replaced: Callable[[range], Sequence[Note]] = _replace_note,
+        ended: Callable[[range], Sequence[bool] | None] = lambda _: None,
     ) -> None:
         self.closed = False  # True as soon as the workers are being ended
         self._gone = False  # True once they have ended and the memory is released
@@ -110,10 +111,7 @@ class Pool:
         servers = [make(one) for one in assignments]
         new = False  # whether some modules are new to the fork server
         if servers and context == "forkserver":  # it imports shared modules once for all workers
-            modules = {servers[0][0].__module__}
-            if restore is not None:
-                modules.add(type(restore).__module__)
-            new = fork_server.preload([*sorted(modules), *needs, *(preload or ())])
+            new = fork_server.preload([servers[0][0].__module__, *needs, *(preload or ())])
         self._processes: Processes | Threads
         if context == "threads":
             from pysampler._workers.threads import Threads  # noqa: PLC0415 - rare
@@ -124,9 +122,7 @@ class Pool:
                 assignments,
                 servers,
                 context,
-                replaceable=self._faults.recycles
-                or "restart" in (self._faults.on_worker_loss, self._faults.on_hang),
-                renewable=self._faults.recycles,
+                replaceable=self._faults.replaces,
                 one_first=new and self._learn_modules and len(assignments) > 2 * usable_cpus(),
             )
         self.descriptions = self._processes.descriptions
@@ -138,7 +134,7 @@ class Pool:
                 self._inline = InlineLane(inline, make, first)
                 self.descriptions.append(self._inline.description)
             self._number_groups()
-            self._link(policy, restore, for_replaced)
+            self._link(policy, for_replaced, ended)
         except BaseException:
             self.abandon()
             raise
@@ -156,16 +152,14 @@ class Pool:
     def _link(
         self,
         policy: tuple[int, int] | None,
-        restore: Job | None,
         for_replaced: Callable[[range], Sequence[Note]],
+        ended: Callable[[range], Sequence[bool] | None],
     ) -> None:
         """Connect this process to its workers: shared memory, commands, recovery."""
         own = None if self._inline is None else self._inline.assignment
         links = self._links = Links(self.assignments, policy, self._processes, own)
         self._native = links.native
-        self._commands = Commands(
-            self.assignments, links, restore, for_replaced, len(self.group_envs)
-        )
+        self._commands = Commands(self.assignments, links, for_replaced, len(self.group_envs))
         self._recovery = Recovery(
             self.assignments,
             self._processes,
@@ -181,14 +175,7 @@ class Pool:
             from pysampler._workers.renewal import Renewal  # noqa: PLC0415 - rare
 
             assert isinstance(self._processes, Processes)
-            self._renewal = Renewal(
-                links,
-                self._processes,
-                self._commands,
-                self._faults,
-                self.current_layout,
-                self._flush,
-            )
+            self._renewal = Renewal(links, self._processes, self._faults, ended)
         self._lanes: list[Lane] = [*links.lanes]
         if self._inline is not None:
             self._lanes.append(self._inline)
@@ -274,7 +261,7 @@ class Pool:
 
     @property
     def can_fast_step(self) -> bool:
-        """Whether each group's last command was a step, and no worker is new or being replaced."""
+        """Whether each group's last command was a step, and no worker is being replaced."""
         if self._recovery.replacing or self._renewal is not None:
             return False
         return self._commands.all_steps
@@ -418,13 +405,12 @@ class Pool:
         """Finish interrupted replacements, and renew workers that are due."""
         self._finish_replacements()
         if self._renewal is not None and self.renews:
-            self._renewal.renew_due()
+            for index, why, over in self._renewal.due():
+                self._recovery.renew(index, why, over)
 
     def _finish_replacements(self) -> None:
         if self._recovery.replacing:
             self._recovery.finish()
-        if self._renewal is not None:
-            self._renewal.finish()
 
     def note(self, note_for: Callable[[range], Note | None], *, standing: bool = False) -> None:
         """Send each lane the note for its envs, if it has one, before its next command.
@@ -592,9 +578,7 @@ class Pool:
         with contextlib.suppress(WaitTimeoutError):
             for group in groups:
                 lane, doing = self._lanes[self.worker_of[group]], self._commands.doing(group)
-                answer = lane.answer(group, doing, deadline)
-                job = self._commands.job_of(group)
-                answers.append(Answer(group, answer, None if job is None else job.replaces))
+                answers.append(Answer(group, lane.answer(group, doing, deadline)))
         return answers
 
     def _recover(self, error: LostError) -> None:
@@ -630,7 +614,6 @@ class Pool:
         failed: EnvError | None = None
         try:
             idle = not (self._native.pending or self._native.unsent or self._recovery.replacing)
-            idle = idle and not (self._renewal is not None and self._renewal.interrupted)
             if idle and not self.closed:
                 failed = self._close_workers(grace)
         except BusyError:  # a signal handler that interrupted the reading of a message closes
@@ -651,7 +634,7 @@ class Pool:
         first = dict(zip((groups.start for groups in self._links.groups_of), children, strict=True))
         for child in children:
             self._links.forget_worker(child.pid)
-        self._commands.send_last(dict.fromkeys(first, Close()))
+        self._commands.send(dict.fromkeys(first, Close()), dict.fromkeys(first, 0))
         looks = dict.fromkeys(first, 0)  # consecutive looks that found the worker stopped
         while not self._closed_within(min(_LOOK, left())):
             for group, child in first.items():
@@ -663,7 +646,7 @@ class Pool:
                 return None
         failures = [
             (group, result)
-            for group, result, _ in self._received(
+            for group, result in self._received(
                 self._native.groups_with_mail, now() + int(left() * 1e9)
             )
             if isinstance(result, Failure)

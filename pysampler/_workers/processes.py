@@ -18,13 +18,11 @@ from pysampler._workers.children import (
     STOPPED,
     await_answer,
     environment,
-    is_at_end,
-    is_readable,
     stopped_error,
 )
 from pysampler._workers.exceptions import error_from
-from pysampler._workers.jobs import PREDECESSOR_LOST, Failure
-from pysampler._workers.launcher import Launcher, allow_workers, connection_pair, open_files
+from pysampler._workers.jobs import Failure
+from pysampler._workers.launcher import Launcher, allow_workers, open_files
 from pysampler._workers.remote import loads
 from pysampler._workers.setup import LoggingSetup, PackedMessages, PackedServers, Setup
 from pysampler._workers.surroundings import current_directory, import_path
@@ -33,7 +31,7 @@ from pysampler.errors import EnvError, PysamplerError, WorkerLostError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pysampler._workers.children import Child, OwnedConnection
+    from pysampler._workers.children import Child
     from pysampler._workers.setup import Attachment, Layout, MakeServer
     from pysampler.sync import Segment
 
@@ -41,8 +39,6 @@ __all__ = ["SHUTDOWN_TIMEOUT_S", "Processes", "WorkerAssignment", "Workers"]
 
 # Seconds to wait for a process to end.
 SHUTDOWN_TIMEOUT_S = 10.0
-# Seconds between two checks whether a worker that should retire has ended.
-_LOOK = 0.1
 # Seconds that the other workers wait for the imports of the first one.
 _FIRST = 5.0
 
@@ -135,7 +131,6 @@ class Processes(Workers):
         servers: The function that makes the env server of each worker, and its arguments.
         context: How to start processes: "forkserver", "fork" or "spawn".
         replaceable: Whether to keep the pickled ``servers`` for replacements.
-        renewable: Whether a process may take the place of one that lives.
         one_first: Whether to start one worker first, so that the fork server imports its modules
             for all: with a few workers for each CPU, importing in each costs time and memory.
     """
@@ -150,28 +145,23 @@ class Processes(Workers):
         context: str,
         *,
         replaceable: bool,
-        renewable: bool = False,
         one_first: bool = False,
     ) -> None:
         self.children: list[Child] = []
-        self.retired: list[Child] = []  # still finish episodes for the workers in their places
-        # By worker, how many processes have retired, and the last one.
-        self._retirements: dict[int, tuple[int, Child]] = {}
         self.assignments = list(assignments)
         self._context = context
         self._launcher = Launcher(context)
         self._owner = os.getpid()
         # Runs when this object is dropped, and at exit. end() does not call the finalizer, which
         # runs only once: an interrupted end() must be repeatable.
-        own = self.children, self.retired
-        weakref.finalize(self, _end, own, self._launcher, self._owner)
+        weakref.finalize(self, _end, self.children, self._launcher, self._owner)
         self._servers = servers
         if assignments:
-            allow_workers(len(assignments) * (2 if renewable else 1))
+            allow_workers(len(assignments))
         self._packed = None if context == "fork" else PackedServers(servers)
         # Taken once: a replacement must make its envs as the lost worker did, even if this process
         # has changed its directory or its environment since.
-        self._setup = self._setup_here(may_retire=renewable)
+        self._setup = self._setup_here()
         described: dict[int, Any] = {}
         try:
             if one_first:
@@ -195,7 +185,7 @@ class Processes(Workers):
 
         Waits up to ``wait`` seconds until they are reaped and their child processes have ended.
         """
-        _end((self.children, self.retired), self._launcher, self._owner, wait)
+        _end(self.children, self._launcher, self._owner, wait)
 
     def _begin(self, count: int) -> None:
         """Start workers until there are ``count``, and have them make their env servers."""
@@ -205,11 +195,9 @@ class Processes(Workers):
                 self._set_up(index, self._setup)
 
     def _start(self, index: int) -> Child:
-        # The fork server ends an earlier process with the same number, and a retired one goes on.
-        retired = self._retirements[index][0] if index in self._retirements else 0
-        return self._launcher.start(index + len(self.assignments) * retired, self._servers[index])
+        return self._launcher.start(index, self._servers[index])
 
-    def _setup_here(self, *, may_retire: bool) -> Setup:
+    def _setup_here(self) -> Setup:
         """Return the part of the setup that is the same for all workers."""
         return Setup(
             index=0,
@@ -224,7 +212,6 @@ class Processes(Workers):
             arrays=(),
             shared=0,
             is_replacement=False,
-            may_retire=may_retire,
         )
 
     def _set_up(self, index: int, setup: Setup) -> None:
@@ -238,10 +225,6 @@ class Processes(Workers):
             shared = len(packed.shared[index])
             child.connection.send(replace(setup, server=server, arrays=arrays, shared=shared))
             packed.send_arrays(child.connection, index)
-        if setup.may_retire:
-            child.for_successor, its_end = connection_pair()
-            with its_end:
-                _send_end(child, its_end)
 
     def _receive_descriptions(
         self, described: dict[int, Any], timeout: float | None = None
@@ -312,94 +295,16 @@ class Processes(Workers):
         self, index: int, attachment: Attachment, segment: Segment, layout: tuple[Layout, Segment]
     ) -> None:
         """End a worker and start another in its place, without waiting for it. May be repeated."""
-        self._restart(index)
-        # If the new worker is lost already, the watch notices.
-        with contextlib.suppress(ConnectionError):
-            self._set_up(index, replace(self._setup, is_replacement=True))
-            self._send(index, attachment, segment)
-            self._send(index, *layout)
-
-    def _restart(self, index: int) -> None:
         before = self.children[index]
         before.kill()
         before.ended(SHUTDOWN_TIMEOUT_S)
         self.children[index] = self._start(index)
         before.release()
-
-    def await_retirement(self, index: int) -> bool:
-        """Wait until a worker serves its successor; return False if it was lost before."""
-        child = self.children[index]
-        assert child.for_successor is not None
-        for _ in range(int(SHUTDOWN_TIMEOUT_S / _LOOK)):
-            if is_readable(child.for_successor, _LOOK):
-                return not is_at_end(child.for_successor)
-            if child.ended():
-                return False
-        raise PysamplerError(
-            f"cannot renew worker {index}: pid {child.pid} did not retire in "
-            f"{SHUTDOWN_TIMEOUT_S:.0f} s"
-        )
-
-    def succeed(
-        self,
-        index: int,
-        pid: int,
-        attachment: Attachment,
-        segment: Segment,
-        layout: tuple[Layout, Segment],
-    ) -> None:
-        """Start another worker in the place of the one that has retired. May be repeated.
-
-        Args:
-            index: The worker.
-            pid: The pid of the retired process.
-            attachment: As for ``replace``.
-            segment: Likewise.
-            layout: Likewise.
-        """
-        before = self.children[index]
-        if before.pid == pid:
-            if before not in self.retired:
-                self.retired.append(before)
-            count, last = self._retirements.get(index, (0, None))
-            if last is not before:
-                self._retirements[index] = count + 1, before
-            self.children[index] = self._start(index)
-        else:  # an exception of a signal handler interrupted its setup
-            self._restart(index)
-        retired = self._retirements[index][1].for_successor
-        assert retired is not None
+        # If the new worker is lost already, the watch notices.
         with contextlib.suppress(ConnectionError):
-            setup = replace(self._setup, is_replacement=True, takes_over=True)
-            self._set_up(index, setup)
-            _send_end(self.children[index], retired)
+            self._set_up(index, replace(self._setup, is_replacement=True))
             self._send(index, attachment, segment)
             self._send(index, *layout)
-
-    def has_retired(self, index: int, pid: int) -> bool:
-        """Return whether this process is the last of a worker that has retired."""
-        return index in self._retirements and self._retirements[index][1].pid == pid
-
-    def let_go(self) -> None:
-        """Leave retired processes to the workers in their places, and end with these."""
-        for child in self.retired:
-            if child.for_successor is not None:
-                child.for_successor.close()
-
-    def predecessor(self, index: int) -> Child | None:
-        """Return the process that a worker has replaced and that still finishes episodes."""
-        _, child = self._retirements.get(index, (0, None))
-        return child if child in self.retired else None
-
-    def release_retired(self, index: int, *, kill: bool = False) -> None:
-        """Wait until the process that a worker has replaced has ended. May be repeated."""
-        child = self.predecessor(index)
-        if child is not None:
-            if kill or not child.ended(SHUTDOWN_TIMEOUT_S):
-                child.kill()
-                child.ended(SHUTDOWN_TIMEOUT_S)
-            child.release()
-            self.retired.remove(child)
 
     # -- losses and failures ---------------------------------------------------------------------
 
@@ -420,10 +325,6 @@ class Processes(Workers):
         child, assignment = self.children[index], self.assignments[index]
         child.ended(SHUTDOWN_TIMEOUT_S)
         status = child.status()
-        if status == PREDECESSOR_LOST and (before := self.predecessor(index)) is not None:
-            child = before  # which was lost first
-            child.ended(SHUTDOWN_TIMEOUT_S)
-            status = child.status()
         if status is None:
             how = "ended"
         elif status < 0:
@@ -476,21 +377,13 @@ def _block_daemon_thread_at_exit() -> None:
         threading.Event().wait()
 
 
-def _send_end(child: Child, end: OwnedConnection) -> None:
-    """Send a worker the end of a connection to another process."""
-    _core.send_descriptors(child.connection.fileno(), b"end", [end.fileno()])
-
-
-def _end(
-    children: tuple[list[Child], ...], launcher: Launcher, owner: int, wait: float = 0
-) -> None:
+def _end(children: list[Child], launcher: Launcher, owner: int, wait: float = 0) -> None:
     """End workers. Sends nothing and takes no lock, because finalizers call this at any time."""
     if os.getpid() != owner:  # this is a fork of their parent
         return
-    each = [child for some in children for child in some]
-    for child in each:
+    for child in children:
         child.kill()
-    for child in each:
+    for child in children:
         child.ended(SHUTDOWN_TIMEOUT_S)
         child.release()
     launcher.close(wait)

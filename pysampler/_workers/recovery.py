@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from pysampler._workers.jobs import Close
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S, Processes
 from pysampler.errors import (
     EnvTimeoutError,
@@ -21,6 +22,7 @@ from pysampler.sync import now
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pysampler._workers.children import Child
     from pysampler._workers.commands import Commands
     from pysampler._workers.jobs import Job
     from pysampler._workers.links import Links
@@ -60,10 +62,24 @@ class Faults:
         return self.recycle_after is not None or self.recycle_above is not None
 
     @property
+    def replaces(self) -> bool:
+        """Whether workers are replaced at all."""
+        return self.recycles or "restart" in (self.on_worker_loss, self.on_hang)
+
+    @property
     def for_workers(self) -> bool:
         """Whether the user relies on what only worker processes give."""
         timed = self.step_timeout is not None
         return timed or self.recycles or self.on_worker_loss == "restart"
+
+
+@dataclass(frozen=True)
+class _Renewal:
+    """The replacement of a worker that lives: its pid, why it is renewed, which episodes are over."""
+
+    pid: int
+    why: str
+    over: Sequence[bool]
 
 
 class Recovery:
@@ -104,8 +120,8 @@ class Recovery:
         # By worker: how many losses in a row had one command, and the job that was sent again.
         self._repeats: dict[int, tuple[int, Job | None]] = {}
         self._timed: frozenset[int] | None = None  # the envs that may be late; None: all
-        # Lost workers that are not replaced yet, by index.
-        self.replacing: dict[int, WorkerLostError] = {}
+        # Workers that are not replaced yet, by index.
+        self.replacing: dict[int, WorkerLostError | _Renewal] = {}
         # Workers that have a step to make but have not begun with an env: when they last moved,
         # and when this process first saw that.
         self._unbegun: dict[int, tuple[int, int]] = {}
@@ -276,6 +292,20 @@ class Recovery:
         for index in list(self.replacing):
             self._replace(index)
 
+    def renew(self, index: int, why: str, over: Sequence[bool]) -> None:
+        """Replace a worker that lives and has nothing in flight, once its envs are closed."""
+        self.replacing[index] = _Renewal(self._processes.children[index].pid, why, over)
+        self._replace(index)
+
+    def _close(self, index: int, child: Child) -> None:
+        """Let a worker close its envs and end; that is no loss. May be repeated."""
+        head = self._links.groups_of[index].start
+        self._links.forget_worker(child.pid)
+        if not self._links.native.in_flight(head):
+            self._commands.send({head: Close()}, {head: 0})
+        child.ended(SHUTDOWN_TIMEOUT_S)
+        self._links.native.take([head])
+
     def _replace(self, index: int, why: str = "") -> None:
         """Replace a worker with another process, which makes new envs."""
         processes = self._replaceable()
@@ -287,7 +317,10 @@ class Recovery:
             error = self._loss_of(index, why)
             self._count_loss(index, error)
             self.replacing[index] = error
-        error = self.replacing[index]
+        cause = self.replacing[index]
+        renewal = cause if isinstance(cause, _Renewal) else None
+        if renewal is not None and child.pid == renewal.pid:
+            self._close(index, child)
         child.kill()  # it may be a replacement whose setup was interrupted
         child.ended(SHUTDOWN_TIMEOUT_S)
         self._links.renew(index, child.pid)
@@ -297,15 +330,24 @@ class Recovery:
         attachment, segment = self._links.attachments[index], self._links.segment
         try:
             processes.replace(index, attachment, segment, self._current_layout())
-        except (OSError, PysamplerError) as cause:
-            self.fatal_loss = error
+        except (OSError, PysamplerError) as error:
+            if isinstance(cause, WorkerLostError):
+                self.fatal_loss = cause
+                self._end()
+                raise cause from error
             self._end()
-            raise error from cause
-        self._links.watch_worker(index, processes.children[index].pid)
-        self._commands.resend(index, str(error))
+            raise
+        new = processes.children[index].pid
+        self._links.watch_worker(index, new)
+        self._commands.resend(index, str(cause), () if renewal is None else renewal.over)
+        if renewal is not None:
+            del self.replacing[index]
+            old = f"worker {index} (pid {renewal.pid})"
+            _log.info("pysampler: %s renewed %s: pid %s", old, renewal.why, new)
+            return
         self._repeats[index] = self._repeats[index][0], next(iter(self._pending_jobs(index)), None)
         del self.replacing[index]
-        _log.warning("pysampler: %s; another worker takes its place", error)
+        _log.warning("pysampler: %s; another worker takes its place", cause)
 
     def _replaceable(self) -> Processes:
         """Return the workers, which are processes if they may be replaced."""

@@ -80,9 +80,6 @@ class Setup:
     open_files: int  # soft limit
     logging: LoggingSetup | None  # None: leave it as it is
     is_replacement: bool  # of another worker: then it does not describe its env server
-    # Whether the descriptor of a connection to the process that will take its place follows.
-    may_retire: bool = False
-    takes_over: bool = False  # from a living worker: the descriptor of a connection to it follows
 
 
 @dataclass(frozen=True)

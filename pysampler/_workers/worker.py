@@ -76,9 +76,6 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
         _imitate_parent(setup)
         before = set(sys.modules)
         server = _make_server(setup, connection, inherited)
-        successor = _received_end(connection) if setup.may_retire else None
-        if setup.takes_over:
-            server.predecessor = _received_end(connection)
         description = server.describe()
         _core.set_process_title(
             f"pysampler: worker {setup.index}/{setup.workers} {description.name}"
@@ -97,10 +94,6 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
             connection.send_bytes(b"attached")
     with _reporting_failure(connection, "serving"):
         loop.run()
-        if loop.retired:
-            assert successor is not None
-            _core.set_process_title(f"pysampler: former worker {setup.index}/{setup.workers}")
-            server.serve_successor(successor)
 
 
 def become_worker(fd: int, outputs: list[int], parent: int, server: Any = None) -> NoReturn:
@@ -197,11 +190,6 @@ def _make_server(setup: Setup, connection: Connection, inherited: Any) -> Server
     function, arguments = inherited if setup.server is None else unpack_server(setup, connection)
     server: Server = function(*arguments)
     return server
-
-
-def _received_end(connection: Connection) -> Connection:
-    """Return the connection to another process whose descriptor comes next."""
-    return Connection(receive_descriptor(connection)[1])
 
 
 def _expect_sizes(expected: Sequence[int], got: Sequence[int]) -> None:

@@ -171,9 +171,9 @@ TEST(groups_come_back_and_accept_the_next_command) {
     WaitPolicy policy = parking();
     for (std::uint32_t step = 1; step <= 3; ++step) {
         for (std::uint32_t group = 0; group < 3; ++group) {
-            CHECK(pool.accepts(group));
+            CHECK(!pool.in_flight(group));
             pool.send({group, Command::kStep, step});
-            CHECK(!pool.accepts(group) && pool.in_flight(group));
+            CHECK(pool.in_flight(group));
         }
         CHECK(pool.pending() == 3 && pool.unsent() == 0);
         PoolWorker first = fixture.worker(0);
@@ -229,8 +229,8 @@ TEST(cancelled_inline_groups_are_not_in_flight) {
     complete_all(fixture.worker(0));
     CHECK(pool.wait(kForever, policy) == Outcome::kReady);
     CHECK((pool.back(kAll) == Groups{1, 0}));
-    pool.send({2, Command::kStep, 2});  // the group accepts commands again
-    CHECK(pool.accepts(2) == false && pool.is_ready(2) == false);
+    pool.send({2, Command::kStep, 2});  // the group takes commands again
+    CHECK(pool.in_flight(2) && !pool.is_ready(2));
 }
 
 TEST(groups_come_back_longest_ready_first_up_to_a_weight) {
@@ -388,17 +388,6 @@ TEST(notes_come_before_the_next_command_and_messages_of_any_size_arrive) {
     worker.join();
 }
 
-TEST(notes_may_go_without_a_command) {
-    Fixture fixture({1, 1});
-    Pool& pool = *fixture.pool;
-    pool.note(1, "a");
-    PoolWorker worker = fixture.worker(1);
-    CHECK(!worker.next());
-    pool.send_notes(1);
-    CHECK(pool.pending() == 0 && pool.unsent() == 0);
-    CHECK(worker.next()->kind == Command::kNote && !worker.next());
-}
-
 TEST(a_note_may_be_queued_while_another_thread_waits) {
     Fixture fixture({1});
     Pool& pool = *fixture.pool;
@@ -455,7 +444,7 @@ TEST(a_workers_death_ends_the_wait_for_room) {
         CHECK(pool.lost() == (Groups{0, 1}));
         reaper.join();
         pool.renew(0);
-        CHECK(pool.unsent() == 0 && pool.lost().empty() && pool.owed(0) && !pool.owed(1));
+        CHECK(pool.unsent() == 0 && pool.lost().empty() && pool.in_flight(0));
     }
 }
 
@@ -473,17 +462,8 @@ TEST(every_wait_reports_a_loss_until_it_is_forgotten_or_renewed) {
     pool.forget_losses();
     CHECK(pool.lost().empty() && pool.wait_some(2, 0, policy) == Outcome::kReady);
     pool.renew(0);
-    CHECK(!pool.is_ready(0) && pool.owed(0) && pool.owed(1) && !pool.owed(2));
-    CHECK(pool.is_new(0) && !pool.is_new(2) && pool.any_new());
-    pool.settle(Groups{0});
-    CHECK(!pool.is_new(0) && pool.any_new());
-    pool.settle(Groups{1});
-    CHECK(!pool.any_new());
-    for (const std::uint32_t group : {0U, 1U}) {
-        CHECK(pool.accepts(group));
-        pool.send({group, Command::kStep, pool.frame_of(group)});
-        CHECK(!pool.accepts(group));
-    }
+    CHECK(!pool.is_ready(0) && pool.in_flight(0) && pool.in_flight(1));
+    for (const std::uint32_t group : {0U, 1U}) pool.resend(group, std::nullopt);
     CHECK(pool.pending() == 3);
     complete_all(fixture.worker(0));
     complete_all(fixture.worker(1));
@@ -583,7 +563,7 @@ TEST(replacing_a_worker_killed_at_any_step_does_not_disturb_others) {
                 reaper.join();
                 pool.renew(0);
                 for (const std::uint32_t group : {0U, 1U}) {
-                    CHECK(pool.owed(group));
+                    CHECK(pool.in_flight(group));
                     fixture.act(group, step);
                 }
                 heir = Child([&] { at->serve(0, parking()); });

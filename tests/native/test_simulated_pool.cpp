@@ -250,7 +250,7 @@ struct RelayRenewed : Shared<2, 2> {
         world.after(0);
         pool.renew(0);
         replaced = true;
-        if (pool.owed(0)) act(pool, 0, 1);
+        if (pool.in_flight(0)) pool.resend(0, std::nullopt);
     }
     BasicPool<Sim> made() {
         fan = 1;
@@ -331,10 +331,8 @@ struct Replacement : Shared<1, 2> {
             world.until([this] { return marked; });  // like Watch::settle()
             world.after(1);
             pool.renew(0);
-            world.expect(pool.owed(0) && pool.is_new(0), "nothing is owed");
             replaced = true;
-            act(pool, 0, pool.frame_of(0));
-            world.expect(!pool.owed(0), "still owed");
+            pool.resend(0, std::nullopt);
         }
     }
     void end() { world.expect(pool.pending() == 0, "something is left"); }

@@ -376,7 +376,7 @@ def test_board_larger_than_its_segment_raises():
 
 def test_pool_rejects_unknown_indices_and_use_after_close():
     pool = _core.Pool(sync.Segment(1 << 20), [1, 1], [1, 1], 4096)
-    of_a_group = [pool.in_flight, pool.is_ready, pool.owed, pool.is_new]
+    of_a_group = [pool.in_flight, pool.is_ready]
     for call in (*of_a_group, pool.frame_of, pool.number_of, lambda group: pool.take([group])):
         with pytest.raises(IndexError, match="group 2, expected one below 2"):
             call(2)

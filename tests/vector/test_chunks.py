@@ -443,21 +443,6 @@ def test_step_after_a_chunk_knows_the_last_observations_of_a_lost_worker(chunks)
         assert seen[:2].tolist() == before[:2].tolist()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_renewed_workers_lose_no_step_of_a_chunk(mode):
-    rng = np.random.default_rng(0)
-    with scripted(mode=mode, recycle_after=3) as ours, scripted(mode=mode) as theirs:
-        before = ours._pool.pids
-        for _ in range(30):
-            actions = rng.choice(2, (4, 3), p=[0.8, 0.2])
-            got, expected = ours.step_chunk(actions), theirs.step_chunk(actions)
-            assert got[0][:, 0].tolist() == expected[0][:, 0].tolist()
-            assert got[1].tolist() == expected[1].tolist()
-            assert got[4]["steps"].tolist() == expected[4]["steps"].tolist()
-        assert not set(before) & set(ours._pool.pids)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_seeded_globals_make_chunks_as_single_steps(workers):
     make = [functools.partial(SpaceEnv, BOX, BOX)] * 3

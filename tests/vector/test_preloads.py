@@ -139,12 +139,11 @@ def test_functions_that_refer_to_themselves_are_no_endless_search():
     assert modules_of_envs([make] * 3, in_python=False) == []
 
 
-@pytest.mark.parametrize("recycles", [False, True])
-def test_env_servers_have_a_module_for_each_kind(recycles):
-    of_python = modules_of_servers(in_python=True, recycles=recycles)
-    of_all = "pysampler._vector.isolation.known"
-    assert of_python == [of_all, *["pysampler._vector.renewed"] * recycles]
-    assert len(modules_of_servers(in_python=False, recycles=recycles)) == 2
+def test_env_servers_have_a_module_for_each_kind():
+    of_python = modules_of_servers(in_python=True)
+    batched = "pysampler._vector.wrapped.server"
+    assert modules_of_servers(in_python=False) == [*of_python, batched]
+    assert batched not in of_python
 
 
 PROGRAM = """

@@ -74,24 +74,10 @@ class Again(Repeated):
     """A job that can run twice."""
 
 
-def test_job_is_unchanged_for_replaced_members_and_settles_nothing():
-    for job in (Once(), Again(), LayOut(1), Close()):
-        assert job.for_replaced() is job
-        assert job.replaces is None
-        assert job.settles == "none"
-
-
-def test_replacement_worker_reports_the_loss_instead_of_the_job():
-    job = Once().after_loss("worker 2 lost: signal 9")
-    assert job == ReportLoss("worker 2 lost: signal 9", "trying")
+def test_the_job_of_a_loss_raises_its_error():
+    job = ReportLoss("worker 2 lost: signal 9", "trying")
     with pytest.raises(WorkerLostError, match="^worker 2 lost: signal 9$"):
         pickle.loads(dumps(job)).run(None, 0, 0)
-    assert job.after_loss("worker 2 lost again") == ReportLoss("worker 2 lost again", "trying")
-
-
-def test_replacement_worker_runs_a_repeated_job_again():
-    for job in (Again(), LayOut(7)):
-        assert job.after_loss("worker 2 lost") is job
 
 
 def test_replace_note_passes_seeds_to_the_server():

@@ -94,10 +94,11 @@ class Batch:
         observations = self._last_observations()
         for place in np.flatnonzero(inner.resting).tolist():
             block.rest(place)
-        if len(inner.seeds) == len(self.rows):
-            block.replace([inner.seeds[place] for place in range(len(self.rows))])
+        # Fresh until set_ended().
+        block.replace([inner.seeds.get(place) for place in range(len(self.rows))], ended.tolist())
         for place, observation in enumerate(observations):
-            block.set_ended(place, bool(ended[place]))
+            if not inner.fresh:
+                block.set_ended(place, bool(ended[place]))
             if observation is not None:
                 block.set_last(place, observation)
             if place in inner.options:

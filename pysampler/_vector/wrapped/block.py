@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._frames.frames import FINAL, FINAL_BY_MAIL
+from pysampler._frames.frames import FINAL, FINAL_BY_MAIL, LOST
 from pysampler._frames.spec import spec_of
 from pysampler._vector.batch_block import BatchBlock
 from pysampler._vector.blocks import ChunkBlock, GivenActions, Overflow
@@ -84,7 +84,6 @@ class PythonEnvs:
     Attributes:
         block: The block in C++ that steps them.
         options: By env, the options of its later resets and their version.
-        seeds: By env, the seed of its next reset, if the envs replace lost ones.
     """
 
     failed = False
@@ -103,7 +102,6 @@ class PythonEnvs:
         self._observations, self._ints = observations, ints
         self.block: Any = None
         self.options: dict[int, tuple[Any, int]] = {}
-        self.seeds: dict[int, int] = {}
 
     @property
     def used(self) -> list[int]:
@@ -140,11 +138,6 @@ class PythonEnvs:
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Do nothing: the block writes infos through the object that all blocks share."""
 
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Note that these replace lost envs; ``seeds`` are for their next resets."""
-        self.seeds = dict(enumerate(seeds))
-        self.block.replace(seeds)
-
     def set_options(self, i: int, options: Any, version: int) -> None:
         """Use these options for resets of env ``i`` from now on."""
         self.options[i] = options, version
@@ -152,15 +145,7 @@ class PythonEnvs:
 
     def step(self, frame: int, actions: Any) -> None:
         """Step every env, or reset it if its episode has ended."""
-        self.seeds = {}  # the parent restores or resets replaced envs before it steps them
         self.block.step(frame, None if actions is None else list(actions))
-
-    def reset(self, frame: int, calls: Sequence[Any]) -> None:
-        """Reset each env with its (seed, options); leave it unchanged if that is None."""
-        for i, given in enumerate(calls):
-            if given is not None:
-                self.seeds.pop(i, None)
-        self.block.reset(frame, calls)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.block, name)
@@ -238,11 +223,16 @@ class LayeredBlock(ChunkBlock):
         if self._successor is not None:  # a loop in C++ may still hold this block
             stepped: bool = self._successor.step(frame, actions)
             return stepped
-        fresh = self.inner.ended if self.inner.any_ended else None
+        begins = self.inner.ended if self.inner.any_ended else None
         self._overflow = []
         with self._blaming():
-            self._step(frame, actions, None if fresh is None else fresh.copy())
+            self._step(frame, actions, None if begins is None else begins.copy())
         return bool(self._overflow)
+
+    @property
+    def fresh(self) -> bool:  # type: ignore[override]
+        fresh: bool = self.inner.fresh
+        return fresh
 
     @property
     def ended(self) -> Array:  # type: ignore[override]
@@ -306,34 +296,39 @@ class LayeredBlock(ChunkBlock):
             others = range(self.first + 1, self.first + self.count)
             self._overflow += [(self.NO_RESULTS, env, None) for env in others]
 
-    def _step(self, frame: int, actions: Sequence[Any] | None, fresh: Array | None) -> None:
+    def _step(self, frame: int, actions: Sequence[Any] | None, begins: Array | None) -> None:
         given: Any = actions
         if self._acting:
             given = self._actions.of(frame)
             for layer in self._acting:
                 given = layer.act(given)
+        were_fresh = self.inner.fresh
         self.inner.step(frame, given)
         failed, unlike = self._take_inner_overflow()
-        if fresh is None and not failed and not unlike and self.stopped is None:
+        if begins is None and not (failed or unlike or were_fresh) and self.stopped is None:
             self._stepped(frame, self._everyone, slice(None))
             return
-        if fresh is None:
-            fresh = np.zeros(self.count, bool)
-        stepped = ~fresh
+        if begins is None:
+            begins = np.zeros(self.count, bool)
+        stepped = ~begins
         if self.stopped is not None:
-            fresh = fresh & ~self.stopped
-            stepped = ~(fresh | self.stopped)
+            begins = begins & ~self.stopped
+            stepped = ~(begins | self.stopped)
+        if were_fresh:
+            lost = self._has_final[frame] == LOST
+            self._rewards[frame, lost] = 0
+            stepped[lost], begins[lost] = False, self._same_step
         # In SAME_STEP an env may have made its step before its reset raised.
         reset_failed = [i for i in failed if self._same_step and self._has_final[frame, i]]
-        for chosen in (fresh, stepped):
+        for chosen in (begins, stepped):
             chosen[failed] = False
             chosen[list(unlike)] = False
         if reset_failed:
             self._stepped(frame, *(np.array(reset_failed),) * 2, begin=False)
         if stepped.any():
             self._stepped(frame, *(np.flatnonzero(stepped),) * 2)
-        if fresh.any():
-            self._began(frame, np.flatnonzero(fresh))
+        if begins.any():
+            self._began(frame, np.flatnonzero(begins))
         for i, results in unlike.items():
             self._through_wrappers(frame, i, results)
 
@@ -486,37 +481,22 @@ class LayeredBlock(ChunkBlock):
             reset: bool = self._leave(why).reset(frame, calls)
             return reset
         self._overflow = []
+        chosen = [i for i, call in enumerate(calls) if call is not None or self.fresh]
         self.inner.reset(frame, calls)
         failed, unlike = self._take_inner_overflow()
         if self.observes:
             self._observations[frame] = self.last
-        chosen = [i for i, call in enumerate(calls) if call is not None]
-        self._all_began(frame, chosen, failed, unlike)
-        return bool(self._overflow)
-
-    def _all_began(
-        self, frame: int, ids: Sequence[int], failed: list[int], unlike: dict[int, list[Any]]
-    ) -> None:
         with self._blaming():
-            usual = [i for i in ids if i not in failed and i not in unlike]
+            usual = [i for i in chosen if i not in failed and i not in unlike]
             if usual:
                 self._began(frame, np.array(usual, np.int64))
             for i, results in unlike.items():
                 self._through_wrappers(frame, i, results)
-
-    def replace(self, seeds: Sequence[int]) -> None:
-        """Note that these replace lost envs; ``seeds`` are for their next resets."""
-        self.inner.replace(seeds)
-
-    def restore(self, frame: int) -> bool:
-        """Write the results of the step that an interrupt or the loss of earlier envs ended."""
-        self._overflow = []
-        self.inner.restore(frame)
-        failed, unlike = self._take_inner_overflow()
-        self._rewards[frame] = 0
-        if self._same_step:
-            self._all_began(frame, range(self.count), failed, unlike)
         return bool(self._overflow)
+
+    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+        """Let the envs replace others; ``seeds`` are for their next resets."""
+        self.inner.replace(seeds, over)
 
     def set_options(self, i: int, options: Any, version: int) -> None:
         """Use these options for resets of env ``i`` from now on."""

@@ -374,7 +374,7 @@ class BatchServer(EnvServer):
         rows = self.rows(block)
         if self._left.isdisjoint(rows) or not self.nested.keys().isdisjoint(rows):
             return
-        if block in self.replaced:  # the seeds of their next resets are in the block
+        if self.blocks[block].fresh:  # the seeds of their next resets are in the block
             return
         for batch in [one for one in self._batches if one.rows.start in rows]:
             self.leave(batch, "")
