@@ -977,10 +977,6 @@ class Pool:
         ...
     def __repr__(self) -> str:
         ...
-    def any_new(self) -> bool:
-        """
-        Whether any group is new.
-        """
     def cancel_inline(self) -> None:
         """
         Drop the inline commands that are due; they are no longer in flight.
@@ -1025,10 +1021,6 @@ class Pool:
         """
         End the wait of this thread that the calling signal handler interrupted.
         """
-    def is_new(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        """
-        Whether a group's worker was replaced and the group was not settled since.
-        """
     def is_ready(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Whether a group is back.
@@ -1045,13 +1037,13 @@ class Pool:
         """
         Return the number of a group's last command, which the answer repeats.
         """
-    def owed(self, group: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        """
-        Whether a group in flight must be sent a command again.
-        """
     def renew(self, worker: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Let another process replace a dead worker; its groups in flight are owed a command.
+        Let another process replace a dead worker; its groups in flight need resend().
+        """
+    def resend(self, groups: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, bytes | None]]) -> bool:
+        """
+        Send groups in flight their last commands again, each with the message of a request, or None: (group, message) pairs. Return False if commands remain to be flushed.
         """
     def round(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
@@ -1061,13 +1053,9 @@ class Pool:
         """
         Step the inline groups that are due, up to a job or a note; return whether nothing is left.
         """
-    def send(self, requests: collections.abc.Iterable, settled: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> bool:
+    def send(self, requests: collections.abc.Iterable) -> bool:
         """
-        Send commands (group, kind, frame, message or None, steps), all or none of them; return False if commands remain to be flushed. Settled groups are no longer new.
-        """
-    def send_notes(self, worker: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        """
-        Send a worker these messages now, without a command; return False if some remain to be flushed.
+        Send commands (group, kind, frame, message or None, steps), all or none of them; return False if commands remain to be flushed.
         """
     def set_inline_blocks(self, blocks: list) -> None:
         """
@@ -1324,6 +1312,7 @@ class EnvBlock(Block):
     ERROR: typing.ClassVar[int] = 3
     FINAL_OBS: typing.ClassVar[int] = 1
     INFO: typing.ClassVar[int] = 0
+    LOST: typing.ClassVar[int] = 5
     UNLIKE: typing.ClassVar[int] = 4
     UNSHAPED_OBS: typing.ClassVar[int] = 2
     def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: str, keep: str, here: bool = False) -> None:
@@ -1350,9 +1339,9 @@ class EnvBlock(Block):
         """
         Return the overflow, like take_overflow(), without forgetting it.
         """
-    def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+    def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex | None], over: collections.abc.Sequence[bool]) -> None:
         """
-        Let the envs replace lost ones; their next resets use these seeds.
+        Let the envs replace others, of which some had ended their episodes: their next resets use these seeds.
         """
     def report_unlike(self, observations: bool, ints: bool) -> None:
         """
@@ -1360,15 +1349,11 @@ class EnvBlock(Block):
         """
     def reset(self, frame: typing.SupportsInt | typing.SupportsIndex, calls: list) -> bool:
         """
-        Reset each env with its (seed, options), or leave it unchanged if that is None; return whether there is overflow.
+        Reset each env with its (seed, options), or leave it unchanged if that is None and no env is fresh; return whether there is overflow.
         """
     def rest(self, i: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         Let steps leave env i alone until it is reset.
-        """
-    def restore(self, frame: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        """
-        Write the results of the step in which the envs that these replace were lost.
         """
     def rests(self, i: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
@@ -1418,6 +1403,16 @@ class EnvBlock(Block):
     def double_rewards(self) -> numpy.typing.NDArray[numpy.bool]:
         """
         Which envs' last rewards were NumPy's float64.
+        """
+    @property
+    def fresh(self) -> bool:
+        """
+        Whether an env has not begun since it replaced another.
+        """
+    @property
+    def seeds(self) -> dict:
+        """
+        By env, the seeds that replace() set and no reset has used.
         """
 class Lent:
     """

@@ -254,8 +254,7 @@ py::tuple FrameAccess::read_chunks(const Chunks& chunks) const {
             std::uint32_t last = frame + steps - 1;
             while (last > frame && has_final_.at(last, env) == kSkipped) --last;
             *end = last;
-            const std::uint8_t first_step = has_final_.at(frame, env);
-            *took = first_step == kBegun || first_step == kLost ? 0 : last - frame + 1;
+            *took = has_final_.at(frame, env) == kBegun ? 0 : last - frame + 1;
             if (env > run_first && last != run_frame) {
                 batch.add({run_frame, run_first, env - run_first});
                 run_first = env;
@@ -300,12 +299,12 @@ py::tuple FrameAccess::read_chunk(std::uint32_t steps) {
     py::array_t<bool> mask(static_cast<py::ssize_t>(envs_));
     std::fill_n(mask.mutable_data(), envs_, true);
     infos["_steps"] = mask;
-    if (spare_ > 1) note_seen(read[5].cast<py::array_t<std::int64_t>>().data());
+    note_seen(read[5].cast<py::array_t<std::int64_t>>().data());
     return py::make_tuple(read[0], results_[0].load_chunk(ring_, steps), read[1], read[2], infos,
                           read[4]);
 }
 
-// If a worker is replaced next, its last results must be in a frame of steps.
+// If an env raises or a worker is replaced next, its last results must be in a frame of steps.
 void FrameAccess::note_seen(const std::int64_t* ends) {
     std::vector<std::uint32_t> all(groups_.size());
     std::iota(all.begin(), all.end(), 0U);

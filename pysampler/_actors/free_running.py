@@ -307,7 +307,7 @@ class FreeRunningSampler(Sampler):
                     return True
                 groups, answers = pool.wait_some(1, self.envs.num_envs, now())
                 failures = []
-                for group, report, _ in answers:
+                for group, report in answers:
                     if isinstance(report, Failure):
                         failures.append((group, report))
                     else:

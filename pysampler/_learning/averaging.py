@@ -265,7 +265,7 @@ class Averaging(Uncopyable, Closing):
         return dict(self._answers(deadline))
 
     def _answers(self, deadline: int | None) -> Iterator[Answer]:
-        """Yield the answers of trainers that were not lost, as they come; raise a failure at once."""
+        """Yield answers of trainers that were not lost, as they come; raise a failure at once."""
         while self._pool.pending:
             groups, answers = self._pool.wait_some(1, len(self._everyone), deadline)
             if not groups and deadline is not None and now() >= deadline:

@@ -11,7 +11,6 @@ from pysampler._frames.frames import BEGUN, LOST, SKIPPED
 from pysampler._policies.calling import as_arrays
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import leaves_in, structure_of, tree_from
-from pysampler._vector.blocks import PythonBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -24,7 +24,6 @@ __all__ = [
     "EpisodeSetup",
     "EpisodesJob",
     "EpisodesReport",
-    "LoseEpisodes",
     "TakeEpisodePolicy",
     "infos_in",
 ]

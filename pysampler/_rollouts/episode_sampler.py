@@ -267,7 +267,7 @@ class EpisodeSampler(Sampler):
         self._pool.request(self._core.group_frames(), jobs)
         answers = self._pool.wait() or []
         self._pool.take_all()
-        failures = [(group, result) for group, result, _ in answers if isinstance(result, Failure)]
+        failures = [(group, result) for group, result in answers if isinstance(result, Failure)]
         if failures:
             raise self._pool.error_of(*first(failures))
         found = [names for answer in answers for names in answer.result]

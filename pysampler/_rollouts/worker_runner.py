@@ -100,7 +100,7 @@ class WorkerRunner(RolloutRunner):
         self.seconds["waiting"] += (now() - began) / 1e9
         failures: list[tuple[int, Failure]] = []
         seen: list[tuple[int, dict[str, Moments]]] = []
-        for group, report, _ in answers:
+        for group, report in answers:
             if isinstance(report, Failure):
                 failures.append((group, report))
                 continue
@@ -127,7 +127,7 @@ class WorkerRunner(RolloutRunner):
             answers += newest
             infos: list[tuple[int, dict[str, Any]]] = []
             unfinished: dict[int, RolloutJob] = {}
-            for group, report, _ in newest:
+            for group, report in newest:
                 if isinstance(report, RolloutReport) and report.unfinished:
                     unfinished[group] = replace(self._jobs[group], resumes=True)
                     infos += [(env, left) for _, _, env, left in report.overflow]

@@ -66,7 +66,6 @@ class Results:
         self._groups = groups
         self._error_of = error_of
         self._copy = copy
-        self._restarts = restarts
         self._final = final  # whether envs are reset in the step that ends their episode
         self._unshaped: list[list[Any]] = [
             [None] * frames.envs for _ in range(self._spec.unshaped_observations)
@@ -269,18 +268,19 @@ class Results:
             self._add_versions(infos, self.frames.options_versions[at, envs])
         for group in none:
             taken[np.isin(envs, self._ids[group])] = 0
+        lost = [one[1] for _, overflow in answers for one in overflow if one[0] == _BLOCK.LOST]
+        taken[np.isin(envs, lost)] = 0
         infos["steps"] = taken
         infos["_steps"] = np.ones(len(envs), np.bool_)
         self.plain = not (answers or mixed or every or self.show_versions or self._unshaped)
-        if self._restarts:
-            self._note_seen([group for group, *_ in chunks], at, envs)
+        self._note_seen([group for group, *_ in chunks], at, envs)
         rewards = self._of_all_steps(self.frames.rewards, chunks, most)
         return observations, rewards, terminated, truncated, infos
 
     def _note_seen(
         self, groups: Sequence[int], at: npt.NDArray[np.int64], envs: npt.NDArray[np.int64]
     ) -> None:
-        """Copy the last results to a frame of steps, for the case that a worker is replaced."""
+        """Copy the last results to a frame of steps: an env may raise, or be lost, in the next."""
         frames = [np.full(len(self._ids[g]), frame) for g, frame in self.access.start(groups)]
         ends = self.frames.terminated, self.frames.truncated
         for leaf in (*self.frames.observations, *ends):
@@ -465,9 +465,7 @@ class Results:
                         self._unshaped[leaf][env] = observation
         return rest, final
 
-    def _end_lost(
-        self, group: int, env: int, frame: int, final: dict[int, Any]
-    ) -> dict[str, Any]:
+    def _end_lost(self, group: int, env: int, frame: int, final: dict[int, Any]) -> dict[str, Any]:
         """Give an env that was lost in a step its last observation; return its info.
 
         An env that was lost in a reset was reset again; no episode ends.

@@ -390,7 +390,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         )
         try:
             self.num_envs = self._pool.group_envs[-1].stop  # a function may return a vector env
-            self._refuse_several(self._only_envs_with)
+            option = "recycle_above" if recycle_after is None else "recycle_after"
+            self._refuse_several(option if faults.recycles else self._only_envs_with)
             nested = [one for description in self._pool.descriptions for one in description.nested]
             spec = self._describe(self._pool.descriptions)
             for found in sorted({one for d in self._pool.descriptions for one in d.interfering}):
@@ -1129,9 +1130,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         core = self._core
 
         def read(answers: Sequence[Answer]) -> tuple[Any, ...]:
-            if failures := [(g, result) for g, result, _ in answers if isinstance(result, Failure)]:
+            if failures := [(g, result) for g, result in answers if isinstance(result, Failure)]:
                 raise core.pool.error_of(*first(failures))
-            result_of = {group: result for group, result, _ in answers}
+            result_of = dict(answers)
             each = [result_of[group] for group in sorted(result_of)]
             return tuple(each) if by_group else tuple(one for some in each for one in some or ())
 

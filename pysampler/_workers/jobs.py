@@ -39,7 +39,6 @@ __all__ = [
 ]
 
 
-
 class Server:
     """Base class of env servers, which hold envs, or a trainer: a block for each group."""
 

@@ -75,7 +75,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class _Renewal:
-    """The replacement of a worker that lives: its pid, why it is renewed, which episodes are over."""
+    """The replacement of a worker that lives: its pid, the reason, which episodes are over."""
 
     pid: int
     why: str

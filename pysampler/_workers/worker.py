@@ -26,7 +26,6 @@ from pysampler._workers.mail import Outbox
 from pysampler._workers.remote import dumps
 from pysampler._workers.seeds import seed_globals
 from pysampler._workers.setup import (
-    receive_descriptor,
     receive_message,
     unpack_server,
 )

@@ -25,8 +25,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from pysampler.envs.mujoco import make_env
@@ -66,6 +64,8 @@ CALLS = {
     "set_options": 0.5,
     "kill": 0.2,
 }
+
+
 def case_of(seed):
     dice = random.Random(seed)
     count = dice.choice([1, 2, 2, 3, 5, 8, 9, 16, 16, 24])

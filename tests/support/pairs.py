@@ -1,4 +1,4 @@
-"""Runs a program of calls on a vector env and on gymnasium's SyncVectorEnv, and compares all bits."""
+"""Runs a program of calls on a vector env and on SyncVectorEnv, and compares all bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pickle
 import random
 import re
 import signal
-import sys
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +82,6 @@ OUTER = {
     "rescale": lambda envs: vector_wrappers.RescaleAction(envs, -1, 1),
     "infos": vector_wrappers.DictInfoToList,
 }
-
 
 
 def functions_of(case, recipes):

@@ -1,9 +1,9 @@
 """Each kind of block beside SyncVectorEnv, in random programs of everything that a block promises.
 
-A block steps envs of one kind: in Python, of a BatchEnv, simulated together, of a nested vector env,
-within layers of wrappers, or several of these. Each has the same contract, in three autoreset modes:
-steps, chunks, groups, seeds and options at random times, infos with new keys, envs that raise in a
-step or reset, killed workers, and exceptions of signal handlers.
+A block steps envs of one kind: in Python, of a BatchEnv, simulated together, of a nested vector
+env, within layers of wrappers, or several of these. Each has the same contract, in three autoreset
+modes: steps, chunks, groups, seeds and options at random times, infos with new keys, envs that
+raise in a step or reset, killed workers, and exceptions of signal handlers.
 """
 
 import random
@@ -66,9 +66,8 @@ CALLS = {
 def test_a_block_keeps_the_contract_of_vector_envs(kind, mode, place, program):
     recipes, form = KINDS[kind]
     dice = random.Random(f"{kind} {mode} {place} {program}")
-    calls = [("seeded_reset", dice.randrange(1 << 20))]
-    for name in dice.choices([*CALLS], [*CALLS.values()], k=16):
-        calls.append((name, dice.randrange(1 << 20)))
+    names = ["seeded_reset", *dice.choices([*CALLS], [*CALLS.values()], k=16)]
+    calls = [(name, dice.randrange(1 << 20)) for name in names]
     inner = DISABLED if kind == "nested, reset by ours" and mode is SAME_STEP else None
     options = dict(PLACES[place])
     if "worker" in place:

@@ -82,12 +82,13 @@ def test_the_job_of_a_loss_raises_its_error():
 
 def test_replace_note_passes_seeds_to_the_server():
     class Server:
-        def replace(self, seeds):
-            self.seeds = seeds
+        def replace(self, seeds, over):
+            self.seeds, self.over = seeds, over
 
     server = Server()
-    Replace([5, 6]).apply(server)
+    Replace([5, 6], [True, False]).apply(server)
     assert server.seeds == [5, 6]
+    assert server.over == [True, False]
 
 
 # -- failures -------------------------------------------------------------------------------------
@@ -141,8 +142,8 @@ def test_other_failures_name_the_action_and_the_culprit(message, doing, culprit)
 
 def test_failure_is_sent_with_its_report_but_without_the_exception():
     failure = failure_of(ValueError("bad"), Blaming())
-    answer = pickle.loads(dumps(Answer(3, failure, "step")))
-    assert (answer.group, answer.replaced) == (3, "step")
+    answer = pickle.loads(dumps(Answer(3, failure)))
+    assert answer.group == 3
     got = answer.result
     assert (got.env, got.doing, got.culprit) == (None, "acting", "the policy")
     assert got.report.error is None

@@ -73,9 +73,9 @@ class TaskBlock(BatchBlock):
         self.simulations = _core.Simulations(str(library), model._address, self.count, STATE)
         self.rows = self.simulations.rows()
         data = mujoco.MjData(model)
-        self._fresh = np.empty(self.rows.shape[1])
-        mujoco.mj_getState(model, data, self._fresh, STATE)
-        self.rows[:] = self._fresh
+        self._initial = np.empty(self.rows.shape[1])
+        mujoco.mj_getState(model, data, self._initial, STATE)
+        self.rows[:] = self._initial
         fields = {name: self._component(data, name) for name in STATE_FIELDS}
         fields_of(data, task.fields)  # raises if a name is wrong
         self.derived = {
@@ -136,7 +136,7 @@ class TaskBlock(BatchBlock):
         return observations, rewards, terminated, infos
 
     def begin_rows(self, ids: Array, rngs: Generators) -> Begun:
-        self.rows[ids] = self._fresh
+        self.rows[ids] = self._initial
         begun = self.task.reset(rngs, ids)
         if not self._checked_begin:
             check_begin(self.task, begun, len(ids))
