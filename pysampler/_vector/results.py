@@ -123,14 +123,14 @@ class Results:
             self.frames.actions_as(leaf, array.dtype)[frame, rows] = array
         return True
 
-    def ended(self, envs: range) -> npt.NDArray[np.bool_]:
+    def ended(self, envs: range) -> list[bool]:
         """Return which of a worker's envs ended their episodes in the step that the caller saw."""
-        over = []
+        over: list[bool] = []
         for group, ids in enumerate(self._groups):
             if ids.start in envs:
                 rows = self.access.seen(group), slice(ids.start, ids.stop)
-                over.append(self.frames.terminated[rows] | self.frames.truncated[rows])
-        return np.concatenate(over)
+                over += (self.frames.terminated[rows] | self.frames.truncated[rows]).tolist()
+        return over
 
     # -- results ---------------------------------------------------------------------------------
 

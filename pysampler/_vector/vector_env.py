@@ -426,7 +426,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._pool.abandon()
             raise
 
-    def _ended(self, envs: range) -> npt.NDArray[np.bool_] | None:
+    def _ended(self, envs: range) -> list[bool] | None:
         """Return which envs ended their episodes in the last step; None: a sampler drives them."""
         core = self._core
         return None if core.lease is not None else core.results.ended(envs)
