@@ -142,8 +142,9 @@ def documented(failed, refused):
     if refused is None and re.search(r"observation has shape .*, expected", str(failed)):
         return True
     # A later env may raise here: all envs step before their results are joined.
-    converted = failed is None or isinstance(failed, pysampler.EnvError)
-    return converted and str(refused).startswith(_REFUSED)
+    if isinstance(failed, pysampler.EnvError):
+        return str(refused).startswith((*_REFUSED, "'numpy.ndarray' object has no attribute 'get'"))
+    return failed is None and str(refused).startswith(_REFUSED)
 
 
 def outcome(function, *args, **kwargs):
