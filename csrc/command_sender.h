@@ -73,6 +73,13 @@ class BasicCommandSender {
     // Queues a note before the next command. May be called while another thread is in deliver().
     void note(std::string message) { notes_.push_back(std::move(message)); }
 
+    // Sends the queued notes now, or keeps them; never waits. Throws CorruptRing. `group`: one of
+    // the worker's.
+    void send_notes(std::uint32_t group) {
+        keep_notes(group);
+        deliver_some();
+    }
+
     // Sends the command or keeps it; never waits. Throws CorruptRing.
     void send(const Command& command, const std::optional<std::string>& message) {
         keep_notes(command.group);

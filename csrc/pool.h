@@ -156,6 +156,10 @@ class BasicPool {
     void note(std::uint32_t worker, std::string message) {
         workers_[worker].sender.note(std::move(message));
     }
+    // Sends these notes now, without a command: to a worker that gets no more commands.
+    void send_notes(std::uint32_t worker) {
+        workers_[worker].sender.send_notes(workers_[worker].first);
+    }
 
     // -- inline groups --------------------------------------------------------------------------
 

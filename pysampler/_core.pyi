@@ -1057,6 +1057,10 @@ class Pool:
         """
         Send commands (group, kind, frame, message or None, steps), all or none of them; return False if commands remain to be flushed.
         """
+    def send_notes(self, worker: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Send a worker these messages now, without a command; return False if some remain to be flushed.
+        """
     def set_inline_blocks(self, blocks: list) -> None:
         """
         Set the blocks of the inline groups, which run_inline() steps.

@@ -100,7 +100,7 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
     begin(frame);
     if (!actions) use_action_types(frame);
     for_each(frame, [&](std::size_t i) {
-        if (fresh_[i] && !ended_[i]) {
+        if (fresh_[i]) {
             end_lost(frame, i);
             return;
         }
@@ -130,8 +130,10 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
                       py::object(call[py::int_(1)]).ptr());
         } else if (all) {
             reset_one(frame, i, nullptr, nullptr);
-        } else if (const py::object last = last_obs(i)) {
-            store_obs(frame, i, last.ptr());
+        } else {
+            if (const py::object last = last_obs(i)) store_obs(frame, i, last.ptr());
+            terminated_.mutable_at(frame, first_ + i) = ended_[i];
+            truncated_.mutable_at(frame, first_ + i) = false;
         }
     });
     return !overflow_.empty();
@@ -141,10 +143,11 @@ void EnvBlock::replace(const std::vector<std::optional<std::uint64_t>>& seeds,
                        const std::vector<bool>& over) {
     for (std::size_t i = 0; i < count_; ++i) {
         if (seeds.at(i)) seeds_[i] = py::int_(*seeds[i]);
-        ended_[i] = !over.empty() && over.at(i) && autoreset_ == Autoreset::kNextStep;
+        const bool is_over = !over.empty() && over.at(i) && autoreset_ != Autoreset::kSameStep;
+        ended_[i] = is_over && autoreset_ == Autoreset::kNextStep;
+        fresh_[i] = !is_over;
     }
-    fresh_.assign(count_, true);
-    any_fresh_ = count_ > 0;
+    any_fresh_ = std::find(fresh_.begin(), fresh_.end(), true) != fresh_.end();
 }
 
 py::dict EnvBlock::seeds() const {
@@ -224,7 +227,7 @@ bool EnvBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) {
 
 // Returns whether the env stops: its episode has ended, or begun.
 bool EnvBlock::step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen) {
-    if (fresh_[i] && !ended_[i]) {
+    if (fresh_[i]) {
         end_lost(frame, i);
         return true;
     }
@@ -428,7 +431,6 @@ void EnvBlock::clear_results(std::uint32_t frame, std::size_t i) {
 
 // Resets an env instead of stepping it.
 void EnvBlock::begin_next(std::uint32_t frame, std::size_t i) {
-    if (any_fresh_) begun(i);
     reset_one(frame, i, nullptr, nullptr);
     has_final_.mutable_at(frame, first_ + i) = kBegun;
 }

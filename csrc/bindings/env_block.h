@@ -55,8 +55,9 @@ class EnvBlock : public Block {
 
     // The envs replace others: they are fresh, and their next resets use these seeds. A step of a
     // fresh env ends the episode of the other one: its row is marked kLost and truncated. Only
-    // kSameStep resets the env in that step; otherwise the caller knows its last observation. With
-    // kNextStep, envs that are `over` had ended their episodes: a step resets them as ever.
+    // kSameStep resets the env in that step; otherwise the caller knows its last observation. Those
+    // that are `over` had ended their episodes, and lose nothing: except with kSameStep, where
+    // another one has begun, they are not fresh.
     void replace(const std::vector<std::optional<std::uint64_t>>& seeds,
                  const std::vector<bool>& over);
     // The seeds of next resets, by env, that replace() set and no reset has used.

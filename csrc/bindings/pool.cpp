@@ -219,6 +219,9 @@ void register_pool(py::module_& m) {
             },
             py::arg("messages"),
             "Send messages to workers before their next commands: (worker, message) pairs.")
+        .def("send_notes", &PyPool::send_notes, py::arg("worker"),
+             "Send a worker these messages now, without a command; return False if some remain to "
+             "be flushed.")
         .def("set_inline_blocks", &PyPool::set_inline_blocks, py::arg("blocks"),
              "Set the blocks of the inline groups, which run_inline() steps.")
         .def("run_inline", &PyPool::run_inline,

@@ -130,6 +130,14 @@ class PyPool : public Handle {
         for (const auto& [worker, message] : messages) known_worker(worker);
         for (const auto& [worker, message] : messages) add_note({worker, message, {}});
     }
+    // Sends a worker these messages now. False if some remain to be flushed.
+    bool send_notes(std::uint32_t worker) {
+        const Pin pin(*this, "send to");
+        known_worker(worker);
+        take_notes();
+        sound([&] { pool_.send_notes(worker); });
+        return pool_.unsent() == 0;
+    }
 
     // -- inline groups --------------------------------------------------------------------------
 

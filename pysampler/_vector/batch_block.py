@@ -292,7 +292,6 @@ class BatchBlock(ChunkBlock):
 
     def _end_lost(self, frame: int) -> Array:
         """End the episodes of lost envs that fresh ones replace; return these as a mask."""
-        self._fresh &= ~self.ended
         lost = self._begun_lost()
         ids = np.flatnonzero(lost).astype(np.int32)
         if self._autoreset == "SAME_STEP":
@@ -392,6 +391,8 @@ class BatchBlock(ChunkBlock):
             left = np.array([i for i in kept if self.begun[i]], np.int32)
             if len(left):
                 self._observations[frame, left] = self.observe(left)
+            self._terminated[frame, kept] = self.ended[kept]
+            self._truncated[frame, kept] = False
             chosen = [call for call in calls if call is not None]
             self._reset(frame, np.array(ids, np.int32), chosen)
             self._has_final[frame, lost] = LOST
@@ -482,9 +483,11 @@ class BatchBlock(ChunkBlock):
     def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
         """Let the envs replace others: they are fresh; ``seeds`` are for their next resets."""
         self.seeds = dict(enumerate(seeds))
-        self.ended[:] = list(over) if over and self._autoreset == "NEXT_STEP" else False
+        are_over = list(over) if over and self._autoreset != "SAME_STEP" else [False] * self.count
+        self.ended[:] = are_over if self._autoreset == "NEXT_STEP" else False
         self.any_ended = bool(self.ended.any())
-        self._fresh[:] = self.fresh = True
+        self._fresh[:] = np.logical_not(are_over)
+        self.fresh = bool(self._fresh.any())
 
     def set_options(self, i: int, options: Any, version: int) -> None:
         """Use these options for resets of env ``i`` from now on."""

@@ -70,6 +70,9 @@ class Results:
         self._unshaped: list[list[Any]] = [
             [None] * frames.envs for _ in range(self._spec.unshaped_observations)
         ]
+        # Envs that replace others and may not have begun: no worker knows their last observations.
+        self._unbegun: set[int] = set()
+        self._mask: npt.NDArray[np.bool_] | None = None  # of the reset that is read next
         self._announced = len(columns)  # number of info columns that workers know
         self.show_versions = False  # whether infos include the versions of options
         self.plain = False  # whether the last results had no overflow
@@ -123,6 +126,26 @@ class Results:
             self.frames.actions_as(leaf, array.dtype)[frame, rows] = array
         return True
 
+    def begin_reset(self, mask: npt.NDArray[np.bool_] | None) -> None:
+        """Note which envs a reset resets; None: all."""
+        self._mask = mask
+        if mask is None:
+            self._unbegun.clear()
+
+    def _write_unbegun(self, frame: int, mask: npt.NDArray[np.bool_]) -> None:
+        """Write the last observations that the caller saw of envs that a reset has left out."""
+        self._unbegun = {env for env in self._unbegun if not mask[env]}
+        for group, ids in enumerate(self._groups):
+            left = [env for env in ids if env in self._unbegun]
+            for leaf in self.frames.observations:
+                leaf[frame, left] = leaf[self.access.seen(group), left]
+
+    def continue_episodes(self, envs: Sequence[int]) -> None:
+        """Note that a call has put envs into the middle of an episode."""
+        for group, ids in enumerate(self._groups):
+            rows = self.access.seen(group), [env for env in envs if env in ids]
+            self.frames.terminated[rows] = self.frames.truncated[rows] = False
+
     def ended(self, envs: range) -> list[bool]:
         """Return which of a worker's envs ended their episodes in the step that the caller saw."""
         over: list[bool] = []
@@ -130,14 +153,18 @@ class Results:
             if ids.start in envs:
                 rows = self.access.seen(group), slice(ids.start, ids.stop)
                 over += (self.frames.terminated[rows] | self.frames.truncated[rows]).tolist()
+        self._unbegun.update(env for env, ended in zip(envs, over, strict=True) if ended)
         return over
 
     # -- results ---------------------------------------------------------------------------------
 
     def read(self, answers: Sequence[Answer]) -> Stepped:
         """Return the results of all envs from their common frame."""
+        mask, self._mask = self._mask, None
         self.expect_none_failed(answers)
         frame = self.frame
+        if mask is not None and self._unbegun:
+            self._write_unbegun(frame, mask)
         rest, final = self._unpack(answers, lambda _: frame) if answers else ([], {})
         observations, rewards, terminated, truncated, infos, mixed = self.access.read(frame)
         self.access.mark_all_seen()
@@ -478,6 +505,7 @@ class Results:
                 lost["final_info"] = {"worker_lost": True}
                 final[env] = self._observation(seen, env)
             else:
+                self._unbegun.add(env)
                 for leaf in self.frames.observations:
                     leaf[frame, env] = leaf[seen, env]
         return lost

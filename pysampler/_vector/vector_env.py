@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+import weakref
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -386,7 +387,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             policy=options.policy,
             faults=faults,
             for_replaced=self._replacements.notes,
-            ended=self._ended,
+            ended=_called_weakly(self._ended),
         )
         try:
             self.num_envs = self._pool.group_envs[-1].stop  # a function may return a vector env
@@ -529,6 +530,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 options = {k: v for k, v in options.items() if k != "reset_mask"}
             each = arguments.reset_options(options, self.num_envs)
             core.expect_idle("reset_async", resets_all=mask is None)
+            core.results.begin_reset(mask)
             self._replacements.begin_seeds(seed)
             core.next_frame()
             jobs = {
@@ -1191,6 +1193,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 jobs.append(SetStates(ids, states[[row[env] for env in ids]]))
             core.request(dict(enumerate(jobs)), "set_state")
             self._answers("set_state", None)
+            core.results.continue_episodes(envs)
         core.call.returned = True
 
     def _expect_no_spares(self, what: str) -> None:
@@ -1372,6 +1375,20 @@ def _make_inner(*args: Any, **options: Any) -> VectorEnv:
     envs._only_envs_with = "spare_envs"
     VectorEnv.__init__(envs, *args, **options)
     return envs
+
+
+def _called_weakly(method: Callable[[range], Any]) -> Callable[[range], Any]:
+    """Return a function that calls a method, and None once its object is gone.
+
+    A pool that referred to the vector env would keep the workers of a dropped one alive.
+    """
+    weak = weakref.WeakMethod(method)
+
+    def called(envs: range) -> Any:
+        alive = weak()
+        return None if alive is None else alive(envs)
+
+    return called
 
 
 def core_of(envs: VectorEnv) -> VectorCore:

@@ -12,7 +12,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
-from pysampler._workers.jobs import Close, Failure, LayOut, Note, failure_of
+from pysampler._workers.jobs import Close, Failure, LayOut, Leave, Note, failure_of
 from pysampler._workers.setup import wait_policy
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class CommandLoop:
             layout.attach.attach(self.server, segment)
 
     def run(self) -> None:
-        """Serve the parent's commands until it sends ``Close``."""
+        """Serve the parent's commands until it sends ``Close`` or ``Leave``."""
         while True:
             kind, group, frame, number = self.core.serve(
                 self.server.blocks, self._report, self._link.flush
@@ -106,6 +106,8 @@ class CommandLoop:
                         answer = request.run(self.server, block, frame)
             except BaseException as error:
                 answer = failure_of(error, request)
+            if isinstance(request, Leave):
+                return
             if kind == _core.Command.NOTE:
                 # Notes have no answer: the next answer reports a note's failure.
                 self._failed_note = self._failed_note or answer

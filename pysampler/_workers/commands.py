@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pysampler import _core
-from pysampler._workers.jobs import Repeated, Replace, ReportLoss
+from pysampler._workers.jobs import Leave, Repeated, Replace, ReportLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +88,11 @@ class Commands:
         ]
         self._jobs.update(jobs)  # has no meaning for groups that are not in flight
         return self._native.send(commands)
+
+    def leave(self, index: int) -> None:
+        """Let a worker, which has no command in flight, close its envs and end."""
+        self._native.note([(index, self._links.lanes[index].pack(Leave()))])
+        self._native.send_notes(index)
 
     def resend(self, index: int, lost: str, over: Sequence[bool] = ()) -> bool:
         """Send a replacement its notes, and the commands that its groups have not answered.

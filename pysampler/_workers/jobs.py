@@ -28,6 +28,7 @@ __all__ = [
     "Failure",
     "Job",
     "LayOut",
+    "Leave",
     "Note",
     "Repeated",
     "Replace",
@@ -127,6 +128,20 @@ class Close(Job):
     """Closes the env server of a worker, which then exits."""
 
     doing = "closing"
+
+
+@dataclass(frozen=True)
+class Leave(Note):
+    """Closes the env server of a worker that is renewed, which then exits.
+
+    A note, since nobody waits for an answer: to the caller, nothing is in flight.
+    """
+
+    doing = "closing"
+
+    def apply(self, server: Any) -> None:
+        """Close the envs; the worker ends, even if one raises."""
+        server.close()
 
 
 @dataclass(frozen=True)

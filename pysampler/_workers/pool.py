@@ -168,6 +168,7 @@ class Pool:
             self._faults,
             self.current_layout,
             self.kill,
+            ended,
         )
         self._renewal: Renewal | None = None
         self.renews = True
@@ -405,8 +406,9 @@ class Pool:
         """Finish interrupted replacements, and renew workers that are due."""
         self._finish_replacements()
         if self._renewal is not None and self.renews:
-            for index, why, over in self._renewal.due():
-                self._recovery.renew(index, why, over)
+            for index, why in self._renewal.due():
+                self._recovery.renew(index, why)
+                self._renewal.renewed(index)
 
     def _finish_replacements(self) -> None:
         if self._recovery.replacing:

@@ -8,7 +8,6 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pysampler._workers.jobs import Close
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S, Processes
 from pysampler.errors import (
     EnvTimeoutError,
@@ -75,11 +74,10 @@ class Faults:
 
 @dataclass(frozen=True)
 class _Renewal:
-    """The replacement of a worker that lives: its pid, the reason, which episodes are over."""
+    """The replacement of a worker that lives: its pid, and the reason."""
 
     pid: int
     why: str
-    over: Sequence[bool]
 
 
 class Recovery:
@@ -96,6 +94,7 @@ class Recovery:
         faults: How to handle losses and late envs.
         current_layout: Returns the layout of the frames, and their segment.
         end: Ends the pool.
+        ended: Returns which envs have just ended their episodes; None: that is not known.
     """
 
     def __init__(
@@ -107,6 +106,7 @@ class Recovery:
         faults: Faults,
         current_layout: Callable[[], tuple[Layout, Segment]],
         end: Callable[[], None],
+        ended: Callable[[range], Sequence[bool] | None],
     ) -> None:
         self.faults = faults
         self._assignments = assignments
@@ -115,6 +115,7 @@ class Recovery:
         self._commands = commands
         self._current_layout = current_layout
         self._end = end
+        self._ended = ended
         # By worker: the time of each loss, by time.monotonic(), and its error.
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in assignments]
         # By worker: how many losses in a row had one command, and the job that was sent again.
@@ -292,19 +293,16 @@ class Recovery:
         for index in list(self.replacing):
             self._replace(index)
 
-    def renew(self, index: int, why: str, over: Sequence[bool]) -> None:
+    def renew(self, index: int, why: str) -> None:
         """Replace a worker that lives and has nothing in flight, once its envs are closed."""
-        self.replacing[index] = _Renewal(self._processes.children[index].pid, why, over)
+        self.replacing[index] = _Renewal(self._processes.children[index].pid, why)
         self._replace(index)
 
     def _close(self, index: int, child: Child) -> None:
         """Let a worker close its envs and end; that is no loss. May be repeated."""
-        head = self._links.groups_of[index].start
         self._links.forget_worker(child.pid)
-        if not self._links.native.in_flight(head):
-            self._commands.send({head: Close()}, {head: 0})
+        self._commands.leave(index)
         child.ended(SHUTDOWN_TIMEOUT_S)
-        self._links.native.take([head])
 
     def _replace(self, index: int, why: str = "") -> None:
         """Replace a worker with another process, which makes new envs."""
@@ -339,7 +337,8 @@ class Recovery:
             raise
         new = processes.children[index].pid
         self._links.watch_worker(index, new)
-        self._commands.resend(index, str(cause), () if renewal is None else renewal.over)
+        over = self._ended(self._assignments[index].envs)
+        self._commands.resend(index, str(cause), () if over is None else over)
         if renewal is not None:
             del self.replacing[index]
             old = f"worker {index} (pid {renewal.pid})"

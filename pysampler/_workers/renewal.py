@@ -85,26 +85,31 @@ class Renewal:
         self._warned: set[int] = set()  # pids of processes that a long episode keeps
         self._warned_of_limit = False
 
-    def due(self) -> list[tuple[int, str, Sequence[bool]]]:
-        """Return the workers to renew now, why, and which of their envs have ended episodes."""
+    def due(self) -> list[tuple[int, str]]:
+        """Return the workers to renew now, and why."""
         begun = int(self._links.counters.envs["resets"]["count"].sum())
         if begun == self._begun and time.monotonic() < self._next_look and not self._waiting:
             return []
         self._begun, self._waiting = -1, False  # if interrupted, the next call looks again
         for index in self._workers:
-            if self._starts[index].pid != self._processes.children[index].pid:
-                self._starts[index] = self._start_of(index)
-                self._starts[index].is_new = True
+            if self._starts[index].pid != self._processes.children[index].pid:  # it was lost
+                self.renewed(index)
         self._look()
         found = []
         for index in self._workers:
             if why := self._why(index):
-                over = self._over(index)
-                self._waiting |= over is None
-                if over is not None:
-                    found.append((index, why, over))
-        self._begun = begun
+                if self._may_end(index):
+                    found.append((index, why))
+                else:
+                    self._waiting = True
+        # If an exception ends the renewals of some, the next call finds the others.
+        self._begun = begun if not found else -1
         return found
+
+    def renewed(self, index: int) -> None:
+        """Note that another process is this worker now."""
+        self._starts[index] = self._start_of(index)
+        self._starts[index].is_new = True
 
     def _start_of(self, index: int) -> _Start:
         share = self._processes.assignments[index].envs
@@ -123,18 +128,16 @@ class Renewal:
             return f"with {used / 1e9:.3g} GB of memory"
         return ""
 
-    def _over(self, index: int) -> Sequence[bool] | None:
-        """Return which envs have ended their episodes; None if the worker cannot be renewed now."""
+    def _may_end(self, index: int) -> bool:
+        """Return whether a worker can be renewed now; one with a single env waits for its end."""
         if any(map(self._links.native.in_flight, self._links.groups_of[index])):
-            return None
+            return False
         envs = self._processes.assignments[index].envs
         over = self._ended(envs)
-        if over is None:
-            return ()
-        if len(envs) == 1 and not over[0]:
-            self._warn(index)
-            return None
-        return over
+        if over is None or len(envs) > 1 or over[0]:
+            return True
+        self._warn(index)
+        return False
 
     def _look(self) -> None:
         """Measure the memory of the workers now and then."""

@@ -388,6 +388,17 @@ TEST(notes_come_before_the_next_command_and_messages_of_any_size_arrive) {
     worker.join();
 }
 
+TEST(notes_may_go_without_a_command) {
+    Fixture fixture({1, 1});
+    Pool& pool = *fixture.pool;
+    pool.note(1, "a");
+    PoolWorker worker = fixture.worker(1);
+    CHECK(!worker.next());
+    pool.send_notes(1);
+    CHECK(pool.pending() == 0 && pool.unsent() == 0);
+    CHECK(worker.next()->kind == Command::kNote && !worker.next());
+}
+
 TEST(a_note_may_be_queued_while_another_thread_waits) {
     Fixture fixture({1});
     Pool& pool = *fixture.pool;

@@ -1,12 +1,16 @@
 """Renewed workers: another process takes the place of one that lives, between two commands."""
 
+import contextlib
 import logging
 import os
+import signal
+import time
 
 import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from gymnasium.error import NoAsyncCallError
 from interrupts import at_each_point
 
 import pysampler
@@ -242,6 +246,80 @@ def test_an_evaluation_renews_no_worker(policy_in):
         while pids_of(envs) == before:
             envs.step(np.zeros(3, int))
     assert np.array_equal(lengths, expected)
+
+
+def test_a_masked_reset_tells_the_truth_about_the_envs_that_it_leaves():
+    """An end in an older frame must not end a running episode, nor be taken for the last one."""
+    with pysampler.VectorEnv([Counting] * 2, recycle_after=1, **ONE) as envs:
+        observations, _ = envs.reset(seed=1)
+        first, resets = pids_of(envs), np.zeros(2, bool)
+        for _ in range(60):
+            before = observations
+            observations, _, terminated, truncated, _infos = envs.step([0, 0])
+            assert not truncated.any()
+            assert (observations[:, 1] == before[:, 1] - 1)[~resets].all()
+            resets = terminated.copy()
+            if resets[0]:
+                before = observations
+                mask = {"reset_mask": np.array([True, False])}
+                observations, _ = envs.reset(options=mask)
+                assert np.array_equal(observations[1], before[1])
+                resets[0] = False
+        assert pids_of(envs)[0] != first[0]
+
+
+def test_a_masked_reset_after_a_renewal_marks_no_loss():
+    options = {"recycle_after": 1, "autoreset_mode": "Disabled", **ONE}
+    with pysampler.VectorEnv([Counting] * 2, **options) as envs:
+        envs.reset(seed=1)
+        first = pids_of(envs)
+        for _ in range(40):
+            _, _, terminated, truncated, _ = envs.step([0, 0])
+            assert not truncated.any()
+            if terminated.any():
+                _, infos = envs.reset(options={"reset_mask": terminated})
+                assert "worker_lost" not in infos
+        assert set(first).isdisjoint(pids_of(envs))
+
+
+class SlowToClose(Counting):
+    def close(self):
+        time.sleep(0.3)  # the program's handler comes meanwhile
+
+
+def test_a_step_that_a_renewal_interrupts_was_not_sent():
+    with pysampler.VectorEnv([SlowToClose] * 2, recycle_after=1, **ONE) as envs:
+        envs.reset(seed=1)
+        first = pids_of(envs)
+        while pids_of(envs) == first:
+            before = envs.observations.copy()
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with handler_of_alarms():
+                try:
+                    envs.step([0, 0])
+                except InterruptedError:
+                    with pytest.raises(NoAsyncCallError):
+                        envs.step_wait()
+                    after = envs.step([0, 0])[0]
+                    break
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+        over = before[:, 1] == 0
+        assert over.any()
+        assert (after[~over, 1] == before[~over, 1] - 1).all()
+        assert envs.stats().losses.tolist() == [0, 0]
+
+
+@contextlib.contextmanager
+def handler_of_alarms():
+    def interrupt(*_):
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 # Functions that a renewal runs.

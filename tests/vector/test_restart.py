@@ -163,6 +163,31 @@ def test_replacement_worker_repeats_an_unfinished_reset(mode, tmp_path):
     envs.close()
 
 
+@pytest.mark.parametrize("mode", [NEXT_STEP, DISABLED])
+def test_a_masked_reset_returns_the_last_observations_of_lost_envs(mode):
+    envs = make(autoreset_mode=mode)
+    envs.reset(seed=0)
+    step(envs)
+    lost = step(envs, env_2=Counting.KILL)[0]
+    mask = np.array([True, False, False, False, False, True])
+    observations, infos = envs.reset(options={"reset_mask": mask})
+    assert observations[1:5].tolist() == lost[1:5].tolist() == [[2, 1], [1, 2], [1, 3], [2, 4]]
+    assert "worker_lost" not in infos
+    envs.close()
+
+
+def test_a_loss_in_the_step_that_begins_the_next_episode_ends_none():
+    envs = make(autoreset_mode=NEXT_STEP)
+    envs.reset(seed=0)
+    terminated = step(envs, env_2=Counting.END)[2]
+    assert terminated.tolist() == [False, False, True, False, False, False]
+    *_, truncated, infos = step(envs, env_3=Counting.KILL)
+    assert truncated.tolist() == [False, False, False, True, False, False]
+    assert infos["worker_lost"].tolist() == truncated.tolist()
+    assert step(envs)[0][:, 0].tolist() == [3, 3, 1, 0, 3, 3]
+    envs.close()
+
+
 def test_worker_loss_in_a_call_raises_and_stepping_continues():
     envs = make()
     envs.reset(seed=0)
