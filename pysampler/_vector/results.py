@@ -72,7 +72,7 @@ class Results:
         ]
         # Envs that replace others and may not have begun: no worker knows their last observations.
         self._unbegun: set[int] = set()
-        self._mask: npt.NDArray[np.bool_] | None = None  # of the reset that is read next
+        self._mask: npt.NDArray[np.bool_] | None = None  # of the last reset
         self._announced = len(columns)  # number of info columns that workers know
         self.show_versions = False  # whether infos include the versions of options
         self.plain = False  # whether the last results had no overflow
@@ -160,11 +160,8 @@ class Results:
 
     def read(self, answers: Sequence[Answer]) -> Stepped:
         """Return the results of all envs from their common frame."""
-        mask, self._mask = self._mask, None
         self.expect_none_failed(answers)
         frame = self.frame
-        if mask is not None and self._unbegun:
-            self._write_unbegun(frame, mask)
         rest, final = self._unpack(answers, lambda _: frame) if answers else ([], {})
         observations, rewards, terminated, truncated, infos, mixed = self.access.read(frame)
         self.access.mark_all_seen()
@@ -177,6 +174,12 @@ class Results:
         if observations is None:
             observations = self.observations()
         return observations, rewards, terminated, truncated, infos
+
+    def read_reset(self, answers: Sequence[Answer]) -> Stepped:
+        """Return the results of a reset like ``read``, after ``begin_reset``."""
+        if self._mask is not None and self._unbegun:
+            self._write_unbegun(self.frame, self._mask)
+        return self.read(answers)
 
     def read_step(self, answers: Sequence[Answer]) -> Stepped:
         """Return the results of a step like ``read``; an error of envs has those of the others."""

@@ -746,11 +746,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Wait for all groups and read their results from the frame."""
         core = self._core
         chunks = self._batches.chunks
-        of_step = core.results.read_step if what == "step_wait" else core.results.read
-        read = of_step if chunks is None else chunks.read
+        results = core.results
+        of_call = results.read_step if what == "step_wait" else results.read_reset
+        read = of_call if chunks is None else chunks.read
         core.wait_and_keep(what, timeout, read)
-        results: Stepped = core.hand_over()
-        return results
+        stepped: Stepped = core.hand_over()
+        return stepped
 
     def _expect_pending(self, state: str, what: str) -> None:
         core = self._core
