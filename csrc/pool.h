@@ -114,7 +114,8 @@ class BasicPool {
     // Sends a group in flight its last command again, after renew(). A request needs its message.
     void resend(std::uint32_t group, std::optional<std::string> message) {
         const Group& last = groups_[group];
-        const std::uint8_t kind = message ? Command::kRequest : last.kind;
+        std::uint8_t kind = last.kind;
+        if (message) kind = Command::kRequest;
         send({group, kind, last.frame, std::move(message), last.steps});
     }
 
