@@ -1318,6 +1318,7 @@ class EnvBlock(Block):
     INFO: typing.ClassVar[int] = 0
     LOST: typing.ClassVar[int] = 5
     UNLIKE: typing.ClassVar[int] = 4
+    UNSEEN: typing.ClassVar[int] = 6
     UNSHAPED_OBS: typing.ClassVar[int] = 2
     def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: str, keep: str, here: bool = False) -> None:
         ...

@@ -123,6 +123,7 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
         const py::object call = calls[i];
         if (fresh_[i]) {
             begun(i);
+            has_final_.mutable_at(frame, first_ + i) = kLost;
             leave(kLostEnv, i, py::none());
         }
         if (!call.is_none()) {
@@ -131,7 +132,11 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
         } else if (all) {
             reset_one(frame, i, nullptr, nullptr);
         } else {
-            if (const py::object last = last_obs(i)) store_obs(frame, i, last.ptr());
+            if (const py::object last = last_obs(i)) {
+                store_obs(frame, i, last.ptr());
+            } else {
+                leave(kUnseen, i, py::none());
+            }
             terminated_.mutable_at(frame, first_ + i) = ended_[i];
             truncated_.mutable_at(frame, first_ + i) = false;
         }
@@ -649,6 +654,7 @@ void register_env_block(py::module_& m) {
     block.attr("ERROR") = static_cast<int>(EnvBlock::kError);
     block.attr("UNLIKE") = static_cast<int>(EnvBlock::kUnlike);
     block.attr("LOST") = static_cast<int>(EnvBlock::kLostEnv);
+    block.attr("UNSEEN") = static_cast<int>(EnvBlock::kUnseen);
 }
 
 }  // namespace pysampler::bindings

@@ -30,7 +30,8 @@ class EnvBlock : public Block {
         kUnshapedObs = 2,
         kError = 3,
         kUnlike = 4,
-        kLostEnv = 5
+        kLostEnv = 5,
+        kUnseen = 6,  // a reset leaves an env out whose last observation only the caller knows
     };
 
     // `frames` is a Frames of pysampler._frames; `first` is the index of the block's first env

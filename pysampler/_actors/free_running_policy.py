@@ -73,6 +73,7 @@ class FreeRunningJob(Repeated):
 
     group: int
     setup: Any
+    renews = True
     doing = "acting"
     culprit = ("the policy", "acting")
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchBlock", "OwnBlock"]
 
 _INFO, _ERROR, _LOST = _core.EnvBlock.INFO, _core.EnvBlock.ERROR, _core.EnvBlock.LOST
+_UNSEEN = _core.EnvBlock.UNSEEN
 _LOW = (1 << 64) - 1
 # Bytes of a seed in a state.
 _SEED = 32
@@ -391,6 +392,9 @@ class BatchBlock(ChunkBlock):
             left = np.array([i for i in kept if self.begun[i]], np.int32)
             if len(left):
                 self._observations[frame, left] = self.observe(left)
+            for i in kept:
+                if not self.begun[i]:
+                    self._leave(_UNSEEN, i, None)
             self._terminated[frame, kept] = self.ended[kept]
             self._truncated[frame, kept] = False
             chosen = [call for call in calls if call is not None]

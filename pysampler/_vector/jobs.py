@@ -67,7 +67,7 @@ class StepWith(Repeated):
 
     actions: list[Any]
     doing = "stepping"
-    of_members = True
+    of_members = renews = True
 
     def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
         server.blocks[block].step(frame, self.actions)
@@ -85,7 +85,7 @@ class Reset(Repeated):
     options: Sequence[dict[str, Any] | None] | None = None
     mask: Sequence[bool] | None = None
     doing = "resetting"
-    of_members = True
+    of_members = renews = True
 
     def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
         options = self.options or [None] * len(self.seeds)

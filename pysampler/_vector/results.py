@@ -70,9 +70,6 @@ class Results:
         self._unshaped: list[list[Any]] = [
             [None] * frames.envs for _ in range(self._spec.unshaped_observations)
         ]
-        # Envs that replace others and may not have begun: no worker knows their last observations.
-        self._unbegun: set[int] = set()
-        self._mask: npt.NDArray[np.bool_] | None = None  # of the last reset
         self._announced = len(columns)  # number of info columns that workers know
         self.show_versions = False  # whether infos include the versions of options
         self.plain = False  # whether the last results had no overflow
@@ -126,20 +123,6 @@ class Results:
             self.frames.actions_as(leaf, array.dtype)[frame, rows] = array
         return True
 
-    def begin_reset(self, mask: npt.NDArray[np.bool_] | None) -> None:
-        """Note which envs a reset resets; None: all."""
-        self._mask = mask
-        if mask is None:
-            self._unbegun.clear()
-
-    def _write_unbegun(self, frame: int, mask: npt.NDArray[np.bool_]) -> None:
-        """Write the last observations that the caller saw of envs that a reset has left out."""
-        self._unbegun = {env for env in self._unbegun if not mask[env]}
-        for group, ids in enumerate(self._groups):
-            left = [env for env in ids if env in self._unbegun]
-            for leaf in self.frames.observations:
-                leaf[frame, left] = leaf[self.access.seen(group), left]
-
     def continue_episodes(self, envs: Sequence[int]) -> None:
         """Note that a call has put envs into the middle of an episode."""
         for group, ids in enumerate(self._groups):
@@ -153,7 +136,6 @@ class Results:
             if ids.start in envs:
                 rows = self.access.seen(group), slice(ids.start, ids.stop)
                 over += (self.frames.terminated[rows] | self.frames.truncated[rows]).tolist()
-        self._unbegun.update(env for env, ended in zip(envs, over, strict=True) if ended)
         return over
 
     # -- results ---------------------------------------------------------------------------------
@@ -174,12 +156,6 @@ class Results:
         if observations is None:
             observations = self.observations()
         return observations, rewards, terminated, truncated, infos
-
-    def read_reset(self, answers: Sequence[Answer]) -> Stepped:
-        """Return the results of a reset like ``read``, after ``begin_reset``."""
-        if self._mask is not None and self._unbegun:
-            self._write_unbegun(self.frame, self._mask)
-        return self.read(answers)
 
     def read_step(self, answers: Sequence[Answer]) -> Stepped:
         """Return the results of a step like ``read``; an error of envs has those of the others."""
@@ -321,7 +297,10 @@ class Results:
         """Take the last observations that the caller has seen from results in other frames."""
         for group, envs in enumerate(self._ids):
             seen = before.access.seen(group)
-            for to, leaf in zip(self.frames.observations, before.frames.observations, strict=True):
+            mine, theirs = self.frames, before.frames
+            ends = (mine.terminated, theirs.terminated), (mine.truncated, theirs.truncated)
+            leaves = zip(mine.observations, theirs.observations, strict=True)
+            for to, leaf in (*leaves, *ends):
                 to[0, envs] = leaf[seen, envs]
         self._unshaped = before._unshaped
 
@@ -488,6 +467,9 @@ class Results:
                     rest.append((env, value))
                 elif kind == _BLOCK.FINAL_OBS:
                     final[env] = value
+                elif kind == _BLOCK.UNSEEN:
+                    for rows in self.frames.observations:
+                        rows[frame_of(group), env] = rows[self.access.seen(group), env]
                 elif kind == _BLOCK.LOST:
                     rest.append((env, self._end_lost(group, env, frame_of(group), final)))
                 elif kind == _BLOCK.UNSHAPED_OBS:
@@ -508,7 +490,6 @@ class Results:
                 lost["final_info"] = {"worker_lost": True}
                 final[env] = self._observation(seen, env)
             else:
-                self._unbegun.add(env)
                 for leaf in self.frames.observations:
                     leaf[frame, env] = leaf[seen, env]
         return lost

@@ -530,7 +530,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 options = {k: v for k, v in options.items() if k != "reset_mask"}
             each = arguments.reset_options(options, self.num_envs)
             core.expect_idle("reset_async", resets_all=mask is None)
-            core.results.begin_reset(mask)
             self._replacements.begin_seeds(seed)
             core.next_frame()
             jobs = {
@@ -746,12 +745,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Wait for all groups and read their results from the frame."""
         core = self._core
         chunks = self._batches.chunks
-        results = core.results
-        of_call = results.read_step if what == "step_wait" else results.read_reset
-        read = of_call if chunks is None else chunks.read
+        of_step = core.results.read_step if what == "step_wait" else core.results.read
+        read = of_step if chunks is None else chunks.read
         core.wait_and_keep(what, timeout, read)
-        stepped: Stepped = core.hand_over()
-        return stepped
+        results: Stepped = core.hand_over()
+        return results
 
     def _expect_pending(self, state: str, what: str) -> None:
         core = self._core

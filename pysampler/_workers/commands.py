@@ -89,10 +89,10 @@ class Commands:
         self._jobs.update(jobs)  # has no meaning for groups that are not in flight
         return self._native.send(commands)
 
-    def leave(self, index: int) -> None:
+    def leave(self, index: int) -> bool:
         """Let a worker, which has no command in flight, close its envs and end."""
         self._native.note([(index, self._links.lanes[index].pack(Leave()))])
-        self._native.send_notes(index)
+        return self._native.send_notes(index)
 
     def resend(self, index: int, lost: str, over: Sequence[bool] = ()) -> bool:
         """Send a replacement its notes, and the commands that its groups have not answered.

@@ -103,6 +103,8 @@ class Job(_Message):
 
     # Whether the first env begins at once, with nothing large to unpickle or import before.
     of_members: ClassVar[bool] = False
+    # Whether it steps or resets envs, so that workers which are due are renewed before.
+    renews: ClassVar[bool] = False
 
     def run(self, server: Any, block: int, frame: int) -> Any:
         """Run the job in the worker, with the group's block and the command's frame."""

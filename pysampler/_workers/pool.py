@@ -394,7 +394,7 @@ class Pool:
         Inline jobs run at once, while the workers run theirs, so that the caller may change the
         arguments of a job afterwards.
         """
-        self._prepare()
+        self._prepare(renews=all(job.renews for job in jobs.values()))
         self._send(dict(group_frames), jobs)
 
     def _send(self, frames: Mapping[int, int], jobs: Mapping[int, Job]) -> None:
@@ -402,10 +402,10 @@ class Pool:
             self._flush()
         self._run_inline()
 
-    def _prepare(self) -> None:
+    def _prepare(self, *, renews: bool = True) -> None:
         """Finish interrupted replacements, and renew workers that are due."""
         self._finish_replacements()
-        if self._renewal is not None and self.renews:
+        if self._renewal is not None and self.renews and renews:
             for index, why in self._renewal.due():
                 self._recovery.renew(index, why)
                 self._renewal.renewed(index)

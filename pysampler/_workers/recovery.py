@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import warnings
@@ -301,7 +302,9 @@ class Recovery:
     def _close(self, index: int, child: Child) -> None:
         """Let a worker close its envs and end; that is no loss. May be repeated."""
         self._links.forget_worker(child.pid)
-        self._commands.leave(index)
+        if not self._commands.leave(index):
+            with contextlib.suppress(LostError):
+                self._links.native.flush(SHUTDOWN_TIMEOUT_S)
         child.ended(SHUTDOWN_TIMEOUT_S)
 
     def _replace(self, index: int, why: str = "") -> None:

@@ -173,6 +173,52 @@ def test_a_reset_is_not_repeated_forever():
         assert str(info.value).count("signal 9") == 3
 
 
+class DiesInAReset(gym.Env):
+    """Env 0 has short episodes, and ends its process in its third reset, once."""
+
+    observation_space = gym.spaces.Box(-1e9, 1e9, (2,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, number, marker):
+        self.number, self.marker, self.resets = number, marker, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets += 1
+        if (self.number, self.resets) == (0, 3) and not self.marker.exists():
+            self.marker.touch()
+            os._exit(3)
+        self.steps, self.drawn = 0, int(self.np_random.integers(1000))
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        ended = self.steps >= (4 if self.number == 0 else 11)
+        return self._observe(), float(self.drawn), ended, False, {}
+
+    def _observe(self):
+        return np.array([self.drawn, self.steps], float)
+
+
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_a_loss_in_the_reset_of_one_env_begins_the_episodes_of_all_again(policy_in, tmp_path):
+    found = []
+    for lost in (False, True):
+        marker = tmp_path / f"{lost}"
+        if not lost:
+            marker.touch()
+        fns = [lambda i=i, marker=marker: DiesInAReset(i, marker) for i in range(2)]
+        with pysampler.VectorEnv(fns, num_workers=1, on_worker_loss="restart") as envs:
+            policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
+            results = pysampler.evaluate(envs, policy, 8, seed=5, policy_in=policy_in)
+            assert envs.stats().losses.tolist() == [lost]
+        found.append((results.returns.tolist(), results.lengths.tolist()))
+    assert set(found[1][1]) == {4, 11}
+    assert sum(found[1][0]) / sum(found[1][1]) > 0
+    lengths = np.array(found[1][1])
+    assert (np.array(found[1][0]) % lengths == 0).all()  # all rewards of an episode are equal
+
+
 class Dying(Failing):
     """Episodes of 10 steps; the sixth of one kills the process, perhaps only once."""
 

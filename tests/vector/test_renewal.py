@@ -27,7 +27,8 @@ class Counting(gym.Env):
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(3)
-    closes = None  # a file that close() makes
+    closes = None  # a folder for a file that close() makes
+    left = 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -280,6 +281,31 @@ def test_a_masked_reset_after_a_renewal_marks_no_loss():
                 _, infos = envs.reset(options={"reset_mask": terminated})
                 assert "worker_lost" not in infos
         assert set(first).isdisjoint(pids_of(envs))
+
+
+@pytest.mark.parametrize("options", [ONE, SEVERAL], ids=str)
+def test_calls_after_a_step_reach_the_envs_that_made_it(options):
+    with pysampler.VectorEnv([Counting] * 2, recycle_after=1, **options) as envs:
+        envs.reset(seed=1)
+        first = pids_of(envs)
+        for _ in range(40):
+            observations, _, _, truncated, _ = envs.step([0, 0])
+            left = envs.get_attr("left")
+            assert truncated.any() or left == tuple(observations[:, 1])
+        assert set(first).isdisjoint(pids_of(envs))
+
+
+def test_notes_that_do_not_fit_the_inbox_arrive_before_a_renewal(tmp_path):
+    class Closing(Counting):
+        closes = tmp_path
+
+    with pysampler.VectorEnv([Closing], num_workers=1, recycle_after=1) as envs:
+        envs.reset(seed=1)
+        first = pids_of(envs)
+        while pids_of(envs) == first:
+            envs.set_options(None, {"x": np.zeros(1_000_000)})
+            envs.step([0])
+        assert (tmp_path / str(first[0])).exists()
 
 
 class SlowToClose(Counting):

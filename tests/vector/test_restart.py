@@ -176,6 +176,36 @@ def test_a_masked_reset_returns_the_last_observations_of_lost_envs(mode):
     envs.close()
 
 
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_a_masked_reset_after_a_loss_returns_what_the_envs_observe(mode):
+    """Env 2 has ended, env 3 has not: the reset of env 0 finds a block that is partly fresh."""
+    envs = make(num_workers=1, autoreset_mode=mode)
+    envs.reset(seed=0)
+    step(envs, env_2=Counting.END)
+    os.kill(envs._pool.pids[0], signal.SIGKILL)
+    mask = np.array([True, False, False, False, False, False])
+    observations, infos = envs.reset(options={"reset_mask": mask})
+    lost = [True, True, mode == SAME_STEP, True, True, True]
+    assert infos["worker_lost"].tolist() == lost
+    rewards = step(envs)[1]
+    assert envs.get_attr("steps") == (1,) * 6
+    assert rewards.tolist() == [1] * 6
+    assert observations[:, 0].tolist() == [0] * 6
+    envs.close()
+
+
+def test_a_loss_in_a_first_chunk_ends_no_episode_twice():
+    envs = make(num_workers=1)
+    envs.reset(seed=0)
+    step(envs, env_2=Counting.END)
+    actions = np.zeros((6, 3), np.int64)
+    actions[3] = Counting.KILL
+    *_, truncated, infos = envs.step_chunk(actions)
+    assert truncated.tolist() == [env != 2 for env in range(6)]
+    assert infos["steps"].tolist() == [0] * 6
+    envs.close()
+
+
 def test_a_loss_in_the_step_that_begins_the_next_episode_ends_none():
     envs = make(autoreset_mode=NEXT_STEP)
     envs.reset(seed=0)
