@@ -99,8 +99,8 @@ class BasicPool {
 
     // -- commands -------------------------------------------------------------------------------
 
-    // The group must not have a command in flight. It has one from now on, even if the ring is full:
-    // flush() or the next wait then sends it. Throws CorruptRing.
+    // The group must not have a command in flight. It has one from now on, even if the ring is
+    // full: flush() or the next wait then sends it. Throws CorruptRing.
     void send(const Request& request) {
         const Group& group = groups_[request.group];
         const Command command = begun(request);
@@ -119,8 +119,8 @@ class BasicPool {
         send({group, kind, last.frame, std::move(message), last.steps});
     }
 
-    // Sends every group such a command, which has no message; none may be in flight. Calls `sending`
-    // with each group before. Throws CorruptRing.
+    // Sends every group such a command, which has no message; none may be in flight. Calls
+    // `sending` with each group before. Throws CorruptRing.
     template <class Sending>
     void send_all(std::uint8_t kind, std::uint32_t frame, std::uint16_t steps, Sending&& sending) {
         const auto request = [&](std::uint32_t group) {

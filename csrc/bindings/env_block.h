@@ -173,9 +173,9 @@ class EnvBlock : public Block {
     std::shared_ptr<Meter> meter_;
     Autoreset autoreset_ = Autoreset::kNextStep;
     KeepInfos keep_ = KeepInfos::kAll;
-    std::vector<bool> ended_;        // the next step resets these envs
-    std::vector<bool> resting_;      // steps leave these envs alone
-    std::vector<bool> fresh_;        // they replace others, and have not begun
+    std::vector<bool> ended_;    // the next step resets these envs
+    std::vector<bool> resting_;  // steps leave these envs alone
+    std::vector<bool> fresh_;    // they replace others, and have not begun
     bool any_fresh_ = false;
     std::vector<py::object> seeds_;  // for the next reset, unless it is given one
     struct Options {
