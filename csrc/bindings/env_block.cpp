@@ -147,7 +147,7 @@ bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
 void EnvBlock::replace(const std::vector<std::optional<std::uint64_t>>& seeds,
                        const std::vector<bool>& over) {
     for (std::size_t i = 0; i < count_; ++i) {
-        if (seeds.at(i)) seeds_[i] = py::int_(*seeds[i]);
+        if (const auto& seed = seeds.at(i)) seeds_[i] = py::int_(*seed);
         const bool is_over = !over.empty() && over.at(i) && autoreset_ != Autoreset::kSameStep;
         ended_[i] = is_over && autoreset_ == Autoreset::kNextStep;
         fresh_[i] = !is_over;
