@@ -211,7 +211,7 @@ class FramePolicy:
             to[at] = array
         self.rewards[at] = transforms.rewards(frames.rewards[at].copy())
         ended = (frames.has_final[at] != 0) & (frames.has_final[at] != BEGUN)
-        if ended.any():
+        if ended.any() and frames.final_observations:
             last = [leaf[at].copy() for leaf in frames.observations]
             for leaf, final in zip(last, frames.final_observations, strict=True):
                 leaf[ended] = final[at, ended]

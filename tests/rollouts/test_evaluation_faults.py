@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers.vector import TransformObservation
 
 import pysampler
 from pysampler import EnvError, EnvTimeoutError, WorkerLostError
@@ -174,13 +175,13 @@ def test_a_reset_is_not_repeated_forever():
 
 
 class DiesInAReset(gym.Env):
-    """Env 0 has short episodes, and ends its process in its third reset, once."""
+    """Env 0 ends its process in its third reset, once."""
 
     observation_space = gym.spaces.Box(-1e9, 1e9, (2,), np.float64)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, number, marker):
-        self.number, self.marker, self.resets = number, marker, 0
+    def __init__(self, number, marker, length):
+        self.number, self.marker, self.length, self.resets = number, marker, length, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -193,8 +194,7 @@ class DiesInAReset(gym.Env):
 
     def step(self, action):
         self.steps += 1
-        ended = self.steps >= (4 if self.number == 0 else 11)
-        return self._observe(), float(self.drawn), ended, False, {}
+        return self._observe(), float(self.drawn), self.steps >= self.length, False, {}
 
     def _observe(self):
         return np.array([self.drawn, self.steps], float)
@@ -207,7 +207,7 @@ def test_a_loss_in_the_reset_of_one_env_begins_the_episodes_of_all_again(policy_
         marker = tmp_path / f"{lost}"
         if not lost:
             marker.touch()
-        fns = [lambda i=i, marker=marker: DiesInAReset(i, marker) for i in range(2)]
+        fns = [lambda i=i, m=marker: DiesInAReset(i, m, (4, 11)[i]) for i in range(2)]
         with pysampler.VectorEnv(fns, num_workers=1, on_worker_loss="restart") as envs:
             policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
             results = pysampler.evaluate(envs, policy, 8, seed=5, policy_in=policy_in)
@@ -217,6 +217,16 @@ def test_a_loss_in_the_reset_of_one_env_begins_the_episodes_of_all_again(policy_
     assert sum(found[1][0]) / sum(found[1][1]) > 0
     lengths = np.array(found[1][1])
     assert (np.array(found[1][0]) % lengths == 0).all()  # all rewards of an episode are equal
+
+
+def test_a_loss_in_a_reset_within_a_vector_wrapper_begins_the_episode_again(tmp_path):
+    fns = [lambda i=i: DiesInAReset(i, tmp_path / "died", 4) for i in range(2)]
+    with pysampler.VectorEnv(fns, num_workers=2, on_worker_loss="restart") as envs:
+        wrapped = TransformObservation(envs, lambda observations: observations * 2)
+        policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
+        lengths = pysampler.evaluate(wrapped, policy, 8, seed=5).lengths
+        assert envs.stats().losses.tolist() == [1, 0]
+    assert lengths.tolist() == [4] * 8
 
 
 class Dying(Failing):

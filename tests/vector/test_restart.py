@@ -194,6 +194,32 @@ def test_a_masked_reset_after_a_loss_returns_what_the_envs_observe(mode):
     envs.close()
 
 
+class Rescaled(Counting):
+    """Counts in a wrapper that pysampler runs on arrays of many envs."""
+
+    observation_space = spaces.Box(0, 1000, (2,), np.float64)
+
+
+def rescaled():
+    return gym.wrappers.RescaleObservation(Rescaled(), np.zeros(2), np.full(2, 2000.0))
+
+
+@pytest.mark.parametrize("ends_batch", [False, True])
+def test_a_masked_reset_returns_the_last_observations_of_wrapped_lost_envs(ends_batch):
+    envs = pysampler.VectorEnv([rescaled] * 16, num_workers=1, on_worker_loss="restart")
+    envs.reset(seed=0)
+    seen = envs.step(np.full(16, Counting.END))[0].copy()
+    os.kill(envs._pool.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerLostError):
+        envs.get_attr("steps")
+    if ends_batch:
+        envs.set_attr("extra", 1)
+    mask = np.arange(16) == 0
+    observations = envs.reset(options={"reset_mask": mask})[0]
+    assert observations[1:].tolist() == seen[1:].tolist()
+    envs.close()
+
+
 def test_a_loss_in_a_first_chunk_ends_no_episode_twice():
     envs = make(num_workers=1)
     envs.reset(seed=0)

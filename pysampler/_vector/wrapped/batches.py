@@ -211,7 +211,8 @@ class PythonBatch(Batch):
         return block
 
     def _last_observations(self) -> Sequence[Any]:
-        if self.block.observes:
-            last: Sequence[Any] = self.block.last
-            return last
-        return [self.env_block.last(place) for place in range(len(self.rows))]
+        inner = [self.env_block.last(place) for place in range(len(self.rows))]
+        if not self.block.observes:
+            return inner
+        outer = zip(inner, self.block.last, strict=True)
+        return [None if within is None else last for within, last in outer]
