@@ -80,6 +80,7 @@ class EpisodePolicy(WorkerPolicy):
 
     def __init__(self, setup: EpisodeSetup, frames: Frames, *args: Any, **options: Any) -> None:
         super().__init__(setup, frames, *args, **options)
+        self.reported: set[int] = set()  # blocks whose loss was reported
         statistics = pickle.loads(setup.described_by)
         self.rows = EpisodeRows(
             *(self._policy, frames, setup.max_steps, statistics), begins_late=setup.begins_late
@@ -156,7 +157,7 @@ class TakeEpisodePolicy(TakePolicy):
 class EpisodesJob(Repeated):
     """Acts and steps a group from the frame of the command on, until it needs another episode.
 
-    If the envs replace lost ones, it reports only that, unless it begins or rests all of them.
+    If the envs replace lost ones, the first job reports only that; the next begins anew.
 
     Attributes:
         last: The frame with the envs' newest results.
@@ -186,7 +187,7 @@ class EpisodesJob(Repeated):
         """Act and step in the worker."""
         policy: EpisodePolicy | None = server.acting
         assert policy is not None
-        begun = len(self.starts) + len(self.rests)
-        if server.blocks[block].fresh and begun < len(server.rows(block)):
+        if server.blocks[block].fresh and block not in policy.reported:
+            policy.reported.add(block)
             return EpisodesReport(replaced=True)
         return policy.play(server, block, frame, self)
