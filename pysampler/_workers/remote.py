@@ -255,6 +255,8 @@ def _can_be_found(name: str, module: types.ModuleType) -> bool:
         return True
     if spec is None:
         return False
-    # Python's own frozen modules, such as abc, have a file too.
     own = getattr(module, "__spec__", None)
+    if own is not None and own.name != name:  # collections.abc is _collections_abc in Python 3.13
+        return _can_be_found(own.name, module)
+    # Python's own frozen modules, such as abc, have a file too.
     return spec.origin in (getattr(module, "__file__", None), getattr(own, "origin", None))
