@@ -1,6 +1,5 @@
 #include "env_block.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "results.h"
@@ -118,11 +117,11 @@ bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& act
 
 bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
     begin(frame);
-    const bool all = any_fresh_;  // the others have lost their episodes, too
+    const bool all = fresh();  // the others have lost their episodes, too
     for_each(frame, [&](std::size_t i) {
         const py::object call = calls[i];
         if (fresh_[i]) {
-            begun(i);
+            fresh_[i] = false;
             has_final_.mutable_at(frame, first_ + i) = kLost;
             leave(kLostEnv, i, py::none());
         }
@@ -152,7 +151,6 @@ void EnvBlock::replace(const std::vector<std::optional<std::uint64_t>>& seeds,
         ended_[i] = is_over && autoreset_ == Autoreset::kNextStep;
         fresh_[i] = !is_over;
     }
-    any_fresh_ = std::find(fresh_.begin(), fresh_.end(), true) != fresh_.end();
 }
 
 py::dict EnvBlock::seeds() const {
@@ -442,7 +440,7 @@ void EnvBlock::begin_next(std::uint32_t frame, std::size_t i) {
 
 // Ends the episode of the lost env that a fresh one replaces.
 void EnvBlock::end_lost(std::uint32_t frame, std::size_t i) {
-    begun(i);
+    fresh_[i] = false;
     has_final_.mutable_at(frame, first_ + i) = kLost;
     leave(kLostEnv, i, py::none());
     clear_results(frame, i);
@@ -451,11 +449,6 @@ void EnvBlock::end_lost(std::uint32_t frame, std::size_t i) {
     if (autoreset_ != Autoreset::kSameStep) return;
     reset_one(frame, i, nullptr, nullptr);
     truncated_.mutable_at(frame, first_ + i) = true;
-}
-
-void EnvBlock::begun(std::size_t i) {
-    fresh_[i] = false;
-    any_fresh_ = std::find(fresh_.begin(), fresh_.end(), true) != fresh_.end();
 }
 
 void EnvBlock::reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options) {

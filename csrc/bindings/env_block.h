@@ -2,6 +2,7 @@
 // The only Python code that runs is the envs'.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -64,7 +65,7 @@ class EnvBlock : public Block {
     // The seeds of next resets, by env, that replace() set and no reset has used.
     py::dict seeds() const;
     // Whether an env has not been stepped or reset since it replaced another.
-    bool fresh() const { return any_fresh_; }
+    bool fresh() const { return std::find(fresh_.begin(), fresh_.end(), true) != fresh_.end(); }
     // Env i uses these options from its next reset on, unless that reset is given others. Each step
     // writes the version of the options of its episode, which is `used` if given.
     void set_options(std::size_t i, const py::object& options, std::int64_t version,
@@ -97,7 +98,7 @@ class EnvBlock : public Block {
     bool ended(std::size_t i) const { return ended_.at(i); }
     void set_ended(std::size_t i, bool ended) {
         ended_.at(i) = ended;
-        begun(i);
+        fresh_[i] = false;
     }
     // Steps leave env i alone, and its rows of the frame as they are, until it is reset.
     void rest(std::size_t i) { resting_.at(i) = true; }
@@ -127,7 +128,6 @@ class EnvBlock : public Block {
     void resume_or_begin(std::uint32_t number);
     void begin_next(std::uint32_t frame, std::size_t i);
     void end_lost(std::uint32_t frame, std::size_t i);
-    void begun(std::size_t i);
     void reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options);
     py::object call_reset(std::size_t i, PyObject* seed, PyObject* options);
     void write_options_version(std::uint32_t frame, std::size_t i);
@@ -173,10 +173,9 @@ class EnvBlock : public Block {
     std::shared_ptr<Meter> meter_;
     Autoreset autoreset_ = Autoreset::kNextStep;
     KeepInfos keep_ = KeepInfos::kAll;
-    std::vector<bool> ended_;    // the next step resets these envs
-    std::vector<bool> resting_;  // steps leave these envs alone
-    std::vector<bool> fresh_;    // they replace others, and have not begun
-    bool any_fresh_ = false;
+    std::vector<bool> ended_;        // the next step resets these envs
+    std::vector<bool> resting_;      // steps leave these envs alone
+    std::vector<bool> fresh_;        // they replace others, and have not begun
     std::vector<py::object> seeds_;  // for the next reset, unless it is given one
     struct Options {
         py::object options;

@@ -17,7 +17,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._frames.frames import BEGUN, FINAL, LOST
-from pysampler._vector.blocks import ChunkBlock, GivenActions
+from pysampler._vector.blocks import ChunkBlock, GivenActions, of_all
 from pysampler._vector.columns import InfoColumns, row_of
 from pysampler._vector.env_calls import reward_shape, reward_space_of
 from pysampler._workers.jobs import is_users
@@ -384,7 +384,7 @@ class BatchBlock(ChunkBlock):
         self.failed = False
         lost = np.zeros(self.count, bool)
         if self.fresh:
-            calls = [(None, None) if call is None else call for call in calls]
+            calls = of_all(calls)
             lost = self._begun_lost()
         try:
             ids = [i for i, call in enumerate(calls) if call is not None]

@@ -28,6 +28,7 @@ __all__ = [
     "PythonBlock",
     "RepeatableBlock",
     "copied_info",
+    "of_all",
 ]
 
 # Results that do not fit into the frame, as (kind, env, object); those of a chunk with the step.
@@ -242,6 +243,11 @@ class ChunkBlock(RepeatableBlock):
         self._terminated[frame, envs] = self._truncated[frame, envs] = False
 
 
+def of_all(calls: Sequence[Any]) -> list[Any]:
+    """Return the calls of a reset in which no env is left out."""
+    return [(None, None) if call is None else call for call in calls]
+
+
 def copied_info(info: Any) -> Any:
     """Return a copy, or the object itself if it cannot be copied."""
     try:
@@ -322,7 +328,7 @@ class GroupBlock(PythonBlock):
     def reset(self, frame: int, calls: list[Any]) -> bool:
         over = False
         if self.fresh:
-            calls = [(None, None) if call is None else call for call in calls]
+            calls = of_all(calls)
         for envs, block in zip(self._envs, self.blocks, strict=True):
             over |= block.reset(frame, calls[envs])
         return over

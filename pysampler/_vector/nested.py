@@ -21,7 +21,7 @@ from pysampler import _core
 from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL, LOST
 from pysampler._frames.spec import build, leaves
 from pysampler._torch import is_tensor, tensor_from, to_array
-from pysampler._vector.blocks import GivenActions, RepeatableBlock
+from pysampler._vector.blocks import GivenActions, RepeatableBlock, of_all
 from pysampler._vector.columns import InfoColumns
 from pysampler._workers.jobs import is_users
 from pysampler._workers.remote import dumps
@@ -414,7 +414,7 @@ class NestedBlock(RepeatableBlock):
         """Reset some envs; write the observations of all envs and the infos of those."""
         if self.fresh:
             self._begun_lost(frame)
-            calls = [(None, None) if call is None else call for call in calls]
+            calls = of_all(calls)
         chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
         self._resting[chosen] = False
         self._any_rests = bool(self._resting.any())

@@ -349,7 +349,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             from pysampler._vector.piped import PipedEnv, check_worker  # noqa: PLC0415 - rare
 
             check_worker(worker)
-            if "restart" in (on_worker_loss, on_hang) or faults.recycles:
+            if faults.replaces:
                 how = "renewed" if faults.recycles else "restarted"
                 raise ValueError(f"cannot make vector env: envs run by `worker` cannot be {how}")
             functions = [

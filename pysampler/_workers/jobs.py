@@ -136,7 +136,7 @@ class Close(Job):
 class Leave(Note):
     """Closes the env server of a worker that is renewed, which then exits.
 
-    A note, since nobody waits for an answer: to the caller, nothing is in flight.
+    A note, because it needs no answer: the caller has nothing in flight.
     """
 
     doing = "closing"

@@ -26,7 +26,6 @@ __all__ = [
     "CONTEXTS",
     "Launcher",
     "allow_workers",
-    "connection_pair",
     "files_for",
     "open_files",
 ]
@@ -108,13 +107,6 @@ def _start_here(context: str, server: Any) -> children.Child:
     finally:
         if os.getpid() != parent:  # a signal handler raised in the fork, which must not continue
             os._exit(1)
-
-
-def connection_pair() -> tuple[children.OwnedConnection, children.OwnedConnection]:
-    """Return both ends of a new connection; workers that are forked later inherit neither."""
-    first, second = map(children.OwnedConnection, children.socket_pair())
-    _own_ends.update((first, second))
-    return first, second
 
 
 def allow_workers(count: int) -> None:

@@ -300,7 +300,7 @@ class Recovery:
         self._replace(index)
 
     def _close(self, index: int, child: Child) -> None:
-        """Let a worker close its envs and end; that is no loss. May be repeated."""
+        """Let a worker close its envs and end, which does not count as a loss. May be repeated."""
         self._links.forget_worker(child.pid)
         if not self._commands.leave(index):
             with contextlib.suppress(LostError):
