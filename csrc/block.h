@@ -20,13 +20,9 @@ class Block {
     // results of an env but those of its last step, and all rewards. Returns as above.
     virtual bool step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) = 0;
 
-    // Both in the user's process, where a signal handler may raise an exception half-way.
-    // Called again with the number of that command, it resumes with the env that was interrupted.
-    virtual bool step_once(std::uint32_t frame, std::uint32_t /*number*/) { return step(frame); }
-    virtual bool step_chunk_once(std::uint32_t frame, std::uint32_t steps, bool last,
-                                 std::uint32_t /*number*/) {
-        return step_chunk(frame, steps, last);
-    }
+    // In the user's process an exception, such as a signal handler's, may end a step half-way.
+    bool torn = false;    // nobody knows the states of its envs: they must be replaced
+    bool halted = false;  // only a wait was ended: the same command, made again, goes on with it
 };
 
 }  // namespace pysampler

@@ -965,6 +965,22 @@ class Meter:
 class Block:
     def __reduce__(self) -> tuple:
         ...
+    @property
+    def halted(self) -> bool:
+        """
+        Whether an exception has ended a wait: the same command goes on with it.
+        """
+    @halted.setter
+    def halted(self, arg0: bool) -> None:
+        ...
+    @property
+    def torn(self) -> bool:
+        """
+        Whether an exception has ended a step half-way: replace the envs.
+        """
+    @torn.setter
+    def torn(self, arg0: bool) -> None:
+        ...
 class Pool:
     @staticmethod
     def size_of(groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], own: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
@@ -1383,14 +1399,6 @@ class EnvBlock(Block):
     def step_chunk(self, frame: typing.SupportsInt | typing.SupportsIndex, steps: typing.SupportsInt | typing.SupportsIndex, last: bool) -> bool:
         """
         Let every env make several steps, from the frame on, until its episode ends; with `last`, write only its last results, and all rewards.
-        """
-    def step_chunk_once(self, frame: typing.SupportsInt | typing.SupportsIndex, steps: typing.SupportsInt | typing.SupportsIndex, last: bool, number: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        """
-        The same for a chunk of steps.
-        """
-    def step_once(self, frame: typing.SupportsInt | typing.SupportsIndex, number: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        """
-        The same; with the number of an interrupted call, resume that one.
         """
     def stop(self) -> None:
         """

@@ -88,14 +88,6 @@ void EnvBlock::use_action_types(std::uint32_t frame) {
 }
 
 bool EnvBlock::step_with(std::uint32_t frame, const std::optional<py::list>& actions) {
-    if (here_ && actions) {  // a call with the list of an interrupted one resumes it
-        if (actions->is(actions_)) {
-            start_ = reached_;
-        } else {
-            actions_ = *actions;
-            reached_ = 0;
-        }
-    }
     begin(frame);
     if (!actions) use_action_types(frame);
     for_each(frame, [&](std::size_t i) {
@@ -150,6 +142,8 @@ void EnvBlock::replace(const std::vector<std::optional<std::uint64_t>>& seeds,
         const bool is_over = !over.empty() && over.at(i) && autoreset_ != Autoreset::kSameStep;
         ended_[i] = is_over && autoreset_ == Autoreset::kNextStep;
         fresh_[i] = !is_over;
+        // An exception has interrupted a chunk.
+        if (!told_unseen_.empty() && told_unseen_[i]) guarded(i, [&] { tell_unseen(i, false); });
     }
 }
 
@@ -178,38 +172,15 @@ void EnvBlock::set_last(std::size_t i, const py::object& obs) {
     has_last_.at(i) = true;
 }
 
-bool EnvBlock::step_once(std::uint32_t frame, std::uint32_t number) {
-    resume_or_begin(number);
-    return step_with(frame, std::nullopt);
-}
-
-bool EnvBlock::step_chunk_once(std::uint32_t frame, std::uint32_t steps, bool last,
-                               std::uint32_t number) {
-    resume_or_begin(number);
-    return step_chunk(frame, steps, last);
-}
-
-void EnvBlock::resume_or_begin(std::uint32_t number) {
-    if (number == number_) {
-        start_ = reached_;
-        start_step_ = in_chunk_ ? step_ : 0;
-    } else {
-        number_ = number;
-        reached_ = 0;
-    }
-}
-
 // One env after the other makes all of its steps, so that its memory stays in the cache.
 bool EnvBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) {
-    if (start_ == 0 && start_step_ == 0) {
-        for (std::uint32_t k = 0; k < steps; ++k) begin(frame + k);
-        in_chunk_ = true;
-    }
+    for (std::uint32_t k = 0; k < steps; ++k) begin(frame + k);
+    in_chunk_ = true;
     use_action_types(frame);
     std::int64_t now = now_ns();
-    for (std::size_t i = std::exchange(start_, 0); i < count_ && !stopped_; ++i) {
+    for (std::size_t i = 0; i < count_ && !stopped_; ++i) {
         bool over = resting_[i] && !fresh_[i];
-        for (step_ = std::exchange(start_step_, 0); step_ < steps && !stopped_; ++step_) {
+        for (step_ = 0; step_ < steps && !stopped_; ++step_) {
             const std::uint32_t at = frame + step_;
             if (over) {
                 clear_results(at, i);
@@ -222,7 +193,6 @@ bool EnvBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) {
         }
         if (!told_unseen_.empty() && told_unseen_[i]) guarded(i, [&] { tell_unseen(i, false); });
     }
-    reached_ = count_;
     step_ = 0;
     meter_->idle(now);
     return !overflow_.empty();
@@ -297,7 +267,6 @@ py::list EnvBlock::take_overflow() { return std::exchange(overflow_, py::list())
 void EnvBlock::begin(std::uint32_t frame) {
     if (frame >= static_cast<std::size_t>(rewards_.shape(0)))
         throw py::index_error("cannot use frame " + std::to_string(frame) + ": no such frame");
-    if (start_ != 0) return;  // resumes an interrupted call
     in_chunk_ = false;
     overflow_ = py::list();
     if (keep_ != KeepInfos::kNone) infos_->clear(frame, first_, count_);
@@ -309,10 +278,9 @@ void EnvBlock::begin(std::uint32_t frame) {
 template <class Work>
 void EnvBlock::for_each(std::uint32_t frame, Work&& work) {
     std::int64_t now = now_ns();
-    for (std::size_t i = std::exchange(start_, 0); i < count_ && !stopped_; ++i) {
+    for (std::size_t i = 0; i < count_ && !stopped_; ++i) {
         now = timed(frame, i, now, [&] { work(i); });
     }
-    reached_ = count_;
     meter_->idle(now);
 }
 
@@ -349,10 +317,7 @@ void EnvBlock::guarded(std::size_t i, Work&& work) {
             throw py::error_already_set();
         }
     } catch (py::error_already_set& error) {
-        if (is_users(error)) {
-            reached_ = i;
-            throw;
-        }
+        if (is_users(error)) throw;
         if (error.trace()) PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
         leave(kError, i, error.value());
     }
@@ -594,10 +559,6 @@ void register_env_block(py::module_& m) {
              py::arg("last"),
              "Let every env make several steps, from the frame on, until its episode ends; with "
              "`last`, write only its last results, and all rewards.")
-        .def("step_once", &EnvBlock::step_once, py::arg("frame"), py::arg("number"),
-             "The same; with the number of an interrupted call, resume that one.")
-        .def("step_chunk_once", &EnvBlock::step_chunk_once, py::arg("frame"), py::arg("steps"),
-             py::arg("last"), py::arg("number"), "The same for a chunk of steps.")
         .def("reset", &EnvBlock::reset, py::arg("frame"), py::arg("calls"),
              "Reset each env with its (seed, options), or leave it unchanged if that is None and "
              "no env is fresh; return whether there is overflow.")

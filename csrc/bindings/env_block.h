@@ -47,8 +47,7 @@ class EnvBlock : public Block {
              const std::string& autoreset, const std::string& keep);
 
     bool step(std::uint32_t frame) override { return step_with(frame, std::nullopt); }
-    // The same with these actions, if given, instead of those in the frame. In the user's process,
-    // if a signal handler's exception ended a call, calling again with the same list resumes it.
+    // The same with these actions, if given, instead of those in the frame.
     bool step_with(std::uint32_t frame, const std::optional<py::list>& actions);
     bool step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) override;
     // Resets each env with its (seed, options), or leaves it unchanged if that is None and no env
@@ -108,9 +107,6 @@ class EnvBlock : public Block {
     // the envs of the frame, object)].
     py::list take_overflow();
 
-    bool step_once(std::uint32_t frame, std::uint32_t number) override;
-    bool step_chunk_once(std::uint32_t frame, std::uint32_t steps, bool last,
-                         std::uint32_t number) override;
     // For a signal handler: ends the interrupted call as soon as its current env returns.
     void stop() { stopped_ = true; }
     const py::list& peek_overflow() const { return overflow_; }
@@ -125,7 +121,6 @@ class EnvBlock : public Block {
     void find_skip_frames();
     static py::list time_limits(const py::object& env);
     bool reaches_limit(std::size_t i) const;
-    void resume_or_begin(std::uint32_t number);
     void begin_next(std::uint32_t frame, std::size_t i);
     void end_lost(std::uint32_t frame, std::size_t i);
     void reset_one(std::uint32_t frame, std::size_t i, PyObject* seed, PyObject* options);
@@ -195,10 +190,7 @@ class EnvBlock : public Block {
     Call call_ = Call::kNothing;  // of the current env
     std::int64_t began_ = 0;
     py::list overflow_;
-    std::size_t start_ = 0;    // the env at which the next call begins
-    std::size_t reached_ = 0;  // how many envs the current call has finished
-    // In a chunk: the step at which the next call begins with env `start_`, and the current one.
-    std::uint32_t start_step_ = 0, step_ = 0;
+    std::uint32_t step_ = 0;  // of the current chunk
     bool in_chunk_ = false;
     // For each env, its method skip_frames(unseen), if it has one, and what it was told last. Empty
     // before the first chunk.
@@ -209,8 +201,6 @@ class EnvBlock : public Block {
     py::array_t<bool> double_rewards_;
     bool unlike_observations_ = false, unlike_rewards_ = false;  // report them
     bool ints_ = true;                                           // rewards may be ints
-    py::object actions_;                                         // of an interrupted step_with()
-    std::optional<std::uint32_t> number_;                        // of the last step_once()
     py::str step_name_ = interned("step"), reset_name_ = interned("reset");
     py::tuple reset_keywords_;
 };

@@ -169,7 +169,12 @@ std::vector<Pool::Request> requests_of(const py::iterable& requests) {
 }  // namespace
 
 void register_pool(py::module_& m) {
-    const Class<Block> block(m, "Block");  // a base class only
+    Class<Block> block(m, "Block");  // a base class only
+    block
+        .def_readwrite("torn", &Block::torn,
+                       "Whether an exception has ended a step half-way: replace the envs.")
+        .def_readwrite("halted", &Block::halted,
+                       "Whether an exception has ended a wait: the same command goes on with it.");
     Class<PyPool> pool(m, "Pool");
     pool.def(py::init<const PySegment&, const std::vector<std::uint32_t>&,
                       const std::vector<std::uint64_t>&, std::uint64_t,

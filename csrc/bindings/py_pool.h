@@ -146,8 +146,9 @@ class PyPool : public Handle {
     void set_inline_blocks(const py::list& blocks) { inline_blocks_ = blocks; }
 
     // Steps the inline groups that are due, in the order of sending, up to a job or a note, which
-    // Python runs. Returns whether nothing is left. A step that a signal handler's exception ends
-    // stays due, and the next call resumes it.
+    // Python runs, or a block that is torn, whose envs Python replaces. Returns whether nothing is
+    // left. A step that a signal handler's exception ends stays due, and its block is torn: no
+    // Python runs between the end of a step and its completion.
     bool run_inline() {
         take_notes();
         while (const Command* due = pool_.due()) {
@@ -159,14 +160,17 @@ class PyPool : public Handle {
             const py::object block = inline_blocks_[at];
             const std::uint64_t before = given_up_;
             auto& envs = block.cast<Block&>();
-            const bool left =
-                command.kind == Command::kStep
-                    ? envs.step_once(command.frame, command.number)
-                    : envs.step_chunk_once(command.frame, command.steps,
-                                           command.kind == Command::kChunkLast, command.number);
+            if (envs.torn) return false;
+            envs.torn = true;
+            const bool left = command.kind == Command::kStep
+                                  ? envs.step(command.frame)
+                                  : envs.step_chunk(command.frame, command.steps,
+                                                    command.kind == Command::kChunkLast);
             if (given_up_ != before || closed()) {
                 raise("ClosedError", "cannot wait on pool: it was closed meanwhile");
             }
+            mend_block(at);
+            envs.torn = false;  // its envs may have gone on in another block
             pool_.complete_inline(std::exchange(has_overflow_, false) || left, now_ns());
         }
         return true;
@@ -190,13 +194,22 @@ class PyPool : public Handle {
         const Command* due = pool_.due();
         if (due == nullptr) throw py::value_error("cannot use pool: nothing is due");
         const py::object done = due->kind == Command::kNote ? notes_.front() : py::none();
-        if (due->kind == Command::kNote) notes_.pop_front();
+        if (due->kind == Command::kNote) {
+            notes_.pop_front();
+        } else {
+            mend_block(due->group - (pool_.groups() - own_));
+        }
         pool_.complete_inline(message, now_ns());
     }
     // The next inline step has overflow, whatever its block returns.
     void set_overflow(bool overflow) { has_overflow_ = overflow; }
     void cancel_inline() {
         const Pin pin(*this, "use");
+        for (const py::handle block : inline_blocks_) {
+            if (!py::isinstance<Block>(block)) continue;  // of trainers
+            auto& envs = block.cast<Block&>();
+            if (std::exchange(envs.halted, false)) envs.torn = true;  // its command is given up
+        }
         pool_.cancel_inline();
     }
     // Drops everything due, and the Python objects that belong to it.
@@ -380,6 +393,12 @@ class PyPool : public Handle {
     };
     static constexpr std::uint32_t kInline = UINT32_MAX;
 
+    // The block of this inline group has done its command.
+    void mend_block(std::size_t at) {
+        if (at >= inline_blocks_.size()) return;
+        const py::handle block = inline_blocks_[at];
+        if (py::isinstance<Block>(block)) block.cast<Block&>().torn = false;
+    }
     void add_note(Noted note) {
         const std::lock_guard lock(noting_);
         noted_.push_back(std::move(note));

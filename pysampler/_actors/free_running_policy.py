@@ -73,7 +73,7 @@ class FreeRunningJob(Repeated):
 
     group: int
     setup: Any
-    renews = True
+    renews = steps_envs = True
     doing = "acting"
     culprit = ("the policy", "acting")
 

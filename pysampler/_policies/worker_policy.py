@@ -350,7 +350,7 @@ class RolloutJob(Repeated):
     last: int  # the envs' frame before the rollout
     normalization: Normalization | None
     resumes: bool = False  # whether the last report of this job was unfinished
-    renews = True
+    renews = steps_envs = True
     doing = "acting and stepping"
     culprit = ("the policy", "acting")
 

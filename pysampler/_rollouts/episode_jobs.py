@@ -180,6 +180,7 @@ class EpisodesJob(Repeated):
     resets_spares: bool
     normalization: Normalization | None
     reads_last: bool = False
+    steps_envs = True
     doing = "acting and stepping"
     culprit = ("the policy", "acting")
 
@@ -190,4 +191,5 @@ class EpisodesJob(Repeated):
         if server.blocks[block].fresh and block not in policy.reported:
             policy.reported.add(block)
             return EpisodesReport(replaced=True)
+        policy.reported.discard(block)
         return policy.play(server, block, frame, self)

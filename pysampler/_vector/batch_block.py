@@ -25,13 +25,13 @@ from pysampler.envs._errors import RowError
 from pysampler.envs.batch import Generators
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
     from pysampler._frames.infos import Column
-    from pysampler.envs.batch import BatchEnv, Ids
+    from pysampler.envs.batch import BatchEnv
 
     Array = npt.NDArray[Any]
     # Results of a step: observations, rewards, terminated, infos. Of a reset: observations, infos.
@@ -104,8 +104,6 @@ class BatchBlock(ChunkBlock):
         self.options: dict[int, tuple[Any, int]] = {}
         self.used = np.zeros(count, np.int64)  # the options version of each episode
         self.failed = False
-        # Random generators used since the last snapshot, with their states at the snapshot.
-        self._drawn_before: list[tuple[np.random.Generator, Any]] = []
 
     double_rewards: Any = True  # rewards are NumPy's float64
     # Called with a reason, makes a block that steps the envs one by one; None: they never leave.
@@ -195,10 +193,6 @@ class BatchBlock(ChunkBlock):
         Returns:
             Whether there is overflow.
         """
-        if self.here and not self._can_repeat:
-            if actions is not None:
-                return self._repeatable(actions, BatchBlock.step, self, frame, actions)
-            self._forget_draws()
         self.failed = False
         try:
             if actions is None:
@@ -427,8 +421,6 @@ class BatchBlock(ChunkBlock):
         if not len(ids):
             return
         rngs = Generators([self.rngs[i] for i in ids.tolist()])
-        if self.here:
-            self._drawn_before += [(rng, rng.bit_generator.state) for rng in rngs if rng]
         observations, infos = self.begin_rows(ids, rngs)
         if not self._all_begun:
             self.begun[ids] = True
@@ -484,9 +476,10 @@ class BatchBlock(ChunkBlock):
             return False
         return True
 
-    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+    def replace(self, seeds: Sequence[int | None], over: Sequence[bool]) -> None:
         """Let the envs replace others: they are fresh; ``seeds`` are for their next resets."""
-        self.seeds = dict(enumerate(seeds))
+        self.seeds.update({i: seed for i, seed in enumerate(seeds) if seed is not None})
+        self.begun[:] = self._all_begun = False
         are_over = list(over) if over and self._autoreset != "SAME_STEP" else [False] * self.count
         self.ended[:] = are_over if self._autoreset == "NEXT_STEP" else False
         self.any_ended = bool(self.ended.any())
@@ -496,26 +489,6 @@ class BatchBlock(ChunkBlock):
     def set_options(self, i: int, options: Any, version: int) -> None:
         """Use these options for resets of env ``i`` from now on."""
         self.options[i] = options, version
-
-    def snapshot(self) -> Any:
-        """Return the state of all envs, to pass to ``return_to``."""
-        self._forget_draws()
-        arrays = {name: array.copy() for name, array in self._state_arrays().items()}
-        return arrays, dict(self.seeds), self.used.copy(), (self._all_begun, self.any_ended)
-
-    def _forget_draws(self) -> None:
-        """Forget the states of random generators before their use."""
-        self._drawn_before = []
-
-    def return_to(self, snapshot: Any) -> None:
-        """Return to the state of the last snapshot."""
-        arrays, seeds, used, (self._all_begun, self.any_ended) = snapshot
-        self.seeds = dict(seeds)
-        for name, array in self._state_arrays().items():
-            array[:] = arrays[name]
-        self.used[:] = used
-        for rng, state in reversed(self._drawn_before):
-            rng.bit_generator.state = state
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -591,37 +564,6 @@ class BatchBlock(ChunkBlock):
         self._overflow.append((kind, self.first + i, value))
 
 
-class _Noted(Generators):
-    """Generators that save their states before each use, so that a step can be repeated."""
-
-    def __init__(self, rngs: Iterable[Any]) -> None:
-        super().__init__(rngs)
-        self.before: list[tuple[np.random.Generator, Any]] = []
-
-    def _note(self, rngs: Iterable[Any]) -> None:
-        self.before += [(rng, rng.bit_generator.state) for rng in rngs if rng is not None]
-
-    def __iter__(self) -> Iterator[Any]:
-        self._note(super().__iter__())
-        return super().__iter__()
-
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        self._note(found if isinstance(key, slice) else [found])
-        return found
-
-    def of(self, ids: Ids) -> Generators:
-        return Generators(self[ids] if isinstance(ids, slice) else [self[i] for i in ids.tolist()])
-
-    def uniform(self, low: Any, high: Any, shape: int | tuple[int, ...] | None = None) -> Array:
-        self._note(super().__iter__())
-        return super().uniform(low, high, shape)
-
-    def standard_normal(self, shape: int | tuple[int, ...] = ()) -> Array:
-        self._note(super().__iter__())
-        return super().standard_normal(shape)
-
-
 class OwnBlock(BatchBlock):
     """The envs of a ``BatchEnv``.
 
@@ -637,7 +579,7 @@ class OwnBlock(BatchBlock):
         self._reward_shape = reward_shape(reward_space_of(env))
         shape = env.action_space.shape or ()
         super().__init__(env.num_envs, first, shape, env.max_episode_steps, meter, here=here)
-        self.rngs = env.rngs = (_Noted if here else Generators)(self.rngs)
+        self.rngs = env.rngs = Generators(self.rngs)
 
     def advance(self, ids: Array | None, actions: Array) -> Advanced:
         rows = slice(None) if ids is None else ids
@@ -688,20 +630,6 @@ class OwnBlock(BatchBlock):
         given = {place: one for place, one in zip(places, options, strict=True) if one}
         if given:
             self._env.set_options(np.array(list(given), np.int32), list(given.values()))
-
-    def _forget_draws(self) -> None:
-        self._noted.clear()
-        super()._forget_draws()
-
-    def return_to(self, snapshot: Any) -> None:
-        super().return_to(snapshot)
-        for rng, state in reversed(self._noted):  # steps may draw, too
-            rng.bit_generator.state = state
-
-    @property
-    def _noted(self) -> list[tuple[np.random.Generator, Any]]:
-        assert isinstance(self.rngs, _Noted)
-        return self.rngs.before
 
 
 def _bytes_of_seed(seed: int | None) -> Array:

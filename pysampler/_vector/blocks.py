@@ -11,7 +11,7 @@ from pysampler import _core
 from pysampler._frames.frames import BEGUN, SKIPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -26,7 +26,7 @@ __all__ = [
     "GroupBlock",
     "Overflow",
     "PythonBlock",
-    "RepeatableBlock",
+    "WholeBlock",
     "copied_info",
     "of_all",
 ]
@@ -105,6 +105,13 @@ class PythonBlock(_core.PythonBlock):
         """
         raise NotImplementedError(f"a {type(self).__name__} steps all of its envs or none")
 
+    def replace(self, seeds: Sequence[int | None], over: Sequence[bool]) -> None:
+        """Let the envs replace others; their next resets use ``seeds``.
+
+        Those that are ``over`` replace envs whose episodes had ended; if empty, none does.
+        """
+        raise NotImplementedError
+
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Write infos to these columns too."""
         raise NotImplementedError
@@ -113,63 +120,17 @@ class PythonBlock(_core.PythonBlock):
         """Let steps leave env ``i`` alone until it is reset, as far as the block can."""
 
 
-class RepeatableBlock(PythonBlock):
-    """A block that steps its envs together, so an interrupted step is repeated as a whole.
-
-    In the user's process, a signal handler may raise anywhere in a step. The step is then repeated,
-    beginning from the state of the envs before it.
+class WholeBlock(PythonBlock):
+    """A block that steps its envs together.
 
     Args:
-        here: Whether the block is in the user's process.
+        here: Whether the block is in the user's process, whose signal handlers may raise.
     """
 
     def __init__(self, *, here: bool) -> None:
         super().__init__()
         self.here = here
         self._overflow: Overflow = []
-        self._number: Any = None  # of the last step, or its list of actions
-        self._before: Any = None
-        self._can_repeat = False  # whether the state before the current step was saved
-
-    def snapshot(self) -> Any:
-        """Return the state of all envs, for ``return_to``."""
-        raise NotImplementedError
-
-    def return_to(self, snapshot: Any) -> None:
-        """Return to the state of the last snapshot."""
-        raise NotImplementedError
-
-    def step_once(self, frame: int, number: int) -> bool:
-        """Make step ``number``; the same number again repeats a step that an exception ended."""
-        return self._repeatable(number, self.step, frame)
-
-    def step_chunk_once(self, frame: int, steps: int, last: bool, number: int) -> bool:  # noqa: FBT001
-        """Make chunk ``number``; the same number again repeats one that an exception ended."""
-        return self._repeatable(number, self.step_chunk, frame, steps, last)
-
-    def _repeatable(self, number: Any, step: Callable[..., bool], *arguments: Any) -> bool:
-        """Make a step or chunk, from the state before it if it was interrupted."""
-        self._overflow = []
-        if self.here:
-            if not self._begin_again(number):
-                self._before = self.snapshot()
-                self._number = number
-            self._can_repeat = True
-        try:
-            return step(*arguments)
-        finally:
-            self._can_repeat = False
-
-    def _begin_again(self, number: Any) -> bool:
-        """Return to the state before this step if it is a repetition; return whether it is.
-
-        Args:
-            number: The number of the step or chunk, or the list of actions of a step.
-        """
-        same = number is self._number or (type(number) is int and number == self._number)
-        if same:
-            self.return_to(self._before)
-        return same
 
     def stop(self) -> None:
         """Do nothing: the envs step together."""
@@ -184,7 +145,7 @@ class RepeatableBlock(PythonBlock):
         return left
 
 
-class ChunkBlock(RepeatableBlock):
+class ChunkBlock(WholeBlock):
     """A block that makes a chunk step by step, with fewer and fewer envs.
 
     Subclasses have the rows of their envs in the frames: ``_has_final``, ``_rewards``,
@@ -275,8 +236,6 @@ class GroupBlock(PythonBlock):
         self._envs = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self._firsts = [first + envs.start for envs in self._envs]
         self._action_types = frames.action_types
-        # The last actions, and the share of each block: a call with the same list repeats the step.
-        self._given: tuple[Any, list[Any]] = None, []
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
         self._action_types = frames.action_types
@@ -296,19 +255,8 @@ class GroupBlock(PythonBlock):
     def step(self, frame: int, actions: list[Any] | None = None) -> bool:
         over = False
         self._share_types(frame)
-        if actions is None:
-            self._given = None, [None] * len(self.blocks)
-        elif self._given[0] is not actions:
-            self._given = actions, [actions[envs] for envs in self._envs]
-        for block, given in zip(self.blocks, self._given[1], strict=True):
-            over |= block.step(frame, given)
-        return over
-
-    def step_once(self, frame: int, number: int) -> bool:
-        over = False
-        self._share_types(frame)
-        for block in self.blocks:
-            over |= block.step_once(frame, number)
+        for envs, block in zip(self._envs, self.blocks, strict=True):
+            over |= block.step(frame, None if actions is None else actions[envs])
         return over
 
     def step_chunk(self, frame: int, steps: int, last: bool) -> bool:  # noqa: FBT001
@@ -316,13 +264,6 @@ class GroupBlock(PythonBlock):
         self._share_types(slice(frame, frame + steps))
         for block in self.blocks:
             over |= block.step_chunk(frame, steps, last)
-        return over
-
-    def step_chunk_once(self, frame: int, steps: int, last: bool, number: int) -> bool:  # noqa: FBT001
-        over = False
-        self._share_types(slice(frame, frame + steps))
-        for block in self.blocks:
-            over |= block.step_chunk_once(frame, steps, last, number)
         return over
 
     def reset(self, frame: int, calls: list[Any]) -> bool:
@@ -333,7 +274,7 @@ class GroupBlock(PythonBlock):
             over |= block.reset(frame, calls[envs])
         return over
 
-    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+    def replace(self, seeds: Sequence[int | None], over: Sequence[bool]) -> None:
         for envs, block in zip(self._envs, self.blocks, strict=True):
             block.replace(seeds[envs], over[envs])
 

@@ -20,7 +20,7 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
-from pysampler._vector.blocks import GroupBlock, Overflow, PythonBlock, RepeatableBlock
+from pysampler._vector.blocks import GroupBlock, Overflow, PythonBlock, WholeBlock
 from pysampler._vector.env_calls import (
     autoreset_of,
     expect_batch,
@@ -304,7 +304,7 @@ class EnvServer(Server):
             return self.env_block(rows)
         env: Any = self.envs[rows.start]
         of_block = self.first + rows.start, self.meter
-        block: RepeatableBlock
+        block: WholeBlock
         if isinstance(env, BatchEnv):
             from pysampler._vector.batch_block import OwnBlock  # noqa: PLC0415 - rare
 

@@ -67,7 +67,7 @@ class StepWith(Repeated):
 
     actions: list[Any]
     doing = "stepping"
-    of_members = renews = True
+    of_members = renews = steps_envs = True
 
     def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
         server.blocks[block].step(frame, self.actions)
@@ -87,6 +87,10 @@ class Reset(Repeated):
     doing = "resetting"
     of_members = renews = True
 
+    @property
+    def begins_all(self) -> bool:  # type: ignore[override]
+        return self.mask is None or all(self.mask)
+
     def run(self, server: EnvServer, block: int, frame: int) -> Overflow:
         options = self.options or [None] * len(self.seeds)
         calls: list[tuple[int | None, dict[str, Any] | None] | None] = [
@@ -94,7 +98,7 @@ class Reset(Repeated):
         ]
         if self.mask is not None:
             calls = [call if reset else None for call, reset in zip(calls, self.mask, strict=True)]
-        if None not in calls:
+        if self.begins_all:
             server.begin_all(block)
         server.blocks[block].reset(frame, calls)
         return server.take_overflow(block)

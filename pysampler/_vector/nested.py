@@ -13,7 +13,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.error import AlreadyPendingCallError
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 
@@ -21,7 +21,7 @@ from pysampler import _core
 from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL, LOST
 from pysampler._frames.spec import build, leaves
 from pysampler._torch import is_tensor, tensor_from, to_array
-from pysampler._vector.blocks import GivenActions, RepeatableBlock, of_all
+from pysampler._vector.blocks import GivenActions, WholeBlock, of_all
 from pysampler._vector.columns import InfoColumns
 from pysampler._workers.jobs import is_users
 from pysampler._workers.remote import dumps
@@ -46,11 +46,11 @@ _FINAL_KEYS = "final_obs", "_final_obs", "final_info", "_final_info"
 _FINAL_OBS, _UNSHAPED = _core.EnvBlock.FINAL_OBS, _core.EnvBlock.UNSHAPED_OBS
 
 
-class NestedBlock(RepeatableBlock):
+class NestedBlock(WholeBlock):
     """The envs of a vector env, from number ``first`` on.
 
-    If an exception interrupts a step in the user's process, the next attempt reuses the results of
-    the calls that had returned, since a vector env has no state to return to.
+    In the user's process, an exception may end the wait for a vector env that has workers. The
+    block is then halted, and the same command goes on with that wait.
 
     Args:
         env: The vector env.
@@ -83,11 +83,10 @@ class NestedBlock(RepeatableBlock):
         self._used = np.zeros(self.count, np.int64)  # the options version of each episode
         # Writes the results of a step of all envs; the vector env counts and ends episodes.
         self._rows = _core.BatchRows(first, self.count, meter, np.zeros(self.count, np.int64), 0)
-        self._returned: list[Any] = []  # results of the calls in the current step
-        self._replayed = 0  # how many of them the current attempt has used
-        self._repeats = False  # whether the current step was attempted before
-        self._over_before = self._over  # self._over when the step began
-        self._stepping: Any = None  # the actions of the last step, unless they were in a frame
+        self._in_parts = here and hasattr(env, "step_async")  # calls begin, and end with a wait
+        self._waits = False  # whether a call has begun
+        self._calls = 0  # the number of calls in the current stage
+        self._stage: Callable[[], None]  # what a halted command goes on with
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
         """Use these frames from now on; the envs do not change."""
@@ -125,30 +124,8 @@ class NestedBlock(RepeatableBlock):
 
     # -- called by workers -----------------------------------------------------------------------
 
-    def step_once(self, frame: int, number: int) -> bool:
-        """Make step ``number``; the same number again repeats a step that an exception ended."""
-        self._repeats = number == self._number
-        if not self._repeats:
-            self._returned = []
-            self._number = number
-            self._over_before = self._over
-        self._replayed = 0
-        return self._step(frame, None)
-
     def step(self, frame: int, actions: Sequence[Any] | None = None) -> bool:
-        """Step every env. Those whose episodes have ended are reset by the vector env.
-
-        The same actions again repeat a step that an exception ended.
-        """
-        self._repeats = self.here and actions is not None and actions is self._stepping
-        if not self._repeats:
-            self._returned = []
-            self._over_before = self._over
-        self._replayed = 0
-        self._stepping = actions
-        return self._step(frame, actions)
-
-    def _step(self, frame: int, actions: Sequence[Any] | None) -> bool:
+        """Step every env. Those whose episodes have ended are reset by the vector env."""
         if self._begins:
             self.fresh = False
             return self._serve(frame, lambda: self._reset_all(frame))
@@ -161,24 +138,25 @@ class NestedBlock(RepeatableBlock):
 
         If the envs are fresh, all are reset.
         """
-        self._returned, self._replayed = [], 0
         return self._serve(frame, lambda: self._reset(frame, calls))
 
-    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+    def replace(self, seeds: Sequence[int | None], over: Sequence[bool]) -> None:
         """Let the envs replace others; their next reset gets the first of ``seeds``."""
-        self._seed = int(seeds[0])
+        self._seed = seeds[0]
+        self.halted = False
         self.fresh = True
         self._begins = self._mode is AutoresetMode.NEXT_STEP and bool(over) and all(over)
 
     def _end_lost(self, frame: int) -> None:
         """End the episodes of the lost envs, which the fresh ones replace."""
-        if self._same_step:
-            self._reset_all(frame)
-        else:
-            self._begun_lost(frame)
-            self._clear(frame, self._all)
-            self._begins = self._mode is AutoresetMode.NEXT_STEP
+        self._begun_lost(frame)
+        self._clear(frame, self._all)
         self._truncated[frame] = True
+        if self._same_step:
+            self._rest_no_more(self._all)
+            self._begin_episodes(frame, self._all)
+        else:
+            self._begins = self._mode is AutoresetMode.NEXT_STEP
 
     def _begun_lost(self, frame: int) -> None:
         self.fresh = False
@@ -201,40 +179,45 @@ class NestedBlock(RepeatableBlock):
 
     def _serve(self, frame: int, work: Callable[[], None]) -> bool:
         """Prepare the frame and do some work; report an exception as an error of the first env."""
-        self._overflow = []
+        halted, self.halted = self.halted, False
+        if not halted:
+            self._overflow, self._waits, self._stage = [], False, work
+        self._calls = 0
         try:
-            self._rows.begin(frame)
-            work()
+            if not halted:
+                self._rows.begin(frame)
+            self._stage()
         except BaseException as error:
+            if isinstance(error, _GoneError):
+                self.replace([None] * self.count, [])
+                return self._serve(frame, lambda: self._end_lost(frame))
             if is_users(error, here=self.here):
+                if self._calls == 1 and (self._waits or hasattr(error, "for_caller")):
+                    self.halted, self.torn = True, False
                 raise
             self._leave(_ERROR, 0, error)
             for i in range(1, self.count):
                 self._leave(self.NO_RESULTS, i, None)
-        for i, raised in getattr(self._env, "errors", ()):  # of single envs
-            self._leave(_ERROR, i, raised)
-        for i in getattr(self._env, "lost", ()):
-            self._leave(_LOST, i, None)
         self._meter.idle()
         if self._options:
             self._versions[frame] = self._used
         return bool(self._overflow)
 
     def _call(self, name: str, frame: int, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the vector env, or return its result if it was called already."""
-        if self._replayed == len(self._returned):
-            if self._use_buffers is not None:
-                own = self._buffers[frame]
-                # An earlier attempt may have called it already.
-                self._use_buffers(*(own if name == "step" else (own[0], *self._unused)))
-            function = getattr(self._env, name)
-            if self.here and hasattr(self._env, f"{name}_async"):
-                function = functools.partial(self._call_in_parts, name)
-            result = self._as_arrays(function(*args, **kwargs))
-            # The reset that follows may write to the same arrays.
-            self._returned.append(copy.deepcopy(result) if self.here and self._resets else result)
-        self._replayed += 1
-        return self._returned[self._replayed - 1]
+        """Call a method of the vector env."""
+        self._calls += 1
+        if self._use_buffers is not None:
+            own = self._buffers[frame]
+            self._use_buffers(*(own if name == "step" else (own[0], *self._unused)))
+        if self._in_parts:
+            results = self._call_in_parts(name, *args, **kwargs)
+        else:
+            results = getattr(self._env, name)(*args, **kwargs)
+        for i, raised in getattr(self._env, "errors", ()):  # of single envs
+            self._leave(_ERROR, i, raised)
+        for i in getattr(self._env, "lost", ()):
+            self._leave(_LOST, i, None)
+        return self._as_arrays(results)
 
     def _as_arrays(self, results: Any) -> Any:
         """Convert tensors in results to arrays; if there are any, later actions become tensors."""
@@ -247,16 +230,29 @@ class NestedBlock(RepeatableBlock):
         return _mapped(lambda one: to_array(one) if is_tensor(one) else one, results)
 
     def _call_in_parts(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a vector env that has workers; an interrupted call may have been sent already."""
-        begin = getattr(self._env, f"{name}_async")
-        try:
-            begin(*args, **kwargs)
-        except AlreadyPendingCallError as error:
-            # The results of an abandoned call are dropped.
-            if error.name != name or (name == "step" and not self._repeats):
+        """Call a vector env that has workers, or go on with the call that has begun."""
+        goes_on = self._waits
+        if not goes_on:
+            torn, self.torn = self.torn, True
+            begin = getattr(self._env, f"{name}_async")
+            try:
+                begin(*args, **kwargs)
+            except AlreadyPendingCallError as error:  # the caller has given up that call
                 getattr(self._env, f"{error.name}_wait")()
                 begin(*args, **kwargs)
-        return getattr(self._env, f"{name}_wait")()
+            self._waits = True
+            self.torn = torn
+        try:
+            results = getattr(self._env, f"{name}_wait")()
+        except NoAsyncCallError:
+            if not goes_on:
+                raise
+            self._waits = False
+            if name == "step":
+                raise _GoneError from None
+            return self._call_in_parts(name, *args, **kwargs)
+        self._waits = False
+        return results
 
     def _buffers_of(self, frame: int) -> tuple[Any, Array, Array, Array]:
         """Return the rows of a frame; parts of observations without a fixed shape are None."""
@@ -333,7 +329,7 @@ class NestedBlock(RepeatableBlock):
         If an episode ends now, the next step begins another one. So its last observation is
         in the frame twice: as an observation and as a final one.
         """
-        self._has_final[frame, self._over_before] = BEGUN
+        self._has_final[frame, self._over] = BEGUN
         over = self._terminated[frame] | self._truncated[frame]
         ended: Array = np.flatnonzero(over)
         if len(ended):
@@ -416,13 +412,16 @@ class NestedBlock(RepeatableBlock):
             self._begun_lost(frame)
             calls = of_all(calls)
         chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
-        self._resting[chosen] = False
-        self._any_rests = bool(self._resting.any())
+        self._rest_no_more(chosen)
         if len(chosen):
             self._clear(frame, chosen)
             self._begin_episodes(frame, chosen, calls)
         elif self._last is not None:
             self._write_observations(frame, self._last)
+
+    def _rest_no_more(self, envs: Array) -> None:
+        self._resting[envs] = False
+        self._any_rests = bool(self._resting.any())
 
     def _reset_all(self, frame: int) -> None:
         self._reset(frame, [(None, None)] * self.count)
@@ -432,6 +431,8 @@ class NestedBlock(RepeatableBlock):
             rows[frame, envs] = 0
 
     def _begin_episodes(self, frame: int, envs: Array, calls: Sequence[Call] | None = None) -> None:
+        self._stage = functools.partial(self._begin_episodes, frame, envs, calls)
+        self._calls = 0
         began = now()
         infos: list[tuple[Array, Any]] = []
         for rows, own, seed, options in self._resets_of(envs, calls):
@@ -539,6 +540,10 @@ class NestedBlock(RepeatableBlock):
             rest = self._infos.store(frame, self.first + i, info, under)
             if rest is not None:
                 self._leave(_INFO, i, rest)
+
+
+class _GoneError(Exception):
+    """The results of a call had been taken when an exception interrupted it."""
 
 
 def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -47,59 +47,50 @@ class Slots(NamedTuple):
     use: SpareUse = SpareUse(0)
     needed: Mapping[int, int] = {}  # how many episodes would have needed how many spares
     # Of the newest call:
-    call: tuple[Any, ...] = (0,)  # the number of its command, its name and arguments
-    sent: bool = True
     awaited: Mapping[int, int] = {}  # the slots of envs that are at work for it
     to_fill: tuple[int, ...] = ()  # vacant slots that it has yet to fill
     results: Mapping[int, Result] = {}  # by slot
     done: bool = True  # whether it has ended
-    # Of all calls of its command:
     errors: tuple[tuple[int, EnvError], ...] = ()  # with the slots
     lost: tuple[int, ...] = ()  # slots whose episodes ended because a worker was lost in a step
 
     def restarted(
-        self, envs: int, seed: tuple[int, ...] | None, *, was_reset: bool = True
+        self, envs: int, seed: tuple[int, ...] | None = None, *, was_reset: bool = True
     ) -> Slots:
-        """Return the state at the beginning of a run, in which all spares are to be reset."""
+        """Return the state at the beginning of a run, in which all spares are to be reset.
+
+        Without a seed, more seeds are drawn from that of the run before.
+        """
         slots = len(self.env_of)
         state = Slots(
             tuple(range(slots)),
             tuple(range(slots, envs)),
-            seed=seed,
+            seed=seed or self.seed,
+            drawn=0 if seed else self.drawn,
             was_reset=was_reset,
             received=self.received,
             use=self.use,
             needed=self.needed,
-            call=self.call,
-            errors=self.errors,
         )
         for env in state.spares:
             state = state.resetting(env)
         return state
 
-    def with_call(
-        self, call: tuple[Any, ...], slots: Iterable[int], to_fill: Iterable[int]
-    ) -> Slots:
+    def with_call(self, slots: Iterable[int], to_fill: Iterable[int]) -> Slots:
         """Return the state at the beginning of a call.
 
         Args:
-            call: The number of its command, its name and arguments.
             slots: The slots whose envs it commands.
             to_fill: The vacant slots that it fills.
         """
-        state = self if call[0] == self.call[0] else self._replace(errors=(), lost=())
-        return state._replace(
-            call=call,
-            sent=False,
-            awaited={state.env_of[slot]: slot for slot in slots},
+        return self._replace(
+            awaited={self.env_of[slot]: slot for slot in slots},
             to_fill=tuple(to_fill),
             results={},
             done=False,
+            errors=(),
+            lost=(),
         )
-
-    def commanded(self) -> Slots:
-        """Return the state in which the call has sent its commands."""
-        return self._replace(sent=True)
 
     def ended(self, slots: Iterable[int]) -> Slots:
         """Return the state in which the call has ended, and the next step makes slots vacant."""

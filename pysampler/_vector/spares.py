@@ -11,11 +11,9 @@ at which episodes end: it does not depend on time or on the number of workers.
 To its ``VectorEnv`` this is a vector env in the user's process, in one block (nested.py), as is any
 other that a function returns: samplers, autoreset modes and frames need nothing more.
 
-A signal handler may raise at any point, and the block then calls ``step`` or ``reset`` again. All
-that they change is in one immutable value (slots.py), which each transition replaces by a single
-assignment. Calls are told apart by the number of the command that the outer pool runs: with the
-same number, a call continues where it was interrupted, or returns its results again. Commands to
-the inner vector env go out once, because its pool knows which envs are at work.
+A signal handler may raise at any point. If that ends a wait, the block waits again: all that waits
+change is in one immutable value (slots.py), which each transition replaces by a single assignment.
+If it interrupts the beginning of a call, all slots and spares are reset, as if they had been lost.
 """
 
 from __future__ import annotations
@@ -61,8 +59,6 @@ if TYPE_CHECKING:
     from pysampler._workers.pool import Pool
 
     Array = npt.NDArray[np.int64]
-    # The state, the slots whose envs get a command, and those to be filled.
-    _Begun = tuple[Slots, Sequence[int], Sequence[int]]
 
 __all__ = ["SpareEnvs", "divided"]
 
@@ -156,8 +152,9 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         self._observations: Any = create_empty_array(self.single_observation_space, self.num_envs)
         self._step_timeout: float | None = options["step_timeout"]
         slots = tuple(range(self.num_envs))
-        self._state = Slots(slots, (), use=SpareUse(spares)).restarted(count, None, was_reset=False)
+        self._state = Slots(slots, (), use=SpareUse(spares)).restarted(count, was_reset=False)
         self._batch: Any = None  # received from the inner vector env; the state may not have it yet
+        self._sound = True  # whether no exception has interrupted the beginning of a call
         self._asked = 0  # the number of the newest command that called envs
 
     def serve(self, outer: Pool) -> None:
@@ -176,25 +173,27 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
 
     # -- steps and resets ------------------------------------------------------------------------
 
-    def step(self, actions: Any) -> Any:
+    def step_async(self, actions: Any) -> None:
         """Step the envs in the slots; fill vacant slots, which take no action.
 
         In the mode NEXT_STEP, slots whose episodes have ended become vacant before.
         """
 
-        def begin() -> _Begun:
-            state = self._state.vacated(self._state.over)
-            stepped = [slot for slot in range(self.num_envs) if slot not in state.vacant]
-            return state, stepped, state.vacant
-
         def send(slots: Array, envs: Array) -> None:
             self.inner.send(_rows(self.single_action_space, actions, slots), env_ids=envs)
 
-        return self._call("step", begin, send)
+        with self._calling("step"):
+            self._drop_apply()
+            state = self._state.vacated(self._state.over)
+            stepped = [slot for slot in range(self.num_envs) if slot not in state.vacant]
+            self._begin(state.with_call(stepped, state.vacant), send)
 
-    def reset(
-        self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def step_wait(self) -> Any:
+        """Return the results of the step; again, if an exception has interrupted this."""
+        with self._calling("step"):
+            return self._finish()
+
+    def reset_async(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> None:
         """Reset all slots, or those of ``options["reset_mask"]``.
 
         Slots without a seed and options take spares. With seeds for all slots, everything starts
@@ -206,62 +205,41 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         slots = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         seeded = [slot for slot in slots if seeds[slot] is not None]
 
-        def begin() -> _Begun:
-            if len(seeded) == self.num_envs or not self._state.was_reset:
-                self._await_idle()
-                entropy = tuple(0 if one is None else abs(int(one)) for one in seeds)
-                state = self._state.restarted(self.inner.num_envs, entropy if seeded else None)
-                return state, range(self.num_envs), ()
-            own = [slot for slot in slots if options_of.get(slot) or slot in seeded]
-            self._await_idle(self._state.spares[: len(set(own).intersection(self._state.vacant))])
-            state = self._state.keeping(own)
-            to_fill = [slot for slot in slots if slot not in own]
-            return state.vacated(to_fill), own, to_fill
-
         def send(slots: Array, envs: Array) -> None:
             each = [options_of.get(slot) for slot in slots.tolist()]
             self.inner.async_reset([seeds[slot] for slot in slots], each, env_ids=envs)
 
-        observations, *_, infos = self._call(dumps((seeds, given)), begin, send)
-        return observations, infos
+        with self._calling("reset"):
+            self._drop_apply()
+            state = self._state
+            if len(seeded) == self.num_envs or not (state.was_reset and state.done and self._sound):
+                self._await_idle()
+                entropy = tuple(0 if one is None else abs(int(one)) for one in seeds)
+                state = self._state.restarted(self.inner.num_envs, entropy if seeded else None)
+                self._begin(state.with_call(range(self.num_envs), ()), send)
+                return
+            own = [slot for slot in slots if options_of.get(slot) or slot in seeded]
+            self._await_idle(state.spares[: len(set(own).intersection(state.vacant))])
+            to_fill = [slot for slot in slots if slot not in own]
+            self._begin(self._state.keeping(own).vacated(to_fill).with_call(own, to_fill), send)
 
-    def _call(
-        self, what: Any, begin: Callable[[], _Begun], send: Callable[[Array, Array], None]
-    ) -> Any:
-        """Make a call. The same call again continues it, or returns its results again.
+    def reset_wait(self) -> tuple[Any, dict[str, Any]]:
+        """Return the results of the reset; again, if an exception has interrupted this."""
+        with self._calling("reset"):
+            observations, *_, infos = self._finish()
+            return observations, infos
 
-        Args:
-            what: Tells it from other calls in the same command of the outer pool.
-            begin: Returns the state at its beginning, the slots whose envs get a command, and those
-                to be filled.
-            send: Sends the commands.
-        """
-        with self._calling("step" if what == "step" else "reset"):
-            call = self._served.native.number_of(0), what
-            if call != self._state.call:
-                self._end_abandoned_calls()
-                state, slots, to_fill = begin()
-                self._state = state.with_call(call, slots, to_fill)
-            if self._is_unsent():
-                chosen = np.array(list(self._state.awaited.values()))
-                send(chosen, np.array(list(self._state.awaited)))
-            return self._finish()
-
-    def _end_abandoned_calls(self) -> None:
-        """Wait for the rest of calls whose results the caller has given up."""
-        self._drop_apply()
-        if not self._state.done and not self._is_unsent():
-            self._finish()
-
-    def _is_unsent(self) -> bool:
-        """Return whether the call has yet to send its commands: either all are sent or none."""
-        envs, sent = self._state.awaited, self._state.sent
-        return not sent and any(not self._pool.is_pending(env) for env in envs)
+    def _begin(self, state: Slots, send: Callable[[Array, Array], None]) -> None:
+        """Begin a call: send its commands, and the resets of spares."""
+        self._sound = False
+        self._state = state
+        if state.awaited:
+            send(np.array(list(state.awaited.values())), np.array(list(state.awaited)))
+        self._send_resets()
+        self._sound = True
 
     def _finish(self) -> Any:
         """Wait for the envs of the call, fill vacant slots, and return the results."""
-        self._state = self._state.commanded()
-        self._send_resets()
         while self._state.awaited:
             self._receive(len(self._state.awaited))
         while self._state.to_fill:
@@ -376,12 +354,12 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
 
     @property
     def errors(self) -> list[tuple[int, EnvError]]:
-        """The errors of envs in the command that the outer pool runs, with their slots."""
+        """The errors of envs in the last call, with their slots."""
         return [(slot, _named(error, slot)) for slot, error in self._state.errors]
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The slots whose envs were lost with a worker in the step that the outer pool runs."""
+        """The slots whose envs were lost with a worker in the last call, if that was a step."""
         return self._state.lost
 
     @property

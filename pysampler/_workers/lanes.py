@@ -30,7 +30,7 @@ from pysampler._workers.remote import dumps_by_value, loads
 from pysampler.errors import ClosedError, EnvError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pysampler._workers.gauges import WorkerGauges
     from pysampler._workers.jobs import Attach, Job, Note, Server
@@ -113,12 +113,14 @@ class InlineLane:
     """The lane of this process: envs that the caller's own thread serves.
 
     A signal handler may raise while a command runs. The command then stays in flight, and the next
-    wait resumes it: a step at the env that was interrupted, a job from its beginning.
+    wait runs it again: a job from its beginning. If it has interrupted a step, the envs of the
+    block are replaced by themselves first, as if they had been lost.
 
     Args:
         assignment: The envs and groups of the lane.
         make: Returns the function that makes the env server, and its arguments.
         first: The number of its first env, now that those of the workers are known.
+        ended: Returns which of some envs have just ended their episodes, or None; see ``Pool``.
     """
 
     def __init__(
@@ -126,8 +128,10 @@ class InlineLane:
         assignment: WorkerAssignment,
         make: Callable[[WorkerAssignment], MakeServer],
         first: int,
+        ended: Callable[[range], Sequence[bool] | None],
     ) -> None:
         self.assignment = assignment
+        self._ended = ended
         # By group: the number of its command, and the answer besides the frame's content.
         self._answers: dict[int, tuple[int, Any]] = {}
         self._failed_note: Failure | None = None
@@ -167,10 +171,22 @@ class InlineLane:
             kind, group, frame, note = self._native.due
             if kind == _NOTE:
                 self._apply(note)
-            else:
-                job = job_of(group)
-                assert job is not None
+                continue
+            job = job_of(group)
+            self._prepare(group, job)
+            if job is not None:
                 self._run(job, group, frame)
+
+    def _prepare(self, group: int, job: Job | None) -> None:
+        """Let the envs of a group replace lost ones if an exception has interrupted their step."""
+        block = self._open_server().blocks[group - self._first]
+        if getattr(block, "torn", False):
+            if job is None or not job.begins_all:
+                envs = self.assignment.group_envs[group - self._first]
+                block.replace([None] * len(envs), self._ended(envs) or [])
+            block.torn = False
+        if job is not None and job.steps_envs:
+            block.torn = True  # until it is done
 
     def _apply(self, note: Note) -> None:
         """Apply a note. Since notes have no answer, the next answer reports a failure."""

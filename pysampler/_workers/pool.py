@@ -131,7 +131,7 @@ class Pool:
         try:
             if inline is not None:
                 first = self.assignments[-1].envs.stop if self.assignments else 0
-                self._inline = InlineLane(inline, make, first)
+                self._inline = InlineLane(inline, make, first, ended)
                 self.descriptions.append(self._inline.description)
             self._number_groups()
             self._link(policy, for_replaced, ended)

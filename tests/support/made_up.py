@@ -208,9 +208,12 @@ def step_alike(ours, theirs, mode, steps, masked, options, seeds):
         theirs.close()
 
 
-def interrupt_once(monkeypatch, kind, name, *, before=False):
-    """Let the next call of a method raise KeyboardInterrupt, after its work or before it."""
-    method, left = getattr(kind, name), [1]
+def interrupt_once(monkeypatch, kind, name, *, before=False, left=None):
+    """Let the next call of a method raise KeyboardInterrupt, after its work or before it.
+
+    With one list ``left``, one of several methods raises.
+    """
+    method, left = getattr(kind, name), [1] if left is None else left
 
     def interrupted(self, *given):
         if before and left:

@@ -10,11 +10,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
-from made_up import interrupt_once, same, step_alike
+from made_up import same, step_alike
 
 import pysampler
 from pysampler import _core
-from pysampler._vector.batch_block import _Noted
 from pysampler.envs import BatchEnv, Generators, check_batch_env
 from pysampler.errors import EnvError
 
@@ -302,40 +301,6 @@ def test_batch_envs_may_write_to_their_actions():
         assert (rollout.actions == 2).all()
 
 
-def interrupted_and_not(kind, monkeypatch, actions=(2, 2, 2)):
-    """Return two vector envs of a kind after a step, which was interrupted in the first."""
-    envs, expected = (pysampler.make_vec(kind, 3, num_workers=0) for _ in range(2))
-    for one in (envs, expected):
-        one.reset(seed=1)
-    interrupt_once(monkeypatch, kind, "step")
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(actions)
-    same(envs.step_wait(), expected.step(actions))
-    return envs, expected
-
-
-@pytest.mark.parametrize("actions", [np.array([2, 1, 2]), [np.int32(2), np.int64(1), np.int16(2)]])
-def test_interrupted_step_of_batch_envs_is_repeated_exactly(actions, monkeypatch):
-    for envs in interrupted_and_not(Walks, monkeypatch, actions):
-        envs.close()
-
-
-@pytest.mark.parametrize("way", ["actions of several types", "policy in workers"])
-def test_steps_in_this_process_keep_no_random_states(way):
-    """Of the last step alone, which may be interrupted and repeated."""
-    envs = pysampler.make_vec(Slips, 2, num_workers=0)
-    if way == "policy in workers":
-        policy = pysampler.Rollouts(envs, lambda o: np.full(len(o), 2), 60, policy_in="workers")
-        next(policy)
-    else:
-        envs.reset()
-        for _ in range(60):
-            envs.step([np.int32(2), np.int64(2)])
-    [block] = envs._pool._inline._server.blocks
-    assert 0 < len(block.rngs.before) <= 3 * 2  # of the step and of two resets
-    envs.close()
-
-
 class Slips(Walks):
     """Walks that slip: a step draws from the generators too."""
 
@@ -368,16 +333,16 @@ class SlipsByHand(Walks):
 
 
 @pytest.mark.parametrize("kind", [Slips, SlipsByHand])
-def test_interrupted_step_that_draws_random_numbers_is_repeated_exactly(kind, monkeypatch):
-    envs, expected = interrupted_and_not(kind, monkeypatch)
+def test_states_have_the_random_generators_of_steps(kind):
+    envs = pysampler.make_vec(kind, 3, num_workers=0)
+    envs.reset(seed=1)
     for _ in range(30):
-        same(envs.step(np.full(3, 2)), expected.step(np.full(3, 2)))
+        envs.step(np.full(3, 2))
     states = envs.get_state()
     first = [envs.step(np.zeros(3, int)) for _ in range(5)]
     envs.set_state(states)
     same([envs.step(np.zeros(3, int)) for _ in range(5)], first)
     envs.close()
-    expected.close()
 
 
 def test_wrappers_of_a_batch_env_are_refused():
@@ -417,7 +382,6 @@ def test_mistakes_of_a_batch_env_are_errors_of_its_envs(rows, error):
     envs.close()
 
 
-@pytest.mark.parametrize("kind", [Generators, _Noted])
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937])
 @pytest.mark.parametrize(
     ("low", "high", "shape"),
@@ -429,24 +393,23 @@ def test_mistakes_of_a_batch_env_are_errors_of_its_envs(rows, error):
         (0, np.array([1.0, 3.0]), (2,)),
     ],
 )
-def test_uniform_draws_what_each_generator_draws(kind, bits, low, high, shape):
+def test_uniform_draws_what_each_generator_draws(bits, low, high, shape):
     made, again = ([np.random.Generator(bits(seed)) for seed in range(5)] for _ in range(2))
     for ids in (slice(None), np.array([3, 1], np.int32)):
         chosen = again[ids] if isinstance(ids, slice) else [again[i] for i in ids]
-        drawn = kind(made).of(ids).uniform(low, high, shape)
+        drawn = Generators(made).of(ids).uniform(low, high, shape)
         same(drawn, np.array([one.uniform(low, high, shape) for one in chosen]))
     assert [one.random() for one in made] == [one.random() for one in again]
 
 
 @pytest.mark.parametrize("exported", [True, False])
-@pytest.mark.parametrize("kind", [Generators, _Noted])
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937])
 @pytest.mark.parametrize("shape", [(), 3, np.int64(3), (2, 2), (0,)])
-def test_standard_normal_draws_what_each_generator_draws(kind, bits, shape, exported, monkeypatch):
+def test_standard_normal_draws_what_each_generator_draws(bits, shape, exported, monkeypatch):
     if not exported:  # by NumPy's library
         monkeypatch.setattr(_core, "standard_normal", lambda generators, out: False)
     made, again = ([np.random.Generator(bits(seed)) for seed in range(5)] for _ in range(2))
-    drawn = kind(made).standard_normal(shape)
+    drawn = Generators(made).standard_normal(shape)
     same(drawn, np.array([one.standard_normal(shape) for one in again]))
     assert [one.random() for one in made] == [one.random() for one in again]
 
@@ -474,13 +437,12 @@ def test_uniform_refuses_wrong_arguments(generators, low, out, error):
         _core.uniform(generators, low, 1.0, out)
 
 
-@pytest.mark.parametrize("kind", [Generators, _Noted])
 @pytest.mark.parametrize(("low", "high"), [(1.0, 0.5), (0, np.inf), (np.nan, 1.0), (-1e308, 1e308)])
-def test_uniform_refuses_the_bounds_that_each_generator_refuses(kind, low, high):
+def test_uniform_refuses_the_bounds_that_each_generator_refuses(low, high):
     with pytest.raises(Exception, match="high - low") as refused:
         np.random.default_rng(1).uniform(low, high)
     with pytest.raises(type(refused.value), match="high - low"):
-        kind([np.random.default_rng(1)]).uniform(low, high, 1)
+        Generators([np.random.default_rng(1)]).uniform(low, high, 1)
 
 
 # -- the check -------------------------------------------------------------------------------------

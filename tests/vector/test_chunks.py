@@ -13,13 +13,12 @@ from gymnasium import spaces
 from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
-from interrupts import Interrupted, at_each_point, handler
+from interrupts import Interrupted, at_each_point
 from interrupts_in_tests import closing_while_pending, counters
 from made_up import SpaceEnv, same
 
 import pysampler
 from pysampler._frames.frames import SKIPPED
-from pysampler._vector.batch_block import OwnBlock
 from pysampler._vector.jobs import Rest
 from pysampler._vector.vector_env import core_of
 from pysampler._workers.pool import Pool
@@ -522,18 +521,6 @@ class InterruptedOnce(Scripted):
         return super().step(action)
 
 
-def test_interrupted_chunk_in_this_process_resumes_at_its_step():
-    fns = [functools.partial(InterruptedOnce, number) for number in range(3)]
-    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=0)) as envs:
-        envs.reset()
-        with handler(raises), pytest.raises(Interrupted):
-            envs.step_chunk(chunk(envs))
-        seen, rewards, *_, infos = envs.step_wait()
-        assert seen[:, 0].tolist() == [4] * 3
-        assert rewards.tolist() == [[1] * 4] * 3
-        assert infos["steps"].tolist() == [4] * 3
-
-
 def raises(*_):
     raise Interrupted
 
@@ -845,35 +832,6 @@ def test_native_env_with_an_invalid_action_is_named_with_its_step():
             actions = np.zeros((16, 4), np.int64)
             actions[3, 1] = 7
             envs.step_chunk(actions)
-
-
-@pytest.mark.parametrize("at", [1, 4, 7])
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_interrupted_chunk_of_envs_that_step_together_is_repeated(mode, at, monkeypatch):
-    def made():
-        options = {"num_workers": 0, "autoreset_mode": mode}
-        return contextlib.closing(pysampler.make_vec("CartPole-v1", 16, vector_kwargs=options))
-
-    actions = np.random.default_rng(0).integers(0, 2, (3, 16, 9))
-    with made() as ours, made() as theirs:
-        assert "native" in repr(ours)
-        same(ours.reset(seed=3), theirs.reset(seed=3))
-        expected = [theirs.step_chunk(chunk) for chunk in actions]
-        same(ours.step_chunk(actions[0]), expected[0])
-        calls, advance = [], OwnBlock.advance
-
-        def interrupted(self, *given):
-            results = advance(self, *given)
-            calls.append(given)
-            if len(calls) == at:
-                raise KeyboardInterrupt
-            return results
-
-        monkeypatch.setattr(OwnBlock, "advance", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            ours.step_chunk(actions[1])
-        same(ours.step_wait(), expected[1])
-        same(ours.step_chunk(actions[2]), expected[2])
 
 
 @pytest.mark.parametrize("mode", MODES)

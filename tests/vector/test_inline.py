@@ -1,6 +1,7 @@
 """Inline envs: closing in a signal handler, changed arguments, Ctrl-C, errors, replay."""
 
 import contextlib
+import functools
 import signal
 import sys
 import time
@@ -8,8 +9,12 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import NormalizeReward
+from made_up import interrupt_once, same
 
 import pysampler
+from pysampler.envs import classic
 from pysampler.errors import ClosedError, EnvError
 
 OBJECTS = gym.spaces.Sequence(gym.spaces.Box(-9, 9, (2,)))
@@ -133,7 +138,7 @@ def test_an_env_that_writes_to_its_action_leaves_the_callers_as_it_is(kwargs, dt
         assert actions.tolist() == [[1, 1]] * 2
 
 
-def test_step_with_object_actions_resumes_after_ctrl_c():
+def test_interrupted_step_with_object_actions_loses_the_envs_and_no_other_step_does():
     with contextlib.closing(pysampler.VectorEnv([Counts] * 2, num_workers=0)) as envs:
         envs.reset()
         second = envs._pool._inline._server.envs[1]
@@ -141,10 +146,82 @@ def test_step_with_object_actions_resumes_after_ctrl_c():
         with pytest.raises(KeyboardInterrupt):
             envs.step(objects())
         second.interrupts = False
-        assert envs.step_wait()[0].tolist() == [[1, 1]] * 2
+        observations, _, _, truncated, infos = envs.step_wait()
+        assert observations.tolist() == [[0, 0]] * 2
+        assert truncated.all()
+        assert infos["worker_lost"].all()
         again = objects(2.0)
-        for steps in (2, 3):  # without an interrupt, the same list is a new step
-            assert envs.step(again)[0].tolist() == [[steps, 2]] * 2
+        envs.step(again)  # begins again; this env counts on
+        for steps in (1, 2):
+            assert envs.step(again)[0].tolist() == [[steps + 1, 2], [steps, 2]]
+
+
+COUNT = 16  # with which envs are native
+
+
+def sync_of(count, mode):
+    return lambda: gym.vector.SyncVectorEnv([cart] * count, autoreset_mode=mode)
+
+
+def cart():
+    return gym.make("CartPole-v1")
+
+
+CARTS = {
+    "in Python": functools.partial(pysampler.make_vec, "CartPole-v1", native=False),
+    "native": functools.partial(pysampler.make_vec, "CartPole-v1", native=True),
+    "BatchEnv": functools.partial(pysampler.make_vec, classic.CartPole),
+    "wrapped": functools.partial(pysampler.make_vec, "CartPole-v1", wrappers=[NormalizeReward]),
+    "vector env": None,
+    "several": None,
+}
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("call", ["step", "step of a list", "step_chunk"])
+@pytest.mark.parametrize("kind", CARTS)
+def test_interrupted_step_loses_all_envs_of_a_block_and_says_so(kind, call, mode, monkeypatch):
+    make = CARTS[kind]
+    if make is None:
+        if call == "step_chunk":
+            return  # a vector env makes none
+        fns = {"vector env": [sync_of(COUNT, mode)], "several": [cart, sync_of(COUNT - 1, mode)]}
+        make = lambda num_envs, **options: pysampler.VectorEnv(fns[kind], **options)  # noqa: E731
+    steps = {
+        "step": lambda envs: envs.step(np.zeros(COUNT, int)),
+        "step of a list": lambda envs: envs.step([np.int32(0), np.int64(0)] * (COUNT // 2)),
+        "step_chunk": lambda envs: envs.step_chunk(np.zeros((COUNT, 2), int)),
+    }[call]
+    options = {"num_envs": COUNT, "num_workers": 0, "autoreset_mode": mode}
+    with make(**options) as envs, make(**options) as expected:
+        envs.reset(seed=1)
+        for _ in range(2):
+            seen = steps(envs)[0].copy()
+        left = [1]
+        for one in (CartPoleEnv, classic.CartPole):
+            interrupt_once(monkeypatch, one, "step", left=left)
+        with pytest.raises(KeyboardInterrupt):
+            steps(envs)
+        observations, rewards, terminated, truncated, infos = envs.step_wait()
+        lost = infos["final_info"] if mode == "SameStep" else infos
+        assert lost["worker_lost"].tolist() == truncated.tolist() == [True] * COUNT
+        assert not terminated.any()
+        assert not rewards.any()
+        last = np.stack(infos["final_obs"]) if mode == "SameStep" else observations
+        same(last, seen)
+        if mode == "NextStep":
+            observations, rewards, _, truncated, _ = envs.step(np.zeros(COUNT, int))
+            assert not rewards.any()
+            assert not truncated.any()
+        if mode == "Disabled":
+            observations, _ = envs.reset(options={"reset_mask": truncated})
+        assert (abs(observations) <= 0.05).all()
+        if kind != "wrapped":  # which has learned more
+            assert envs.step(np.zeros(COUNT, int))[1].tolist() == [1] * COUNT
+            same(envs.reset(seed=2), expected.reset(seed=2))
+            for k in range(6):  # which end no episode
+                actions = np.full(COUNT, k % 2)
+                same(envs.step(actions), expected.step(actions))
 
 
 def test_replaying_a_batch_of_inline_envs_does_not_wait_for_workers(tmp_path):

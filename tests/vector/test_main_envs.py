@@ -120,7 +120,7 @@ class Interrupts(Counter):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_next_wait_returns_a_step_interrupted_in_a_main_env(groups):
+def test_step_interrupted_in_a_main_env_loses_the_envs_of_its_group_only(groups):
     Interrupts.parent = os.getpid()
     fns = [lambda n=n: (Interrupts if n == 4 else Counter)(n) for n in range(6)]
     with contextlib.closing(
@@ -130,10 +130,14 @@ def test_next_wait_returns_a_step_interrupted_in_a_main_env(groups):
         envs.step([0] * 6)
         with pytest.raises(KeyboardInterrupt):
             envs.step([0] * 6)
-        observations, *_, infos = envs.step_wait()
-        assert observations.tolist() == [[n, 2] for n in range(6)]
-        assert infos["text"].tolist() == [f"{n} 2" for n in range(6)]
-        assert envs.get_attr("steps") == (2,) * 6
+        observations, rewards, _, truncated, infos = envs.step_wait()
+        lost = [n in ((3, 4, 5) if groups == 1 else (3, 4)) for n in range(6)]
+        assert infos["worker_lost"].tolist() == truncated.tolist() == lost
+        assert rewards.tolist() == [0 if one else 2 for one in lost]
+        assert observations.tolist() == [[n, 1 if lost[n] else 2] for n in range(6)]
+        assert infos["text"].tolist() == [None if lost[n] else f"{n} 2" for n in range(6)]
+        assert [text is None for text in envs.step([0] * 6)[4]["text"]] == [False] * 6
+        assert envs.get_attr("resets") == tuple(2 if one else 1 for one in lost)
 
 
 class Killed(Counter):

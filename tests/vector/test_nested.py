@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
-from made_up import SpaceEnv, same, step_alike
+from made_up import SpaceEnv, interrupt_once, same, step_alike
 
 import pysampler
 from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
@@ -718,54 +718,59 @@ def after_interrupt(envs, block, name, actions):
     return envs.step_wait()
 
 
+def expect_lost(results, seen):
+    """Check that all envs were lost in a step, and have the observations that were seen last."""
+    observations, rewards, terminated, truncated, infos = results
+    assert truncated.all()
+    assert infos["worker_lost"].all()
+    assert not rewards.any()
+    assert not terminated.any()
+    same(observations, seen)
+
+
 @pytest.mark.parametrize("which", [0, 1])
-def test_interrupted_step_calls_each_batch_once(which):
+def test_interrupted_step_loses_every_batch(which):
     envs = faulty(num_workers=0)
-    envs.reset(seed=1)
+    seen, _ = envs.reset(seed=1)
     block = envs._pool._inline._server.blocks[0].blocks[which]
-    results = after_interrupt(envs, block, "_write_infos", only_first(Faulty.OK))
-    assert list(results[0][:, 1]) == [1] * 6
-    assert list(envs.step(only_first(Faulty.OK))[0][:, 1]) == [2] * 6
+    expect_lost(after_interrupt(envs, block, "_write_infos", only_first(Faulty.OK)), seen)
+    for steps in range(3):
+        assert list(envs.step(only_first(Faulty.OK))[0][:, 1]) == [steps] * 6
     envs.close()
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_interrupted_step_with_actions_without_a_shape_calls_each_batch_once(batches):
+def test_interrupted_step_with_actions_without_a_shape_loses_every_batch(batches):
     make = functools.partial(Reusing, NEXT_STEP, 2, 9, actions=spaces.Text(3))
     envs = pysampler.VectorEnv([make] * batches, num_workers=0)
-    envs.reset(seed=1)
+    seen, _ = envs.reset(seed=1)
     block = envs._pool._inline._server.blocks[0]
     block = block.blocks[1] if batches == 2 else block
     actions = ("a", "b") * batches
-    assert list(after_interrupt(envs, block, "_write_infos", actions)[0][:, 1]) == [1, 1] * batches
+    expect_lost(after_interrupt(envs, block, "_write_infos", actions), seen)
     envs.close()
 
 
-def test_interrupt_between_a_step_and_its_reset_keeps_the_final_observations():
+def test_interrupt_between_a_step_and_its_reset_keeps_the_last_observations_seen():
     envs = pysampler.VectorEnv([Reusing], autoreset_mode=SAME_STEP, num_workers=0)
     envs.reset(seed=1)
     for _ in range(2):
-        envs.step(np.zeros(2, int))
+        seen = envs.step(np.zeros(2, int))[0]
     block = envs._pool._inline._server.blocks[0]
     interrupted_once(block, "_begin_episodes")
-    reset = block._env.reset
-
-    def resetting(**kwargs):
-        results = reset(**kwargs)
-        interrupted_once(block, "_write_observations")
-        return results
-
-    block._env.reset = resetting
     with pytest.raises(KeyboardInterrupt):
         envs.step(np.zeros(2, int))
+    interrupted_once(block, "_write_observations")
     with pytest.raises(KeyboardInterrupt):
         envs.step_wait()
-    infos = envs.step_wait()[4]
-    same(infos["final_obs"][0], np.array([3.0, 3.0]))
+    observations, _, _, truncated, infos = envs.step_wait()
+    assert truncated.all()
+    same(np.stack(infos["final_obs"]), seen)
+    assert list(observations[:, 1]) == [0, 0]
     envs.close()
 
 
-def test_late_resets_are_marked_once_after_an_interrupt():
+def test_interrupted_step_with_late_resets_loses_all_envs():
     env = functools.partial(SpaceEnv, BOX, SPACES["discrete"], "numbers", 0.5)
     envs = SyncVectorEnv([env] * 2)
     expected = SyncVectorEnv([env] * 2)
@@ -789,9 +794,8 @@ def test_late_resets_are_marked_once_after_an_interrupt():
             rollouts._core.pool.round(1)
         rollouts._core.pool.wait()
         rollouts._core.pool.take_all()
-        before = first.terminated[-1] | first.truncated[-1]
         frame = rollouts._core.results.frames.has_final[1]
-        same(frame == 4, before)
+        same(frame, np.full(2, LOST, np.uint8))
     envs.close()
     expected.close()
 
@@ -834,6 +838,38 @@ def test_interrupted_call_of_a_batch_with_workers_is_finished(kind):
     ours._core.drop_work("a step", stopped=True)
     observations, _ = ours.reset(seed=1)  # although the batch waits for the step
     assert observations.ravel().tolist() == [0, 0]
+    ours.close()
+
+
+@pytest.mark.parametrize("kind", [gym.vector.AsyncVectorEnv, pysampler.VectorEnv])
+def test_call_of_a_batch_with_workers_that_is_given_up_loses_its_envs(kind):
+    envs = kind([Sleepy] * 2)
+    ours = pysampler.VectorEnv([lambda: envs], num_workers=0)
+    seen, _ = ours.reset(seed=1)
+    interrupted_once(envs, "step_wait")
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(np.zeros(2, int))
+    ours._core.drop_work("a step", stopped=True)
+    expect_lost(ours.step(np.ones(2, int)), seen)
+    assert ours.step(np.ones(2, int))[0].ravel().tolist() == [0, 0]
+    assert ours.step(np.ones(2, int))[0].ravel().tolist() == [1, 1]
+    ours.close()
+
+
+@pytest.mark.parametrize("kind", [gym.vector.AsyncVectorEnv, pysampler.VectorEnv])
+def test_batch_with_workers_loses_its_envs_if_an_interrupt_drops_their_results(kind, monkeypatch):
+    envs = kind([Sleepy] * 2)
+    ours = pysampler.VectorEnv([lambda: envs], num_workers=0)
+    seen, _ = ours.reset(seed=1)
+    interrupt_once(monkeypatch, kind, "step_wait")
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(np.zeros(2, int))
+    expect_lost(ours.step_wait(), seen)
+    interrupt_once(monkeypatch, kind, "reset_wait")
+    with pytest.raises(KeyboardInterrupt):
+        ours.reset(seed=1)
+    assert ours.reset_wait()[0].ravel().tolist() == [0, 0]
+    assert ours.step(np.zeros(2, int))[0].ravel().tolist() == [1, 1]
     ours.close()
 
 

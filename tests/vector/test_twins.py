@@ -12,10 +12,9 @@ from gymnasium import wrappers
 from gymnasium.envs.classic_control import AcrobotEnv, CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from interrupts import OURS
-from made_up import interrupt_once, same, step_alike
+from made_up import same, step_alike
 
 import pysampler
-from pysampler._vector.batch_block import BatchBlock
 from pysampler.envs import classic
 from pysampler.errors import EnvError
 
@@ -515,52 +514,6 @@ def test_replaced_envs_begin_again():
     assert (np.abs(observations[:COUNT]) <= 0.05).all()
     assert envs.describe().count("CartPole-v1        native") == 1
     envs.close()
-
-
-def test_a_step_interrupted_after_resets_is_repeated_with_actions_of_any_kind(monkeypatch):
-    """Actions of envs that the step has reset already are still ignored when it comes again."""
-    envs, expected = (pysampler.make_vec("CartPole-v1", COUNT, num_workers=0) for _ in range(2))
-    envs.reset(seed=1)
-    expected.reset(seed=1)
-    terminated, actions = np.zeros(COUNT, bool), iter(drawn(envs, 90))
-    while not terminated.any():
-        row = next(actions)
-        results = envs.step(row)
-        same(results, expected.step(row))
-        terminated = results[2]
-    assert not terminated.all()
-    interrupt_once(monkeypatch, BatchBlock, "_step_and_reset")
-    row = next(actions)
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(np.where(terminated, 77, row))
-    same(envs.step_wait(), expected.step(row))
-    assert "in Python" not in envs.describe()
-    for row in actions:
-        same(envs.step(row), expected.step(row))
-    envs.close()
-    expected.close()
-
-
-@pytest.mark.parametrize("at", [0, 20])
-def test_an_interrupted_step_is_repeated_exactly(at, monkeypatch):
-    """In step 20 some envs are reset, for which the step of the others comes to nothing."""
-    envs, expected = (
-        pysampler.make_vec("CartPole-v1", COUNT, num_workers=0, max_episode_steps=19)
-        for _ in range(2)
-    )
-    actions = drawn(envs, 60)
-    for one in (envs, expected):
-        one.reset(seed=1)
-        for row in actions[:at]:
-            one.step(row)
-    interrupt_once(monkeypatch, classic.CartPole, "step")
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(actions[at])
-    same(envs.step_wait(), expected.step(actions[at]))
-    for row in actions[at + 1 :]:
-        same(envs.step(row), expected.step(row))
-    envs.close()
-    expected.close()
 
 
 def test_the_work_of_making_envs_grows_no_faster_than_their_number():

@@ -48,7 +48,7 @@ class _Twins(OwnBlock):
         self._successor: Any = None
 
     def why_leave(self, frame: int, actions: Any) -> str | None:
-        if not (self._all_begun or self.begun.all()):
+        if not (self._all_begun or (self.begun | self._fresh | self.ended).all()):
             return "an env was stepped before its first reset"
         if not self._options_are_valid:
             return "it was given invalid options"
@@ -85,13 +85,7 @@ class _Twins(OwnBlock):
                 self._successor = self.leave(why)
         return self._successor is not None
 
-    def _return_if_repeated(self, number: Any) -> None:
-        if self._successor is None and self.here:  # an interrupted step may have begun new episodes
-            self._begin_again(number)
-
     def step(self, frame: int, actions: Any = None) -> bool:
-        if actions is not None:
-            self._return_if_repeated(actions)
         if self._has_left(frame, actions):  # a loop in C++ may still hold this block
             stepped: bool = self._successor.step(frame, actions)
             return stepped
@@ -102,20 +96,6 @@ class _Twins(OwnBlock):
             stepped: bool = self._successor.step_chunk(frame, steps, last)
             return stepped
         return super().step_chunk(frame, steps, last)
-
-    def step_chunk_once(self, frame: int, steps: int, last: bool, number: int) -> bool:  # noqa: FBT001
-        self._return_if_repeated(number)
-        if any(self._has_left(frame + k, None) for k in range(steps)):
-            stepped: bool = self._successor.step_chunk_once(frame, steps, last, number)
-            return stepped
-        return super().step_chunk_once(frame, steps, last, number)
-
-    def step_once(self, frame: int, number: int) -> bool:
-        self._return_if_repeated(number)
-        if self._has_left(frame, None):
-            stepped: bool = self._successor.step_once(frame, number)
-            return stepped
-        return super().step_once(frame, number)
 
     def reset(self, frame: int, calls: Sequence[Any]) -> bool:
         if self.leave is not None and (why := self.why_not_reset(calls)) is not None:

@@ -170,7 +170,7 @@ class LayeredBlock(ChunkBlock):
         outer_space: Any,
         leave: Callable[[str], Any],
     ) -> None:
-        super().__init__(here=False)
+        super().__init__(here=getattr(inner, "here", False))
         self.inner = inner
         self.layers = layers
         self.count, self.first = inner.count, inner.first
@@ -290,7 +290,7 @@ class LayeredBlock(ChunkBlock):
         try:
             yield
         except BaseException as error:
-            if is_users(error, here=False):
+            if is_users(error, here=self.here):
                 raise
             self._overflow.append((_ERROR, self.first, error))
             others = range(self.first + 1, self.first + self.count)
@@ -494,7 +494,7 @@ class LayeredBlock(ChunkBlock):
                 self._through_wrappers(frame, i, results)
         return bool(self._overflow)
 
-    def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
+    def replace(self, seeds: Sequence[int | None], over: Sequence[bool]) -> None:
         """Let the envs replace others; ``seeds`` are for their next resets."""
         self.inner.replace(seeds, over)
 

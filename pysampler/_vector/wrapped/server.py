@@ -356,6 +356,7 @@ class BatchServer(EnvServer):
             self.made(i)
         block = self.env_block(batch.rows)
         batch.ordinary(block)
+        block.torn = batch.block.torn
         self._batches.remove(batch)
         for at, old in enumerate(self.blocks):
             if old is batch.block:
