@@ -16,6 +16,7 @@ from gymnasium.wrappers import vector as vector_wrappers
 from made_up import SpaceEnv, interrupt_once, same, step_alike
 
 import pysampler
+from pysampler._frames.frames import LOST
 from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
 
 MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
