@@ -1505,7 +1505,7 @@ class FrameAccess:
         The frame that all envs use.
         """
 class Call:
-    def __init__(self, pool: typing.Any, entry: typing.Any, groups: typing.Any) -> None:
+    def __init__(self, pool: typing.Any, entry: typing.Any) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
@@ -1513,17 +1513,17 @@ class Call:
         """
         Let step() do the next step, or step_chunk() the next chunk of this many steps, unless another call comes first.
         """
-    def begin(self, name: typing.Any) -> None:
+    def begin(self, name: str) -> None:
         """
         Note that this call is pending, before its first command is sent.
         """
     def forget(self) -> None:
         """
-        Note that nothing is pending or kept.
+        Note that nothing is pending.
         """
-    def keep(self, groups: typing.Any, results: typing.Any, error: typing.Any) -> None:
+    def hand_over(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None, seen: bool) -> None:
         """
-        Keep results, or an error, until they are returned.
+        Note that the results of these groups, None: all, have been read: once they are `returned` the groups are taken, and the caller has `seen` their frames.
         """
     def step(self, actions: typing.Any) -> typing.Any:
         """
@@ -1540,16 +1540,11 @@ class Call:
     @property
     def interrupted(self) -> bool:
         """
-        Whether results are kept; set it when an exception keeps them from the caller.
+        Whether results are on their way; set it when an exception keeps them from the caller.
         """
     @interrupted.setter
     def interrupted(self, arg1: bool) -> None:
         ...
-    @property
-    def kept(self) -> typing.Any:
-        """
-        The results on their way to the caller: (groups, results, error), or None.
-        """
     @property
     def laid_out(self) -> bool:
         """
@@ -1561,9 +1556,14 @@ class Call:
         The name of the pending call, or None; a send's until another call.
         """
     @property
+    def on_their_way(self) -> typing.Any:
+        """
+        The groups that were handed over and not returned, or None.
+        """
+    @property
     def returned(self) -> bool:
         """
-        Whether nothing is kept; set it right before returning the kept results.
+        Whether no results are on their way; set it right before returning them.
         """
     @returned.setter
     def returned(self, arg1: bool) -> None:

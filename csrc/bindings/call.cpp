@@ -1,7 +1,11 @@
 // The pending call of a vector env, and the fast path: a usual step is one call of C++.
+#include <algorithm>
+#include <array>
 #include <cstdint>
-#include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "frame_access.h"
 #include "guard.h"
@@ -14,47 +18,68 @@
 namespace pysampler::bindings {
 namespace {
 
-// The pending call of a vector env: its name, and the results on their way to the caller.
+// The calls that may be pending.
+constexpr std::array kNames{"step",  "send",      "reset",     "call",    "describe",
+                            "apply", "get_state", "set_state", "set_attr"};
+constexpr int kNone = -1, kStep = 0, kSend = 1;
+
+// The pending call of a vector env: its name, and which results are on their way to the caller.
 // Owner: the thread in the guard; any thread may ask what is pending.
 //
 // A signal handler may raise an exception between any two lines of Python, even when results have
-// been taken from the pool but have not reached the caller. So they are kept here until Python sets
-// `returned`, at a place where no handler can run between that and the return.
+// been read but have not reached the caller. So reading consumes nothing: groups stay in flight,
+// and their results in the frames, until Python sets `returned`, at a place where no handler can
+// run between that and the return. Until then they can be read again.
 class Call {
  public:
-    // `entry` is the guard's entry for a step; `groups` names all groups in kept results.
-    Call(const py::object& pool, const py::object& entry, py::object groups)
+    // `entry` is the guard's entry for a step.
+    Call(const py::object& pool, const py::object& entry)
         : pool_object_(pool),
           entry_object_(entry),
           pool_(pool.cast<PyPool&>()),
-          entry_(entry.cast<Entry&>()),
-          groups_(std::move(groups)) {}
+          entry_(entry.cast<Entry&>()) {
+        for (const char* name : kNames) names_.push_back(interned(name));
+    }
 
     // -- the pending call -----------------------------------------------------------------------
 
     // Called before the first command of the call is sent.
-    void begin(py::object name) { exchange(name_, std::move(name)); }
-    py::object name() const { return get(name_); }
+    void begin(const std::string& name) {
+        const auto* const found = std::ranges::find(kNames, name);
+        if (found == kNames.end()) throw py::value_error("cannot begin call: " + name);
+        name_ = static_cast<int>(found - kNames.begin());
+    }
+    py::object name() const {
+        const int name = name_;
+        return name < 0 ? py::object(py::none()) : names_[static_cast<std::size_t>(name)];
+    }
 
-    // The results on their way to the caller, as (groups, results, error), or None.
-    py::object kept() const { return get(kept_); }
-    void keep(const py::object& groups, const py::object& results, const py::object& error) {
-        exchange(kept_, py::make_tuple(groups, results, error));
+    // The results of these groups have been read, or of all groups. Once they are returned, the
+    // groups are taken, and if `seen`, the caller has seen their frames.
+    void hand_over(std::optional<Groups> groups, bool seen) {
+        read_ = {true, seen, std::move(groups)};
         entry_.keeps();
     }
-    // Drops the kept results, since the caller gets them now. The value is ignored: this is a
-    // property because Python runs signal handlers after a call but not after an assignment. After
-    // send(), other groups may still be pending.
+    bool returned() const { return !read_.any; }
+    // The groups that were handed over and not returned, or None.
+    py::object on_their_way() const { return read_.any ? py::cast(read_.groups) : py::none(); }
+    // The caller gets these results now. The value is ignored: this is a property because Python
+    // runs signal handlers after a call but not after an assignment. After send(), other groups may
+    // still be pending.
     void set_returned(bool) {
-        const py::object kept = exchange(kept_, py::none());
-        if (!is_send()) exchange(name_, py::none());
+        const Read read = std::exchange(read_, {});
+        if (read.seen && laid_out()) {
+            read.groups ? frames_->mark_seen(*read.groups) : frames_->mark_all_seen();
+        }
+        if (read.any && !pool_.closed()) read.groups ? pool_.take(*read.groups) : pool_.take_all();
+        if (name_ != kSend) name_ = kNone;
         entry_.returned();
     }
     // An exception keeps the results from the caller: from now on any thread may ask for them.
     void set_interrupted(bool) { entry_.returned(); }
     void forget() {
-        const py::object kept = exchange(kept_, py::none());
-        exchange(name_, py::none());
+        read_ = {};
+        name_ = kNone;
         entry_.keeps_nothing();
     }
 
@@ -91,26 +116,7 @@ class Call {
         return entered([&] { return is_still_armed() ? chunk_inside(actions) : not_sent(); });
     }
 
-    // -- garbage --------------------------------------------------------------------------------
-
-    // A kept error may refer to the vector env through its traceback.
-    int traverse(visitproc visit, void* arg) const {
-        Py_VISIT(kept_.ptr());
-        return 0;
-    }
-    void clear() { exchange(kept_, py::none()); }
-
  private:
-    py::object get(const py::object& field) const {
-        const std::lock_guard lock(changing_);
-        return field;
-    }
-    // Returns the old value: freeing it may run Python code, which must not find the lock held.
-    py::object exchange(py::object& field, py::object value) {
-        const std::lock_guard lock(changing_);
-        return std::exchange(field, std::move(value));
-    }
-
     bool is_armed() const { return laid_out_ && entry_.entries() == entries_when_armed_; }
     // In the guard: whether no other thread has been there since is_armed().
     bool is_still_armed() const { return entry_.entries() == entries_when_armed_ + 1; }
@@ -156,28 +162,27 @@ class Call {
     // Writes the actions, wakes the workers, waits for all groups, and reads. Returns the five
     // results, or a bool. False: nothing was sent. True: all commands were accepted, and Python
     // waits (which flushes unsent commands first) and reads. It may do so even if this function has
-    // waited or read already: nothing is taken from the pool before the results are kept.
+    // waited or read already: nothing is taken from the pool before the caller has the results.
     py::object step_inside(const py::handle& actions) {
-        if (!kept_.is_none()) return not_sent();  // an exception kept them from the caller
+        if (read_.any) return not_sent();  // an exception came before the caller had the results
         const InUse frames(*this);
         const std::uint32_t frame = frames->next();
         if (!frames->write(frame, actions) || frames.left()) return not_sent();  // of other types
         frames->use(frame);
-        exchange(name_, step_name_);
+        name_ = kStep;
         if (!pool_.step(frame)) return sent();  // a ring was full
         if (!pool_.wait_all_back() || frames.left()) return sent();
         const auto read = traced([&] { return frames->read(frame); });
         if (frames.left() || needs_python(read)) return sent();
-        frames->mark_all_seen();  // by the caller: the next step writes another frame
         return handed_over(read, 0);
     }
 
     py::object chunk_inside(const py::handle& actions) {
         const std::uint16_t steps = armed_chunk_;
         const InUse frames(*this);
-        if (!kept_.is_none() || !frames->write_chunk(steps, actions)) return not_sent();
+        if (read_.any || !frames->write_chunk(steps, actions)) return not_sent();
         if (frames.left()) return not_sent();
-        exchange(name_, step_name_);
+        name_ = kStep;
         if (!pool_.step_chunk_of_all(frames->chunk_frame(), steps)) return sent();
         if (!pool_.wait_all_back() || frames.left()) return sent();
         const auto read = traced([&] { return frames->read_chunk(steps); });
@@ -194,8 +199,7 @@ class Call {
     py::object handed_over(const py::tuple& read, std::uint16_t chunk) {
         const auto stepped = py::reinterpret_steal<py::object>(PyTuple_GetSlice(read.ptr(), 0, 5));
         if (!stepped) throw py::error_already_set();
-        keep(groups_, stepped, py::none());
-        pool_.take_all();
+        hand_over(std::nullopt, chunk == 0);  // a chunk has marked its frames
         arm_fast_path(chunk);
         return stepped;
     }
@@ -209,22 +213,21 @@ class Call {
         return read();
     }
 
-    bool is_send() const {
-        return PyUnicode_Check(name_.ptr()) &&
-               PyUnicode_CompareWithASCIIString(name_.ptr(), "send") == 0;
-    }
-
     py::object pool_object_, entry_object_, frames_object_;  // keep the C++ objects below alive
     PyPool& pool_;
     Entry& entry_;
     FrameAccess* frames_ = nullptr;
     Shown<bool> laid_out_ = false;  // whether there are frames
-    py::object groups_;
-    mutable std::mutex changing_;  // guards name_ and kept_, held while a reference is copied
-    py::object name_ = py::none(), kept_ = py::none();
+    struct Read {
+        bool any = false;
+        bool seen = false;
+        std::optional<Groups> groups;  // or all
+    };
+    Read read_;
+    Shown<int> name_ = kNone;         // an index of kNames
+    std::vector<py::object> names_;  // the same, as Python has them
     Shown<std::uint64_t> entries_when_armed_;  // of the guard, counted by arm_fast_path()
     Shown<std::uint16_t> armed_chunk_;         // the steps of the chunk that is armed; 0: a step
-    py::str step_name_ = interned("step");
 };
 
 struct StepCall {
@@ -241,50 +244,33 @@ struct ChunkCall {
     }
 };
 
-bool is_made(PyObject* self) {
-    return reinterpret_cast<const py::detail::instance*>(self)->simple_holder_constructed;
-}
-
-// Lets the cycle collector see the objects that a call keeps.
-void collectable(PyHeapTypeObject* type) {
-    type->ht_type.tp_flags |= Py_TPFLAGS_HAVE_GC;
-    type->ht_type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
-        Py_VISIT(Py_TYPE(self));
-        return is_made(self) ? unwrap<Call>(self)->traverse(visit, arg) : 0;
-    };
-    type->ht_type.tp_clear = [](PyObject* self) {
-        if (is_made(self)) unwrap<Call>(self)->clear();
-        return 0;
-    };
-}
-
 }  // namespace
 
 template <>
 inline constexpr bool is_bound<Call> = true;
 
 void register_call(py::module_& m) {
-    Class<Call> call(m, "Call", py::custom_type_setup(collectable));
-    call.def(py::init<const py::object&, const py::object&, py::object>(), py::arg("pool"),
-             py::arg("entry"), py::arg("groups"))
+    Class<Call> call(m, "Call");
+    call.def(py::init<const py::object&, const py::object&>(), py::arg("pool"), py::arg("entry"))
         .def_property_readonly(
             "name", &Call::name,
             "The name of the pending call, or None; a send's until another call.")
         .def("begin", &Call::begin, py::arg("name"),
              "Note that this call is pending, before its first command is sent.")
-        .def_property_readonly("kept", &Call::kept,
-                               "The results on their way to the caller: (groups, results, error), "
-                               "or None.")
-        .def("keep", &Call::keep, py::arg("groups"), py::arg("results"), py::arg("error"),
-             "Keep results, or an error, until they are returned.")
+        .def("hand_over", &Call::hand_over, py::arg("groups"), py::arg("seen"),
+             "Note that the results of these groups, None: all, have been read: once they are "
+             "`returned` the groups are taken, and the caller has `seen` their frames.")
+        .def_property_readonly("on_their_way", &Call::on_their_way,
+                               "The groups that were handed over and not returned, or None.")
         .def_property(
-            "returned", [](const Call& self) { return self.kept().is_none(); }, &Call::set_returned,
-            "Whether nothing is kept; set it right before returning the kept results.")
+            "returned", [](const Call& self) { return self.returned(); }, &Call::set_returned,
+            "Whether no results are on their way; set it right before returning them.")
         .def_property(
-            "interrupted", [](const Call& self) { return !self.kept().is_none(); },
+            "interrupted", [](const Call& self) { return !self.returned(); },
             &Call::set_interrupted,
-            "Whether results are kept; set it when an exception keeps them from the caller.")
-        .def("forget", &Call::forget, "Note that nothing is pending or kept.")
+            "Whether results are on their way; set it when an exception keeps them from the "
+            "caller.")
+        .def("forget", &Call::forget, "Note that nothing is pending.")
         .def("use_frames", &Call::use_frames, py::arg("frames"),
              "Use these frames from now on; None: there are none until they are laid out anew.")
         .def_property_readonly("laid_out", &Call::laid_out, "Whether there are frames to use.")

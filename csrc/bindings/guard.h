@@ -89,7 +89,7 @@ class Entry {
         }
     }
 
-    // This thread keeps results until returned(). It has left the guard before its caller has them,
+    // This thread has read results, until returned(). It leaves the guard before its caller has them,
     // but other threads may only close the object meanwhile: they would take the results for those
     // of an interrupted call.
     void keeps() { guard_->keeper.store(self_id(), std::memory_order_relaxed); }
@@ -108,7 +108,7 @@ class Entry {
         }
         const bool closed_within = std::exchange(guard.closed_within, false);
         held_ = false;
-        if (!type.is_none()) returned();  // the results stay kept, for any thread
+        if (!type.is_none()) returned();  // any thread may read the results again
         guard.holder.store(0, std::memory_order_release);
         // If a call failed because a signal handler closed the object, the error says so.
         if (closed_within && !type.is_none() &&

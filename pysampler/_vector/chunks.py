@@ -169,9 +169,7 @@ class Chunks:
 
     def _idle(self) -> bool:
         """Return whether no chunk is under way, or on its way to the caller."""
-        core = self._core
-        kept = () if core.call.kept is None else core.call.kept[0]
-        return not any(group in kept or core.pool.is_pending(group) for group in self.sent)
+        return not any(map(self._core.pool.is_pending, self.sent))
 
     def read(self, answers: Sequence[Answer]) -> Stepped:
         """Return the results of all envs."""

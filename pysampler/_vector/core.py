@@ -92,7 +92,7 @@ class VectorCore:
         num_envs: The number of envs.
         results: Writes actions to the current frames and reads results from them.
         lease: The sampler that uses the envs, or None.
-        call: The pending call, and results that have not reached the caller yet.
+        call: The pending call, and which results are on their way to the caller.
         awaited: Whether the user started the pending call with a method that does not wait, such as
             ``step_async``. If not, an exception has interrupted it.
         step_entry: The guard's context for a step.
@@ -121,7 +121,7 @@ class VectorCore:
         self.all_groups = range(len(self.groups))
         self.everyone = np.arange(self.num_envs)
         self.step_entry = self.guard.entry("call step")
-        self.call = _core.Call(pool.native, self.step_entry, self.all_groups)
+        self.call = _core.Call(pool.native, self.step_entry)
         self.awaited = False
         self.lease: Lease | None = None
         self.tuner: BatchTuner | None = None
@@ -266,7 +266,7 @@ class VectorCore:
     @property
     def at_work(self) -> bool:
         """Whether anything is in flight, or its results have not reached the caller yet."""
-        return self.call.kept is not None or self.pool.pending > 0
+        return self.pool.pending > 0
 
     @property
     def pending(self) -> str | None:
@@ -437,16 +437,30 @@ class VectorCore:
         self.begin(name, awaited=awaited)
         self.pool.request(self.group_frames(), jobs)
 
-    def wait_and_keep(
-        self, what: str, timeout: float | None, read: Callable[[Sequence[Answer]], Any]
-    ) -> None:
-        """Wait for all pending groups, pass their answers to ``read``, and keep its result.
+    def finish(
+        self,
+        what: str,
+        timeout: float | None,
+        read: Callable[[Sequence[Answer]], Any],
+        *,
+        groups: Sequence[int] | None = None,
+        seen: bool = False,
+    ) -> Any:
+        """Wait for all pending groups, and return what ``read`` makes of their answers.
+
+        The caller sets ``call.returned`` right before it returns, in lines where Python runs no
+        signal handlers. If an exception comes before that, the next wait reads the same results.
+
+        Args:
+            what: The name of the wait, for errors.
+            timeout: In seconds; None: no limit.
+            read: Returns the results, or raises an EnvError.
+            groups: The groups, if they use frames of their own; None: all use the same frame.
+            seen: Whether the caller sees observations.
 
         Raises:
-            WaitTimeoutError: It took longer than ``timeout`` seconds. The call stays pending.
+            WaitTimeoutError: It took longer. The call stays pending.
         """
-        if self.call.kept is not None:
-            return
         answers = self.pool.wait(arguments.seconds(timeout, what))
         if answers is None:
             raise VectorTimeoutError(
@@ -454,33 +468,13 @@ class VectorCore:
                 "pending."
             )
         try:
-            self.call.keep(self.all_groups, read(answers), None)
+            results = read(answers)
         except EnvError as error:
-            self.call.keep(self.all_groups, None, error)
-
-    def hand_over(self) -> Any:
-        """Take the groups of the kept results from the pool, and return or raise the results.
-
-        The caller sets ``call.returned`` right before it returns, in lines where Python runs no
-        signal handlers, so an interrupt before that loses nothing.
-        """
-        assert self.call.kept is not None
-        groups, results, error = self.call.kept
-        if groups is self.all_groups:
-            self.pool.take_all()
-        else:
-            self.pool.take(groups)
-        if error is None:
-            return results
-        self.call.returned = True
-        raise error
-
-    @property
-    def envs_kept(self) -> int:
-        """The number of envs that were taken from the pool and not yet returned."""
-        kept = self.call.kept  # once: any thread may ask
-        groups = () if kept is None else kept[0]
-        return sum(len(self.groups[g]) for g in groups if not self.pool.is_pending(g))
+            self.call.hand_over(groups, seen and error.results is not None)
+            self.call.returned = True
+            raise
+        self.call.hand_over(groups, seen)
+        return results
 
     # -- ending ----------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Partial batches: choosing the groups for ``send`` and ``recv``, recording and replaying them.
 
 ``BatchWait`` defines when a batch is complete, for ``recv`` and for samplers. ``Batches`` waits for
-groups (a fixed number, a tuner's choice, or those of a recording) and keeps their results in
-``core.call``, so that an interrupt loses no batch.
+groups (a fixed number, a tuner's choice, or those of a recording) and hands them over to
+``core.call``, so that a call after an interrupt returns the same batch.
 """
 
 from __future__ import annotations
@@ -116,8 +116,7 @@ class Batches:
             raise type(error)(f"cannot choose envs: {error}") from None
         if call.name == "send":
             for group in groups:
-                kept = call.kept is not None and group in call.kept[0]
-                if kept or core.pool.is_pending(group):
+                if core.pool.is_pending(group):
                     raise AlreadyPendingCallError(
                         f"Calling `{what}` for env {core.groups[group][0]} while waiting for a "
                         "pending call to `send` to complete",
@@ -145,19 +144,31 @@ class Batches:
         """
         core = self._core
         self.timed_out = False
-        if core.call.kept is None:
-            self._collect(wait, tuner)
-        if core.call.kept is None:
+        groups = core.call.on_their_way
+        if groups is None:
+            groups, answers = self._collect(wait, tuner)
+        else:  # an exception kept them from the caller
+            answers = core.pool.wait_for(groups)
+        if not groups:
             self._note(())
             self.returned += 1  # an empty batch cannot be lost
             if tuner is not None:
                 tuner.received(0)
             return None
-        self._note(core.call.kept[0])
+        failures = core.results.failed(answers) if answers else ()
+        if failures:
+            group, failure = first(failures)
+            groups = [group]
+        core.call.hand_over(groups, seen=not failures)
+        self._note(groups)
         try:
-            results: Stepped = core.hand_over()
+            if failures:
+                raise core.pool.error_of(group, failure)
+            read = core.results.read_some if self.chunks is None else self.chunks.read_some
+            results: Stepped = read(groups, answers)
         except EnvError:
             self.returned += 1
+            core.call.returned = True
             raise
         count = len(results[1])
         core.batch_sizes[count] += 1
@@ -165,26 +176,18 @@ class Batches:
             tuner.received(count)
         return results
 
-    def _collect(self, wait: BatchWait, tuner: BatchTuner | None) -> None:
-        """Wait for a batch and keep it; keep nothing if no env was ready at the deadline."""
-        core = self._core
+    def _collect(
+        self, wait: BatchWait, tuner: BatchTuner | None
+    ) -> tuple[list[int], list[Answer]]:
+        """Wait for a batch; return its groups, none if no env was ready, and their answers."""
         if self._replayer is not None:
-            groups, answers = self._next_replayed(self._replayer)
-        else:
-            if tuner is not None:
-                tuner.called()
-                wait = wait.by(tuner.rule)
-            groups, answers = wait.wait(core.pool)
-            self.timed_out = not (groups and core.pool.native.satisfied)
-        if answers and (failures := core.results.failed(answers)):
-            group, failure = first(failures)
-            core.call.keep([group], None, core.pool.error_of(group, failure))
-        elif groups:
-            try:
-                read = core.results.read_some if self.chunks is None else self.chunks.read_some
-                core.call.keep(groups, read(groups, answers), None)
-            except EnvError as error:
-                core.call.keep(groups, None, error)
+            return self._next_replayed(self._replayer)
+        if tuner is not None:
+            tuner.called()
+            wait = wait.by(tuner.rule)
+        groups, answers = wait.wait(self._core.pool)
+        self.timed_out = not (groups and self._core.pool.native.satisfied)
+        return groups, answers
 
     def _next_replayed(self, replayer: BatchReplayer) -> tuple[list[int], list[Answer]]:
         groups = replayer.read()

@@ -146,7 +146,6 @@ class Results:
         frame = self.frame
         rest, final = self._unpack(answers, lambda _: frame) if answers else ([], {})
         observations, rewards, terminated, truncated, infos, mixed = self.access.read(frame)
-        self.access.mark_all_seen()
         if self.show_versions:
             self._add_versions(infos, self.frames.options_versions[frame].copy())
         self.plain = not (answers or mixed or observations is None or self.show_versions)
@@ -199,7 +198,6 @@ class Results:
         observations, rewards, terminated, truncated, infos, mixed = self.access.read_some(
             group_frames
         )
-        self.access.mark_seen(groups)
         if rest or mixed or final:
             rows = [(frame, env) for group, frame in group_frames for env in self._groups[group]]
             infos = self._merged(infos, mixed, rows, rest, final)
@@ -291,7 +289,6 @@ class Results:
         ends = self.frames.terminated, self.frames.truncated
         for leaf in (*self.frames.observations, *ends):
             leaf[np.concatenate(frames), envs] = leaf[at, envs]
-        self.access.mark_seen(groups)
 
     def take_last(self, before: Results) -> None:
         """Take the last observations that the caller has seen from results in other frames."""

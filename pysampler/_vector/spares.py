@@ -315,8 +315,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             self._receive(0)
         self._pool.time_only(None)
         chosen = range(self.inner.num_envs) if envs is None else envs
-        # An interrupted call may have taken results from the pool, and not returned them.
-        while self._core.call.kept is not None or any(map(self._pool.is_pending, chosen)):
+        while any(map(self._pool.is_pending, chosen)):
             self._receive(1, every=True)
 
     def _drop_apply(self) -> None:

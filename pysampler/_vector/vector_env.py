@@ -571,15 +571,15 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     #  wait    PyPool::wait_all_back                Pool.wait
     #          The completion of the last group wakes this process (doorbell.h).
     #  read    FrameAccess::read                    Results.read
-    #  return  Call::keep, PyPool::take_all         core.wait_and_keep(), core.hand_over()
+    #  return  Call::hand_over                      core.finish()
     #
     # A step is usual if the previous call was a step that arm_fast_path() accepted. With
     # check_actions=True, none is. If C++ needs Python (an env raised, a worker died), it stops and
     # returns whether commands were sent. docs/design/waiting.md lists how a wait can end.
     #
-    # A signal handler may raise between almost any two lines, so results stay in core.call until
+    # A signal handler may raise between almost any two lines, so the groups stay in flight until
     # `core.call.returned = True`: an assignment, since Python runs no handler between it and the
-    # return, as it would after a call. If an exception comes earlier, step_wait() returns them.
+    # return, as it would after a call. If an exception comes earlier, step_wait() reads again.
 
     def step(self, actions: Any) -> Stepped:
         """Step all envs and wait for the results.
@@ -746,9 +746,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         core = self._core
         chunks = self._batches.chunks
         of_step = core.results.read_step if what == "step_wait" else core.results.read
-        read = of_step if chunks is None else chunks.read
-        core.wait_and_keep(what, timeout, read)
-        results: Stepped = core.hand_over()
+        if chunks is not None:
+            results: Stepped = core.finish(
+                what, timeout, chunks.read, groups=core.all_groups, seen=True
+            )
+        else:
+            results = core.finish(what, timeout, of_step, seen=True)
         return results
 
     def _expect_pending(self, state: str, what: str) -> None:
@@ -926,12 +929,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     @property
     def pending(self) -> int:
         """The number of envs whose results ``recv`` has yet to return."""
-        return self._pool.pending + self._core.envs_kept if self._has_frames else 0
+        return self._pool.pending if self._has_frames else 0
 
     @property
     def ready(self) -> int:
         """The number of envs whose results ``recv`` would return without waiting."""
-        return self._pool.ready + self._core.envs_kept if self._has_frames else 0
+        return self._pool.ready if self._has_frames else 0
 
     @property
     def _has_frames(self) -> bool:
@@ -1137,8 +1140,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             each = [result_of[group] for group in sorted(result_of)]
             return tuple(each) if by_group else tuple(one for some in each for one in some or ())
 
-        core.wait_and_keep(what, timeout, read)
-        results: tuple[Any, ...] = core.hand_over()
+        results: tuple[Any, ...] = core.finish(what, timeout, read)
         return results
 
     def get_state(self, env_ids: Any = None) -> npt.NDArray[Any]:

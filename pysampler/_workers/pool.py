@@ -598,8 +598,9 @@ class Pool:
     def give_up(self) -> None:
         """End the wait of another thread with a ClosedError; the caller closes the pool then."""
         self.closed = True
-        for index in range(len(self.assignments)):
-            self._native.worker(index).mark_lost()
+        with contextlib.suppress(ClosedError):  # another thread has closed it meanwhile
+            for index in range(len(self.assignments)):
+                self._native.worker(index).mark_lost()
 
     def close(self, grace: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Close the envs of all lanes, and end the workers.
