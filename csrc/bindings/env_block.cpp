@@ -142,8 +142,9 @@ void EnvBlock::replace(const std::vector<std::optional<std::uint64_t>>& seeds,
         const bool is_over = !over.empty() && over.at(i) && autoreset_ != Autoreset::kSameStep;
         ended_[i] = is_over && autoreset_ == Autoreset::kNextStep;
         fresh_[i] = !is_over;
-        // An exception has interrupted a chunk.
-        if (!told_unseen_.empty() && told_unseen_[i]) guarded(i, [&] { tell_unseen(i, false); });
+        if (is_over) continue;
+        last_obs_[i] = py::object();  // the caller may not have seen it
+        has_last_[i] = false;
     }
 }
 
@@ -363,6 +364,7 @@ bool EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action, bo
 
 // Passes keywords only if some are given, since some envs accept none.
 py::object EnvBlock::call_reset(std::size_t i, PyObject* seed, PyObject* options) {
+    if (!told_unseen_.empty()) tell_unseen(i, false);  // an exception has interrupted a chunk
     call_ = Call::kReset;
     resting_[i] = false;
     const auto none = [](PyObject* value) { return value == nullptr || value == Py_None; };

@@ -191,5 +191,4 @@ class EpisodesJob(Repeated):
         if server.blocks[block].fresh and block not in policy.reported:
             policy.reported.add(block)
             return EpisodesReport(replaced=True)
-        policy.reported.discard(block)
         return policy.play(server, block, frame, self)

@@ -13,7 +13,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["NestedBlock", "info_of_row"]
 
 _INFO, _ERROR, _LOST = _core.EnvBlock.INFO, _core.EnvBlock.ERROR, _core.EnvBlock.LOST
+# How long to wait for the rest of an interrupted call, in seconds.
+_LEFT_SECONDS = 10.0
 _FINAL_KEYS = "final_obs", "_final_obs", "final_info", "_final_info"
 _FINAL_OBS, _UNSHAPED = _core.EnvBlock.FINAL_OBS, _core.EnvBlock.UNSHAPED_OBS
 
@@ -49,8 +51,8 @@ _FINAL_OBS, _UNSHAPED = _core.EnvBlock.FINAL_OBS, _core.EnvBlock.UNSHAPED_OBS
 class NestedBlock(WholeBlock):
     """The envs of a vector env, from number ``first`` on.
 
-    In the user's process, an exception may end the wait for a vector env that has workers. The
-    block is then halted, and the same command goes on with that wait.
+    In the user's process, an exception may end a wait of spare envs (``waits_again``). The block is
+    then halted, and the same command goes on with that wait. Any other vector env is lost.
 
     Args:
         env: The vector env.
@@ -78,14 +80,12 @@ class NestedBlock(WholeBlock):
         self._last: Any = None  # the newest observations
         self._seed: int | None = None  # for the next reset, of replacements
         self.fresh = False  # whether the envs replace others, and have not begun
-        self._begins = False  # whether the next step resets all envs
+        self._begins = False  # whether the next step or reset resets all envs, which were lost
         self._options: dict[int, tuple[Any, int]] = {}
         self._used = np.zeros(self.count, np.int64)  # the options version of each episode
         # Writes the results of a step of all envs; the vector env counts and ends episodes.
         self._rows = _core.BatchRows(first, self.count, meter, np.zeros(self.count, np.int64), 0)
-        self._in_parts = here and hasattr(env, "step_async")  # calls begin, and end with a wait
-        self._waits = False  # whether a call has begun
-        self._calls = 0  # the number of calls in the current stage
+        self._waits = False  # whether a call has begun whose wait may be made again
         self._stage: Callable[[], None]  # what a halted command goes on with
 
     def use(self, frames: Frames, infos: _core.Infos, autoreset: str, keep: str) -> None:
@@ -136,7 +136,7 @@ class NestedBlock(WholeBlock):
     def reset(self, frame: int, calls: Sequence[Call]) -> bool:
         """Reset each env with its (seed, options); leave it unchanged if that is None.
 
-        If the envs are fresh, all are reset.
+        If the envs are fresh, or lost in the step before, all are reset.
         """
         return self._serve(frame, lambda: self._reset(frame, calls))
 
@@ -156,7 +156,7 @@ class NestedBlock(WholeBlock):
             self._rest_no_more(self._all)
             self._begin_episodes(frame, self._all)
         else:
-            self._begins = self._mode is AutoresetMode.NEXT_STEP
+            self._begins = True
 
     def _begun_lost(self, frame: int) -> None:
         self.fresh = False
@@ -182,17 +182,13 @@ class NestedBlock(WholeBlock):
         halted, self.halted = self.halted, False
         if not halted:
             self._overflow, self._waits, self._stage = [], False, work
-        self._calls = 0
         try:
             if not halted:
                 self._rows.begin(frame)
             self._stage()
         except BaseException as error:
-            if isinstance(error, _GoneError):
-                self.replace([None] * self.count, [])
-                return self._serve(frame, lambda: self._end_lost(frame))
             if is_users(error, here=self.here):
-                if self._calls == 1 and (self._waits or hasattr(error, "for_caller")):
+                if self._waits or hasattr(error, "for_caller"):
                     self.halted, self.torn = True, False
                 raise
             self._leave(_ERROR, 0, error)
@@ -205,14 +201,21 @@ class NestedBlock(WholeBlock):
 
     def _call(self, name: str, frame: int, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the vector env."""
-        self._calls += 1
         if self._use_buffers is not None:
             own = self._buffers[frame]
             self._use_buffers(*(own if name == "step" else (own[0], *self._unused)))
-        if self._in_parts:
+        if getattr(self._env, "waits_again", False):
             results = self._call_in_parts(name, *args, **kwargs)
         else:
-            results = getattr(self._env, name)(*args, **kwargs)
+            function = getattr(self._env, name)
+            try:
+                results = function(*args, **kwargs)
+            except AlreadyPendingCallError as error:
+                if not self.here:
+                    raise
+                # An exception has interrupted that call; its results are dropped.
+                getattr(self._env, f"{error.name}_wait")(timeout=_LEFT_SECONDS)
+                results = function(*args, **kwargs)
         for i, raised in getattr(self._env, "errors", ()):  # of single envs
             self._leave(_ERROR, i, raised)
         for i in getattr(self._env, "lost", ()):
@@ -230,27 +233,12 @@ class NestedBlock(WholeBlock):
         return _mapped(lambda one: to_array(one) if is_tensor(one) else one, results)
 
     def _call_in_parts(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a vector env that has workers, or go on with the call that has begun."""
-        goes_on = self._waits
-        if not goes_on:
+        """Begin a call and wait for it, or go on with the wait of one that has begun."""
+        if not self._waits:
             torn, self.torn = self.torn, True
-            begin = getattr(self._env, f"{name}_async")
-            try:
-                begin(*args, **kwargs)
-            except AlreadyPendingCallError as error:  # the caller has given up that call
-                getattr(self._env, f"{error.name}_wait")()
-                begin(*args, **kwargs)
-            self._waits = True
-            self.torn = torn
-        try:
-            results = getattr(self._env, f"{name}_wait")()
-        except NoAsyncCallError:
-            if not goes_on:
-                raise
-            self._waits = False
-            if name == "step":
-                raise _GoneError from None
-            return self._call_in_parts(name, *args, **kwargs)
+            getattr(self._env, f"{name}_async")(*args, **kwargs)
+            self._waits, self.torn = True, torn
+        results = getattr(self._env, f"{name}_wait")()
         self._waits = False
         return results
 
@@ -408,9 +396,10 @@ class NestedBlock(WholeBlock):
 
     def _reset(self, frame: int, calls: Sequence[Call]) -> None:
         """Reset some envs; write the observations of all envs and the infos of those."""
+        if self.fresh or self._begins:
+            calls = of_all(calls)
         if self.fresh:
             self._begun_lost(frame)
-            calls = of_all(calls)
         chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
         self._rest_no_more(chosen)
         if len(chosen):
@@ -432,7 +421,6 @@ class NestedBlock(WholeBlock):
 
     def _begin_episodes(self, frame: int, envs: Array, calls: Sequence[Call] | None = None) -> None:
         self._stage = functools.partial(self._begin_episodes, frame, envs, calls)
-        self._calls = 0
         began = now()
         infos: list[tuple[Array, Any]] = []
         for rows, own, seed, options in self._resets_of(envs, calls):
@@ -540,10 +528,6 @@ class NestedBlock(WholeBlock):
             rest = self._infos.store(frame, self.first + i, info, under)
             if rest is not None:
                 self._leave(_INFO, i, rest)
-
-
-class _GoneError(Exception):
-    """The results of a call had been taken when an exception interrupted it."""
 
 
 def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:

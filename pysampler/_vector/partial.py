@@ -176,9 +176,7 @@ class Batches:
             tuner.received(count)
         return results
 
-    def _collect(
-        self, wait: BatchWait, tuner: BatchTuner | None
-    ) -> tuple[list[int], list[Answer]]:
+    def _collect(self, wait: BatchWait, tuner: BatchTuner | None) -> tuple[list[int], list[Answer]]:
         """Wait for a batch; return its groups, none if no env was ready, and their answers."""
         if self._replayer is not None:
             return self._next_replayed(self._replayer)

@@ -113,6 +113,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
     title = "a vector env with spare_envs"  # in errors
     applies_to_each = True  # functions that are applied to it get each env
     resets_with_options_of = True  # each env, in one call
+    waits_again = True  # after an exception, for what step_async or reset_async has begun
 
     def __init__(
         self,

@@ -402,9 +402,14 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             self._core = core = VectorCore(
                 self._pool,
                 spec,
-                FrameLayout(options.frames, self.autoreset_mode, options.infos),
+                FrameLayout(
+                    # One more, so that the last results seen outlive a step that is interrupted.
+                    options.frames + (own is not None and options.frames > 1),
+                    self.autoreset_mode,
+                    options.infos,
+                ),
                 copy=self.copy,
-                restarts=faults.replaces,
+                restarts=faults.replaces or own is not None,
                 resets_itself=worker is not None,
                 closed_message=(
                     f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
@@ -430,7 +435,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
     def _ended(self, envs: range) -> list[bool] | None:
         """Return which envs ended their episodes in the last step; None: a sampler drives them."""
         core = self._core
-        return None if core.lease is not None else core.results.ended(envs)
+        unknown = core.lease is not None or core.results.frames.ring == 1  # overwritten since
+        return None if unknown else core.results.ended(envs)
 
     def _refuse_several(self, option: str) -> None:
         """Raise ValueError if a function has made several envs, and this option is given."""

@@ -185,7 +185,7 @@ class InlineLane:
                 envs = self.assignment.group_envs[group - self._first]
                 block.replace([None] * len(envs), self._ended(envs) or [])
             block.torn = False
-        if job is not None and job.steps_envs:
+        if job is not None and (job.steps_envs or getattr(block, "fresh", False)):
             block.torn = True  # until it is done
 
     def _apply(self, note: Note) -> None:

@@ -215,10 +215,10 @@ def interrupt_once(monkeypatch, kind, name, *, before=False, left=None):
     """
     method, left = getattr(kind, name), [1] if left is None else left
 
-    def interrupted(self, *given):
+    def interrupted(self, *given, **named):
         if before and left:
             raise KeyboardInterrupt(left.pop())
-        results = method(self, *given)
+        results = method(self, *given, **named)
         if left:
             raise KeyboardInterrupt(left.pop())
         return results

@@ -734,6 +734,27 @@ def test_env_is_told_which_observations_are_not_read(workers, make):
         assert envs.get_attr("said") == ([True, False],) * 2
 
 
+class Broken(Camera):
+    interrupts = False
+
+    def step(self, action):
+        if self.interrupts:
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+def test_interrupted_chunk_leaves_no_env_with_observations_that_are_not_read():
+    with cameras(make=Broken, num_workers=0) as envs:
+        envs.step_chunk(chunk(envs))
+        envs.set_attr("interrupts", [True, False])
+        with pytest.raises(KeyboardInterrupt):
+            envs.step_chunk(chunk(envs))
+        envs._core.drop_work("a chunk", stopped=True)
+        envs.set_attr("interrupts", values=False)
+        assert not np.isnan(envs.reset()[0]).any()
+        assert not np.isnan(envs.step(envs.action_space.sample())[0]).any()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_end_of_an_episode_is_always_seen(mode):
     with cameras(mode) as envs:

@@ -14,6 +14,7 @@ from gymnasium.wrappers import NormalizeReward
 from made_up import interrupt_once, same
 
 import pysampler
+from pysampler._vector.results import Results
 from pysampler.envs import classic
 from pysampler.errors import ClosedError, EnvError
 
@@ -222,6 +223,36 @@ def test_interrupted_step_loses_all_envs_of_a_block_and_says_so(kind, call, mode
             for k in range(6):  # which end no episode
                 actions = np.full(COUNT, k % 2)
                 same(envs.step(actions), expected.step(actions))
+
+
+@pytest.mark.parametrize("kind", ["in Python", "native"])
+def test_second_interrupt_while_lost_envs_are_read_changes_no_final_observation(kind, monkeypatch):
+    options = {"num_envs": COUNT, "num_workers": 0, "autoreset_mode": "SameStep"}
+    actions = np.zeros(COUNT, int)
+    with CARTS[kind](**options) as envs:
+        envs.reset(seed=1)
+        seen = envs.step(actions)[0]
+        interrupt_once(
+            monkeypatch, CartPoleEnv if kind == "in Python" else classic.CartPole, "step"
+        )
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(actions)
+        interrupt_once(monkeypatch, Results, "_merged")
+        with pytest.raises(KeyboardInterrupt):
+            envs.step_wait()
+        same(np.stack(envs.step_wait()[4]["final_obs"]), seen)
+
+
+def test_env_that_a_masked_reset_leaves_lost_has_the_observation_seen_last(monkeypatch):
+    options = {"num_envs": 2, "num_workers": 0, "autoreset_mode": "Disabled"}
+    with CARTS["in Python"](**options) as envs:
+        seen, _ = envs.reset(seed=1)
+        interrupt_once(monkeypatch, CartPoleEnv, "step")
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.zeros(2, int))
+        same(envs.step_wait()[0], seen)
+        observations, _ = envs.reset(options={"reset_mask": np.array([False, True])})
+        same(observations[0], seen[0])
 
 
 def test_replaying_a_batch_of_inline_envs_does_not_wait_for_workers(tmp_path):

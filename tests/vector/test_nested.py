@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
-from made_up import SpaceEnv, interrupt_once, same, step_alike
+from made_up import SpaceEnv, same, step_alike
 
 import pysampler
 from pysampler._frames.frames import LOST
@@ -702,11 +702,11 @@ def interrupted_once(block, name):
     """Let a method of a block raise KeyboardInterrupt in its first call."""
     method, hits = getattr(block, name), []
 
-    def once(*args):
+    def once(*args, **kwargs):
         if not hits:
             hits.append(True)
             raise KeyboardInterrupt
-        return method(*args)
+        return method(*args, **kwargs)
 
     setattr(block, name, once)
 
@@ -816,60 +816,92 @@ class Sleepy(gym.Env):
         return np.full(1, float(self.steps)), 1.0, False, False, {}
 
 
-@pytest.mark.parametrize("kind", [gym.vector.AsyncVectorEnv, pysampler.VectorEnv])
-def test_interrupted_call_of_a_batch_with_workers_is_finished(kind):
-    envs = kind([Sleepy] * 2)
-    ours = pysampler.VectorEnv([lambda: envs], num_workers=0)
-    ours.reset(seed=1)
-    wait, hits = envs.step_wait, []
-
-    def interrupted(*args, **kwargs):
-        if not hits:
-            hits.append(True)
-            raise KeyboardInterrupt
-        return wait(*args, **kwargs)
-
-    envs.step_wait = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        ours.step(np.zeros(2, int))
-    assert ours.step_wait()[0].ravel().tolist() == [1, 1]
-    hits.clear()
-    with pytest.raises(KeyboardInterrupt):
-        ours.step(np.zeros(2, int))
-    ours._core.drop_work("a step", stopped=True)
-    observations, _ = ours.reset(seed=1)  # although the batch waits for the step
-    assert observations.ravel().tolist() == [0, 0]
-    ours.close()
+# Those of ours check actions, so that each call waits in Python.
+WITH_WORKERS = [
+    gym.vector.AsyncVectorEnv,
+    functools.partial(pysampler.VectorEnv, check_actions=True),
+]
 
 
-@pytest.mark.parametrize("kind", [gym.vector.AsyncVectorEnv, pysampler.VectorEnv])
-def test_call_of_a_batch_with_workers_that_is_given_up_loses_its_envs(kind):
+def interrupt_wait_of(envs, name):
+    """Let the wait of a vector env with workers raise KeyboardInterrupt once, before it begins."""
+    is_ours = isinstance(envs, pysampler.VectorEnv)
+    interrupted_once(envs, "_finish" if is_ours else f"{name}_wait")
+
+
+@pytest.mark.parametrize("kind", WITH_WORKERS)
+def test_batch_with_workers_is_lost_if_its_call_is_interrupted(kind):
     envs = kind([Sleepy] * 2)
     ours = pysampler.VectorEnv([lambda: envs], num_workers=0)
     seen, _ = ours.reset(seed=1)
-    interrupted_once(envs, "step_wait")
+    actions = np.zeros(2, int)
+    interrupt_wait_of(envs, "step")
     with pytest.raises(KeyboardInterrupt):
-        ours.step(np.zeros(2, int))
-    ours._core.drop_work("a step", stopped=True)
-    expect_lost(ours.step(np.ones(2, int)), seen)
-    assert ours.step(np.ones(2, int))[0].ravel().tolist() == [0, 0]
-    assert ours.step(np.ones(2, int))[0].ravel().tolist() == [1, 1]
-    ours.close()
-
-
-@pytest.mark.parametrize("kind", [gym.vector.AsyncVectorEnv, pysampler.VectorEnv])
-def test_batch_with_workers_loses_its_envs_if_an_interrupt_drops_their_results(kind, monkeypatch):
-    envs = kind([Sleepy] * 2)
-    ours = pysampler.VectorEnv([lambda: envs], num_workers=0)
-    seen, _ = ours.reset(seed=1)
-    interrupt_once(monkeypatch, kind, "step_wait")
-    with pytest.raises(KeyboardInterrupt):
-        ours.step(np.zeros(2, int))
+        ours.step(actions)
     expect_lost(ours.step_wait(), seen)
-    interrupt_once(monkeypatch, kind, "reset_wait")
+    for steps in range(3):
+        assert ours.step(actions)[0].ravel().tolist() == [steps] * 2
+    interrupt_wait_of(envs, "reset")
     with pytest.raises(KeyboardInterrupt):
         ours.reset(seed=1)
     assert ours.reset_wait()[0].ravel().tolist() == [0, 0]
+    assert ours.step(actions)[0].ravel().tolist() == [1, 1]
+    ours.close()
+
+
+@pytest.mark.parametrize("kind", WITH_WORKERS)
+@pytest.mark.parametrize("beside", [True, False])
+def test_reset_after_an_interrupt_begins_all_envs_of_a_batch(kind, beside):
+    """Alone, and beside a single env in a group."""
+    envs = kind([Sleepy] * 2)
+    ours = pysampler.VectorEnv([lambda: envs, *[Sleepy] * beside], num_workers=0)
+    ours.reset(seed=1)
+    actions = np.zeros(ours.num_envs, int)
+    for _ in range(3):
+        ours.step(actions)
+    interrupt_wait_of(envs, "step")
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(actions)
+    for steps in range(3):
+        seen = ours.step(actions) if steps else ours.reset(seed=2)
+        assert seen[0].ravel().tolist() == [steps] * ours.num_envs
+        assert "worker_lost" not in seen[-1]
+    ours.close()
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, DISABLED])
+def test_masked_reset_of_a_lost_batch_begins_all_of_its_envs(mode):
+    inner = gym.vector.SyncVectorEnv([Sleepy] * 2, autoreset_mode=mode)
+    ours = pysampler.VectorEnv([lambda: inner], num_workers=0, autoreset_mode=mode)
+    ours.reset(seed=1)
+    actions = np.zeros(2, int)
+    for _ in range(2):
+        seen = ours.step(actions)[0]
+    interrupted_once(inner, "step")
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(actions)
+    expect_lost(ours.step_wait(), seen)
+    observations, _ = ours.reset(options={"reset_mask": np.array([True, False])})
+    assert observations.ravel().tolist() == [0, 0]
+    assert ours.step(actions)[0].ravel().tolist() == [1, 1]
+    ours.close()
+
+
+def test_interrupted_masked_reset_of_fresh_envs_resets_all_of_them():
+    ours = pysampler.VectorEnv([Sleepy] * 2, num_workers=0)
+    ours.reset(seed=1)
+    _, second = ours._pool._inline._server.envs
+    interrupted_once(second, "step")
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(np.zeros(2, int))
+    ours._core.drop_work("a step", stopped=True)
+    interrupted_once(second, "reset")
+    mask = np.array([False, True])
+    with pytest.raises(KeyboardInterrupt):
+        ours.reset(options={"reset_mask": mask})
+    observations, infos = ours.reset_wait()
+    assert observations.ravel().tolist() == [0, 0]
+    assert infos["worker_lost"].all()
     assert ours.step(np.zeros(2, int))[0].ravel().tolist() == [1, 1]
     ours.close()
 

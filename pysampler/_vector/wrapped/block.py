@@ -170,7 +170,7 @@ class LayeredBlock(ChunkBlock):
         outer_space: Any,
         leave: Callable[[str], Any],
     ) -> None:
-        super().__init__(here=getattr(inner, "here", False))
+        super().__init__(here=False)
         self.inner = inner
         self.layers = layers
         self.count, self.first = inner.count, inner.first
@@ -290,7 +290,7 @@ class LayeredBlock(ChunkBlock):
         try:
             yield
         except BaseException as error:
-            if is_users(error, here=self.here):
+            if is_users(error, here=False):
                 raise
             self._overflow.append((_ERROR, self.first, error))
             others = range(self.first + 1, self.first + self.count)

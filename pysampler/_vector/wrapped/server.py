@@ -357,7 +357,6 @@ class BatchServer(EnvServer):
         block = self.env_block(batch.rows)
         batch.ordinary(block)
         block.torn = batch.block.torn
-        self._batches.remove(batch)
         for at, old in enumerate(self.blocks):
             if old is batch.block:
                 self.blocks[at] = block
@@ -366,6 +365,7 @@ class BatchServer(EnvServer):
         kind = self._found[batch.rows.start]
         assert kind is not None
         self._note_python(batch.rows, kind, why)
+        self._batches.remove(batch)
         return block
 
     def note_options(self, options: dict[int, tuple[Any, int]]) -> None:
