@@ -224,8 +224,8 @@ class Call {
         std::optional<Groups> groups;  // or all
     };
     Read read_;
-    Shown<int> name_ = kNone;         // an index of kNames
-    std::vector<py::object> names_;  // the same, as Python has them
+    Shown<int> name_ = kNone;                  // an index of kNames
+    std::vector<py::object> names_;            // the same, as Python has them
     Shown<std::uint64_t> entries_when_armed_;  // of the guard, counted by arm_fast_path()
     Shown<std::uint16_t> armed_chunk_;         // the steps of the chunk that is armed; 0: a step
 };

@@ -89,9 +89,9 @@ class Entry {
         }
     }
 
-    // This thread has read results, until returned(). It leaves the guard before its caller has them,
-    // but other threads may only close the object meanwhile: they would take the results for those
-    // of an interrupted call.
+    // This thread has read results, until returned(). It leaves the guard before its caller has
+    // them, but other threads may only close the object meanwhile: they would take the results for
+    // those of an interrupted call.
     void keeps() { guard_->keeper.store(self_id(), std::memory_order_relaxed); }
     void returned() {
         std::uint64_t self = self_id();
