@@ -44,10 +44,12 @@ class Call {
     // -- the pending call -----------------------------------------------------------------------
 
     // Called before the first command of the call is sent.
-    void begin(const std::string& name) {
-        const auto* const found = std::ranges::find(kNames, name);
-        if (found == kNames.end()) throw py::value_error("cannot begin call: " + name);
-        name_ = static_cast<int>(found - kNames.begin());
+    void begin(const std::string& what) {
+        const auto* const found = std::ranges::find(kNames, what);
+        if (found == kNames.end()) throw py::value_error("cannot begin call: " + what);
+        const auto name = static_cast<int>(found - kNames.begin());
+        if (name_ != kSend || name != kSend) read_ = {};  // of a call that was given up
+        name_ = name;
     }
     py::object name() const {
         const int name = name_;

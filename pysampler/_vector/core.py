@@ -230,7 +230,8 @@ class VectorCore:
             self.call.arm_fast_path(chunk)
 
     def announce_columns(self) -> None:
-        """Tell the workers about columns of infos that are new to them."""
+        """Before a command: tell the workers about columns of infos that are new to them."""
+        self.results.lost_finals.clear()
         if columns := self.results.new_columns():
             self.pool.note(lambda _: AddColumns(columns))
             self.results.announced(columns)

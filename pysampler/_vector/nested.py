@@ -85,6 +85,7 @@ class NestedBlock(WholeBlock):
         self._used = np.zeros(self.count, np.int64)  # the options version of each episode
         # Writes the results of a step of all envs; the vector env counts and ends episodes.
         self._rows = _core.BatchRows(first, self.count, meter, np.zeros(self.count, np.int64), 0)
+        self._mute: RuntimeError | None = None  # if it no longer answers
         self._waits = False  # whether a call has begun whose wait may be made again
         self._stage: Callable[[], None]  # what a halted command goes on with
 
@@ -207,15 +208,7 @@ class NestedBlock(WholeBlock):
         if getattr(self._env, "waits_again", False):
             results = self._call_in_parts(name, *args, **kwargs)
         else:
-            function = getattr(self._env, name)
-            try:
-                results = function(*args, **kwargs)
-            except AlreadyPendingCallError as error:
-                if not self.here:
-                    raise
-                # An exception has interrupted that call; its results are dropped.
-                getattr(self._env, f"{error.name}_wait")(timeout=_LEFT_SECONDS)
-                results = function(*args, **kwargs)
+            results = self._call_at_once(name, *args, **kwargs)
         for i, raised in getattr(self._env, "errors", ()):  # of single envs
             self._leave(_ERROR, i, raised)
         for i in getattr(self._env, "lost", ()):
@@ -231,6 +224,27 @@ class NestedBlock(WholeBlock):
             return results
         self._device = first.device
         return _mapped(lambda one: to_array(one) if is_tensor(one) else one, results)
+
+    def _call_at_once(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method; first drop the rest of a call that an exception has interrupted."""
+        if self._mute:
+            raise self._mute
+        function = getattr(self._env, name)
+        try:
+            return function(*args, **kwargs)
+        except AlreadyPendingCallError as error:
+            if not self.here:
+                raise
+            left = getattr(self._env, f"{error.name}_wait")
+        try:
+            left(timeout=_LEFT_SECONDS)
+        except Exception as error:
+            what = type(self._env).__name__
+            self._mute = RuntimeError(
+                f"an exception interrupted {what}, which has not answered since: make it anew"
+            )
+            raise self._mute from error
+        return function(*args, **kwargs)
 
     def _call_in_parts(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Begin a call and wait for it, or go on with the wait of one that has begun."""

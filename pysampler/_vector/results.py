@@ -71,6 +71,8 @@ class Results:
             [None] * frames.envs for _ in range(self._spec.unshaped_observations)
         ]
         self._announced = len(columns)  # number of info columns that workers know
+        # The last observations of lost envs, by env: the same if results are read again.
+        self.lost_finals: dict[int, Any] = {}
         self.show_versions = False  # whether infos include the versions of options
         self.plain = False  # whether the last results had no overflow
         self._ids = [np.arange(g.start, g.stop) for g in groups]
@@ -485,7 +487,9 @@ class Results:
             if self._final:  # the env was reset in the same step
                 self.frames.has_final[frame, env] = FINAL_BY_MAIL
                 lost["final_info"] = {"worker_lost": True}
-                final[env] = self._observation(seen, env)
+                if env not in self.lost_finals:
+                    self.lost_finals[env] = self._observation(seen, env)
+                final[env] = self.lost_finals[env]
             else:
                 for leaf in self.frames.observations:
                     leaf[frame, env] = leaf[seen, env]

@@ -225,10 +225,6 @@ class InlineLane:
         """Free the answer of a group."""
         self._answers.pop(group, None)
 
-    def drop_all(self) -> None:
-        """Free all answers."""
-        self._answers.clear()
-
     def error_of(self, failure: Failure, doing: str) -> EnvError:
         """Return the error, which names no worker."""
         original = failure.report.error

@@ -107,6 +107,7 @@ class Pool:
         self._faults = faults or Faults()
         self._learn_modules = preload is None and context == "forkserver" and len(assignments) > 0
         self._layouts = 0
+        self._answered: set[int] = set()  # groups whose answers are kept
         self._frames_segment: Segment | None = None
         servers = [make(one) for one in assignments]
         new = False  # whether some modules are new to the fork server
@@ -404,6 +405,7 @@ class Pool:
 
     def _prepare(self, *, renews: bool = True) -> None:
         """Finish interrupted replacements, and renew workers that are due."""
+        self._drop_answers()
         self._finish_replacements()
         if self._renewal is not None and self.renews and renews:
             for index, why in self._renewal.due():
@@ -535,14 +537,18 @@ class Pool:
     def take_all(self) -> None:
         """Take all groups, which must have come back and whose answers must be received."""
         self._native.take_all()
-        if self._inline is not None:
-            self._inline.drop_all()
+        self._drop_answers()
 
     def take(self, groups: Sequence[int]) -> None:
         """Take groups, which must have come back and whose answers must be received."""
         self._native.take(groups)
-        for group in groups:
+        self._drop_answers()
+
+    def _drop_answers(self) -> None:
+        """Free the answers of groups that were taken, here or by ``_core.Call``."""
+        for group in [one for one in self._answered if not self.is_pending(one)]:
             self._lanes[self.worker_of[group]].drop(group)
+            self._answered.discard(group)
 
     def _run_inline(self, deadline: int | None = None) -> bool:
         """Run inline commands before a wait for workers; return False if the deadline ends them.
@@ -580,6 +586,7 @@ class Pool:
         with contextlib.suppress(WaitTimeoutError):
             for group in groups:
                 lane, doing = self._lanes[self.worker_of[group]], self._commands.doing(group)
+                self._answered.add(group)
                 answers.append(Answer(group, lane.answer(group, doing, deadline)))
         return answers
 

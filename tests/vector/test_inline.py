@@ -243,6 +243,41 @@ def test_second_interrupt_while_lost_envs_are_read_changes_no_final_observation(
         same(np.stack(envs.step_wait()[4]["final_obs"]), seen)
 
 
+class Talks(gym.Env):
+    """Observes its episode, also as text, which goes by mail."""
+
+    observation_space = gym.spaces.Dict(
+        {"number": gym.spaces.Box(0, 99, (1,), np.float64), "text": gym.spaces.Text(9)}
+    )
+    action_space = gym.spaces.Discrete(2)
+    episode = 0
+
+    def _observed(self):
+        return {"number": np.full(1, self.episode, np.float64), "text": str(self.episode)}
+
+    def reset(self, *, seed=None, options=None):
+        self.episode += 1
+        return self._observed(), {}
+
+    def step(self, action):
+        return self._observed(), 0.0, False, False, {}
+
+
+def test_second_interrupt_changes_no_final_observation_without_a_fixed_shape(monkeypatch):
+    envs = pysampler.VectorEnv([Talks] * 2, num_workers=0, autoreset_mode="SameStep")
+    envs.reset()
+    interrupt_once(monkeypatch, Talks, "step")
+    with pytest.raises(KeyboardInterrupt):
+        envs.step([0, 0])
+    interrupt_once(monkeypatch, Results, "_merged")
+    with pytest.raises(KeyboardInterrupt):
+        envs.step_wait()
+    observations, *_, infos = envs.step_wait()
+    assert observations["text"] == ("2", "2")
+    assert [(one["number"][0], one["text"]) for one in infos["final_obs"]] == [(1, "1")] * 2
+    envs.close()
+
+
 def test_env_that_a_masked_reset_leaves_lost_has_the_observation_seen_last(monkeypatch):
     options = {"num_envs": 2, "num_workers": 0, "autoreset_mode": "Disabled"}
     with CARTS["in Python"](**options) as envs:

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +24,7 @@ from interrupts_in_tests import (
     counters,
     garbage_goes_with_its_test,  # noqa: F401 - a fixture for all
 )
-from made_up import same
+from made_up import interrupt_once, same
 
 import pysampler
 from pysampler._closing import comes_true
@@ -320,6 +321,40 @@ def test_reset_works_after_an_interrupt_at_any_point(lane):
         expected = program_of(envs)
         program = functools.partial(program_of, envs)
         assert at_each_point(program, lambda *_: same(program_of(envs), expected)) > 20
+
+
+class Large:
+    """Can be referred to weakly."""
+
+
+@pytest.mark.parametrize("lane", ["processes", "threads", "num_workers=0", "main_envs"])
+def test_answers_are_freed_with_the_next_call(lane):
+    with interruptible(lane) as envs:
+        envs.reset(seed=1)
+        answers = envs.apply(lambda env: Large())
+        left = [weakref.ref(one) for one in answers]
+        del answers
+        envs.step([0] * 4)
+        gc.collect()
+        assert [one() for one in left] == [None] * 4
+
+
+def test_recv_after_a_reset_that_was_interrupted_waits_for_what_was_sent(monkeypatch):
+    with counters(2, num_workers=0, groups=2) as envs:
+        envs.reset()
+        for kind, name, call in (
+            (pysampler._vector.chunks.Chunks, "last_of", lambda: step_all(envs)),
+            (pysampler._workers.pool.Pool, "take_all", envs.reset),
+        ):
+            interrupt_once(monkeypatch, kind, name)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        envs.send([0], [0])
+        assert envs.recv(1)[4]["env_id"].tolist() == [0]
+
+
+def step_all(envs):
+    envs.step_chunk(np.zeros((2, 2), int), observations="all")
 
 
 @pytest.mark.slow

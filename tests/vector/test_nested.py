@@ -869,6 +869,30 @@ def test_reset_after_an_interrupt_begins_all_envs_of_a_batch(kind, beside):
     ours.close()
 
 
+def test_batch_that_does_not_answer_after_an_interrupt_is_refused_from_then_on():
+    """Its next answer might be that of the call before."""
+    envs = gym.vector.AsyncVectorEnv([Sleepy] * 2)
+    ours = pysampler.VectorEnv([lambda: envs], num_workers=0)
+    ours.reset(seed=1)
+    actions = np.zeros(2, int)
+    wait = envs.step_wait
+    interrupted_once(envs, "step_wait")
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(actions)
+    ours.step_wait()
+
+    def late(timeout=None):
+        raise TimeoutError
+
+    envs.step_wait = late
+    for _ in range(2):
+        with pytest.raises(EnvError, match="has not answered since: make it anew"):
+            ours.step(actions)
+    envs.step_wait = wait
+    with pytest.warns(UserWarning, match="pending call to `step`"):
+        ours.close()
+
+
 @pytest.mark.parametrize("mode", [NEXT_STEP, DISABLED])
 def test_masked_reset_of_a_lost_batch_begins_all_of_its_envs(mode):
     inner = gym.vector.SyncVectorEnv([Sleepy] * 2, autoreset_mode=mode)
