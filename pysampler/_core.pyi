@@ -1089,13 +1089,9 @@ class Pool:
         """
         Send a step to every group; return False if commands remain to be flushed.
         """
-    def step_chunk(self, group_frames: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], steps: typing.SupportsInt | typing.SupportsIndex, last: bool) -> bool:
+    def step_some(self, group_frames: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], kind: typing.SupportsInt | typing.SupportsIndex = 0, steps: typing.SupportsInt | typing.SupportsIndex = 1) -> bool:
         """
-        Send a chunk of steps to some groups, given as (group, first frame) pairs; `last`: only each env's last results are read. Return False if commands remain to be flushed.
-        """
-    def step_some(self, group_frames: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]]) -> bool:
-        """
-        Send a step to some groups, given as (group, frame) pairs; return False if commands remain to be flushed.
+        Send a step, or a chunk of steps, to some groups, given as (group, frame) pairs; return False if commands remain to be flushed.
         """
     def take(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """

@@ -187,13 +187,9 @@ void register_pool(py::module_& m) {
              "Step every group, wait until all are back, and take them; return False if something "
              "is left to do: flush, look for late envs, or read a message.")
         .def("step_some", &PyPool::step_some, py::arg("group_frames"),
-             "Send a step to some groups, given as (group, frame) pairs; return False if commands "
-             "remain to be flushed.")
-        .def("step_chunk", &PyPool::step_chunk, py::arg("group_frames"), py::arg("steps"),
-             py::arg("last"),
-             "Send a chunk of steps to some groups, given as (group, first frame) pairs; `last`: "
-             "only each env's last results are read. Return False if commands remain to be "
-             "flushed.")
+             py::arg("kind") = static_cast<std::uint8_t>(Command::kStep), py::arg("steps") = 1,
+             "Send a step, or a chunk of steps, to some groups, given as (group, frame) pairs; "
+             "return False if commands remain to be flushed.")
         .def(
             "send",
             [](PyPool& self, const py::iterable& requests) {

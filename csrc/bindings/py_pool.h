@@ -71,47 +71,18 @@ class PyPool : public Handle {
         return send_all(Command::kChunkLast, frame, steps);
     }
 
-    // Sends a step to some groups, each with its frame. False as above.
-    bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& group_frames) {
-        const Pin pin(*this, "send to");
-        take_notes();
-        const Traced sending(track_, TraceKind::kSend,
-                             static_cast<std::uint32_t>(group_frames.size()));
-        for (const auto& [group, frame] : group_frames) expect_idle(known(group));
-        for (const auto& [group, frame] : group_frames) {
-            mark(TraceKind::kSent, group);
-            pool_.send({group, Command::kStep, frame});
-        }
-        return pool_.unsent() == 0;
-    }
-
-    // Sends a chunk of steps to some groups, each with its first frame. False as above.
-    bool step_chunk(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& group_frames,
-                    std::uint16_t steps, bool last) {
-        const Pin pin(*this, "send to");
-        take_notes();
-        const Traced sending(track_, TraceKind::kSend,
-                             static_cast<std::uint32_t>(group_frames.size()));
-        for (const auto& [group, frame] : group_frames) expect_idle(known(group));
-        const std::uint8_t kind = last ? Command::kChunkLast : Command::kChunk;
-        for (const auto& [group, frame] : group_frames) {
-            mark(TraceKind::kSent, group);
-            pool_.send({group, kind, frame, std::nullopt, steps});
-        }
-        return pool_.unsent() == 0;
+    // Sends a step to some groups, each with its frame; or a chunk of steps, with its first frame.
+    // False as above.
+    bool step_some(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& group_frames,
+                   std::uint8_t kind, std::uint16_t steps) {
+        return send_each(group_frames, [&](const auto& one) {
+            return Pool::Request{one.first, kind, one.second, std::nullopt, steps};
+        });
     }
 
     // Sends a command to each of some groups. False as above.
     bool send(const std::vector<Pool::Request>& requests) {
-        const Pin pin(*this, "send to");
-        take_notes();
-        const Traced sending(track_, TraceKind::kSend, static_cast<std::uint32_t>(requests.size()));
-        for (const Pool::Request& request : requests) expect_idle(known(request.group));
-        for (const Pool::Request& request : requests) {
-            mark(TraceKind::kSent, request.group);
-            pool_.send(request);
-        }
-        return pool_.unsent() == 0;
+        return send_each(requests, [](const auto& one) -> const auto& { return one; });
     }
 
     // Sends groups in flight their last commands again, some with a message. False as above.
@@ -373,6 +344,19 @@ class PyPool : public Handle {
     }
 
  private:
+    template <class Each, class RequestOf>
+    bool send_each(const Each& each, RequestOf&& request_of) {
+        const Pin pin(*this, "send to");
+        take_notes();
+        const Traced sending(track_, TraceKind::kSend, static_cast<std::uint32_t>(each.size()));
+        for (const auto& one : each) expect_idle(known(request_of(one).group));
+        for (const auto& one : each) {
+            const Pool::Request& request = request_of(one);
+            mark(TraceKind::kSent, request.group);
+            pool_.send(request);
+        }
+        return pool_.unsent() == 0;
+    }
     bool send_all(std::uint8_t kind, std::uint32_t frame, std::uint16_t steps) {
         const Pin pin(*this, "send to");
         take_notes();

@@ -346,10 +346,8 @@ class EpisodeSampler(Sampler):
         self._frame = at + self._steps
         self._act_on([span for g in stepping for span in self._rows.spans(at, self._groups[g])])
         group_frames = [(group, at + 1) for group in stepping]
-        if self._options.chunk is None:
-            self._pool.step_some(group_frames)
-        else:
-            self._pool.step_chunk(group_frames, self._steps, last=self._reads_last)
+        steps = None if self._options.chunk is None else self._steps
+        self._pool.step_some(group_frames, steps, last=self._reads_last)
 
     def _next_frame(self, groups: Sequence[int]) -> int:
         """Return the frame from which groups step next, with their newest observations.

@@ -179,10 +179,7 @@ class TurnRunner(MainRunner):
                     self._receive(part, at - steps + 1)
                 self._act(part, at)
                 group_frames = [(group, at + 1) for group in part.groups]
-                if self._options.chunk is None:
-                    self._pool.step_some(group_frames)
-                else:
-                    self._pool.step_chunk(group_frames, steps, last=False)
+                self._pool.step_some(group_frames, self._options.chunk and steps)
         for part in parts:
             self._receive(part, end - steps + 1)
 

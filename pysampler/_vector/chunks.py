@@ -159,7 +159,7 @@ class Chunks:
         self.sent.update((group, steps) for group in groups)
         core.begin(name, awaited=name == "send")
         first = core.results.frames.ring
-        core.pool.step_chunk([(group, first) for group in groups], steps, last=not self._every)
+        core.pool.step_some([(group, first) for group in groups], steps, last=not self._every)
 
     def forget(self, groups: Sequence[int]) -> bool:
         """Note that groups are sent other commands; return whether no chunk is under way."""

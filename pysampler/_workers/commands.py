@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Commands"]
 
 _REQUEST: int = _core.Command.REQUEST
+_STEP: int = _core.Command.STEP
 
 
 class Commands:
@@ -65,19 +66,13 @@ class Commands:
             return self.step_some([(group, frame) for group in self._groups])
         return self._native.step(frame)
 
-    def step_some(self, group_frames: Sequence[tuple[int, int]]) -> bool:
-        """Step some groups, each with its frame."""
-        for group, _ in group_frames if self._jobs else ():
-            self._jobs.pop(group, None)
-        return self._native.step_some(group_frames)
-
-    def step_chunk(
-        self, group_frames: Sequence[tuple[int, int]], steps: int, *, last: bool
+    def step_some(
+        self, group_frames: Sequence[tuple[int, int]], kind: int = _STEP, steps: int = 1
     ) -> bool:
-        """Let some groups make several steps, each from its frame on; see ``Pool.step_chunk``."""
+        """Step some groups, each with its frame; see ``Pool.step_some``."""
         for group, _ in group_frames if self._jobs else ():
             self._jobs.pop(group, None)
-        return self._native.step_chunk(group_frames, steps, last)
+        return self._native.step_some(group_frames, kind, steps)
 
     def send(self, jobs: Mapping[int, Job], frames: Mapping[int, int]) -> bool:
         """Send jobs to groups, each with its frame. Either all go or none."""

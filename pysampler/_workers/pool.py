@@ -13,6 +13,7 @@ import contextlib
 import warnings
 from typing import TYPE_CHECKING
 
+from pysampler import _core
 from pysampler._workers import fork_server
 from pysampler._workers.children import await_ends
 from pysampler._workers.commands import Commands
@@ -37,7 +38,6 @@ from pysampler.sync import Segment, now, usable_cpus
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from pysampler import _core
     from pysampler._workers.children import Child
     from pysampler._workers.gauges import Gauges
     from pysampler._workers.jobs import Attach, Job, Note
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Pool"]
 
+_CHUNK: int = _core.Command.CHUNK
+_CHUNK_LAST: int = _core.Command.CHUNK_LAST
 # Seconds to wait for a worker to drain its full command ring.
 SEND_TIMEOUT_S = 60.0
 # Seconds to wait for the workers to be reaped when a pool ends.
@@ -368,25 +370,24 @@ class Pool:
         self.take_all()
         return answers
 
-    def step_some(self, group_frames: Sequence[tuple[int, int]]) -> None:
-        """Step some groups, each with its frame."""
-        self._prepare()
-        if not self._commands.step_some(group_frames):
-            self._flush()
-
-    def step_chunk(
-        self, group_frames: Sequence[tuple[int, int]], steps: int, *, last: bool
+    def step_some(
+        self,
+        group_frames: Sequence[tuple[int, int]],
+        steps: int | None = None,
+        *,
+        last: bool = False,
     ) -> None:
-        """Let the envs of some groups make several steps in a row, until their episodes end.
+        """Step some groups, each with its frame.
 
         Args:
-            group_frames: The groups, and the frame of the first step of each; the next is in the
-                frame that follows, and so on.
-            steps: The number of steps.
-            last: Whether only the last results of each env are read, and all rewards.
+            group_frames: The groups and frames; of a chunk, that of the first step.
+            steps: Make a chunk of so many steps in frames that follow, until an episode ends; None:
+                make one step.
+            last: Whether only the last results of each env of a chunk are read, and all rewards.
         """
         self._prepare()
-        if not self._commands.step_chunk(group_frames, steps, last=last):
+        chunk = () if steps is None else (_CHUNK_LAST if last else _CHUNK, steps)
+        if not self._commands.step_some(group_frames, *chunk):
             self._flush()
 
     def request(self, group_frames: Iterable[tuple[int, int]], jobs: Mapping[int, Job]) -> None:
