@@ -51,6 +51,28 @@ def counters(count=4, *, talks=True, **kwargs):
     return pysampler.VectorEnv(fns, **kwargs)
 
 
+def reset_if_lost(envs, results, here):
+    """If an interrupt has lost envs in a step, reset all; return how many steps each has counted.
+
+    Args:
+        envs: The vector env.
+        results: The results of the step.
+        here: How many envs, the last ones, are in this process. No others may be lost.
+
+    Returns:
+        The steps; None if none was lost.
+    """
+    infos = results[4]
+    lost = infos.get("worker_lost", np.zeros(len(results[1]), bool))
+    if not lost.any():
+        return None
+    assert infos.get("env_id", np.arange(envs.num_envs))[lost].min() >= envs.num_envs - here
+    while envs.pending:
+        envs.recv()
+    envs.reset()
+    return np.array(envs.get_attr("steps"))
+
+
 closing_while_pending = pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting")
 
 

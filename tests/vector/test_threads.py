@@ -312,6 +312,7 @@ def test_a_dropped_vector_env_is_collected_and_closes_its_envs():
 def test_a_thread_that_fails_is_a_lost_worker():
     with make() as envs:
         envs.reset()
+        envs._pool._answered.clear()
         # Where the thread leaves the error of its env.
         envs._pool._processes.children[1].desk.answers = None
         with pytest.raises(WorkerLostError, match="thread 1 ended while stepping env 1") as error:
