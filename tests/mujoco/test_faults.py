@@ -290,12 +290,13 @@ def test_a_task_error_names_an_env_of_its_group(where, workers):
 
 @pytest.mark.parametrize("method", ["observe", "reset_info"])
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_an_interrupted_step_is_repeated_from_the_state_before_it(method, mode):
+def test_an_interrupted_step_loses_the_envs_and_a_reset_begins_them(method, mode):
     """Ctrl-C may come after the physics have stepped, or after a reset has drawn numbers."""
     arguments = {"max_episode_steps": 4}
     ours = together(CHEETAH, 3, arguments, autoreset_mode=mode)
     theirs = one_by_one(CHEETAH, 3, arguments, mode)
-    identical(ours.reset(seed=1), theirs.reset(seed=1))
+    seen, _ = ours.reset(seed=1)
+    identical(seen, theirs.reset(seed=1)[0])
     [block] = ours._pool._inline._server.blocks
     interrupts = 0
     for step, row in enumerate(drawn_actions(theirs.action_space, 2, 14)):
@@ -314,9 +315,22 @@ def test_an_interrupted_step_is_repeated_from_the_state_before_it(method, mode):
             results = ours.step(row)
         except KeyboardInterrupt:
             interrupts += 1
-            results = ours.step_wait()
+            observations, rewards, _, truncated, infos = ours.step_wait()
+            assert not rewards.any()
+            if mode == NEXT_STEP and method == "reset_info":  # their episodes had ended
+                assert not truncated.any()
+                assert "worker_lost" not in infos
+            else:
+                lost = infos["final_info"] if mode == SAME_STEP else infos
+                assert list(truncated) == list(lost["worker_lost"]) == [True] * 3
+                last = np.stack(infos["final_obs"]) if mode == SAME_STEP else observations
+                identical(last, seen)
+            results = ours.reset(seed=step)
+            identical(results, theirs.reset(seed=step), f"step {step}")
+        else:
+            identical(results, theirs.step(row), f"step {step}")
         delattr(block.task, method)
-        identical(results, theirs.step(row), f"step {step}")
+        seen = results[0].copy()
     assert interrupts >= (14 if method == "observe" else 2)
     ours.close()
     theirs.close()
