@@ -21,7 +21,7 @@ class Block {
     virtual bool step_chunk(std::uint32_t frame, std::uint32_t steps, bool last) = 0;
 
     // In the user's process an exception, such as a signal handler's, may end a step half-way.
-    bool torn = false;    // nobody knows the states of its envs: they must be replaced
+    bool torn = false;    // the envs are in unknown states, and must be replaced
     bool halted = false;  // only a wait was ended: the same command, made again, goes on with it
 };
 

@@ -456,7 +456,7 @@ class VectorCore:
             what: The name of the wait, for errors.
             timeout: In seconds; None: no limit.
             read: Returns the results, or raises an EnvError.
-            groups: The groups, if they use frames of their own; None: all use the same frame.
+            groups: The groups that are read, each in its own frame; None: all, in one frame.
             seen: Whether the caller sees observations.
 
         Raises:

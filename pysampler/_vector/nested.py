@@ -85,7 +85,7 @@ class NestedBlock(WholeBlock):
         self._used = np.zeros(self.count, np.int64)  # the options version of each episode
         # Writes the results of a step of all envs; the vector env counts and ends episodes.
         self._rows = _core.BatchRows(first, self.count, meter, np.zeros(self.count, np.int64), 0)
-        self._mute: RuntimeError | None = None  # if it no longer answers
+        self._mute = ""  # why it is not called any more, if it does not answer
         self._waits = False  # whether a call has begun whose wait may be made again
         self._stage: Callable[[], None]  # what a halted command goes on with
 
@@ -228,7 +228,7 @@ class NestedBlock(WholeBlock):
     def _call_at_once(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method; first drop the rest of a call that an exception has interrupted."""
         if self._mute:
-            raise self._mute
+            raise RuntimeError(self._mute)
         function = getattr(self._env, name)
         try:
             return function(*args, **kwargs)
@@ -239,11 +239,11 @@ class NestedBlock(WholeBlock):
         try:
             left(timeout=_LEFT_SECONDS)
         except Exception as error:
-            what = type(self._env).__name__
-            self._mute = RuntimeError(
-                f"an exception interrupted {what}, which has not answered since: make it anew"
+            self._mute = (
+                f"an exception interrupted {type(self._env).__name__}, which has not answered "
+                "since: make it anew"
             )
-            raise self._mute from error
+            raise RuntimeError(self._mute) from error
         return function(*args, **kwargs)
 
     def _call_in_parts(self, name: str, *args: Any, **kwargs: Any) -> Any:

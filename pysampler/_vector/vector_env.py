@@ -752,12 +752,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         core = self._core
         chunks = self._batches.chunks
         of_step = core.results.read_step if what == "step_wait" else core.results.read
-        if chunks is not None:
-            results: Stepped = core.finish(
-                what, timeout, chunks.read, groups=core.all_groups, seen=True
-            )
-        else:
-            results = core.finish(what, timeout, of_step, seen=True)
+        read, groups = (of_step, None) if chunks is None else (chunks.read, core.all_groups)
+        results: Stepped = core.finish(what, timeout, read, groups=groups, seen=True)
         return results
 
     def _expect_pending(self, state: str, what: str) -> None:

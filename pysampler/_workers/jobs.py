@@ -105,9 +105,9 @@ class Job(_Message):
     of_members: ClassVar[bool] = False
     # Whether it steps or resets envs, so that workers which are due are renewed before.
     renews: ClassVar[bool] = False
-    # Whether it steps envs, which then nobody can use if an exception interrupts it here.
+    # Whether it steps envs: an exception that interrupts it here leaves them in unknown states.
     steps_envs: ClassVar[bool] = False
-    # Whether it resets all envs of the group, so that it does not matter what they did before.
+    # Whether it resets all envs of the group, whatever their states.
     begins_all: ClassVar[bool] = False
 
     def run(self, server: Any, block: int, frame: int) -> Any:

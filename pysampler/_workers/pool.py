@@ -381,8 +381,7 @@ class Pool:
 
         Args:
             group_frames: The groups and frames; of a chunk, that of the first step.
-            steps: Make a chunk of so many steps in frames that follow, until an episode ends; None:
-                make one step.
+            steps: The number of steps of a chunk, in successive frames; None: one plain step.
             last: Whether only the last results of each env of a chunk are read, and all rewards.
         """
         self._prepare()

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
-from interrupts import Interrupted, at_each_point
+from interrupts import at_each_point
 from interrupts_in_tests import closing_while_pending, counters, reset_if_lost
 from made_up import SpaceEnv, same
 
@@ -508,24 +508,6 @@ def test_next_wait_returns_an_interrupted_chunk(observations, main_envs):
 
         program = functools.partial(envs.step_chunk, actions, observations=observations)
         assert at_each_point(program, check) > 20
-
-
-class InterruptedOnce(Scripted):
-    """Sends a signal in the third step of env 1, before it counts."""
-
-    def __init__(self, number):
-        super().__init__()
-        self.number, self.sent = number, False
-
-    def step(self, action):
-        if (self.number, self.steps, self.sent) == (1, 2, False):
-            self.sent = True
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return super().step(action)
-
-
-def raises(*_):
-    raise Interrupted
 
 
 # -- some envs at a time --------------------------------------------------------------------------
