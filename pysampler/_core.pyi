@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'standard_normal', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['BatchBlock', 'BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'FrameBlock', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'standard_normal', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     The costs of waiting on this machine.
@@ -1324,34 +1324,17 @@ class Infos:
         """
         The number of nodes and columns.
         """
-class EnvBlock(Block):
+class FrameBlock(Block):
     ERROR: typing.ClassVar[int] = 3
     FINAL_OBS: typing.ClassVar[int] = 1
     INFO: typing.ClassVar[int] = 0
     LOST: typing.ClassVar[int] = 5
+    NO_RESULTS: typing.ClassVar[int] = 7
     UNLIKE: typing.ClassVar[int] = 4
     UNSEEN: typing.ClassVar[int] = 6
     UNSHAPED_OBS: typing.ClassVar[int] = 2
-    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, frames: typing.Any, infos: Infos, meter: Meter, autoreset: str, keep: str, here: bool = False) -> None:
-        ...
     def __reduce__(self) -> tuple:
         ...
-    def ended(self, i: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        """
-        Whether the next step resets env i.
-        """
-    def ended_envs(self) -> list:
-        """
-        The envs that the next step resets.
-        """
-    def last(self, i: typing.SupportsInt | typing.SupportsIndex) -> typing.Any:
-        """
-        The last observation of env i, or None.
-        """
-    def options_used(self, i: typing.SupportsInt | typing.SupportsIndex) -> int:
-        """
-        The version of the options of env i's episode.
-        """
     def peek_overflow(self) -> list:
         """
         Return the overflow, like take_overflow(), without forgetting it.
@@ -1359,10 +1342,6 @@ class EnvBlock(Block):
     def replace(self, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex | None], over: collections.abc.Sequence[bool]) -> None:
         """
         Let the envs replace others, of which some had ended their episodes: their next resets use these seeds.
-        """
-    def report_unlike(self, observations: bool, ints: bool) -> None:
-        """
-        Report rewards, and observations too or not, that the frame cannot hold unchanged.
         """
     def reset(self, frame: typing.SupportsInt | typing.SupportsIndex, calls: list) -> bool:
         """
@@ -1372,29 +1351,21 @@ class EnvBlock(Block):
         """
         Let steps leave env i alone until it is reset.
         """
-    def rests(self, i: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        """
-        Whether steps leave env i alone.
-        """
     def set_ended(self, i: typing.SupportsInt | typing.SupportsIndex, ended: bool) -> None:
         """
-        Set whether the next step resets env i.
+        Set whether the next step resets env i, which is not fresh any more.
         """
-    def set_last(self, i: typing.SupportsInt | typing.SupportsIndex, observation: typing.Any) -> None:
+    def set_options(self, i: typing.SupportsInt | typing.SupportsIndex, options: typing.Any, version: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Set the last observation of env i, which a reset that leaves it unchanged returns.
+        Use these options for env i from its next reset on.
         """
-    def set_options(self, i: typing.SupportsInt | typing.SupportsIndex, options: typing.Any, version: typing.SupportsInt | typing.SupportsIndex, used: typing.SupportsInt | typing.SupportsIndex | None = None) -> None:
-        """
-        Use these options for env i from its next reset on; `used` is the version of its current episode.
-        """
-    def step(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: list | None = None) -> bool:
+    def step(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any = None) -> bool:
         """
         Step every env with the actions in the frame or these; return whether there is overflow.
         """
     def step_chunk(self, frame: typing.SupportsInt | typing.SupportsIndex, steps: typing.SupportsInt | typing.SupportsIndex, last: bool) -> bool:
         """
-        Let every env make several steps, from the frame on, until its episode ends; with `last`, write only its last results, and all rewards.
+        Let every env make several steps, from the frame on, until its episode ends; with `last`, only its last results are read, and all rewards.
         """
     def stop(self) -> None:
         """
@@ -1406,12 +1377,35 @@ class EnvBlock(Block):
         """
     def use(self, frames: typing.Any, infos: Infos, autoreset: str, keep: str) -> None:
         """
-        Use other frames of the same spec from now on; the envs stay unchanged.
+        Use these frames from now on; the envs stay unchanged.
         """
     @property
-    def double_rewards(self) -> numpy.typing.NDArray[numpy.bool]:
+    def count(self) -> int:
         """
-        Which envs' last rewards were NumPy's float64.
+        The number of envs.
+        """
+    @property
+    def double_rewards(self) -> typing.Any:
+        """
+        Which envs' last rewards were NumPy's float64; True: those of all.
+        """
+    @double_rewards.setter
+    def double_rewards(self, arg0: typing.Any) -> None:
+        ...
+    @property
+    def ended(self) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        Whether the next step resets each env.
+        """
+    @property
+    def failed(self) -> bool:
+        """
+        Whether the last call raised before it had written all results.
+        """
+    @property
+    def first(self) -> int:
+        """
+        The index of the first env.
         """
     @property
     def fresh(self) -> bool:
@@ -1419,9 +1413,81 @@ class EnvBlock(Block):
         Whether an env has not begun since it replaced another.
         """
     @property
+    def options(self) -> dict:
+        """
+        By env, the options of its later resets and their version.
+        """
+    @property
+    def resting(self) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        Whether steps leave each env alone.
+        """
+    @property
     def seeds(self) -> dict:
         """
         By env, the seeds that replace() set and no reset has used.
+        """
+    @property
+    def used(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        The version of the options of each env's episode.
+        """
+class EnvBlock(FrameBlock):
+    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, meter: Meter, here: bool = False) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def last(self, i: typing.SupportsInt | typing.SupportsIndex) -> typing.Any:
+        """
+        The last observation of env i, or None.
+        """
+    def report_unlike(self, observations: bool, ints: bool) -> None:
+        """
+        Report rewards, and observations too or not, that the frame cannot hold unchanged.
+        """
+    def set_last(self, i: typing.SupportsInt | typing.SupportsIndex, observation: typing.Any) -> None:
+        """
+        Set the last observation of env i, which a reset that leaves it unchanged returns.
+        """
+class BatchBlock(FrameBlock):
+    def __init__(self, stepper: typing.Any, count: typing.SupportsInt | typing.SupportsIndex, first: typing.SupportsInt | typing.SupportsIndex, meter: Meter, limit: typing.SupportsInt | typing.SupportsIndex | None, here: bool = False) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def set_states(self, ids: typing.Any, states: typing.Any) -> None:
+        """
+        Set the states of envs.
+        """
+    def set_stopped(self, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.bool] | None) -> None:
+        """
+        Let the envs in this mask make no steps, in a chunk; None: let all.
+        """
+    def states(self, ids: typing.Any) -> typing.Any:
+        """
+        Return the states of envs, one row each.
+        """
+    def why_leave(self, frame: typing.SupportsInt | typing.SupportsIndex, actions: typing.Any) -> typing.Any:
+        """
+        Return why the envs cannot step together; None if they can.
+        """
+    def why_not_reset(self, calls: list) -> typing.Any:
+        """
+        Return why the envs cannot be reset together; None if they can.
+        """
+    @property
+    def begun(self) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        Whether each env was reset at least once.
+        """
+    @property
+    def elapsed(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        The number of steps of each env's episode.
+        """
+    @property
+    def stepper(self) -> typing.Any:
+        """
+        What steps the envs.
         """
 class Lent:
     """
@@ -1602,37 +1668,21 @@ class BatchRows:
         ...
     def __reduce__(self) -> tuple:
         ...
-    def add_column(self, key: typing.Any, values: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], mask: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], final: bool = False) -> None:
-        """
-        Write the infos of this key to these arrays; with `final`, those of final_info.
-        """
-    def add_mask(self, mask: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], final_info: bool = False) -> None:
-        """
-        Clear this mask of infos too when a step begins; it may be that of final_info.
-        """
     def begin(self, frame: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         Begin a step or a reset.
         """
-    def use(self, frames: typing.Any, infos: bool) -> None:
+    def use(self, frames: typing.Any, infos: Infos, all_infos: bool) -> None:
         """
-        Write to these frames from now on, with infos or without.
+        Write to these frames from now on, with all infos or those of an episode's end.
         """
-    def write(self, frame: typing.SupportsInt | typing.SupportsIndex, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None, observations: typing.Any, rewards: typing.Any, terminated: typing.Any, infos: dict, truncated: typing.Any = None, uncounted: typing.Any = None) -> tuple[typing.Any, typing.Any]:
+    def write(self, frame: typing.SupportsInt | typing.SupportsIndex, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None, observations: typing.Any, rewards: typing.Any, terminated: typing.Any, infos: dict, truncated: typing.Any, uncounted: typing.Any = None) -> tuple[typing.Any, typing.Any]:
         """
         Write the results of a step of some envs, or all if ids is None; return the rows whose episodes have ended, or None, and the infos without a column, or None. If observations are None, they are not written. Without `truncated`, the limit applies. Steps of envs in the mask `uncounted` do not count.
-        """
-    def write_finals(self, frame: typing.SupportsInt | typing.SupportsIndex, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], observations: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], has_final: typing.SupportsInt | typing.SupportsIndex) -> None:
-        """
-        Write the last observations of episodes, some rows of an array, and clear the infos of their envs.
         """
     def write_infos(self, frame: typing.SupportsInt | typing.SupportsIndex, envs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], infos: dict, final: bool = False) -> typing.Any:
         """
         Write infos of some envs, some rows of arrays; with `final` to final_info. Return the infos without a column, or None.
-        """
-    def write_resets(self, frame: typing.SupportsInt | typing.SupportsIndex, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], observations: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], infos: dict, has_final: typing.SupportsInt | typing.SupportsIndex | None) -> typing.Any:
-        """
-        Write the first observations and infos of some envs; return the infos without a column, or None.
         """
 class Tally:
     """

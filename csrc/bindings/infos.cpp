@@ -85,8 +85,8 @@ Infos::Node* Infos::find(Node& parent, PyObject* key, std::size_t& guess) {
 
 // -- a worker --
 
-void Infos::clear(std::uint32_t frame, std::size_t first, std::size_t count) {
-    for (const Mask& mask : masks_) std::memset(mask.at(frame) + first, 0, count);
+void Infos::clear(std::uint32_t frame, std::size_t first, const Chosen& envs) const {
+    for (const Mask& mask : masks_) envs.fill(mask.at(frame) + first, 0);
 }
 
 std::optional<py::dict> Infos::store(std::uint32_t frame, std::size_t env, PyObject* info,
@@ -142,6 +142,43 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
         }
         if (taker->pickles == nullptr) taker->leaf.store(frame, env, value);
         taker->mask.at(frame)[env] = 1;
+    }
+    return rest;
+}
+
+std::optional<py::dict> Infos::store_rows(std::uint32_t frame, std::size_t first,
+                                          const Chosen& chosen, const py::dict& infos,
+                                          bool final) {
+    std::optional<py::dict> rest;
+    std::size_t guess = 0;
+    Node* node = &root_;
+    if (final) {
+        node = find(root_, final_info_.ptr(), guess);
+        if (node == nullptr || !node->mask) return infos;
+        chosen.fill(node->mask->at(frame) + first, 1);
+        guess = 0;
+    }
+    const py::scoped_critical_section alone{infos};
+    for (const auto& item : infos) {
+        // As in store_in().
+        const auto key = py::reinterpret_borrow<py::object>(item.first);
+        const auto value = py::reinterpret_borrow<py::object>(item.second);
+        Node* const child = find(*node, key.ptr(), guess);
+        const auto takes = [&](const Column& column) {
+            if (column.form == Form::kPickle ||
+                !column.leaf.store_rows(frame, first, py::reinterpret_borrow<py::array>(value),
+                                        chosen)) {
+                return false;
+            }
+            chosen.fill(column.mask.at(frame) + first, 1);
+            return true;
+        };
+        if (child != nullptr && py::isinstance<py::array>(value) &&
+            std::any_of(child->columns.begin(), child->columns.end(), takes)) {
+            continue;
+        }
+        if (!rest) rest.emplace();
+        (*rest)[key] = value;
     }
     return rest;
 }

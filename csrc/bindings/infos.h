@@ -37,10 +37,17 @@ class Infos {
 
     // -- a worker --
 
-    void clear(std::uint32_t frame, std::size_t first, std::size_t count);
+    void clear(std::uint32_t frame, std::size_t first, std::size_t count) {
+        clear(frame, first, Chosen{count});
+    }
+    void clear(std::uint32_t frame, std::size_t first, const Chosen& envs) const;
     // Writes the values that have a column under `key` (or at the top). Returns the rest as a dict.
     std::optional<py::dict> store(std::uint32_t frame, std::size_t env, PyObject* info,
                                   const char* key = nullptr);
+    // The same for many envs: `infos` has an array per key, with a row for each of those that are
+    // chosen, counted from `first`. With `final` they belong to the dict final_info.
+    std::optional<py::dict> store_rows(std::uint32_t frame, std::size_t first,
+                                       const Chosen& chosen, const py::dict& infos, bool final);
 
     // -- the parent --
 
@@ -103,6 +110,7 @@ class Infos {
 
     Node root_;
     std::vector<Mask> masks_;  // of all nodes and columns
+    py::str final_info_ = interned("final_info");
 };
 
 }  // namespace pysampler::bindings

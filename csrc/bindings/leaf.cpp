@@ -110,6 +110,19 @@ bool Leaf::matches_all(PyObject* value, std::size_t envs) const {
            std::equal(shape_.begin(), shape_.end(), proxy->dimensions + 1);
 }
 
+bool Leaf::store_rows(std::uint32_t frame, std::size_t first, const py::array& array,
+                      const Chosen& chosen) const {
+    if (array.ndim() == 0) return false;
+    const auto height = static_cast<std::size_t>(array.shape(0));
+    const py::array packed = py::array::ensure(array, py::array::c_style);
+    if (!matches_all(packed.ptr(), chosen.rows != nullptr ? height : chosen.count)) return false;
+    for (std::size_t k = 0; chosen.rows != nullptr && k < chosen.count; ++k) {
+        if (static_cast<std::size_t>(chosen.rows[k]) >= height) return false;
+    }
+    chosen.copy(row(frame, first), packed.data(), row_bytes_);
+    return true;
+}
+
 bool Leaf::matches_chunk(PyObject* value, std::size_t envs, std::size_t steps) const {
     if (!is_mine(value)) return false;
     const auto* proxy = array_of(value);
@@ -269,8 +282,14 @@ py::object Leaf::load_all(const Selection& batch, const bool* mask) const {
     char* const begin = array_of(all.ptr())->data;
     char* to = begin;
     for (const auto& [frame, first, count] : batch) {
-        std::memcpy(to, row(frame, first), count * row_bytes_);
-        to += count * row_bytes_;
+        if (stride_ == row_bytes_) {
+            std::memcpy(to, row(frame, first), count * row_bytes_);
+            to += count * row_bytes_;
+            continue;
+        }
+        for (std::size_t env = first; env < first + count; ++env, to += row_bytes_) {
+            std::memcpy(to, row(frame, env), row_bytes_);
+        }
     }
     // A corrupt frame may hold any byte; a C++ bool must be 0 or 1.
     if (type_num_ == Npy::NPY_BOOL_) {

@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -88,8 +89,40 @@ class Selection {
     std::size_t envs_ = 0;
 };
 
+// Which rows of an array belong to which envs. Borrows its indices.
+struct Chosen {
+    std::size_t count;
+    const std::int32_t* envs = nullptr;  // nullptr: env k
+    const std::int32_t* rows = nullptr;  // nullptr: row k of an array of `count` rows
+
+    std::size_t env(std::size_t k) const {
+        return envs == nullptr ? k : static_cast<std::size_t>(envs[k]);
+    }
+    // Sets the bytes of these envs; `to` is that of the first env.
+    void fill(void* to, int value) const {
+        if (envs == nullptr) {
+            std::memset(to, value, count);
+        } else {
+            for (std::size_t k = 0; k < count; ++k) {
+                static_cast<std::byte*>(to)[envs[k]] = static_cast<std::byte>(value);
+            }
+        }
+    }
+    void copy(std::byte* to, const void* from, std::size_t bytes) const {
+        const auto* source = static_cast<const std::byte*>(from);
+        if (envs == nullptr && rows == nullptr) {
+            std::memmove(to, source, count * bytes);
+            return;
+        }
+        for (std::size_t k = 0; k < count; ++k) {
+            const std::size_t row = rows == nullptr ? k : static_cast<std::size_t>(rows[k]);
+            std::memmove(to + env(k) * bytes, source + row * bytes, bytes);
+        }
+    }
+};
+
 // Values of has_final that C++ knows, as in pysampler/_frames/frames.py.
-inline constexpr std::uint8_t kFinalByMail = 2, kLost = 3, kBegun = 4, kSkipped = 5;
+inline constexpr std::uint8_t kFinalHere = 1, kFinalByMail = 2, kLost = 3, kBegun = 4, kSkipped = 5;
 
 // Owner: none needed, it does not change. Rows belong to one side at a time: see frame_access.h.
 class Leaf {
@@ -137,6 +170,10 @@ class Leaf {
     bool store_python(std::uint32_t frame, std::size_t env, PyObject* value) const {
         return put_python(row(frame, env), value, 0);
     }
+    // Writes the chosen rows of an array if it has this dtype and shape, and a row for each env or
+    // all rows that are chosen; false if not. `first` is the env that the choice counts from.
+    bool store_rows(std::uint32_t frame, std::size_t first, const py::array& array,
+                    const Chosen& chosen) const;
     // Writes row `at` of an array that matches_all().
     void store_row(std::uint32_t frame, std::size_t env, PyObject* rows, std::size_t at) const {
         std::memcpy(row(frame, env), array_of(rows)->data + at * row_bytes_, row_bytes_);

@@ -65,7 +65,9 @@ PYBIND11_MODULE(_core_of_main_interpreter, m, py::mod_gil_not_used()) {
     register_process(m);
     register_parcel(m);
     register_infos(m);
+    register_frame_block(m);
     register_env_block(m);
+    register_batch_block(m);
     register_lent(m);
     register_frame_access(m);
     register_call(m);

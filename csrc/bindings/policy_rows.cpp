@@ -123,16 +123,15 @@ class PolicyRows {
     }
 
     bool may_have_nan(PyObject* actions, std::size_t envs) const {
-        using Npy = py::detail::npy_api;
         const void* data = array_of(actions)->data;
         const std::size_t bytes = envs * actions_.row_bytes();
         switch (actions_.type_num()) {
-            case Npy::NPY_FLOAT_:
+            case py::detail::npy_api::NPY_FLOAT_:
                 return has_nan<float>(data, bytes);
-            case Npy::NPY_DOUBLE_:
+            case py::detail::npy_api::NPY_DOUBLE_:
                 return has_nan<double>(data, bytes);
             default:
-                return actions_.type_num() > Npy::NPY_ULONGLONG_;  // neither bool nor whole
+                return actions_.type_num() > py::detail::npy_api::NPY_ULONGLONG_;  // neither bool nor whole
         }
     }
 

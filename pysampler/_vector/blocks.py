@@ -1,4 +1,4 @@
-"""Base classes of blocks in Python, which have the methods of ``_core.EnvBlock``."""
+"""Base classes of blocks in Python, which have the methods of ``_core.FrameBlock``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
-    from pysampler._frames.infos import Column
 
     Array = npt.NDArray[Any]
 
@@ -77,10 +76,6 @@ class GivenActions:
 class PythonBlock(_core.PythonBlock):
     """A block whose methods are in Python."""
 
-    # A further kind of overflow: an exception has left this env without results. An ERROR reports
-    # it for one env.
-    NO_RESULTS = 17
-
     fresh: bool  # whether an env has not begun since it replaced another
 
     def step(self, frame: int, actions: Any = None) -> bool:
@@ -110,10 +105,6 @@ class PythonBlock(_core.PythonBlock):
 
         Those that are ``over`` replace envs whose episodes had ended; if empty, none does.
         """
-        raise NotImplementedError
-
-    def add_columns(self, columns: Sequence[Column]) -> None:
-        """Write infos to these columns too."""
         raise NotImplementedError
 
     def rest(self, i: int) -> None:
@@ -241,11 +232,6 @@ class GroupBlock(PythonBlock):
         self._action_types = frames.action_types
         for block in self.blocks:
             block.use(frames, infos, autoreset, keep)
-
-    def add_columns(self, columns: Sequence[Column]) -> None:
-        for block in self.blocks:
-            if isinstance(block, PythonBlock):
-                block.add_columns(columns)
 
     def _share_types(self, frames: int | slice) -> None:
         """Copy the types of the actions from the row of the first env to that of each block."""

@@ -20,7 +20,7 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from pysampler import _core
 from pysampler._frames.infos import Column, add_columns
-from pysampler._vector.blocks import GroupBlock, Overflow, PythonBlock, WholeBlock
+from pysampler._vector.blocks import GroupBlock, Overflow
 from pysampler._vector.env_calls import (
     autoreset_of,
     expect_batch,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pysampler._frames.frames import Frames
-    from pysampler._vector.batch_block import OwnBlock
     from pysampler._vector.frozen import Frozen
     from pysampler._vector.stacks import Stack
     from pysampler._workers.gauges import WorkerGauges
@@ -131,7 +130,7 @@ class EnvServer(Server):
         self.env_fns: list[Callable[[], gym.Env[Any, Any]]] = []  # the function that made each env
         self.nested: dict[int, range] = {}  # by row, all rows of its vector env
         self.blocks: list[Any] = []  # for each group
-        self._own: dict[int, OwnBlock] = {}  # the block of each BatchEnv, by its first env
+        self._own: dict[int, _core.BatchBlock] = {}  # the block of each BatchEnv, by its first env
         self._places: dict[int, tuple[_core.EnvBlock, int]] = {}
         self.stacks: list[Stack] = []
         made = []  # the number of envs of each function
@@ -304,11 +303,12 @@ class EnvServer(Server):
             return self.env_block(rows)
         env: Any = self.envs[rows.start]
         of_block = self.first + rows.start, self.meter
-        block: WholeBlock
+        block: Any
         if isinstance(env, BatchEnv):
-            from pysampler._vector.batch_block import OwnBlock  # noqa: PLC0415 - rare
+            from pysampler._vector.stepper import BatchEnvStepper  # noqa: PLC0415 - rare
 
-            block = self._own[rows.start] = OwnBlock(env, *of_block, here=self.here)
+            block = BatchEnvStepper(env).block(*of_block, here=self.here)
+            self._own[rows.start] = block
         else:
             from pysampler._vector.nested import NestedBlock  # noqa: PLC0415 - rare
 
@@ -319,11 +319,9 @@ class EnvServer(Server):
 
     def env_block(self, rows: range) -> _core.EnvBlock:
         """Make a block in C++ that steps envs one by one."""
-        frames, infos, autoreset, keep = self._use
-        block = _core.EnvBlock(
-            *([self.stepped(i) for i in rows], self.first + rows.start, frames, infos),
-            *(self.meter, autoreset, keep, self.here),
-        )
+        envs = [self.stepped(i) for i in rows]
+        block = _core.EnvBlock(envs, self.first + rows.start, self.meter, self.here)
+        block.use(*self._use)
         self._places.update({i: (block, place) for place, i in enumerate(rows)})
         return block
 
@@ -347,9 +345,6 @@ class EnvServer(Server):
         """Write infos to these columns too."""
         new = [column for column in columns if column not in self._columns]
         # A signal handler may raise at any point, and the columns are then added again.
-        for block in self.blocks:
-            if isinstance(block, PythonBlock):
-                block.add_columns(new)
         add_columns(self._infos, self.frames, new)
         self._columns += new
 
@@ -485,7 +480,7 @@ class EnvServer(Server):
                 get_state = _offered(layers, "get_state")
                 state = copy.deepcopy(get_state()) if self.here else get_state()
                 env_block, place = self.env_block_of(i)
-                states[row] = state, elapsed, env_block.ended(place)
+                states[row] = state, elapsed, bool(env_block.ended[place])
         return states
 
     def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:  # noqa: ARG002

@@ -22,7 +22,6 @@ from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL, LOST
 from pysampler._frames.spec import build, leaves
 from pysampler._torch import is_tensor, tensor_from, to_array
 from pysampler._vector.blocks import GivenActions, WholeBlock, of_all
-from pysampler._vector.columns import InfoColumns
 from pysampler._workers.jobs import is_users
 from pysampler._workers.remote import dumps
 from pysampler.sync import now
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
-    from pysampler._frames.infos import Column
 
     Array = npt.NDArray[Any]
     # The seed and options for resetting an env; None: no reset.
@@ -116,12 +114,7 @@ class NestedBlock(WholeBlock):
             GivenActions(frames, self.first, self.count, leaf)
             for leaf in range(len(frames.actions))
         ]
-        self._rows.use(frames, infos=False)
-        self._columns = InfoColumns(frames, self._rows)
-
-    def add_columns(self, columns: Sequence[Column]) -> None:
-        """Write infos to these columns too."""
-        self._columns.add(columns)
+        self._rows.use(frames, infos, all_infos=False)
 
     # -- called by workers -----------------------------------------------------------------------
 
@@ -194,7 +187,7 @@ class NestedBlock(WholeBlock):
                 raise
             self._leave(_ERROR, 0, error)
             for i in range(1, self.count):
-                self._leave(self.NO_RESULTS, i, None)
+                self._leave(_core.EnvBlock.NO_RESULTS, i, None)
         self._meter.idle()
         if self._options:
             self._versions[frame] = self._used

@@ -19,7 +19,6 @@ from pysampler import _core
 from pysampler._frames.frames import FINAL_BY_MAIL, SKIPPED
 from pysampler._frames.infos import Infos
 from pysampler._frames.spec import build, checked_actions
-from pysampler._vector.blocks import PythonBlock
 from pysampler._workers.exceptions import error_from, report
 from pysampler._workers.jobs import Answer, Failure
 from pysampler.errors import EnvError
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Results", "first"]
 
 _BLOCK = _core.EnvBlock
-_NO_RESULTS = _BLOCK.ERROR, PythonBlock.NO_RESULTS
+_NO_RESULTS = _BLOCK.ERROR, _BLOCK.NO_RESULTS
 
 
 class Results:

@@ -65,9 +65,8 @@ class Batched:
         self.worker = _core.Infos()
         memory = np.zeros(Counters.size_of(envs, 1), np.uint8)
         self.meter = Counters(envs, 1, memory).meter(0)  # owns the memory that the block uses
-        self.block = _core.EnvBlock(
-            self.envs, 0, self.frames, self.worker, self.meter, "DISABLED", "ALL"
-        )
+        self.block = _core.EnvBlock(self.envs, 0, self.meter)
+        self.block.use(self.frames, self.worker, "DISABLED", "ALL")
         self.infos = Infos(self.frames, [], self.add_info)
         self.access = _core.FrameAccess(
             self.frames, self.infos.core, copy=True, groups=[(0, envs)], spare=1

@@ -12,7 +12,7 @@ from made_up import identical
 
 import pysampler
 import pysampler.envs.meta  # registers envs
-from pysampler._vector.mujoco.block import TaskBlock
+from pysampler._vector.mujoco.stepper import TaskStepper
 
 MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
 IDS = [
@@ -103,7 +103,7 @@ def is_native(envs):
     assert envs.stats().native == native
     assert ("in Python" in envs.describe()) != native
     [block] = envs._pool._inline._server.blocks
-    assert isinstance(block, TaskBlock) == native
+    assert isinstance(getattr(block, "stepper", None), TaskStepper) == native
     envs.close()
     return native
 

@@ -17,7 +17,7 @@ import sys
 from pysampler import _core
 
 cls = getattr(_core, sys.argv[1])
-others = {"__init__", "__reduce__", "__module__", "__doc__", "_pybind11_conduit_v1_"}
+others = {"__init__", "__reduce__", "__module__", "__doc__", "__dict__", "_pybind11_conduit_v1_"}
 for name, member in vars(cls).items():
     if name in others or isinstance(member, (staticmethod, int)):
         continue

@@ -29,8 +29,7 @@ from made_up import interrupt_once, same
 
 import pysampler
 from pysampler._closing import comes_true
-from pysampler._vector import vector_env
-from pysampler._vector.columns import InfoColumns
+from pysampler._vector import env_server, vector_env
 from pysampler._workers import fork_server
 from pysampler.errors import BusyError, ClosedError, WorkerLostError
 
@@ -807,13 +806,13 @@ class TwoInfos(gym.Env):
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"spare_envs": 2}])
 def test_infos_of_steps_end_with_them_after_an_interrupted_step(monkeypatch, options):
-    add, left = InfoColumns.add, []
+    add, left = env_server.add_columns, []
 
-    def interrupted(self, columns):
+    def interrupted(infos, frames, columns):
         if columns and left:
-            add(self, columns[: 2 - len(left)])
+            add(infos, frames, columns[: 2 - len(left)])
             raise left.pop()
-        add(self, columns)
+        add(infos, frames, columns)
 
     def run(interrupts):
         envs_of = TwoInfos
@@ -835,7 +834,7 @@ def test_infos_of_steps_end_with_them_after_an_interrupted_step(monkeypatch, opt
                 )
         return found
 
-    monkeypatch.setattr(InfoColumns, "add", interrupted)
+    monkeypatch.setattr(env_server, "add_columns", interrupted)
     expected = run(0)
     assert run(2) == expected
     assert not left

@@ -14,7 +14,7 @@ from pysampler.envs.mujoco._fields import STATE, load
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from pysampler._vector.mujoco.block import TaskBlock
+    from pysampler import _core
     from pysampler.envs.mujoco.task import Task
 
 __all__ = ["RealTask", "digest_of"]
@@ -32,23 +32,23 @@ class RealTask(RealEnv):
         super().__init__(env)
         self._task = task
 
-    def write(self, block: TaskBlock, place: int) -> None:
-        env = self._base
-        fields = {name: array[place] for name, array in block.derived.items()}
-        load(env.model, env.data, block.rows[place], fields)
-        for name in block.task.attributes:
+    def write(self, block: _core.BatchBlock, place: int) -> None:
+        env, stepper = self._base, block.stepper
+        fields = {name: array[place] for name, array in stepper.derived.items()}
+        load(env.model, env.data, stepper.rows[place], fields)
+        for name in stepper.task.attributes:
             vars(env).pop(name, None)  # left by another simulation
-        block.task.write_to(env, place)
+        stepper.task.write_to(env, place)
 
-    def read(self, block: TaskBlock, place: int) -> None:
-        env = self._base
-        row = np.empty_like(block.rows[place])
+    def read(self, block: _core.BatchBlock, place: int) -> None:
+        env, stepper = self._base, block.stepper
+        row = np.empty_like(stepper.rows[place])
         mujoco.mj_getState(env.model, env.data, row, STATE)
-        block.rows[place] = row
-        for name, array in block.derived.items():
+        stepper.rows[place] = row
+        for name, array in stepper.derived.items():
             array[place] = getattr(env.data, name)
-        if all(hasattr(env, name) for name in block.task.attributes):  # else it was never reset
-            block.task.read_from(env, place)
+        if all(hasattr(env, name) for name in stepper.task.attributes):  # else it was never reset
+            stepper.task.read_from(env, place)
 
 
 def digest_of(model: mujoco.MjModel) -> bytes:

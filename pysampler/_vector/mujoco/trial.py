@@ -10,8 +10,9 @@ import mujoco
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing
 
+from pysampler import _core
 from pysampler._vector.env_calls import layers_of
-from pysampler._vector.mujoco.block import TaskBlock
+from pysampler._vector.mujoco.stepper import TaskStepper
 from pysampler._vector.mujoco.real import RealTask, digest_of
 from pysampler._vector.native.known import NotNativeError, is_of_a_task, task_of
 from pysampler._vector.native.trial import KnownEnv
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import gymnasium as gym
-
-    from pysampler import _core
 
     Env = gym.Env[Any, Any]
 
@@ -48,11 +47,12 @@ class KnownTask(KnownEnv):
 
     def block(
         self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False
-    ) -> TaskBlock:
-        return TaskBlock(self.task, count, first, limit, meter, here=here)
+    ) -> _core.BatchBlock:
+        stepper = TaskStepper(self.task, count)
+        return _core.BatchBlock(stepper, count, first, meter, limit, here)
 
-    def real(self, env: Env, block: TaskBlock) -> RealTask:
-        return RealTask(env, block.task)
+    def real(self, env: Env, block: _core.BatchBlock) -> RealTask:
+        return RealTask(env, block.stepper.task)
 
     def has(self, env: Env) -> bool:
         model: Any = env.unwrapped.model  # type: ignore[attr-defined]

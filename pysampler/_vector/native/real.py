@@ -49,8 +49,8 @@ class RealEnv:
 
     def load(self, block: Any, place: int) -> None:
         """Load the state of a block's env into the ordinary env and its wrappers."""
-        self._base._np_random = block.rngs[place]
-        self._base._np_random_seed = block.rng_seeds[place]
+        self._base._np_random = block.stepper.rngs[place]
+        self._base._np_random_seed = block.stepper.rng_seeds[place]
         self.write(block, place)
         for layer in self._layers:
             if isinstance(layer, PassiveEnvChecker):  # the trial has run its checks
@@ -67,20 +67,20 @@ class RealEnv:
         Raises:
             ChangedError: An attribute has a value that the block cannot have.
         """
-        base, rng = self._base, self._base._np_random
+        base, rng, stepper = self._base, self._base._np_random, block.stepper
         # A block draws in C++, and one kind of numbers for all envs before the next kind.
         if rng is not None and type(rng) is not np.random.Generator:
             raise ChangedError("np_random")
-        if rng is not None and rng is not block.rngs[place]:
-            others = (one.bit_generator for one in block.rngs if one is not None)
+        if rng is not None and rng is not stepper.rngs[place]:
+            others = (one.bit_generator for one in stepper.rngs if one is not None)
             if any(rng.bit_generator is one for one in others):
                 raise ChangedError("np_random")
         # Reading env.np_random makes a generator if the env has none, even after a reset.
-        block.rngs[place] = base.np_random if block.begun[place] else base._np_random
-        block.rng_seeds[place] = base._np_random_seed
+        stepper.rngs[place] = base.np_random if block.begun[place] else base._np_random
+        stepper.rng_seeds[place] = base._np_random_seed
         for layer in self._layers:
             if isinstance(layer, TimeLimit) and layer._elapsed_steps is not None:
                 block.elapsed[place] = layer._elapsed_steps
             elif isinstance(layer, OrderEnforcing) and vars(layer)["_has_reset"]:
-                block.begin_episode(place)
+                block.begun[place] = True
         self.read(block, place)

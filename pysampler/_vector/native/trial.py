@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-    from pysampler._vector.batch_block import BatchBlock
     from pysampler._vector.native.real import RealEnv
 
     Env = gym.Env[Any, Any]
@@ -73,7 +72,7 @@ class KnownEnv:
 
     def block(
         self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False
-    ) -> BatchBlock:
+    ) -> _core.BatchBlock:
         """Make a block of such envs, with episodes of at most ``limit`` steps."""
         raise NotImplementedError
 
@@ -211,7 +210,7 @@ def _actions(space: Any, count: int, seed: int) -> Any:
     return rng.uniform(low, high, (count, *space.shape)).astype(space.dtype)
 
 
-def _expect_equal(block: BatchBlock, frames: Frames, theirs: dict[int, Any]) -> None:
+def _expect_equal(block: _core.BatchBlock, frames: Frames, theirs: dict[int, Any]) -> None:
     """Raise NotNativeError unless the block's last results equal those of real envs."""
     infos: list[dict[str, Any]] = [{} for _ in range(block.count)]  # none has a column
     for kind, i, value in block.take_overflow():

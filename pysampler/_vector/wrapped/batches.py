@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from pysampler import _core
-from pysampler._vector.wrapped.block import LayeredBlock, PythonEnvs
+from pysampler._vector.wrapped.block import LayeredBlock
 from pysampler._vector.wrapped.layers import (
     ChangedRewards,
     EpisodeStatistics,
@@ -103,7 +103,8 @@ class Batch:
                 block.set_last(place, observation)
             if place in inner.options:
                 options, version = inner.options[place]
-                block.set_options(place, options, version, int(used[place]))
+                block.set_options(place, options, version)
+                block.used[place] = used[place]
 
     def resume(self, place: int, ended: bool, rests: bool, last: Any) -> None:  # noqa: FBT001, ARG002
         """Let an env continue that was stepped one by one.
@@ -169,11 +170,10 @@ class NativeBatch(Batch):
     def resume(self, place: int, ended: bool, rests: bool, last: Any) -> None:  # noqa: FBT001
         super().resume(place, ended, rests, last)
         self.inner.ended[place] = ended
-        self.inner.any_ended = bool(self.inner.ended.any())
 
     def _last_observations(self) -> Sequence[Any]:
         observing = self.layers and self.block.observes
-        last = self.block.last if observing else self.inner.observe(None)
+        last = self.block.last if observing else self.inner.stepper.observe(None)
         return [one if begun else None for one, begun in zip(last, self.inner.begun, strict=True)]
 
 
@@ -190,28 +190,21 @@ class PythonBatch(Batch):
 
     def __init__(self, server: _Server, rows: range, depth: int) -> None:
         super().__init__(server, rows, depth)
-        self.inner = PythonEnvs(
-            [stack[-1].env for stack in self._stacks],
-            *(server.first + rows.start, server.meter),
-            observations=any(layer.observes for layer in self.layers),
-            ints=_take_ints(self.layers),
+        self.inner = _core.EnvBlock(
+            [stack[-1].env for stack in self._stacks], server.first + rows.start, server.meter
         )
+        observations = any(layer.observes for layer in self.layers)
+        self.inner.report_unlike(observations, _take_ints(self.layers))
         self.block = self._layered(self.inner)
 
     def resume(self, place: int, ended: bool, rests: bool, last: Any) -> None:  # noqa: FBT001
         super().resume(place, ended, rests, last)
-        self.env_block.set_ended(place, ended)
+        self.inner.set_ended(place, ended)
         if not self.block.observes and last is not None:
-            self.env_block.set_last(place, last)
-
-    @property
-    def env_block(self) -> _core.EnvBlock:
-        """The block in C++ that steps the envs."""
-        block: _core.EnvBlock = self.inner.block
-        return block
+            self.inner.set_last(place, last)
 
     def _last_observations(self) -> Sequence[Any]:
-        inner = [self.env_block.last(place) for place in range(len(self.rows))]
+        inner = [self.inner.last(place) for place in range(len(self.rows))]
         if not self.block.observes:
             return inner
         outer = zip(inner, self.block.last, strict=True)

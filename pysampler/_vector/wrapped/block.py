@@ -17,7 +17,6 @@ import numpy as np
 from pysampler import _core
 from pysampler._frames.frames import FINAL, FINAL_BY_MAIL, LOST
 from pysampler._frames.spec import spec_of
-from pysampler._vector.batch_block import BatchBlock
 from pysampler._vector.blocks import ChunkBlock, GivenActions, Overflow
 from pysampler._vector.wrapped.layers import Rows
 from pysampler._workers.jobs import is_users
@@ -28,12 +27,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pysampler._frames.frames import Frames
-    from pysampler._frames.infos import Column
     from pysampler._vector.wrapped.layers import Layer
 
     Array = npt.NDArray[Any]
 
-__all__ = ["LayeredBlock", "PythonEnvs"]
+__all__ = ["LayeredBlock"]
 
 _INFO, _FINAL_OBS = _core.EnvBlock.INFO, _core.EnvBlock.FINAL_OBS
 _ERROR, _UNLIKE = _core.EnvBlock.ERROR, _core.EnvBlock.UNLIKE
@@ -71,86 +69,6 @@ class _InnerFrames:
         return getattr(self._frames, name)
 
 
-class PythonEnvs:
-    """Envs in Python within wrappers, as the inner block of a LayeredBlock.
-
-    Args:
-        envs: The envs.
-        first: The index of the first env.
-        meter: Counts steps and resets.
-        observations: Whether layers change observations.
-        ints: Whether layers may treat rewards that are Python ints as floats.
-
-    Attributes:
-        block: The block in C++ that steps them.
-        options: By env, the options of its later resets and their version.
-    """
-
-    failed = False
-
-    def __init__(
-        self,
-        envs: Sequence[Any],
-        first: int,
-        meter: _core.Meter,
-        *,
-        observations: bool,
-        ints: bool,
-    ) -> None:
-        self._envs, self.first, self.count = list(envs), first, len(envs)
-        self._meter = meter
-        self._observations, self._ints = observations, ints
-        self.block: Any = None
-        self.options: dict[int, tuple[Any, int]] = {}
-
-    @property
-    def used(self) -> list[int]:
-        """The version of the options of each episode."""
-        return [self.block.options_used(i) for i in range(self.count)]
-
-    @property
-    def ended(self) -> Array:
-        """The envs that the next step resets, as a mask."""
-        ended = np.zeros(self.count, bool)
-        ended[self.block.ended_envs()] = True
-        return ended
-
-    @property
-    def resting(self) -> Array:
-        """The envs that steps leave alone, as a mask."""
-        return np.array([self.block.rests(i) for i in range(self.count)])
-
-    @property
-    def any_ended(self) -> bool:
-        """Whether the next step resets any env."""
-        return bool(self.block.ended_envs())
-
-    def use(self, frames: Any, infos: _core.Infos, autoreset: str, keep: str) -> None:
-        """Use these frames from now on; the envs do not change."""
-        if self.block is not None:
-            self.block.use(frames, infos, autoreset, keep)
-            return
-        self.block = _core.EnvBlock(
-            self._envs, self.first, frames, infos, self._meter, autoreset, keep
-        )
-        self.block.report_unlike(self._observations, self._ints)
-
-    def add_columns(self, columns: Sequence[Column]) -> None:
-        """Do nothing: the block writes infos through the object that all blocks share."""
-
-    def set_options(self, i: int, options: Any, version: int) -> None:
-        """Use these options for resets of env ``i`` from now on."""
-        self.options[i] = options, version
-        self.block.set_options(i, options, version)
-
-    def step(self, frame: int, actions: Any) -> None:
-        """Step every env, or reset it if its episode has ended."""
-        self.block.step(frame, None if actions is None else list(actions))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.block, name)
-
-
 class LayeredBlock(ChunkBlock):
     """A block with layers that replace the wrappers of its envs.
 
@@ -172,6 +90,7 @@ class LayeredBlock(ChunkBlock):
     ) -> None:
         super().__init__(here=False)
         self.inner = inner
+        self._is_batch = isinstance(inner, _core.BatchBlock)
         self.layers = layers
         self.count, self.first = inner.count, inner.first
         self._leave = leave
@@ -206,10 +125,6 @@ class LayeredBlock(ChunkBlock):
                 self._finals = frames.final_observations[0][:, envs]
                 self._inner_finals = inner.final_observations[0][0, envs]
 
-    def add_columns(self, columns: Sequence[Column]) -> None:
-        """Write infos to these columns too."""
-        self.inner.add_columns(columns)
-
     # -- called by workers -----------------------------------------------------------------------
 
     def step(self, frame: int, actions: Sequence[Any] | None = None) -> bool:
@@ -223,10 +138,10 @@ class LayeredBlock(ChunkBlock):
         if self._successor is not None:  # a loop in C++ may still hold this block
             stepped: bool = self._successor.step(frame, actions)
             return stepped
-        begins = self.inner.ended if self.inner.any_ended else None
+        ended = self.inner.ended
         self._overflow = []
         with self._blaming():
-            self._step(frame, actions, None if begins is None else begins.copy())
+            self._step(frame, actions, ended.copy() if ended.any() else None)
         return bool(self._overflow)
 
     @property
@@ -256,7 +171,7 @@ class LayeredBlock(ChunkBlock):
         if self._successor is None:
             whys = (self._why_leave(frame + k, None) for k in range(steps))
             why = next((one for one in whys if one is not None), None)
-            if why is None and not isinstance(self.inner, BatchBlock):
+            if why is None and not self._is_batch:
                 why = "it was sent a chunk of steps"
             if why is not None:
                 self._successor = self._leave(why)
@@ -266,11 +181,11 @@ class LayeredBlock(ChunkBlock):
         return super().step_chunk(frame, steps, last)
 
     def step_in_chunk(self, frame: int) -> bool:
-        self.inner.stopped = self.stopped
+        self.inner.set_stopped(self.stopped)
         try:
             return self.step(frame)
         finally:
-            self.inner.stopped = None
+            self.inner.set_stopped(None)
 
     def _why_leave(self, frame: int, actions: Sequence[Any] | None) -> str | None:
         """Return why the layers cannot run in this step; None if they can."""
@@ -280,8 +195,9 @@ class LayeredBlock(ChunkBlock):
             return "a variable that its wrappers read was changed"
         if self._acting and (actions is not None or self._actions.were_python(frame)):
             return "actions were given that are not arrays"
-        if isinstance(self.inner, BatchBlock) and not self._acting:
-            return self.inner.why_leave(frame, actions)
+        if self._is_batch and not self._acting:
+            why: str | None = self.inner.why_leave(frame, actions)
+            return why
         return None
 
     @contextlib.contextmanager
@@ -294,7 +210,7 @@ class LayeredBlock(ChunkBlock):
                 raise
             self._overflow.append((_ERROR, self.first, error))
             others = range(self.first + 1, self.first + self.count)
-            self._overflow += [(self.NO_RESULTS, env, None) for env in others]
+            self._overflow += [(_core.EnvBlock.NO_RESULTS, env, None) for env in others]
 
     def _step(self, frame: int, actions: Sequence[Any] | None, begins: Array | None) -> None:
         given: Any = actions
@@ -475,7 +391,7 @@ class LayeredBlock(ChunkBlock):
     def reset(self, frame: int, calls: Sequence[tuple[int | None, Any] | None]) -> bool:
         """Reset each env with its (seed, options); leave it unchanged if that is None."""
         why = _OTHER_TYPE if self.in_wrappers else None
-        if why is None and isinstance(self.inner, BatchBlock):
+        if why is None and self._is_batch:
             why = self.inner.why_not_reset(calls)
         if why is not None:
             reset: bool = self._leave(why).reset(frame, calls)

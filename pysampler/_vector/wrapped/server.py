@@ -21,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 
 from pysampler import _core
-from pysampler._vector.blocks import GroupBlock, PythonBlock
+from pysampler._vector.blocks import GroupBlock
 from pysampler._vector.env_calls import (
     attribute_called,
     attribute_of,
@@ -392,12 +392,10 @@ class BatchServer(EnvServer):
             return
         places = [self._places[i] for i in rows]
         new = self.blocks[block] = self.make_block(block)
-        if isinstance(new, PythonBlock):
-            new.add_columns(self._columns)
         for place, (i, (old, at)) in enumerate(zip(rows, places, strict=True)):
             if (given := self._options.get(self.first + i)) is not None:
                 new.set_options(place, *copy.deepcopy(given))
-            self._continue(i, bool(old.ended(at)), bool(old.rests(at)), old.last(at))
+            self._continue(i, bool(old.ended[at]), bool(old.resting[at]), old.last(at))
 
     def _continue(self, i: int, ended: bool, rests: bool, last: Any) -> None:  # noqa: FBT001
         """Continue env ``i`` where its old block left it, since its reset may raise."""
@@ -447,7 +445,7 @@ class BatchServer(EnvServer):
         if found is None:
             return super().env_block_of(i)
         assert isinstance(found[0], PythonBatch)
-        return found[0].env_block, found[1]
+        return found[0].inner, found[1]
 
     def batch_block_of(self, i: int) -> tuple[Any, int] | None:
         found = self._batch_of(i)

@@ -1,4 +1,4 @@
-"""TaskBlock: simulates many MuJoCo envs of a task together."""
+"""TaskStepper: simulates many MuJoCo envs of a task together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import mujoco
 import numpy as np
 
 from pysampler import _core
-from pysampler._vector.batch_block import BatchBlock
+from pysampler._vector.stepper import Stepper
+from pysampler.envs.batch import Generators
 from pysampler.envs.mujoco._checks import (
     check_before,
     check_begin,
@@ -26,43 +27,28 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler._vector.batch_block import Advanced, Begun
-    from pysampler.envs.batch import Generators
+    from pysampler._vector.stepper import Advanced, Begun
 
     Array = npt.NDArray[Any]
 
-__all__ = ["TaskBlock"]
+__all__ = ["TaskStepper"]
 
 _COMPONENTS = {name: getattr(mujoco.mjtState, f"mjSTATE_{name.upper()}") for name in STATE_FIELDS}
-_ERROR = _core.EnvBlock.ERROR
 _NONE: dict[str, Any] = {}
 
 
-class TaskBlock(BatchBlock):
-    """Simulations of a task, which replace the ``count`` envs from ``first`` on.
+class TaskStepper(Stepper):
+    """Simulations of a task.
 
     Args:
         task: The task.
         count: The number of simulations.
-        first: The index of the first env.
-        max_episode_steps: The number of steps after which an episode is truncated; None: no limit.
-        meter: Counts steps and resets.
-        here: Whether the block is in the user's process.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        count: int,
-        first: int,
-        max_episode_steps: int | None,
-        meter: _core.Meter,
-        *,
-        here: bool = False,
-    ) -> None:
+    def __init__(self, task: Task, count: int) -> None:
         self.task = task.for_simulations(count)
-        shape = task.action_space.shape
-        super().__init__(count, first, shape, max_episode_steps, meter, here=here)
+        super().__init__(count, task.action_space.shape)
+        self._all: Array = np.arange(count, dtype=np.int32)
         # Methods of a task may change its memory, which its reset may leave as it is.
         self.steps_ended = type(task).allocate is Task.allocate
         self._make_simulations()
@@ -112,12 +98,12 @@ class TaskBlock(BatchBlock):
     def _view(self, ids: Array | None) -> Simulations:
         return self._d if ids is None else Simulations(self._seen, ids)
 
-    def advance(self, ids: Array | None, actions: Array) -> Advanced:
+    def advance(self, ids: Array | None, actions: Array, dropped: Array | None) -> Advanced:
         task, d = self.task, self._view(ids)
         before = task.before(d)
         self._ctrl[d.ids] = task.control(actions)
         # The physics of those that a reset follows would be for nothing.
-        moving = self.all[~self.ended] if ids is None and self.any_ended else ids
+        moving = ids if dropped is None else self._all[~dropped]
         failed = self.simulations.step(moving, task.frame_skip, task.forces)
         if ids is not None:
             d = Simulations(self._seen, ids)  # the other view caches the fields that it has read
@@ -135,9 +121,9 @@ class TaskBlock(BatchBlock):
             self._blame(moving)
         return observations, rewards, terminated, infos
 
-    def begin_rows(self, ids: Array, rngs: Generators) -> Begun:
+    def begin(self, ids: Array) -> Begun:
         self.rows[ids] = self._initial
-        begun = self.task.reset(rngs, ids)
+        begun = self.task.reset(Generators([self.rngs[i] for i in ids.tolist()]), ids)
         if not self._checked_begin:
             check_begin(self.task, begun, len(ids))
         begin(self.fields, ids, begun)
@@ -171,9 +157,9 @@ class TaskBlock(BatchBlock):
 
     def _blame(self, ids: Array | None) -> None:
         """Report an error for each simulation in which MuJoCo failed."""
-        for i in self.all if ids is None else ids:
+        for i in self._all if ids is None else ids:
             if text := self.simulations.error(int(i)):
-                self._leave(_ERROR, int(i), mujoco.FatalError(text))
+                self.errors.append((int(i), mujoco.FatalError(text)))
 
 
 def _without_contacts(model: mujoco.MjModel) -> mujoco.MjModel:
