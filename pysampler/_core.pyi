@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['BatchBlock', 'BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'FrameBlock', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'Part', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'standard_normal', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Acrobot', 'BatchBlock', 'BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'CartPole', 'Classic', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'FrameBlock', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'MountainCar', 'MountainCarContinuous', 'Part', 'Pendulum', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'standard_normal', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     The costs of waiting on this machine.
@@ -1684,6 +1684,50 @@ class BatchRows:
         """
         Write infos of some envs, some rows of arrays; with `final` to final_info. Return the infos without a column, or None.
         """
+class Classic:
+    def __reduce__(self) -> tuple:
+        ...
+    def begun(self, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> None:
+        """
+        Begin episodes of some envs with the states that were drawn for them.
+        """
+    def observe(self, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None) -> numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]:
+        """
+        Return the observations of some envs, or of all if ids is None.
+        """
+    def step(self, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None, actions: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> tuple:
+        """
+        Step some envs, or all if ids is None; return rewards and terminated.
+        """
+    def takes(self, actions: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], python: bool = False) -> bool:
+        """
+        Return whether all of these actions are valid.
+        """
+class CartPole(Classic):
+    def __init__(self, arg0: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], arg1: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], arg2: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], arg3: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], arg4: bool) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+class MountainCar(Classic):
+    def __init__(self, arg0: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], arg1: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], arg2: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], arg3: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], arg4: typing.SupportsFloat | typing.SupportsIndex) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+class Acrobot(Classic):
+    def __init__(self, arg0: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], arg1: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], arg2: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], arg3: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex]) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+class Pendulum(Classic):
+    def __init__(self, arg0: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], arg1: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], arg2: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], arg3: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], arg4: typing.SupportsFloat | typing.SupportsIndex) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+class MountainCarContinuous(Classic):
+    def __init__(self, arg0: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], arg1: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], arg2: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], arg3: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], arg4: typing.SupportsFloat | typing.SupportsIndex) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
 class Tally:
     """
     Counts the steps and returns of episodes across rollouts.

@@ -40,11 +40,12 @@ BatchBlock::BatchBlock(const py::object& stepper, std::size_t count, std::size_t
       errors_(stepper.attr("errors")),
       steps_ended_(stepper.attr("steps_ended").cast<bool>()),
       checks_(stepper.attr("checks").cast<bool>()),
+      kernel_(stepper.attr("kernel")),
       elapsed_(static_cast<py::ssize_t>(count)),
       rows_(first, count, meter, elapsed_, limit.value_or(kNever)),
       begun_(count) {
     std::fill_n(elapsed_.mutable_data(), count, 0);
-    if (checks_) actions_ = stepper.attr("actions").cast<std::int64_t>();
+    if (!kernel_.is_none()) native_ = kernel_.cast<Classic*>();
 }
 
 void BatchBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos,
@@ -84,6 +85,11 @@ void BatchBlock::take_errors() {
 // `dropped` is a mask of envs whose results are not used; or None.
 BatchBlock::Advanced BatchBlock::advance(const py::object& ids, const py::object& actions,
                                          const py::object& dropped) {
+    if (native_ != nullptr && native_->takes(actions, false)) {  // else Python says what is wrong
+        const auto some = ids.is_none() ? std::nullopt : std::optional<Ids>(ids);
+        const py::tuple results = native_->step(some, actions);
+        return {native_->observe(some), results[0], results[1], py::dict()};
+    }
     const py::tuple results = ask(advance_, ids, actions, dropped);
     return {results[0], results[1], results[2], results[3]};
 }
@@ -369,14 +375,15 @@ bool BatchBlock::reset(std::uint32_t frame, const py::list& calls) {
 // step; without, a step has just written them.
 void BatchBlock::reset_envs(std::uint32_t frame, Places envs, const std::vector<py::tuple>* calls,
                             std::optional<std::uint8_t> has_final) {
+    bool with_options = false;
     const auto seeded = [](const py::object& seed) { return static_cast<bool>(seed); };
     if (calls != nullptr || !options_.empty() || !all_begun() ||
         std::any_of(seeds_.begin(), seeds_.end(), seeded)) {
-        envs = prepared(envs, calls);
+        envs = prepared(envs, calls, with_options);
     }
     if (envs.empty()) return;
     const Ids ids = ids_of(envs);
-    const py::tuple results = ask(begin_, ids);
+    const py::tuple results = begun(ids, with_options);
     for (const std::int32_t place : envs) {
         const auto i = static_cast<std::size_t>(place);
         begun_[i] = true;
@@ -390,8 +397,16 @@ void BatchBlock::reset_envs(std::uint32_t frame, Places envs, const std::vector<
     leave_infos(envs, rest, rows);
 }
 
+// Begins episodes of some envs; returns their observations and infos.
+py::tuple BatchBlock::begun(const Ids& ids, bool with_options) {
+    if (native_ == nullptr || with_options) return ask(begin_, ids);
+    native_->begin(ids, stepper_.attr("rngs"));
+    return py::make_tuple(native_->observe(ids), py::dict());
+}
+
 // Seeds envs and sets their options; returns those whose seed and options were valid.
-BatchBlock::Places BatchBlock::prepared(const Places& envs, const std::vector<py::tuple>* calls) {
+BatchBlock::Places BatchBlock::prepared(const Places& envs, const std::vector<py::tuple>* calls,
+                                        bool& with_options) {
     py::list seeds, options;
     for (std::size_t k = 0; k < envs.size(); ++k) {
         const auto i = static_cast<std::size_t>(envs[k]);
@@ -401,6 +416,7 @@ BatchBlock::Places BatchBlock::prepared(const Places& envs, const std::vector<py
         seeds.append(seed);
         const py::object given = calls == nullptr ? py::none() : py::object((*calls)[k][1]);
         options.append(options_of(i, given.ptr()));
+        with_options |= PyObject_IsTrue(options[k].ptr()) != 0;
     }
     const py::object valid = stepper_.attr("prepare")(ids_of(envs), seeds, options);
     take_errors();
@@ -447,30 +463,17 @@ py::object BatchBlock::why_leave(std::uint32_t frame, const py::object& actions)
         }
     }
     if (wrong_options_) return py::str("it was given invalid options");
-    if (actions.is_none() && are_in_space(frame)) return py::none();
+    const py::object given = actions.is_none() ? actions_in(frame) : actions;
+    const bool python = actions.is_none() && action_types_.at(frame, first_, 0) >= kPythonNumbers;
+    if (native_ != nullptr && is_array(given) && native_->takes(given, python)) {
+        return py::none();
+    }
     py::list exempt;  // they make no step
     for (std::size_t i = 0; i < count_; ++i) {
         if (ended_[i] || resting_[i]) exempt.append(i);
     }
-    const bool python = actions.is_none() && action_types_.at(frame, first_, 0) >= kPythonNumbers;
-    const py::object given = actions.is_none() ? actions_in(frame) : actions;
     const bool valid = stepper_.attr("takes_actions")(given, exempt, python).cast<bool>();
     return valid ? py::none() : py::object(py::str("an action was not in its space"));
-}
-
-// Whether the actions in a frame are of the space's type, int64, and in the space.
-bool BatchBlock::are_in_space(std::uint32_t frame) const {
-    const Leaf& leaf = space_leaves_[0];
-    if (action_types_.at(frame, first_, 0) != leaf.type_num() ||
-        leaf.type_num() != py::dtype::of<std::int64_t>().num()) {
-        return false;
-    }
-    for (std::size_t i = 0; i < count_; ++i) {
-        std::int64_t action;
-        std::memcpy(&action, leaf.row(frame, first_ + i), sizeof action);
-        if (action < 0 || action >= *actions_) return false;
-    }
-    return true;
 }
 
 py::object BatchBlock::why_not_reset(const py::list& calls) const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "batch_rows.h"
+#include "classic.h"
 #include "frame_block.h"
 
 namespace pysampler::bindings {
@@ -65,14 +66,14 @@ class BatchBlock : public FrameBlock {
     void end_some(std::uint32_t frame, const Ids& ended, const Ids& rows, const Advanced& results);
     void reset_envs(std::uint32_t frame, Places envs, const std::vector<py::tuple>* calls,
                     std::optional<std::uint8_t> has_final);
-    Places prepared(const Places& envs, const std::vector<py::tuple>* calls);
+    Places prepared(const Places& envs, const std::vector<py::tuple>* calls, bool& with_options);
+    py::tuple begun(const Ids& ids, bool with_options);
     void report(const py::object& error);
     void leave_infos(const Places& envs, const py::object& infos, const Places& rows,
                      bool final = false);
     bool all_begun() const;
     bool makes_none(std::size_t i) const { return !idle_.empty() && idle_[i]; }
     py::object actions_in(std::uint32_t frame);
-    bool are_in_space(std::uint32_t frame) const;
     bool has_left(std::uint32_t frame, const py::object& actions);
     bool done(std::uint32_t frame);
     py::dict episodes() const;
@@ -80,7 +81,8 @@ class BatchBlock : public FrameBlock {
     py::object stepper_;
     py::list errors_;                       // of the stepper: (env, exception)
     bool steps_ended_, checks_;             // attributes of the stepper
-    std::optional<std::int64_t> actions_;   // the number of valid actions, if it checks these
+    py::object kernel_;                     // steps its envs without Python, if it is a Classic
+    Classic* native_ = nullptr;             // the same
     bool wrong_options_ = false;            // of later resets
     py::array_t<std::int64_t> elapsed_;
     BatchRows rows_;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "classic.h"
 #include "support.h"
 
 namespace pysampler::bindings {
@@ -103,6 +104,11 @@ bool standard_normal(const py::list& generators, py::array_t<double, py::array::
 }
 
 }  // namespace
+
+double drawn(py::handle generator, double low, double range) {
+    BitGenerator* bits = bits_of(generator);
+    return low + range * bits->next_double(bits->state);
+}
 
 void register_draws(py::module_& m) {
     m.def("uniform", &uniform, py::arg("generators"), py::arg("low"), py::arg("high"),

@@ -74,6 +74,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, m, py::mod_gil_not_used()) {
     register_python_block(m);
     register_simulations(m);
     register_batch_rows(m);
+    register_classic(m);
     register_draws(m);
     register_tally(m);
     register_policy_rows(m);

@@ -38,6 +38,7 @@ void register_call(py::module_&);
 void register_python_block(py::module_&);
 void register_simulations(py::module_&);
 void register_batch_rows(py::module_&);
+void register_classic(py::module_&);
 void register_draws(py::module_&);
 void register_tally(py::module_&);
 void register_policy_rows(py::module_&);

@@ -14,6 +14,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._vector.env_calls import reward_shape, reward_space_of
 from pysampler.envs.batch import Generators
+from pysampler.envs.classic import Classic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +55,8 @@ class Stepper:
     steps_ended = False
     # Whether the block asks ``takes`` and ``takes_actions`` before a call.
     checks = False
+    # What steps the envs without Python; None: the methods of this object.
+    kernel: _core.Classic | None = None
 
     def __init__(self, count: int, action_shape: tuple[int, ...]) -> None:
         self.count = count
@@ -206,6 +209,8 @@ class BatchEnvStepper(Stepper):
         self.env: Any = env
         self._reward_shape = reward_shape(reward_space_of(env))
         self.rngs = env.rngs = Generators(self.rngs)
+        if isinstance(env, Classic) and type(env).__module__ == Classic.__module__:
+            self.kernel = env.kernel
 
     def block(self, first: int, meter: _core.Meter, *, here: bool) -> _core.BatchBlock:
         """Return a block of these envs, from number ``first`` on."""

@@ -1,12 +1,8 @@
-"""gymnasium's CartPole-v1, MountainCar-v0 and Acrobot-v1 as BatchEnvs, with the same numbers.
+"""gymnasium's envs of classic control as BatchEnvs, with the same numbers.
 
-They make gymnasium's operations in the same order, on arrays: results are equal bit for bit where
-NumPy rounds arrays like single numbers (tests compare them). But the square of a single number by
-``**`` is a power of the C library, which rounds differently from a product. So workers replace
-gymnasium's envs with these only if a trial finds that they are equal.
-
-Pendulum and MountainCarContinuous are not here: they mix float32 and float64 numbers from step to
-step, which arrays would have to follow row by row.
+C++ makes gymnasium's operations in the same order and types (``csrc/bindings/classic.cpp``), so
+results are equal bit for bit where NumPy rounds arrays like single numbers (tests compare them).
+Workers replace gymnasium's envs with these only if a trial finds that they are equal.
 """
 
 from __future__ import annotations
@@ -16,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
+from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds, verify_number_and_cast
 
+from pysampler import _core
 from pysampler.envs._errors import ChangedError, RowError
 from pysampler.envs.batch import BatchEnv
 
@@ -26,30 +23,83 @@ if TYPE_CHECKING:
 
     from pysampler.envs.batch import Array, Generators, Ids
 
-__all__ = ["Acrobot", "CartPole", "MountainCar"]
+    # The lower and upper bounds of the numbers that a reset draws.
+    Bounds = tuple[Any, Any]
+
+__all__ = ["Acrobot", "CartPole", "Classic", "MountainCar", "MountainCarContinuous", "Pendulum"]
 
 
-class _Classic(BatchEnv):
+class Classic(BatchEnv):
     """Base class of envs whose resets draw a state between two bounds, which options may change.
 
+    Args:
+        num_envs: The number of envs.
+        arguments: Further arguments of the kernel.
+
     Attributes:
-        bounds: The default bounds.
-        wide: Bounds with which many episodes end soon, for trials.
+        kernel: What steps the envs.
+        state: The numbers of each env's state, of which a reset draws the first ``drawn``.
+        phase: 0 until the first step of an episode; its later values depend on the env.
     """
 
-    bounds: ClassVar[tuple[float, float]]
-    wide: ClassVar[tuple[float, float]]
-    action_space: spaces.Discrete
+    # The default bounds, and options with which many episodes end soon, for trials.
+    bounds: ClassVar[Any]
+    wide: ClassVar[dict[str, Any]] = {}
+    # The class of the kernel, the numbers of a state, and how many of them a reset draws.
+    _kernel: ClassVar[Any]
+    _width: ClassVar[int]
+    _drawn: ClassVar[int]
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, *arguments: Any) -> None:
         super().__init__(num_envs)
-        self._given: dict[int, tuple[float, float]] = {}  # by env, the bounds of the next reset
+        self.state = self.rows((self._width,))
+        self.phase = self.rows((), np.int64)
+        low, high = (np.broadcast_to(bound, self._drawn).tolist() for bound in self.bounds)
+        self.kernel: _core.Classic = self._kernel(self.state, self.phase, low, high, *arguments)
+        self._given: dict[int, Bounds] = {}  # by env, the bounds of the next reset
+
+    @classmethod
+    def bounds_of(cls, options: Any) -> Bounds:
+        """Return the bounds of a reset with these options."""
+        bounds: Bounds = maybe_parse_reset_bounds(options, *cls.bounds)
+        return bounds
 
     def set_options(self, ids: Ids, options: Sequence[dict[str, Any]]) -> None:
         """Use the bounds in these options for the reset that follows."""
         places = np.arange(self.num_envs)[ids].tolist()
-        bounds = [maybe_parse_reset_bounds(one, *self.bounds) for one in options]
+        bounds = [self.bounds_of(one) for one in options]
         self._given = dict(zip(places, bounds, strict=True))
+
+    def reset(self, ids: Ids, rngs: Generators) -> None:
+        """Begin episodes of the envs ``ids``; see ``BatchEnv.reset``."""
+        places, given = np.arange(self.num_envs, dtype=np.int32)[ids], self._given
+        self._given = {}
+        self.state[ids] = 0
+        for place, rng in zip(places.tolist(), rngs, strict=True):
+            self.state[place, : self._drawn] = rng.uniform(
+                *given.get(place, self.bounds), self._drawn
+            )
+        self.kernel.begun(places)
+
+    def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
+        """Step the envs ``ids``; see ``BatchEnv.step``."""
+        if not self.kernel.takes(actions):
+            self._refuse(ids, actions)
+        return self.kernel.step(_indices(ids), actions)
+
+    def observe(self, ids: Ids) -> Array:
+        """Return the observations of the envs ``ids``."""
+        return self.kernel.observe(_indices(ids))
+
+    def _refuse(self, ids: Ids, actions: Array) -> None:
+        """Raise RowError for an action that is not in the space."""
+        space: Any = self.action_space
+        at = next((at for at, one in enumerate(actions) if not self.kernel.takes(actions[at:][:1])), 0)
+        expected = f"a whole number from 0 to {space.n - 1}"
+        if isinstance(space, spaces.Box):
+            expected = f"an array of {space.shape} in float32 or float64"
+        place = int(np.arange(self.num_envs)[ids][at])
+        raise RowError(place, f"action {actions[at]}, expected {expected}")
 
     # -- the state of gymnasium's env -------------------------------------------------------------
 
@@ -70,39 +120,8 @@ class _Classic(BatchEnv):
         """
         raise NotImplementedError
 
-    # -- helpers ---------------------------------------------------------------------------------
 
-    def drawn(self, ids: Ids, rngs: Generators, shape: tuple[int, ...]) -> Array:
-        """Draw a state for each of some envs, between their bounds."""
-        if not self._given:
-            return rngs.uniform(*self.bounds, shape)
-        places, given = np.arange(self.num_envs)[ids].tolist(), self._given
-        self._given = {}
-        bounds = [given.get(i, self.bounds) for i in places]
-        drawn = [rng.uniform(*one, shape) for rng, one in zip(rngs, bounds, strict=True)]
-        return np.array(drawn).reshape(len(places), *shape)
-
-    def expect_actions(self, ids: Ids, actions: Array) -> None:
-        """Raise RowError unless all actions of some envs are in the space."""
-        at = 0
-        if actions.dtype.kind in "iu":
-            wrong = self.outside(actions)
-            if not wrong.any():
-                return
-            at = int(wrong.argmax())
-        raise RowError(
-            int(np.arange(self.num_envs)[ids][at]),
-            f"action {actions[at]}, expected a whole number from 0 to {self.action_space.n - 1}",
-        )
-
-    def outside(self, actions: Array) -> Array:
-        """Return which of these whole numbers are not in the action space."""
-        as_unsigned = actions.view(f"u{actions.dtype.itemsize}")  # negative ones are large
-        outside: Array = as_unsigned >= self.action_space.n
-        return outside
-
-
-class CartPole(_Classic):
+class CartPole(Classic):
     """gymnasium's CartPole-v1 as a ``BatchEnv``.
 
     >>> import pysampler
@@ -116,18 +135,16 @@ class CartPole(_Classic):
         sutton_barto_reward: As in gymnasium.
     """
 
-    bounds, wide = (-0.05, 0.05), (-0.3, 0.3)
+    bounds = (-0.05, 0.05)
+    wide: ClassVar = {"low": -0.3, "high": 0.3}
     max_episode_steps = 500
     action_space = spaces.Discrete(2)
-    _X, _ANGLE = 2.4, 12 * 2 * math.pi / 360
-    _HIGH = np.array([_X * 2, np.inf, _ANGLE * 2, np.inf], np.float32)
+    _HIGH = np.array([2.4 * 2, np.inf, 12 * 2 * math.pi / 360 * 2, np.inf], np.float32)
     observation_space = spaces.Box(-_HIGH, _HIGH, dtype=np.float32)
+    _kernel, _width, _drawn = _core.CartPole, 4, 4  # x, its speed, theta, its speed
 
     def __init__(self, num_envs: int, *, sutton_barto_reward: bool = False) -> None:
-        super().__init__(num_envs)
-        self._sutton_barto = sutton_barto_reward
-        self.state = self.rows((4,))  # x, its speed, theta, its speed
-        self.beyond = self.rows((), np.int64)  # 0 during an episode; after its end, 1 + steps since
+        super().__init__(num_envs, sutton_barto_reward)
 
     @classmethod
     def arguments_of(cls, env: Any) -> dict[str, Any]:
@@ -137,7 +154,7 @@ class CartPole(_Classic):
     def write_to(self, env: Any, place: int) -> None:
         """Write the state of the env at ``place`` to gymnasium's env."""
         env.state = self.state[place].copy()
-        beyond = int(self.beyond[place])
+        beyond = int(self.phase[place])  # 1 + the steps since the end of the episode
         env.steps_beyond_terminated = beyond - 1 if beyond else None
 
     def read_from(self, env: Any, place: int) -> None:
@@ -145,44 +162,10 @@ class CartPole(_Classic):
         beyond = env.steps_beyond_terminated
         _expect_floats(env.state, 4)
         self.state[place] = env.state
-        self.beyond[place] = 0 if beyond is None else beyond + 1
-
-    def reset(self, ids: Ids, rngs: Generators) -> None:
-        """Begin episodes of the envs ``ids``; see ``BatchEnv.reset``."""
-        self.state[ids] = self.drawn(ids, rngs, (4,))
-        self.beyond[ids] = 0
-
-    def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
-        """Step the envs ``ids``; see ``BatchEnv.step``."""
-        self.expect_actions(ids, actions)
-        gravity, masspole, length, tau = 9.8, 0.1, 0.5, 0.02
-        total_mass = masspole + 1.0
-        polemass_length = masspole * length
-        x, x_dot, theta, theta_dot = self.state[ids].T.copy()
-        force = np.where(actions == 1, 10.0, -10.0)
-        cos, sin = np.cos(theta), np.sin(theta)
-        temp = (force + polemass_length * np.square(theta_dot) * sin) / total_mass
-        theta_acc = (gravity * sin - cos * temp) / (
-            length * (4.0 / 3.0 - masspole * np.square(cos) / total_mass)
-        )
-        x_acc = temp - polemass_length * theta_acc * cos / total_mass
-        x = x + tau * x_dot
-        theta = theta + tau * theta_dot
-        self.state[ids] = np.array((x, x_dot + tau * x_acc, theta, theta_dot + tau * theta_acc)).T
-        over = (np.abs(x) > self._X) | (np.abs(theta) > self._ANGLE)
-        beyond = self.beyond[ids]
-        again = over & (beyond > 0)  # without a reset in between
-        self.beyond[ids] = beyond + over
-        if self._sutton_barto:
-            return np.where(over, -1.0, 0.0), over
-        return 1.0 - again, over
-
-    def observe(self, ids: Ids) -> Array:
-        """Return the observations of the envs ``ids``."""
-        return self.state[ids].astype(np.float32)
+        self.phase[place] = 0 if beyond is None else beyond + 1
 
 
-class MountainCar(_Classic):
+class MountainCar(Classic):
     """gymnasium's MountainCar-v0 as a ``BatchEnv``.
 
     Args:
@@ -190,18 +173,17 @@ class MountainCar(_Classic):
         goal_velocity: As in gymnasium.
     """
 
-    bounds, wide = (-0.6, -0.4), (-1.2, 0.55)
+    bounds = (-0.6, -0.4)
+    wide: ClassVar = {"low": -1.2, "high": 0.55}
     max_episode_steps = 200
     action_space = spaces.Discrete(3)
     observation_space = spaces.Box(
         np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32), dtype=np.float32
     )
+    _kernel, _width, _drawn = _core.MountainCar, 2, 1  # position and velocity
 
     def __init__(self, num_envs: int, *, goal_velocity: float = 0) -> None:
-        super().__init__(num_envs)
-        self._goal_velocity = goal_velocity
-        self.state = self.rows((2,))  # position and velocity
-        self.fresh = self.rows((), bool)  # not stepped since a reset
+        super().__init__(num_envs, goal_velocity)
 
     @classmethod
     def arguments_of(cls, env: Any) -> dict[str, Any]:
@@ -211,7 +193,7 @@ class MountainCar(_Classic):
     def write_to(self, env: Any, place: int) -> None:
         """Write the state of the env at ``place`` to gymnasium's env."""
         position, velocity = self.state[place].copy()
-        if self.fresh[place]:
+        if self.phase[place] == 0:
             env.state = np.array([position, velocity])
         else:  # at the wall gymnasium's is a Python number
             env.state = position, 0 if position == -1.2 and velocity == 0 else velocity
@@ -220,94 +202,124 @@ class MountainCar(_Classic):
         """Read the state of the env at ``place`` from gymnasium's env."""
         _expect_floats(env.state, 2)
         self.state[place] = env.state
-        self.fresh[place] = isinstance(env.state, np.ndarray)
-
-    def reset(self, ids: Ids, rngs: Generators) -> None:
-        """Begin episodes of the envs ``ids``; see ``BatchEnv.reset``."""
-        self.state[ids, 0] = self.drawn(ids, rngs, ())
-        self.state[ids, 1] = 0
-        self.fresh[ids] = True
-
-    def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
-        """Step the envs ``ids``; see ``BatchEnv.step``."""
-        self.expect_actions(ids, actions)
-        position, velocity = self.state[ids].T
-        slopes = np.fromiter(map(math.cos, (3 * position).tolist()), float, len(position))
-        velocity = velocity + ((actions - 1) * 0.001 + slopes * (-0.0025))
-        velocity = np.clip(velocity, -0.07, 0.07)
-        position = np.clip(position + velocity, -1.2, 0.6)
-        velocity[(position == -1.2) & (velocity < 0)] = 0
-        self.state[ids] = np.array((position, velocity)).T
-        self.fresh[ids] = False
-        return np.full(len(position), -1.0), (position >= 0.5) & (velocity >= self._goal_velocity)
-
-    def observe(self, ids: Ids) -> Array:
-        """Return the observations of the envs ``ids``."""
-        return self.state[ids].astype(np.float32)
+        self.phase[place] = not isinstance(env.state, np.ndarray)
 
 
-class Acrobot(_Classic):
+class MountainCarContinuous(Classic):
+    """gymnasium's MountainCarContinuous-v0 as a ``BatchEnv``.
+
+    Args:
+        num_envs: The number of envs.
+        goal_velocity: As in gymnasium.
+    """
+
+    bounds, wide = MountainCar.bounds, MountainCar.wide
+    max_episode_steps = 999
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    observation_space = MountainCar.observation_space
+    _kernel, _width, _drawn = _core.MountainCarContinuous, 2, 1  # position and velocity
+
+    def __init__(self, num_envs: int, *, goal_velocity: float = 0) -> None:
+        super().__init__(num_envs, goal_velocity)
+
+    @classmethod
+    def arguments_of(cls, env: Any) -> dict[str, Any]:
+        """Return the arguments with which these envs equal gymnasium's."""
+        return {"goal_velocity": env.goal_velocity}
+
+    def write_to(self, env: Any, place: int) -> None:
+        """Write the state of the env at ``place`` to gymnasium's env."""
+        env.state = self.state[place].astype(np.float32 if self.phase[place] else np.float64)
+
+    def read_from(self, env: Any, place: int) -> None:
+        """Read the state of the env at ``place`` from gymnasium's env."""
+        _expect_floats_or_float32(env.state, 2)
+        self.state[place] = env.state
+        self.phase[place] = getattr(env.state, "dtype", None) == np.float32
+
+
+class Acrobot(Classic):
     """gymnasium's Acrobot-v1 as a ``BatchEnv``.
 
     Args:
         num_envs: The number of envs.
     """
 
-    bounds, wide = (-0.1, 0.1), (-40.0, 40.0)
+    bounds = (-0.1, 0.1)
+    wide: ClassVar = {"low": -40.0, "high": 40.0}
     max_episode_steps = 500
     action_space = spaces.Discrete(3)
-    _FASTEST = 4 * np.pi, 9 * np.pi
-    _HIGH = np.array([1.0, 1.0, 1.0, 1.0, *_FASTEST], np.float32)
+    _HIGH = np.array([1.0, 1.0, 1.0, 1.0, 4 * np.pi, 9 * np.pi], np.float32)
     observation_space = spaces.Box(-_HIGH, _HIGH, dtype=np.float32)
+    _kernel, _width, _drawn = _core.Acrobot, 4, 4  # two angles and their speeds
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
-        self.state = self.rows((4,))  # two angles and their speeds
-        self.fresh = self.rows((), bool)  # not stepped since a reset, whose state is float32
 
     def write_to(self, env: Any, place: int) -> None:
         """Write the state of the env at ``place`` to gymnasium's env."""
-        env.state = self.state[place].astype(np.float32 if self.fresh[place] else np.float64)
+        env.state = self.state[place].astype(np.float64 if self.phase[place] else np.float32)
 
     def read_from(self, env: Any, place: int) -> None:
         """Read the state of the env at ``place`` from gymnasium's env."""
-        fresh = getattr(env.state, "dtype", None) == np.float32
-        if not fresh or env.state.shape != (4,):
-            _expect_floats(env.state, 4)
+        _expect_floats_or_float32(env.state, 4)
         self.state[place] = env.state
-        self.fresh[place] = fresh
+        self.phase[place] = getattr(env.state, "dtype", None) != np.float32
 
-    def reset(self, ids: Ids, rngs: Generators) -> None:
-        """Begin episodes of the envs ``ids``; see ``BatchEnv.reset``."""
-        self.state[ids] = self.drawn(ids, rngs, (4,)).astype(np.float32)
-        self.fresh[ids] = True
 
-    def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
-        """Step the envs ``ids``; see ``BatchEnv.step``."""
-        self.expect_actions(ids, actions)
-        torque, dt = np.array([-1.0, 0.0, 1.0])[actions], 0.2
-        y = self.state[ids].T.copy()
-        k1 = _derivatives(y, torque)
-        k2 = _derivatives(y + dt / 2.0 * k1, torque)
-        k3 = _derivatives(y + dt / 2.0 * k2, torque)
-        k4 = _derivatives(y + dt * k3, torque)
-        y = y + dt / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
-        first, second = map(_wrapped, y[:2])
-        speeds = [
-            np.clip(speed, -top, top) for speed, top in zip(y[2:], self._FASTEST, strict=True)
-        ]
-        self.state[ids] = np.array((first, second, *speeds)).T
-        self.fresh[ids] = False
-        over = -np.cos(first) - np.cos(second + first) > 1.0
-        return np.where(over, 0.0, -1.0), over
+class Pendulum(Classic):
+    """gymnasium's Pendulum-v1 as a ``BatchEnv``.
 
-    def observe(self, ids: Ids) -> Array:
-        """Return the observations of the envs ``ids``."""
-        rows = self.state[ids].T.copy()
-        observations, fresh = _observed(rows), self.fresh[ids]
-        if fresh.any():
-            observations[fresh] = _observed(rows[:, fresh].astype(np.float32))
-        return observations
+    Args:
+        num_envs: The number of envs.
+        g: As in gymnasium.
+    """
+
+    bounds = (-np.array([np.pi, 1.0]), np.array([np.pi, 1.0]))
+    max_episode_steps = 200
+    action_space = spaces.Box(-2.0, 2.0, (1,), np.float32)
+    _HIGH = np.array([1.0, 1.0, 8.0], np.float32)
+    observation_space = spaces.Box(-_HIGH, _HIGH, dtype=np.float32)
+    _kernel, _width, _drawn = _core.Pendulum, 3, 2  # angle, its speed and the last torque
+
+    def __init__(self, num_envs: int, *, g: float = 10.0) -> None:
+        super().__init__(num_envs, g)
+
+    @classmethod
+    def bounds_of(cls, options: Any) -> Bounds:
+        """Return the bounds of a reset with these options."""
+        if options is None:
+            return cls.bounds
+        given = options.get("x_init", np.pi), options.get("y_init", 1.0)
+        high = np.array([verify_number_and_cast(one) for one in given])
+        return -high, high
+
+    @classmethod
+    def arguments_of(cls, env: Any) -> dict[str, Any]:
+        """Return the arguments with which these envs equal gymnasium's."""
+        return {"g": env.g}
+
+    def write_to(self, env: Any, place: int) -> None:
+        """Write the state of the env at ``place`` to gymnasium's env."""
+        *state, torque = self.state[place]
+        env.state = np.array(state)
+        kinds = None, np.float32, np.float64
+        kind = kinds[int(self.phase[place])]
+        env.last_u = None if kind is None else kind(torque)
+
+    def read_from(self, env: Any, place: int) -> None:
+        """Read the state of the env at ``place`` from gymnasium's env."""
+        _expect_floats(env.state, 2)
+        last = env.last_u
+        if type(last) not in (type(None), np.float32, np.float64):
+            raise ChangedError("last_u")
+        self.state[place] = *env.state, 0.0 if last is None else last
+        self.phase[place] = 0 if last is None else 1 if type(last) is np.float32 else 2
+
+
+def _indices(ids: Ids) -> Array | None:
+    """Return the indices of envs; None for all of them."""
+    return None if isinstance(ids, slice) and ids == slice(None) else ids  # type: ignore[return-value]
 
 
 def _expect_floats(state: Any, count: int) -> None:
@@ -316,40 +328,7 @@ def _expect_floats(state: Any, count: int) -> None:
         raise ChangedError("state")
 
 
-def _derivatives(y: Array, torque: Array) -> Array:
-    """Return the derivatives of angles and speeds, by the equations that gymnasium calls "book"."""
-    m1 = m2 = l1 = moment = 1.0
-    lc1 = lc2 = 0.5
-    g = 9.8
-    theta1, theta2, speed1, speed2 = y
-    cos2, sin2 = np.cos(theta2), np.sin(theta2)
-    d1 = m1 * lc1**2 + m2 * (l1**2 + lc2**2 + 2 * l1 * lc2 * cos2) + moment + moment
-    d2 = m2 * (lc2**2 + l1 * lc2 * cos2) + moment
-    phi2 = m2 * lc2 * g * np.cos(theta1 + theta2 - np.pi / 2.0)
-    phi1 = (
-        -m2 * l1 * lc2 * np.float_power(speed2, 2) * sin2
-        - 2 * m2 * l1 * lc2 * speed2 * speed1 * sin2
-        + (m1 * lc1 + m2 * l1) * g * np.cos(theta1 - np.pi / 2)
-        + phi2
-    )
-    acceleration2 = (
-        torque + d2 / d1 * phi1 - m2 * l1 * lc2 * np.float_power(speed1, 2) * sin2 - phi2
-    ) / (m2 * lc2**2 + moment - np.float_power(d2, 2) / d1)
-    acceleration1 = -(d2 * acceleration2 + phi1) / d1
-    return np.array([speed1, speed2, acceleration1, acceleration2])
-
-
-def _observed(rows: Array) -> Array:
-    """Return observations of rows of angles and speeds."""
-    angles = [function(angle) for angle in rows[:2] for function in (np.cos, np.sin)]
-    return np.stack([*angles, *rows[2:]], axis=1).astype(np.float32)
-
-
-def _wrapped(angle: Array) -> Array:
-    """Return angles from -pi to pi, by adding or subtracting whole turns like gymnasium."""
-    turn = np.pi - -np.pi
-    while (far := angle > np.pi).any():
-        angle = np.where(far, angle - turn, angle)
-    while (far := angle < -np.pi).any():
-        angle = np.where(far, angle + turn, angle)
-    return angle
+def _expect_floats_or_float32(state: Any, count: int) -> None:
+    """The same, or an array of float32."""
+    if getattr(state, "dtype", None) != np.float32 or state.shape != (count,):
+        _expect_floats(state, count)

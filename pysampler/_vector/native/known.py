@@ -80,9 +80,13 @@ class _Twin(NamedTuple):
 
 
 _TWINS = {
-    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): _Twin("Acrobot", 8, 96),
-    (f"{_CLASSIC}.cartpole", "CartPoleEnv"): _Twin("CartPole", 16, 512),
-    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): _Twin("MountainCar", 8, 512),
+    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): _Twin("Acrobot", 1, 96),
+    (f"{_CLASSIC}.cartpole", "CartPoleEnv"): _Twin("CartPole", 1, 512),
+    (f"{_CLASSIC}.continuous_mountain_car", "Continuous_MountainCarEnv"): _Twin(
+        "MountainCarContinuous", 1, 512
+    ),
+    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): _Twin("MountainCar", 1, 512),
+    (f"{_CLASSIC}.pendulum", "PendulumEnv"): _Twin("Pendulum", 1, 512),
 }
 # Wrappers that blocks replace.
 BLOCK_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper

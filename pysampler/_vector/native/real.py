@@ -20,7 +20,7 @@ MANAGED = {
     *("_np_random", "_np_random_seed", "_elapsed_steps", "_has_reset", "_cached_spec"),
     *("checked_reset", "checked_step", "checked_render", "checked_data_reuse", "close_called"),
     *("_previous_data", "_renderer", "_checked_begin", "_checked_step"),
-    *("state", "steps_beyond_terminated", "screen", "clock", "isopen", "surf"),
+    *("state", "steps_beyond_terminated", "last_u", "screen", "clock", "isopen", "surf"),
 }
 
 

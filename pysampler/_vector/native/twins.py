@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 from gymnasium.wrappers import OrderEnforcing
 
 from pysampler._vector.native.known import twin_of
@@ -41,15 +40,10 @@ class _TwinStepper(BatchEnvStepper):
 
     steps_ended = checks = True
 
-    @property
-    def actions(self) -> int:
-        """The number of valid actions, from 0 on."""
-        return int(self.env.action_space.n)
-
     def takes(self, options: Any) -> bool:
         """Return whether these options of a reset are valid."""
         try:
-            maybe_parse_reset_bounds(options, *self.env.bounds)
+            self.env.bounds_of(options)
         except Exception:
             return False
         return True
@@ -66,13 +60,10 @@ class _TwinStepper(BatchEnvStepper):
             actions = np.array(actions, np.int64)  # gymnasium accepts them
         if not isinstance(actions, np.ndarray):
             return False
-        if actions.dtype.kind == "b":
-            return python
-        if actions.dtype.kind not in "iu" or actions.dtype == np.uint64:
-            return False
-        wrong = self.env.outside(actions)
-        wrong[exempt] = False
-        return not wrong.any()
+        if actions.dtype.kind == "b" and python:
+            actions = actions.astype(np.int64)
+        actions = np.delete(actions, exempt, axis=0)
+        return self.env.kernel.takes(actions, python)
 
     def advance(self, ids: Array | None, actions: Array, dropped: Array | None) -> Advanced:
         if actions.dtype.kind == "b":
@@ -114,8 +105,7 @@ class KnownTwin(KnownEnv):
         self._kind = getattr(importlib.import_module("pysampler.envs.classic"), twin_of(self.base))
         self._arguments = self._kind.arguments_of(self.base)
         self._render_mode = self.base.render_mode
-        low, high = self._kind.wide
-        self._options = {"low": low, "high": high}  # for trials, so that some episodes end soon
+        self._options = self._kind.wide  # for trials, so that some episodes end soon
 
     def block(
         self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False
