@@ -360,9 +360,10 @@ class Continuous : public Classic {
     using Classic::Classic;
 
     bool takes(const py::array& actions, bool) const override {
+        const char kind = actions.dtype().kind();
         return actions.ndim() == 2 && actions.shape(1) == 1 &&
-               (py::isinstance<py::array_t<float>>(actions) ||
-                py::isinstance<py::array_t<double>>(actions));
+               (kind == 'i' || kind == 'u' ||
+                (kind == 'f' && (actions.itemsize() == 4 || actions.itemsize() == 8)));
     }
 
  protected:
@@ -370,9 +371,10 @@ class Continuous : public Classic {
                    bool* over) override {
         if (py::isinstance<py::array_t<float>>(actions)) {
             step_with(rows, static_cast<const float*>(actions.data()), rewards, over);
-        } else {
-            step_with(rows, static_cast<const double*>(actions.data()), rewards, over);
+            return;
         }
+        const py::array_t<double, py::array::c_style | py::array::forcecast> wide = actions;
+        step_with(rows, wide.data(), rewards, over);
     }
     virtual void step_with(const Rows& rows, const float* actions, double* rewards,
                            bool* over) = 0;

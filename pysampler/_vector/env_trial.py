@@ -171,7 +171,7 @@ def _share(env_fn: Any, env: gym.Env[Any, Any], count: int, *, threads: bool) ->
         and not wrappers
         and not threads
     )
-    return known.share_of(base) if count >= known.least_of(base) and not here else 0
+    return 0 if here else known.share_of(base)
 
 
 def _step_seconds(env: gym.Env[Any, Any]) -> tuple[float, float]:

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -21,7 +22,12 @@ from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
-from pysampler._vector.native.known import maker_of_task, makes_known_envs
+from pysampler._vector.native.known import (
+    HANDOVER_US,
+    maker_of_task,
+    makes_known_envs,
+    step_us_of,
+)
 from pysampler._vector.registry import sendable
 from pysampler._vector.vector_env import VectorEnv
 from pysampler.envs.batch import BatchEnv
@@ -34,6 +40,9 @@ __all__ = ["OPTIONS", "EnvMaker", "install", "make_vec", "uninstall", "vector_op
 
 # The options of a vector env, as VectorEnv declares them, for make_vec and samplers.
 OPTIONS = frozenset(inspect.signature(VectorEnv).parameters) - {"env_fns"}
+
+# Options with which make_vec may step few known envs in this process: others may need workers.
+_FOR_FEW = frozenset({"autoreset_mode", "check_actions", "copy", "infos"})
 
 _gymnasium_class = gym.vector.AsyncVectorEnv
 
@@ -74,7 +83,9 @@ def make_vec(
         id: An env id, an ``EnvSpec``, a function that makes one env, or a subclass of
             :class:`pysampler.envs.mujoco.Task` or :class:`pysampler.envs.BatchEnv`.
         num_envs: The number of envs.
-        vectorization_mode: None or "async" makes each env by itself. "vector_entry_point" uses the
+        vectorization_mode: None or "async" makes each env by itself. With None, no wrappers and no
+            options of workers, few envs of classic control or MuJoCo step in this process if that
+            is faster, see ``VectorEnv.division``. "vector_entry_point" uses the
             vector env class that is registered for this id: each group of each worker gets one.
             "sync" returns gymnasium's ``SyncVectorEnv``.
         vector_kwargs: Options of ``VectorEnv`` in a dict, as in ``gymnasium.make_vec``. Use it for
@@ -154,7 +165,14 @@ def make_vec(
         envs = _make_nested(make_nested, num_envs, {**follows, **vector_kwargs})
     else:
         maker = EnvMaker(gym.make, {"id": sendable(spec), **env_kwargs}, wraps)
-        envs = _make_vector_env(maker, num_envs, vector_kwargs)
+        few, why = None, ""
+        if vectorization_mode is None and not wraps and _FOR_FEW.issuperset(vector_kwargs):
+            few, why = _workers_of_few(spec.entry_point, num_envs)
+        envs = _make_vector_env(
+            maker, num_envs, vector_kwargs if few is None else {**vector_kwargs, "num_workers": few}
+        )
+        if why:
+            envs.division = replace(envs.division, untried=why)
     spec = copy.deepcopy(spec)
     spec.kwargs = {**env_kwargs, "vectorization_mode": mode.value}
     if num_envs != 1:
@@ -165,6 +183,22 @@ def make_vec(
         spec.kwargs["wrappers"] = wraps
     envs.spec = spec
     return envs
+
+
+def _workers_of_few(entry_point: Any, num_envs: Any) -> tuple[int | None, str]:
+    """Return the number of workers for few envs of a known class, and the reason.
+
+    None if there are enough envs for a worker per CPU, or if the class is unknown.
+    """
+    step_us = step_us_of(entry_point)
+    if step_us is None or not isinstance(num_envs, int):
+        return None, ""
+    all_us = num_envs * step_us
+    worth = min(int(all_us / HANDOVER_US), num_envs)
+    if worth >= usable_cpus():
+        return None, ""
+    why = f"a step of all takes about {all_us:.2g} us, handing it to workers {HANDOVER_US:.2g} us"
+    return worth if worth > 1 else 0, why
 
 
 def _spec_of(env_id: str) -> EnvSpec:

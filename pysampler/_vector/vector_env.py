@@ -200,7 +200,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 8, num_workers=2)
     >>> envs
-    VectorEnv(CartPole-v1, num_envs=8, num_workers=2)
+    VectorEnv(CartPole-v1, num_envs=8, num_workers=2, native)
     >>> observations, infos = envs.reset(seed=1)
     >>> observations, rewards, terminated, truncated, infos = envs.step(envs.action_space.sample())
     >>> rewards
@@ -1014,10 +1014,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         >>> envs = VectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
         >>> print(envs.describe())
         envs 0 to 1:
-          TimeLimit          in Python
-          OrderEnforcing     in Python
-          PassiveEnvChecker  in Python
-          CartPole-v1        in Python: too few envs to gain by it (2)
+          TimeLimit          native
+          OrderEnforcing     native
+          PassiveEnvChecker  native
+          CartPole-v1        native
         >>> envs.close()
         """
         core = self._core
@@ -1028,7 +1028,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             core.request(dict.fromkeys(core.all_groups, GetStacks()), "describe")
             stacks = self._answers("describe", None)
         core.call.returned = True
-        return described(stacks)
+        why = f"\n{self.division}" if self.division.untried else ""
+        return described(stacks) + why
 
     @property
     def late(self) -> list[int]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     # The lower and upper bounds of the numbers that a reset draws.
     Bounds = tuple[Any, Any]
 
-__all__ = ["Acrobot", "CartPole", "Classic", "MountainCar", "MountainCarContinuous", "Pendulum"]
+__all__ = ["Acrobot", "CartPole", "MountainCar", "MountainCarContinuous", "Pendulum"]
 
 
 class Classic(BatchEnv):
@@ -94,10 +94,11 @@ class Classic(BatchEnv):
     def _refuse(self, ids: Ids, actions: Array) -> None:
         """Raise RowError for an action that is not in the space."""
         space: Any = self.action_space
-        at = next((at for at, one in enumerate(actions) if not self.kernel.takes(actions[at:][:1])), 0)
+        wrong = (at for at in range(len(actions)) if not self.kernel.takes(actions[at : at + 1]))
+        at = next(wrong, 0)
         expected = f"a whole number from 0 to {space.n - 1}"
         if isinstance(space, spaces.Box):
-            expected = f"an array of {space.shape} in float32 or float64"
+            expected = f"numbers of shape {space.shape}"
         place = int(np.arange(self.num_envs)[ids][at])
         raise RowError(place, f"action {actions[at]}, expected {expected}")
 

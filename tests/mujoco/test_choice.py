@@ -39,8 +39,8 @@ Elsewhere.__name__ = Elsewhere.__qualname__ = "HalfCheetahEnv"  # in another mod
 # Envs that cannot be native, and the error with native=True.
 ORDINARY = {
     "another env": (
-        lambda native: made("Pendulum-v1", native),
-        "Pendulum-v1 has no native counterpart",
+        lambda native: made("FrozenLake-v1", native),
+        "FrozenLake-v1 has no native counterpart",
     ),
     "an older version": (
         lambda native: made("HalfCheetah-v4", native),
@@ -63,8 +63,8 @@ ORDINARY = {
         "has no native counterpart",
     ),
     "a function of another env": (
-        lambda native: made(lambda: gym.make("CartPole-v1"), native),
-        "too few envs to gain by it",
+        lambda native: made(lambda: gym.make("FrozenLake-v1"), native),
+        "FrozenLake-v1 has no native counterpart",
     ),
     "a function that may return an env of the program": (
         lambda native: made(lambda: gym.make(CHEETAH), native),

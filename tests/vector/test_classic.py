@@ -18,6 +18,11 @@ ENVS = {
     "MountainCar-v0": classic.MountainCar,
     "Acrobot-v1": classic.Acrobot,
 }
+CONTINUOUS = {  # with options of their resets
+    "Pendulum-v1": {"x_init": 0.5, "y_init": 0.2},
+    "MountainCarContinuous-v0": {"low": 0.1, "high": 0.2},
+}
+COUNT = 5
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*precision lowered by casting", "ignore:.*step\\(\\)"
 )
@@ -61,6 +66,52 @@ def test_results_are_gymnasiums_for_long(env_id):
     compare(env_id, SAME_STEP, 6000)
 
 
+def pushes(env_id, theirs, step, rng):
+    """Return actions that swing up, within the limits and beyond."""
+    scale = 3.0 if step % 3 else 0.5
+    if env_id == "Pendulum-v1" or step % 50 > 40:
+        return rng.uniform(-scale, scale, (COUNT, 1))
+    speeds = [[env.unwrapped.state[1]] for env in theirs.envs]
+    return np.sign(speeds) * (0.9 if step % 2 else 1.3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint8])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("env_id", CONTINUOUS)
+def test_results_of_continuous_actions_are_gymnasiums(env_id, mode, dtype):
+    options = CONTINUOUS[env_id]
+    ours = pysampler.make_vec(env_id, COUNT, autoreset_mode=mode, num_workers=1, native=True)
+    theirs = SyncVectorEnv([functools.partial(gym.make, env_id)] * COUNT, autoreset_mode=mode)
+    same(ours.reset(seed=3), theirs.reset(seed=3))
+    rng, ends = np.random.default_rng(0), 0
+    for step in range(450):
+        actions = pushes(env_id, theirs, step, rng).astype(dtype)
+        a, b = ours.step(actions), theirs.step(actions)
+        same(a, b, f"step {step}")
+        ended = a[2] | a[3]
+        ends += ended.any()
+        if mode is DISABLED and ended.any():
+            masked = {"reset_mask": ended, **options}
+            same(ours.reset(options=masked), theirs.reset(options=masked), f"reset {step}")
+    assert ends or (env_id, dtype) == ("MountainCarContinuous-v0", np.uint8)
+    assert ours.describe().count("native") > 2
+    same(ours.reset(options=options), theirs.reset(options=options))
+    ours.close()
+    theirs.close()
+
+
+def test_last_torque_of_a_pendulum_is_gymnasiums():
+    for dtype in (np.float32, np.float64):
+        ours = pysampler.make_vec("Pendulum-v1", 2, num_workers=1, native=True)
+        ours.reset(seed=1)
+        assert ours.get_attr("last_u") == (None, None)
+        ours.step(np.array([[0.3], [4.0]], dtype))
+        found = ours.get_attr("last_u")
+        assert [type(one) for one in found] == [dtype, dtype]
+        assert found == (dtype(0.3), dtype(2.0))
+        ours.close()
+
+
 @pytest.mark.parametrize(
     ("env_id", "arguments"),
     [
@@ -77,7 +128,9 @@ def test_steps_beyond_the_end_are_gymnasiums(arguments):
     compare("CartPole-v1", DISABLED, 100, arguments, resets=False)
 
 
-@pytest.mark.parametrize("kind", ENVS.values())
+@pytest.mark.parametrize(
+    "kind", [*ENVS.values(), classic.Pendulum, classic.MountainCarContinuous]
+)
 def test_rules_of_batch_envs_are_kept(kind):
     check_batch_env(kind)
 

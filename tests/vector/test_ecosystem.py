@@ -145,7 +145,7 @@ def test_install_makes_gymnasium_use_our_vector_env():
     try:
         envs = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async")
         assert type(envs) is pysampler.VectorEnv
-        assert repr(envs) == "VectorEnv(CartPole-v1, num_envs=2, num_workers=2)"
+        assert repr(envs) == "VectorEnv(CartPole-v1, num_envs=2, num_workers=2, native)"
         envs.close()
         again = gym.make_vec(envs.spec)
         assert type(again) is pysampler.VectorEnv

@@ -6,6 +6,7 @@ These are the envs with a task in pysampler.envs.mujoco, or a twin in pysampler.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -22,17 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCK_WRAPPERS",
+    "HANDOVER_US",
     "NotNativeError",
     "expect_known",
     "has_task",
     "is_of_a_task",
     "is_well_known",
     "kind_of",
-    "least_of",
     "limit_of",
     "maker_of_task",
     "makes_known_envs",
     "name_of",
+    "share_of",
+    "step_us_of",
     "task_of",
     "twin_of",
 ]
@@ -40,53 +43,56 @@ __all__ = [
 _GYMNASIUM = "gymnasium.envs.mujoco"
 _META = "pysampler.envs.meta.mujoco"
 _TASK_ENV = "pysampler.envs.mujoco.env"
-# The task for each env, by the module and name of its exact class.
-_TASKS = {
-    (f"{_GYMNASIUM}.ant_v5", "AntEnv"): "Ant",
-    (f"{_GYMNASIUM}.half_cheetah_v5", "HalfCheetahEnv"): "HalfCheetah",
-    (f"{_GYMNASIUM}.hopper_v5", "HopperEnv"): "Hopper",
-    (f"{_GYMNASIUM}.humanoid_v5", "HumanoidEnv"): "Humanoid",
-    (f"{_GYMNASIUM}.humanoidstandup_v5", "HumanoidStandupEnv"): "HumanoidStandup",
-    (
-        f"{_GYMNASIUM}.inverted_double_pendulum_v5",
-        "InvertedDoublePendulumEnv",
-    ): "InvertedDoublePendulum",
-    (f"{_GYMNASIUM}.inverted_pendulum_v5", "InvertedPendulumEnv"): "InvertedPendulum",
-    (f"{_GYMNASIUM}.pusher_v5", "PusherEnv"): "Pusher",
-    (f"{_GYMNASIUM}.reacher_v5", "ReacherEnv"): "Reacher",
-    (f"{_GYMNASIUM}.swimmer_v5", "SwimmerEnv"): "Swimmer",
-    (f"{_GYMNASIUM}.walker2d_v5", "Walker2dEnv"): "Walker2d",
-    (_META, "AntDir"): "AntDir",
-    (_META, "AntVel"): "AntVel",
-    (_META, "HalfCheetahDir"): "HalfCheetahDir",
-    (_META, "HalfCheetahVel"): "HalfCheetahVel",
-}
 _CLASSIC = "gymnasium.envs.classic_control"
+# Microseconds that handing a step to workers takes.
+HANDOVER_US = 12.0
 
 
-class _Twin(NamedTuple):
-    """A class of pysampler.envs.classic that replaces an env.
+class _Known(NamedTuple):
+    """How blocks replace the envs of a class.
 
     Attributes:
-        name: Its name.
-        least: The smallest group for which it is faster than stepping one by one.
-        share: The smallest number of envs for each of several workers: steps of fewer take hardly
-            less time.
+        kind: By a task of pysampler.envs.mujoco, or a twin in pysampler.envs.classic.
+        name: The class of the task or twin.
+        step_us: Microseconds of a step of one of many envs, with random actions. They decide how
+            many workers are worth it; see docs/tuning.md.
     """
 
+    kind: Literal["task", "twin"]
     name: str
-    least: int
-    share: int
+    step_us: float
 
 
-_TWINS = {
-    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): _Twin("Acrobot", 1, 96),
-    (f"{_CLASSIC}.cartpole", "CartPoleEnv"): _Twin("CartPole", 1, 512),
-    (f"{_CLASSIC}.continuous_mountain_car", "Continuous_MountainCarEnv"): _Twin(
-        "MountainCarContinuous", 1, 512
+# By the module and name of an env's exact class.
+_KNOWN = {
+    (f"{_GYMNASIUM}.ant_v5", "AntEnv"): _Known("task", "Ant", 130),
+    (f"{_GYMNASIUM}.half_cheetah_v5", "HalfCheetahEnv"): _Known("task", "HalfCheetah", 21),
+    (f"{_GYMNASIUM}.hopper_v5", "HopperEnv"): _Known("task", "Hopper", 50),
+    (f"{_GYMNASIUM}.humanoid_v5", "HumanoidEnv"): _Known("task", "Humanoid", 130),
+    (f"{_GYMNASIUM}.humanoidstandup_v5", "HumanoidStandupEnv"): _Known(
+        "task", "HumanoidStandup", 250
     ),
-    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): _Twin("MountainCar", 1, 512),
-    (f"{_CLASSIC}.pendulum", "PendulumEnv"): _Twin("Pendulum", 1, 512),
+    (f"{_GYMNASIUM}.inverted_double_pendulum_v5", "InvertedDoublePendulumEnv"): _Known(
+        "task", "InvertedDoublePendulum", 23
+    ),
+    (f"{_GYMNASIUM}.inverted_pendulum_v5", "InvertedPendulumEnv"): _Known(
+        "task", "InvertedPendulum", 8.8
+    ),
+    (f"{_GYMNASIUM}.pusher_v5", "PusherEnv"): _Known("task", "Pusher", 23),
+    (f"{_GYMNASIUM}.reacher_v5", "ReacherEnv"): _Known("task", "Reacher", 12),
+    (f"{_GYMNASIUM}.swimmer_v5", "SwimmerEnv"): _Known("task", "Swimmer", 30),
+    (f"{_GYMNASIUM}.walker2d_v5", "Walker2dEnv"): _Known("task", "Walker2d", 64),
+    (_META, "AntDir"): _Known("task", "AntDir", 130),
+    (_META, "AntVel"): _Known("task", "AntVel", 130),
+    (_META, "HalfCheetahDir"): _Known("task", "HalfCheetahDir", 21),
+    (_META, "HalfCheetahVel"): _Known("task", "HalfCheetahVel", 21),
+    (f"{_CLASSIC}.acrobot", "AcrobotEnv"): _Known("twin", "Acrobot", 0.29),
+    (f"{_CLASSIC}.cartpole", "CartPoleEnv"): _Known("twin", "CartPole", 0.08),
+    (f"{_CLASSIC}.continuous_mountain_car", "Continuous_MountainCarEnv"): _Known(
+        "twin", "MountainCarContinuous", 0.03
+    ),
+    (f"{_CLASSIC}.mountain_car", "MountainCarEnv"): _Known("twin", "MountainCar", 0.03),
+    (f"{_CLASSIC}.pendulum", "PendulumEnv"): _Known("twin", "Pendulum", 0.05),
 }
 # Wrappers that blocks replace.
 BLOCK_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
@@ -129,10 +135,16 @@ def makes_known_envs(entry_point: Any, wrappers: Sequence[Any], *, twins: bool =
 
 def kind_of(entry_point: str) -> Literal["task", "twin"] | None:
     """Return how blocks replace the envs that this function or class makes; None: they do not."""
-    key = tuple(entry_point.split(":"))
-    if entry_point == f"{_TASK_ENV}:make_env" or key in _TASKS:
+    if entry_point == f"{_TASK_ENV}:make_env":
         return "task"
-    return "twin" if key in _TWINS else None
+    known = _KNOWN.get(tuple(entry_point.split(":")))  # type: ignore[call-overload]
+    return None if known is None else known.kind
+
+
+def step_us_of(entry_point: Any) -> float | None:
+    """Return the microseconds of a step of the envs that this class makes; None: unknown."""
+    known = _KNOWN.get(tuple(str(entry_point).split(":")))  # type: ignore[call-overload]
+    return None if known is None else known.step_us
 
 
 def name_of(env: gym.Env[Any, Any]) -> str:
@@ -157,7 +169,8 @@ def is_well_known(env: Any) -> bool:
 
 def has_task(env: Any) -> bool:
     """Return whether there is a task for the class of this env, which has no wrappers."""
-    return is_of_a_task(env) or _key_of(env) in _TASKS
+    known = _KNOWN.get(_key_of(env))
+    return is_of_a_task(env) or (known is not None and known.kind == "task")
 
 
 def maker_of_task(thing: Any) -> Any:
@@ -191,25 +204,19 @@ def limit_of(env: gym.Env[Any, Any]) -> int | None:
 
 def expect_known(base: gym.Env[Any, Any]) -> None:
     """Raise NotNativeError unless there is a task or a twin for an env without wrappers."""
-    if not has_task(base) and _key_of(base) not in _TWINS:
+    if not is_of_a_task(base) and _key_of(base) not in _KNOWN:
         raise NotNativeError(f"{name_of(base)} has no native counterpart")
 
 
 def twin_of(base: Any) -> str:
     """Return the name of the twin, in pysampler.envs.classic, of an env that has one."""
-    return _TWINS[_key_of(base)].name
-
-
-def least_of(base: Any) -> int:
-    """Return the smallest group for which a native block of a known env is faster."""
-    twin = _TWINS.get(_key_of(base))
-    return 1 if twin is None else twin.least
+    return _KNOWN[_key_of(base)].name
 
 
 def share_of(base: Any) -> int:
     """Return the smallest number of known envs for each worker if there are several."""
-    twin = _TWINS.get(_key_of(base))
-    return 1 if twin is None else twin.share
+    known = _KNOWN.get(_key_of(base))
+    return 1 if known is None else math.ceil(HANDOVER_US / known.step_us)
 
 
 def _key_of(base: Any) -> tuple[str, str]:
@@ -226,7 +233,7 @@ def task_of(base: Any) -> Task:
     if is_of_a_task(base):
         task = base.task
     else:
-        name = _TASKS[_key_of(base)]
+        name = _KNOWN[_key_of(base)].name
         task = getattr(importlib.import_module("pysampler.envs.mujoco"), name).of(base)
     if task.frame_skip < 1:
         raise NotNativeError(f"frame_skip is {task.frame_skip}")

@@ -35,7 +35,6 @@ from pysampler._vector.native.known import (
     NotNativeError,
     expect_known,
     has_task,
-    least_of,
 )
 from pysampler._vector.same import replaced_method, same
 from pysampler._vector.stacks import Stack, StackPart, log_once, parts_of
@@ -96,7 +95,6 @@ class BatchServer(EnvServer):
         inline: bool = False,
     ) -> None:
         self._inline = inline
-        self._most = max(sizes, default=0)  # envs of a group
         self._kinds: list[_Kind] = []
         # Why trials failed, by the classes of wrappers and envs, so that they are not repeated.
         self._refused: dict[tuple[type, ...], str] = {}
@@ -214,8 +212,6 @@ class BatchServer(EnvServer):
         if why is not None:
             raise NotBatchedError(why)
         _expect_limits_inside(inner)
-        if self._most < least_of(inner.unwrapped):
-            raise NotNativeError(f"too few envs to gain by it ({self._most})")
         known = _known_as(inner)
         if held:
             raise NotNativeError("the program may hold on to envs in its own process")
@@ -282,8 +278,6 @@ class BatchServer(EnvServer):
             if (name := replaced_method(one)) is not None:
                 raise NotBatchedError(f"{name} was replaced")
         if kind.known is not None:
-            if len(rows) < least_of(kind.inner.unwrapped):
-                raise NotBatchedError(f"too few envs to gain by it ({len(rows)})")
             return NativeBatch(self, rows, len(kind.outer), kind.known)
         layers = [LAYERS[type(one)] for one in kind.outer]
         saved = len(rows) * sum(layer.saves for layer in layers)
