@@ -173,6 +173,7 @@ bench-mujoco: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(RUN) benchmarks/mujoco_envs.py --out benchmarks/results
 	$(RUN) benchmarks/wrapped.py --out benchmarks/results
 	$(RUN) benchmarks/batches.py --out benchmarks/results
+	$(RUN) benchmarks/few_envs.py --out benchmarks/results
 	$(RUN) benchmarks/chunks.py --out benchmarks/results
 
 bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
@@ -231,6 +232,7 @@ bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some be
 	$(RUN) benchmarks/mujoco_envs.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/wrapped.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/batches.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/few_envs.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/chunks.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/threads.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/neighbours.py --quick --out build/bench-smoke

@@ -178,6 +178,17 @@ def test_files_and_tests_named_by_a_page_exist(page):
         assert f"def {name}(" in text_of_tests() or f"TEST({name})" in text_of_tests(), name
 
 
+def test_functions_of_a_step_are_in_the_files_that_the_architecture_names():
+    page = ROOT / "docs" / "design" / "architecture.md"
+    rows = re.findall(r"^\|[^|\n]*\| (\[`.*?) \| (`.*?) \|$", page.read_text(), re.MULTILINE)
+    assert len(rows) == 8
+    for files_of_row, functions in rows:
+        for link in re.findall(r"\]\(([^)]+)", files_of_row):
+            code = (page.parent / link).read_text()
+            for name in re.findall(r"`(\w+)`", functions):
+                assert re.search(rf"\b{name}\(", code), (link, name)
+
+
 @pytest.fixture
 def pictures(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
