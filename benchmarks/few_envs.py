@@ -80,8 +80,8 @@ def tables(results: dict[str, Any]) -> str:
         heading("Few known envs", results["machine"]),
         (
             f"`pysampler.make_vec(id, n)` on {results['workers']} CPUs, EnvPool with as many "
-            "threads. Random actions. The first column is in thousands of env steps per second; the "
-            "others say how many times as fast as each contender the default is: medians "
+            "threads. Random actions. The first column is in thousands of env steps per second. "
+            "The others say how many times as fast as each contender the default is: medians "
             "[quartiles] of slices in turn.\n"
         ),
     ]

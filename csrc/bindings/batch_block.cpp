@@ -12,12 +12,38 @@ Ids ids_of(const std::vector<std::int32_t>& places) {
     return Ids(static_cast<py::ssize_t>(places.size()), places.data());
 }
 
-std::vector<std::int32_t> places_of(const Ids& ids) { return {ids.data(), ids.data() + ids.size()}; }
+std::vector<std::int32_t> places_of(const Ids& ids) {
+    return {ids.data(), ids.data() + ids.size()};
+}
 
 bool is_array(const py::object& value) { return py::isinstance<py::array>(value); }
 
 py::object taken(const py::object& array, const Ids& rows) {
     return checked(PyObject_GetItem(array.ptr(), rows.ptr()));
+}
+
+// Infos, which must be arrays with a row for each env.
+py::dict infos_of(const char* method, const py::object& infos, std::size_t rows) {
+    if (!PyDict_Check(infos.ptr())) {
+        throw py::type_error(std::string(method) + " returned infos of " +
+                             Py_TYPE(infos.ptr())->tp_name + ", expected a dict of arrays");
+    }
+    const auto found = py::reinterpret_borrow<py::dict>(infos);
+    for (const auto& [key, value] : found) {
+        const bool is_array = py::isinstance<py::array>(value);
+        const auto shape = is_array ? py::object(value.attr("shape")) : py::none();
+        if (is_array && py::len(shape) > 0 && shape[py::int_(0)].cast<std::size_t>() == rows) {
+            continue;
+        }
+        const py::object got =
+            is_array ? py::str("an array of shape {}").format(shape)
+                     : py::str("{}").format(py::handle(value).get_type().attr("__name__"));
+        throw py::value_error(py::str("{} returned info {!r} as {}, expected an array with a row "
+                                      "for each of the {} envs")
+                                  .format(method, key, got, rows)
+                                  .cast<std::string>());
+    }
+    return found;
 }
 
 // The infos of one env: numbers and arrays.
@@ -91,7 +117,8 @@ BatchBlock::Advanced BatchBlock::advance(const py::object& ids, const py::object
         return {native_->observe(some), results[0], results[1], py::dict()};
     }
     const py::tuple results = ask(advance_, ids, actions, dropped);
-    return {results[0], results[1], results[2], results[3]};
+    const std::size_t rows = ids.is_none() ? count_ : py::len(ids);
+    return {results[0], results[1], results[2], infos_of("step", results[3], rows)};
 }
 
 // -- steps --
@@ -131,7 +158,12 @@ void BatchBlock::report(const py::object& error) {
     failed_ = true;
     std::size_t at = 0;
     const py::module_ errors = py::module_::import("pysampler.envs._errors");
-    if (py::isinstance(error, errors.attr("RowError"))) at = error.attr("row").cast<std::size_t>();
+    if (py::isinstance(error, errors.attr("RowError"))) {
+        const py::object row = error.attr("row");
+        const py::int_ none(0);  // of another type, or of no env: the first one is blamed
+        const bool known = PyLong_Check(row.ptr()) && none <= row && row < py::int_(count_);
+        at = (known ? row : none).cast<std::size_t>();
+    }
     leave(kError, at, error);
     for (std::size_t i = 0; i < count_; ++i) {
         if (i != at) leave(kNoResults, i, py::none());
@@ -321,17 +353,15 @@ void BatchBlock::set_stopped(const std::optional<py::array_t<bool>>& envs) {
 // -- resets --
 
 bool BatchBlock::reset(std::uint32_t frame, const py::list& calls) {
-    if (!why_not_reset(calls).is_none()) {
+    if (const py::object why = why_not_reset(calls); !why.is_none()) {
         const py::object leave = py::getattr(py::cast(this), "leave", py::none());
-        if (!leave.is_none()) {
-            return leave(why_not_reset(calls)).attr("reset")(frame, calls).cast<bool>();
-        }
+        if (!leave.is_none()) return leave(why).attr("reset")(frame, calls).cast<bool>();
     }
     in_chunk_ = false;
     begin(frame);
     rows_.start();
     if (!errors_.empty()) errors_.attr("clear")();  // of a call that raised
-    const bool all = fresh();  // the others have lost their episodes, too
+    const bool all = fresh();                       // the others have lost their episodes, too
     Places lost;
     for (std::size_t i = 0; i < count_; ++i) {
         if (!fresh_[i]) continue;
@@ -383,7 +413,7 @@ void BatchBlock::reset_envs(std::uint32_t frame, Places envs, const std::vector<
     }
     if (envs.empty()) return;
     const Ids ids = ids_of(envs);
-    const py::tuple results = begun(ids, with_options);
+    const py::tuple results = begin_envs(ids, with_options);
     for (const std::int32_t place : envs) {
         const auto i = static_cast<std::size_t>(place);
         begun_[i] = true;
@@ -398,8 +428,11 @@ void BatchBlock::reset_envs(std::uint32_t frame, Places envs, const std::vector<
 }
 
 // Begins episodes of some envs; returns their observations and infos.
-py::tuple BatchBlock::begun(const Ids& ids, bool with_options) {
-    if (native_ == nullptr || with_options) return ask(begin_, ids);
+py::tuple BatchBlock::begin_envs(const Ids& ids, bool with_options) {
+    if (native_ == nullptr || with_options) {
+        const py::tuple results = ask(begin_, ids);
+        return py::make_tuple(results[0], infos_of("reset", results[1], py::len(ids)));
+    }
     native_->begin(ids, stepper_.attr("rngs"));
     return py::make_tuple(native_->observe(ids), py::dict());
 }

@@ -67,7 +67,7 @@ class BatchBlock : public FrameBlock {
     void reset_envs(std::uint32_t frame, Places envs, const std::vector<py::tuple>* calls,
                     std::optional<std::uint8_t> has_final);
     Places prepared(const Places& envs, const std::vector<py::tuple>* calls, bool& with_options);
-    py::tuple begun(const Ids& ids, bool with_options);
+    py::tuple begin_envs(const Ids& ids, bool with_options);
     void report(const py::object& error);
     void leave_infos(const Places& envs, const py::object& infos, const Places& rows,
                      bool final = false);
@@ -79,11 +79,11 @@ class BatchBlock : public FrameBlock {
     py::dict episodes() const;
 
     py::object stepper_;
-    py::list errors_;                       // of the stepper: (env, exception)
-    bool steps_ended_, checks_;             // attributes of the stepper
-    py::object kernel_;                     // steps its envs without Python, if it is a Classic
-    Classic* native_ = nullptr;             // the same
-    bool wrong_options_ = false;            // of later resets
+    py::list errors_;             // of the stepper: (env, exception)
+    bool steps_ended_, checks_;   // attributes of the stepper
+    py::object kernel_;           // steps its envs without Python, if it is a Classic
+    Classic* native_ = nullptr;   // the same
+    bool wrong_options_ = false;  // of later resets
     py::array_t<std::int64_t> elapsed_;
     BatchRows rows_;
     Flags begun_;

@@ -39,8 +39,7 @@ BatchRows::BatchRows(std::size_t first, std::size_t count, const std::shared_ptr
     }
 }
 
-void BatchRows::use(const py::object& frames, const std::shared_ptr<Infos>& infos,
-                    bool all_infos) {
+void BatchRows::use(const py::object& frames, const std::shared_ptr<Infos>& infos, bool all_infos) {
     observations_ = leaves_of(frames.attr("observations"));
     finals_ = leaves_of(frames.attr("final_observations"));
     rewards_.emplace(frames.attr("rewards").cast<py::array>());

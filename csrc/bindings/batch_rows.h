@@ -16,8 +16,6 @@
 
 namespace pysampler::bindings {
 
-using Ids = py::array_t<std::int32_t, py::array::c_style>;
-
 // Owner: that of the block which writes with it.
 class BatchRows {
  public:

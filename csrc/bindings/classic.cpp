@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <numbers>
 #include <optional>
 
@@ -165,7 +164,8 @@ class CartPole : public Discrete {
             state[2] = theta;
             state[3] = theta_dot;
             std::int64_t& beyond = phase_[rows[k]];
-            rewards[k] = sutton_barto_ ? (over[k] ? -1.0 : 0.0) : (over[k] && beyond > 0 ? 0.0 : 1.0);
+            rewards[k] =
+                sutton_barto_ ? (over[k] ? -1.0 : 0.0) : (over[k] && beyond > 0 ? 0.0 : 1.0);
             beyond += over[k] ? 1 : 0;
         }
     }
@@ -251,8 +251,8 @@ class Acrobot : public Discrete {
         for (std::size_t k = 0; k < n; ++k) {
             double* const state = row(rows[k]);
             for (std::size_t c = 0; c < 4; ++c) {
-                state[c] = from[k][c] +
-                           kTau / 6.0 * (k1[k][c] + 2 * k2[k][c] + 2 * k3[k][c] + k4[k][c]);
+                state[c] =
+                    from[k][c] + kTau / 6.0 * (k1[k][c] + 2 * k2[k][c] + 2 * k3[k][c] + k4[k][c]);
             }
             state[0] = wrapped(state[0]);
             state[1] = wrapped(state[1]);
@@ -337,8 +337,8 @@ class Acrobot : public Discrete {
             const auto [theta1, theta2, speed1, speed2] = states[k];
             const auto torque = static_cast<double>(actions[k] - 1);
             const double cos2 = cosine[k], sin2 = sine2[k];
-            const double d1 = m1 * (lc1 * lc1) +
-                              m2 * (l1 * l1 + lc2 * lc2 + 2 * l1 * lc2 * cos2) + moment + moment;
+            const double d1 = m1 * (lc1 * lc1) + m2 * (l1 * l1 + lc2 * lc2 + 2 * l1 * lc2 * cos2) +
+                              moment + moment;
             const double d2 = m2 * (lc2 * lc2 + l1 * lc2 * cos2) + moment;
             const double phi2 = m2 * lc2 * g * cosine[n + k];
             const double phi1 = -m2 * l1 * lc2 * squared(speed2) * sin2 -
@@ -376,8 +376,7 @@ class Continuous : public Classic {
         const py::array_t<double, py::array::c_style | py::array::forcecast> wide = actions;
         step_with(rows, wide.data(), rewards, over);
     }
-    virtual void step_with(const Rows& rows, const float* actions, double* rewards,
-                           bool* over) = 0;
+    virtual void step_with(const Rows& rows, const float* actions, double* rewards, bool* over) = 0;
     virtual void step_with(const Rows& rows, const double* actions, double* rewards,
                            bool* over) = 0;
 };
@@ -428,8 +427,9 @@ class Pendulum : public Continuous {
             const double costs =
                 squared(normal) + 0.1 * squared(speed) + static_cast<double>(effort);
             const Action torque = static_cast<Action>(3.0) * u;
-            speed = clipped(speed + (3 * gravity_ / 2.0 * sine[k] + static_cast<double>(torque)) * kTau,
-                            -kFastest, kFastest);
+            speed =
+                clipped(speed + (3 * gravity_ / 2.0 * sine[k] + static_cast<double>(torque)) * kTau,
+                        -kFastest, kFastest);
             angle = angle + speed * kTau;
             row(rows[k])[2] = static_cast<double>(u);
             phase_[rows[k]] = sizeof(Action) == sizeof(float) ? 1 : 2;

@@ -15,8 +15,6 @@
 
 namespace pysampler::bindings {
 
-using Ids = py::array_t<std::int32_t, py::array::c_style>;
-
 // The number that a generator of NumPy draws from `low` to `low` + `range`.
 double drawn(py::handle generator, double low, double range);
 

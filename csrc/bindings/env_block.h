@@ -80,7 +80,7 @@ class EnvBlock : public FrameBlock {
     std::vector<py::object> skip_frames_;
     std::vector<bool> told_unseen_;
     std::vector<py::list> limits_;  // of each env with that method, its time limits
-    py::array_t<bool> doubles_;  // see double_rewards
+    py::array_t<bool> doubles_;     // see double_rewards
     bool unlike_observations_ = false, unlike_rewards_ = false;  // report them
     bool ints_ = true;                                           // rewards may be ints
     py::str step_name_ = interned("step"), reset_name_ = interned("reset");

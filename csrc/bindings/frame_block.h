@@ -105,7 +105,7 @@ class FrameBlock : public Block {
     const Flags& ended() const { return ended_; }      // the next step resets these envs
     const Flags& resting() const { return resting_; }  // steps leave these envs alone
     const py::array_t<std::int64_t>& used() const { return used_; }  // versions of options
-    const py::dict& options() const { return options_; }  // by env: (options, version)
+    const py::dict& options() const { return options_; }             // by env: (options, version)
     bool failed() const { return failed_; }
     // Which envs' last rewards were NumPy's float64, not Python's numbers: the type of their sums.
     py::object double_rewards = py::bool_(true);

@@ -147,8 +147,7 @@ std::optional<py::dict> Infos::store_in(Node& node, std::uint32_t frame, std::si
 }
 
 std::optional<py::dict> Infos::store_rows(std::uint32_t frame, std::size_t first,
-                                          const Chosen& chosen, const py::dict& infos,
-                                          bool final) {
+                                          const Chosen& chosen, const py::dict& infos, bool final) {
     std::optional<py::dict> rest;
     std::size_t guess = 0;
     Node* node = &root_;

@@ -46,8 +46,8 @@ class Infos {
                                   const char* key = nullptr);
     // The same for many envs: `infos` has an array per key, with a row for each of those that are
     // chosen, counted from `first`. With `final` they belong to the dict final_info.
-    std::optional<py::dict> store_rows(std::uint32_t frame, std::size_t first,
-                                       const Chosen& chosen, const py::dict& infos, bool final);
+    std::optional<py::dict> store_rows(std::uint32_t frame, std::size_t first, const Chosen& chosen,
+                                       const py::dict& infos, bool final);
 
     // -- the parent --
 

@@ -89,6 +89,8 @@ class Selection {
     std::size_t envs_ = 0;
 };
 
+using Ids = py::array_t<std::int32_t, py::array::c_style>;
+
 // Which rows of an array belong to which envs. Borrows its indices.
 struct Chosen {
     std::size_t count;

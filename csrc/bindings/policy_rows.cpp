@@ -131,7 +131,8 @@ class PolicyRows {
             case py::detail::npy_api::NPY_DOUBLE_:
                 return has_nan<double>(data, bytes);
             default:
-                return actions_.type_num() > py::detail::npy_api::NPY_ULONGLONG_;  // neither bool nor whole
+                return actions_.type_num() >
+                       py::detail::npy_api::NPY_ULONGLONG_;  // neither bool nor whole
         }
     }
 

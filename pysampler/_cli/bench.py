@@ -112,8 +112,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _orders(setting: Setting) -> dict[str, dict[str, Any]]:
     """Return the order that makes each contender."""
-    workers = {"num_workers": setting.workers, **setting.isolating}
-    auto = {"num_workers": "auto", "max_concurrency": setting.workers, **setting.isolating}
+    workers, auto = dict(setting.isolating), {"num_workers": "auto", **setting.isolating}
+    if setting.limited:
+        workers["num_workers"] = auto["max_concurrency"] = setting.workers
     in_loop, in_processes = _others(setting)
     return {
         IDEAL: {"kind": "ideal", "workers": setting.workers},
@@ -224,7 +225,7 @@ def advice_of(
         return " ".join(advice), []
     if measured[DEFAULT].trouble:
         advice.append('The default does not run, but num_workers="auto" does.')
-    elif ours == AUTO and best.about["num_workers"] == 0:
+    elif best.about.get("num_workers") == 0:
         advice.append("Envs this fast need no workers: the program's own process steps them all.")
     elif ours == AUTO:
         times = best.fraction.middle / measured[DEFAULT].fraction.middle

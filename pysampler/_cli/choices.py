@@ -45,7 +45,9 @@ class Choice:
 
     def order(self, setting: Setting, policy_seconds: float, seconds: float) -> dict[str, Any]:
         """Return the order for a contender; ``seconds`` is the time for all choices."""
-        options = {**_bounded(setting, self.options), **self.options, **setting.isolating}
+        options = {**self.options, **setting.isolating}
+        if options or setting.limited or self.loop != "step":  # else make_vec chooses
+            options = {**_bounded(setting, self.options), **options}
         learns = self.recv is not None and "auto" in self.recv.values()
         return {
             "kind": "script" if self.as_in_script else "pysampler",

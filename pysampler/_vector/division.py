@@ -54,7 +54,7 @@ class Division:
         spare_envs: The number of spare envs, which the workers reset while others step.
         slowdown: For threads, how many times as long a step of an env takes beside one in another
             thread: about 1 if envs release Python's lock, 2 if they hold it. None if not measured.
-        untried: Why "auto" made no trial; empty if it made one or nothing was "auto".
+        untried: Why it was chosen without a trial; empty if there was one, or by your options.
     """
 
     num_workers: int

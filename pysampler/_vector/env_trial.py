@@ -56,7 +56,7 @@ def try_env(
             expect_env(env, 0)
         with _blaming("being stepped"):
             seconds, on_cpu = _step_seconds(env)
-        share = _share(env_fn, env, count, threads=threads) if count > 1 else 0
+        share = _share(env_fn, env, threads=threads) if count > 1 else 0
         return seconds, on_cpu, share
 
 
@@ -149,8 +149,8 @@ class _Beside:
             self._on_cpu += time.thread_time() - before
 
 
-def _share(env_fn: Any, env: gym.Env[Any, Any], count: int, *, threads: bool) -> int:
-    """Return the least number of such envs for each worker; 0 if none may step ``count`` together.
+def _share(env_fn: Any, env: gym.Env[Any, Any], *, threads: bool) -> int:
+    """Return the least number of such envs for each worker; 0 if they may not step together.
 
     Also 0 if this process could simulate them, too. In threads they count in any case: simulations
     release Python's lock.

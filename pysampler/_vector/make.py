@@ -42,6 +42,8 @@ __all__ = ["OPTIONS", "EnvMaker", "install", "make_vec", "uninstall", "vector_op
 OPTIONS = frozenset(inspect.signature(VectorEnv).parameters) - {"env_fns"}
 
 # Options with which make_vec may step few known envs in this process: others may need workers.
+# With more envs it starts a worker in any case: if they must step in Python, this process is slow.
+_MOST_HERE = 64
 _FOR_FEW = frozenset({"autoreset_mode", "check_actions", "copy", "infos"})
 
 _gymnasium_class = gym.vector.AsyncVectorEnv
@@ -83,8 +85,8 @@ def make_vec(
         id: An env id, an ``EnvSpec``, a function that makes one env, or a subclass of
             :class:`pysampler.envs.mujoco.Task` or :class:`pysampler.envs.BatchEnv`.
         num_envs: The number of envs.
-        vectorization_mode: None or "async" makes each env by itself. With None, no wrappers and no
-            options of workers, few envs of classic control or MuJoCo step in this process if that
+        vectorization_mode: None or "async" makes each env by itself. Without wrappers and options
+            that are for workers, few envs of classic control or MuJoCo step in this process if that
             is faster, see ``VectorEnv.division``. "vector_entry_point" uses the
             vector env class that is registered for this id: each group of each worker gets one.
             "sync" returns gymnasium's ``SyncVectorEnv``.
@@ -166,11 +168,10 @@ def make_vec(
     else:
         maker = EnvMaker(gym.make, {"id": sendable(spec), **env_kwargs}, wraps)
         few, why = None, ""
-        if vectorization_mode is None and not wraps and _FOR_FEW.issuperset(vector_kwargs):
+        if not wraps and not spec.additional_wrappers and _for_few(vector_kwargs):
             few, why = _workers_of_few(spec.entry_point, num_envs)
-        envs = _make_vector_env(
-            maker, num_envs, vector_kwargs if few is None else {**vector_kwargs, "num_workers": few}
-        )
+        options = vector_kwargs if few is None else {**vector_kwargs, "num_workers": few}
+        envs = _make_vector_env(maker, num_envs, options)
         if why:
             envs.division = replace(envs.division, untried=why)
     spec = copy.deepcopy(spec)
@@ -185,20 +186,37 @@ def make_vec(
     return envs
 
 
+def _for_few(options: Mapping[str, Any]) -> bool:
+    """Return whether no option, unless it has its default value, may need workers."""
+    declared = inspect.signature(VectorEnv).parameters
+    return all(
+        name in _FOR_FEW
+        or (name == "num_workers" and value in (None, "auto"))
+        or (name in declared and value is declared[name].default)
+        for name, value in options.items()
+    )
+
+
 def _workers_of_few(entry_point: Any, num_envs: Any) -> tuple[int | None, str]:
     """Return the number of workers for few envs of a known class, and the reason.
 
     None if there are enough envs for a worker per CPU, or if the class is unknown.
     """
     step_us = step_us_of(entry_point)
-    if step_us is None or not isinstance(num_envs, int):
+    if step_us is None:
         return None, ""
-    all_us = num_envs * step_us
-    worth = min(int(all_us / HANDOVER_US), num_envs)
-    if worth >= usable_cpus():
-        return None, ""
-    why = f"a step of all takes about {all_us:.2g} us, handing it to workers {HANDOVER_US:.2g} us"
-    return worth if worth > 1 else 0, why
+    count = whole_number("make vector env", "num_envs", num_envs, 1)
+    worth = min(int(count * step_us / HANDOVER_US), count)
+    cpus = usable_cpus()
+    why = (
+        f"a step of {'one' if count == 1 else f'all {count}'} takes about {count * step_us:.2g} us, "
+        f"handing it to workers {HANDOVER_US:.2g} us"
+    )
+    if count == 1 or cpus == 1:
+        why += f", and one {'env' if count == 1 else 'CPU'} leaves nothing to share"
+    if min(worth, cpus) > 1:
+        return (None, "") if worth >= cpus else (worth, why)
+    return (0, why) if count <= _MOST_HERE else (1, why)
 
 
 def _spec_of(env_id: str) -> EnvSpec:

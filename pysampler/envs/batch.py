@@ -209,7 +209,8 @@ class BatchEnv:
     def set_options(self, ids: Ids, options: Sequence[dict[str, Any]]) -> None:  # noqa: ARG002
         """Take the options of the reset that follows. Override it if the envs take options.
 
-        It is not called for envs that are reset without options.
+        It is not called for envs that are reset without options. If it raises for several envs, it
+        is called again for each of them alone, so that only those that raise are not reset.
 
         Args:
             ids: The envs that are reset with options.

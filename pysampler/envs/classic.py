@@ -68,7 +68,7 @@ class Classic(BatchEnv):
         """Use the bounds in these options for the reset that follows."""
         places = np.arange(self.num_envs)[ids].tolist()
         bounds = [self.bounds_of(one) for one in options]
-        self._given = dict(zip(places, bounds, strict=True))
+        self._given.update(zip(places, bounds, strict=True))
 
     def reset(self, ids: Ids, rngs: Generators) -> None:
         """Begin episodes of the envs ``ids``; see ``BatchEnv.reset``."""
@@ -76,31 +76,36 @@ class Classic(BatchEnv):
         self._given = {}
         self.state[ids] = 0
         for place, rng in zip(places.tolist(), rngs, strict=True):
-            self.state[place, : self._drawn] = rng.uniform(
-                *given.get(place, self.bounds), self._drawn
-            )
+            low, high = given.get(place, self.bounds)
+            self.state[place, : self._drawn] = rng.uniform(low, high, (self._drawn,))
         self.kernel.begun(places)
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
         """Step the envs ``ids``; see ``BatchEnv.step``."""
         if not self.kernel.takes(actions):
             self._refuse(ids, actions)
-        return self.kernel.step(_indices(ids), actions)
+        return self.kernel.step(self._indices(ids), actions)
 
     def observe(self, ids: Ids) -> Array:
         """Return the observations of the envs ``ids``."""
-        return self.kernel.observe(_indices(ids))
+        return self.kernel.observe(self._indices(ids))
+
+    def _indices(self, ids: Ids) -> Array | None:
+        """Return the indices of envs; None for all of them."""
+        every = isinstance(ids, slice) and ids == slice(None)
+        return None if every else np.arange(self.num_envs, dtype=np.int32)[ids]
 
     def _refuse(self, ids: Ids, actions: Array) -> None:
         """Raise RowError for an action that is not in the space."""
         space: Any = self.action_space
         wrong = (at for at in range(len(actions)) if not self.kernel.takes(actions[at : at + 1]))
         at = next(wrong, 0)
-        expected = f"a whole number from 0 to {space.n - 1}"
         if isinstance(space, spaces.Box):
-            expected = f"numbers of shape {space.shape}"
+            expected = f"whole numbers, float32 or float64 of shape {space.shape}"
+        else:
+            expected = f"a whole number from 0 to {space.n - 1}, at most 63 bits wide"
         place = int(np.arange(self.num_envs)[ids][at])
-        raise RowError(place, f"action {actions[at]}, expected {expected}")
+        raise RowError(place, f"action {actions[at]!r}, expected {expected}")
 
     # -- the state of gymnasium's env -------------------------------------------------------------
 
@@ -234,7 +239,7 @@ class MountainCarContinuous(Classic):
 
     def read_from(self, env: Any, place: int) -> None:
         """Read the state of the env at ``place`` from gymnasium's env."""
-        _expect_floats_or_float32(env.state, 2)
+        _expect_floats(env.state, 2, float32=True)
         self.state[place] = env.state
         self.phase[place] = getattr(env.state, "dtype", None) == np.float32
 
@@ -263,7 +268,7 @@ class Acrobot(Classic):
 
     def read_from(self, env: Any, place: int) -> None:
         """Read the state of the env at ``place`` from gymnasium's env."""
-        _expect_floats_or_float32(env.state, 4)
+        _expect_floats(env.state, 4, float32=True)
         self.state[place] = env.state
         self.phase[place] = getattr(env.state, "dtype", None) != np.float32
 
@@ -318,18 +323,10 @@ class Pendulum(Classic):
         self.phase[place] = 0 if last is None else 1 if type(last) is np.float32 else 2
 
 
-def _indices(ids: Ids) -> Array | None:
-    """Return the indices of envs; None for all of them."""
-    return None if isinstance(ids, slice) and ids == slice(None) else ids  # type: ignore[return-value]
-
-
-def _expect_floats(state: Any, count: int) -> None:
-    """Raise ChangedError unless a state consists of ``count`` numbers in double precision."""
-    if np.shape(state) != (count,) or not all(isinstance(one, (int, float)) for one in state):
+def _expect_floats(state: Any, count: int, *, float32: bool = False) -> None:
+    """Raise ChangedError unless a state has ``count`` numbers of the expected type."""
+    single = float32 and getattr(state, "dtype", None) == np.float32
+    if np.shape(state) != (count,) or not (
+        single or all(isinstance(one, (int, float)) for one in state)
+    ):
         raise ChangedError("state")
-
-
-def _expect_floats_or_float32(state: Any, count: int) -> None:
-    """The same, or an array of float32."""
-    if getattr(state, "dtype", None) != np.float32 or state.shape != (count,):
-        _expect_floats(state, count)

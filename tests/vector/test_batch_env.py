@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import signal
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from made_up import same, step_alike
 import pysampler
 from pysampler import _core
 from pysampler.envs import BatchEnv, Generators, check_batch_env
+from pysampler.envs._errors import RowError
 from pysampler.errors import EnvError
 
 MODES = NEXT_STEP, SAME_STEP, DISABLED = list(AutoresetMode)
@@ -635,3 +637,46 @@ class Infos(Walks):
 def test_check_finds_broken_rules(wrong, error):
     with pytest.raises(ValueError, match=f"cannot use {wrong.__name__}: .*{error}"):
         check_batch_env(wrong)
+
+
+class Odd(Walks):
+    """Does something wrong in steps, once told."""
+
+    def __init__(self, num_envs, *, how=None):
+        super().__init__(num_envs)
+        self.how = how
+
+    def step(self, ids, actions):
+        rewards, over, infos = super().step(ids, actions)
+        if isinstance(self.how, tuple):
+            raise RowError(*self.how)
+        return rewards, over, self.how(infos)
+
+
+@pytest.mark.parametrize("row", [100, 10**8, -1, "x", 2.0, None, 1 << 80])
+@pytest.mark.parametrize("call", ["step", "step_chunk"])
+def test_errors_of_rows_that_are_no_env_blame_the_first(row, call):
+    with pysampler.make_vec(Odd, 4, num_workers=0, how=(row, "no such row")) as envs:
+        envs.reset(seed=1)
+        for _ in range(2):
+            with pytest.raises(EnvError, match="no such row") as caught:
+                getattr(envs, call)(np.ones((4, 3) if call == "step_chunk" else 4, int))
+            assert caught.value.env == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        (lambda _: {"x": np.zeros(9)}, "'x' as an array of shape (9,), expected an array with a row"),
+        (lambda _: {"x": np.float64(1)}, "'x' as float64, expected an array with a row for each"),
+        (lambda _: {"x": [1, 2, 3, 4]}, "'x' as list, expected an array with a row for each of the"),
+        (lambda _: {"x": {"y": 1}}, "'x' as dict, expected an array with a row for each of the"),
+        (lambda _: [("x", 1)], "step returned infos of list, expected a dict of arrays"),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_without_a_row_for_each_env_raise(how, text, mode):
+    with pysampler.make_vec(Odd, 4, num_workers=0, autoreset_mode=mode, how=how) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(EnvError, match=re.escape(text)):
+            envs.step(np.ones(4, int))

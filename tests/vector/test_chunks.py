@@ -895,3 +895,21 @@ def test_chunks_of_a_batch_env_beside_a_single_env_work_without_workers():
     with pysampler.VectorEnv(env_fns, num_workers=0) as envs:
         envs.reset(seed=1)
         assert envs.step_chunk(np.ones((4, 3), int))[1].tolist() == [[1.0] * 3] * 4
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, gym.wrappers.RecordEpisodeStatistics])
+def test_chunk_that_only_resets_makes_no_steps_beside_an_action_that_none_makes(wrap):
+    def make():
+        return wrap(gym.make("MountainCar-v0", max_episode_steps=3))
+
+    found = []
+    for native in (True, False):
+        with pysampler.VectorEnv([make] * 70, num_workers=1, native=native) as envs:
+            envs.reset(seed=1)
+            for _ in range(3):
+                envs.step(np.ones(70, int))
+            actions = np.ones((70, 4), int)
+            actions[6, 2] = 7
+            chunk = envs.step_chunk(actions)
+            found.append([*chunk[:4], *envs.step(np.ones(70, int))[:4]])
+    same(*found)

@@ -128,9 +128,7 @@ def test_steps_beyond_the_end_are_gymnasiums(arguments):
     compare("CartPole-v1", DISABLED, 100, arguments, resets=False)
 
 
-@pytest.mark.parametrize(
-    "kind", [*ENVS.values(), classic.Pendulum, classic.MountainCarContinuous]
-)
+@pytest.mark.parametrize("kind", [*ENVS.values(), classic.Pendulum, classic.MountainCarContinuous])
 def test_rules_of_batch_envs_are_kept(kind):
     check_batch_env(kind)
 
@@ -142,3 +140,39 @@ def test_actions_outside_of_the_space_raise(actions):
     with pytest.raises((EnvError, TypeError), match="expected a whole number|dtype float64"):
         envs.step(actions)
     envs.close()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bool, object])
+def test_continuous_actions_of_other_types_raise(dtype):
+    with pysampler.make_vec(classic.Pendulum, 2, num_workers=0) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(EnvError, match="expected whole numbers, float32 or float64 of shape"):
+            envs.step(np.zeros((2, 1), dtype))
+
+
+def test_invalid_options_of_one_env_leave_those_of_others():
+    bounds = [{"low": 0.2 + 0.01 * i, "high": 0.205 + 0.01 * i} for i in range(4)]
+    with pysampler.make_vec(classic.CartPole, 4, num_workers=0) as envs:
+        envs.reset(seed=1)
+        envs.set_options(None, [*bounds[:1], {"low": 1.0, "high": -1.0}, *bounds[2:]])
+        with pytest.raises(EnvError):
+            envs.reset(seed=5)
+        mask = np.array([False, True, False, False])
+        observations, _ = envs.reset(options={"reset_mask": mask, "low": 0.0, "high": 0.1})
+    for i in (0, 2, 3):
+        low, high = bounds[i].values()
+        assert ((low <= observations[i]) & (observations[i] <= high)).all(), i
+
+
+@pytest.mark.parametrize(
+    "ids", [slice(0, 2), np.array([1, 3]), np.array([False, True, False, True]), np.array([-1])]
+)
+def test_envs_are_chosen_as_rows_of_arrays_are(ids):
+    env = classic.CartPole(4)
+    env.reset(slice(None), [np.random.default_rng(i) for i in range(4)])
+    every = env.observe(slice(None))
+    assert env.observe(ids).tolist() == every[ids].tolist()
+    rewards, over = env.step(ids, np.ones(len(every[ids]), int))
+    assert rewards.tolist() == [1.0] * len(every[ids])
+    assert not over.any()
+    assert (env.observe(slice(None)) != every).any(axis=1).sum() == len(every[ids])

@@ -12,8 +12,8 @@ from gymnasium.wrappers import OrderEnforcing
 
 from pysampler import _core
 from pysampler._vector.env_calls import layers_of
-from pysampler._vector.mujoco.stepper import TaskStepper
 from pysampler._vector.mujoco.real import RealTask, digest_of
+from pysampler._vector.mujoco.stepper import TaskStepper
 from pysampler._vector.native.known import NotNativeError, is_of_a_task, task_of
 from pysampler._vector.native.trial import KnownEnv
 

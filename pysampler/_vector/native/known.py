@@ -137,14 +137,19 @@ def kind_of(entry_point: str) -> Literal["task", "twin"] | None:
     """Return how blocks replace the envs that this function or class makes; None: they do not."""
     if entry_point == f"{_TASK_ENV}:make_env":
         return "task"
-    known = _KNOWN.get(tuple(entry_point.split(":")))  # type: ignore[call-overload]
+    known = _known_at(entry_point)
     return None if known is None else known.kind
 
 
 def step_us_of(entry_point: Any) -> float | None:
     """Return the microseconds of a step of the envs that this class makes; None: unknown."""
-    known = _KNOWN.get(tuple(str(entry_point).split(":")))  # type: ignore[call-overload]
+    known = _known_at(str(entry_point))
     return None if known is None else known.step_us
+
+
+def _known_at(entry_point: str) -> _Known | None:
+    module, _, name = entry_point.partition(":")
+    return _KNOWN.get((module, name))
 
 
 def name_of(env: gym.Env[Any, Any]) -> str:

@@ -63,7 +63,8 @@ class _TwinStepper(BatchEnvStepper):
         if actions.dtype.kind == "b" and python:
             actions = actions.astype(np.int64)
         actions = np.delete(actions, exempt, axis=0)
-        return self.env.kernel.takes(actions, python)
+        valid: bool = self.env.kernel.takes(actions, python)
+        return valid
 
     def advance(self, ids: Array | None, actions: Array, dropped: Array | None) -> Advanced:
         if actions.dtype.kind == "b":

@@ -138,6 +138,9 @@ class LayeredBlock(ChunkBlock):
         if self._successor is not None:  # a loop in C++ may still hold this block
             stepped: bool = self._successor.step(frame, actions)
             return stepped
+        return self._step_here(frame, actions)
+
+    def _step_here(self, frame: int, actions: Sequence[Any] | None) -> bool:
         ended = self.inner.ended
         self._overflow = []
         with self._blaming():
@@ -183,7 +186,7 @@ class LayeredBlock(ChunkBlock):
     def step_in_chunk(self, frame: int) -> bool:
         self.inner.set_stopped(self.stopped)
         try:
-            return self.step(frame)
+            return self._step_here(frame, None)  # step_chunk has asked whether the layers can
         finally:
             self.inner.set_stopped(None)
 
