@@ -42,10 +42,10 @@ BatchRows::BatchRows(std::size_t first, std::size_t count, const std::shared_ptr
 void BatchRows::use(const py::object& frames, const std::shared_ptr<Infos>& infos, bool all_infos) {
     observations_ = leaves_of(frames.attr("observations"));
     finals_ = leaves_of(frames.attr("final_observations"));
-    rewards_.emplace(frames.attr("rewards").cast<py::array>());
-    terminated_.emplace(frames.attr("terminated").cast<py::array>());
-    truncated_.emplace(frames.attr("truncated").cast<py::array>());
-    has_final_.emplace(frames.attr("has_final").cast<py::array>());
+    rewards_ = std::make_unique<Leaf>(frames.attr("rewards").cast<py::array>());
+    terminated_ = std::make_unique<Leaf>(frames.attr("terminated").cast<py::array>());
+    truncated_ = std::make_unique<Leaf>(frames.attr("truncated").cast<py::array>());
+    has_final_ = std::make_unique<Leaf>(frames.attr("has_final").cast<py::array>());
     frames_ = static_cast<std::size_t>(frames.attr("count").cast<int>());
     infos_ = infos;
     all_infos_ = all_infos;

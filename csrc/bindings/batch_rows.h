@@ -70,7 +70,7 @@ class BatchRows {
     py::object ended_rows(std::uint32_t frame, const Chosen& chosen) const;
     void write_observations(std::uint32_t frame, const py::array& array, const Chosen& chosen);
     template <class T>
-    T* at(const std::optional<Leaf>& leaf, std::uint32_t frame) const {
+    T* at(const std::unique_ptr<Leaf>& leaf, std::uint32_t frame) const {
         return reinterpret_cast<T*>(leaf->row(frame, first_));
     }
 
@@ -83,7 +83,7 @@ class BatchRows {
     std::shared_ptr<Infos> infos_;
     bool all_infos_ = false;
     std::vector<Leaf> observations_, finals_;
-    std::optional<Leaf> rewards_, terminated_, truncated_, has_final_;
+    std::unique_ptr<Leaf> rewards_, terminated_, truncated_, has_final_;  // once there are frames
     std::int64_t began_ = 0;
 };
 

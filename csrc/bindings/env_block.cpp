@@ -21,8 +21,8 @@ void EnvBlock::use(const py::object& frames, const std::shared_ptr<Infos>& infos
     final_leaves_ = leaves_of(frames.attr("final_observations"));
     if (obs_) return;
     const py::object spec = frames.attr("spec");
-    obs_.emplace(spec.attr("observation_tree"), obs_leaves_);
-    action_.emplace(spec.attr("action_tree"), space_leaves_);
+    obs_ = std::make_unique<Space>(spec.attr("observation_tree"), obs_leaves_);
+    action_ = std::make_unique<Space>(spec.attr("action_tree"), space_leaves_);
     last_rows_ = own_rows(frames.attr("observations"));
 }
 

@@ -64,7 +64,7 @@ class EnvBlock : public FrameBlock {
     std::vector<py::object> envs_;
     std::vector<Leaf> obs_leaves_;
     std::vector<Leaf> final_leaves_;
-    std::optional<Space> obs_, action_;  // once there are frames
+    std::unique_ptr<Space> obs_, action_;  // once there are frames
     // The last observation of each env, for a reset that leaves the env unchanged: the user and
     // samplers may write to the frame that had it. Small ones are copied to rows: keeping the
     // objects would make each step use memory that has left the cache during a round.

@@ -208,10 +208,9 @@ def _workers_of_few(entry_point: Any, num_envs: Any) -> tuple[int | None, str]:
     count = whole_number("make vector env", "num_envs", num_envs, 1)
     worth = min(int(count * step_us / HANDOVER_US), count)
     cpus = usable_cpus()
-    why = (
-        f"a step of {'one' if count == 1 else f'all {count}'} takes about {count * step_us:.2g} us, "
-        f"handing it to workers {HANDOVER_US:.2g} us"
-    )
+    envs = "one" if count == 1 else f"all {count}"
+    takes = f"takes about {count * step_us:.2g} us, handing it to workers {HANDOVER_US:.2g} us"
+    why = f"a step of {envs} {takes}"
     if count == 1 or cpus == 1:
         why += f", and one {'env' if count == 1 else 'CPU'} leaves nothing to share"
     if min(worth, cpus) > 1:

@@ -667,9 +667,15 @@ def test_errors_of_rows_that_are_no_env_blame_the_first(row, call):
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        (lambda _: {"x": np.zeros(9)}, "'x' as an array of shape (9,), expected an array with a row"),
+        (
+            lambda _: {"x": np.zeros(9)},
+            "'x' as an array of shape (9,), expected an array with a row",
+        ),
         (lambda _: {"x": np.float64(1)}, "'x' as float64, expected an array with a row for each"),
-        (lambda _: {"x": [1, 2, 3, 4]}, "'x' as list, expected an array with a row for each of the"),
+        (
+            lambda _: {"x": [1, 2, 3, 4]},
+            "'x' as list, expected an array with a row for each of the",
+        ),
         (lambda _: {"x": {"y": 1}}, "'x' as dict, expected an array with a row for each of the"),
         (lambda _: [("x", 1)], "step returned infos of list, expected a dict of arrays"),
     ],

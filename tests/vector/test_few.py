@@ -29,9 +29,7 @@ EVERY_CPU = None  # as many workers as CPUs
         ("FrozenLake-v1", 4, 2, EVERY_CPU),
     ],
 )
-def test_workers_share_no_less_than_handing_over_costs(
-    env_id, count, cpus, workers, monkeypatch
-):
+def test_workers_share_no_less_than_handing_over_costs(env_id, count, cpus, workers, monkeypatch):
     monkeypatch.setattr(make, "usable_cpus", lambda: cpus)
     chosen, why = make._workers_of_few(gym.spec(env_id).entry_point, count)
     assert chosen == workers

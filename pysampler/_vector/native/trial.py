@@ -62,10 +62,10 @@ class KnownEnv:
         self.env = env
         self.limit = limit_of(env)
         self.base: Any = env.unwrapped
-        # Copies, to make such an env again after a call has changed this one.
         # Of the results in a trial.
         self.reward_types: set[type] = set()
         self.info_keys: set[str] = set()
+        # Copies, to make such an env again after a call has changed this one.
         self._wrappers = [copy.copy(layer) for layer in layers_of(env)][:-1]
 
     # -- defined by each kind of envs --------------------------------------------------------------
