@@ -37,7 +37,7 @@ py::dict infos_of(const char* method, const py::object& infos, std::size_t rows)
         }
         const py::object got =
             is_array ? py::str("an array of shape {}").format(shape)
-                     : py::str("{}").format(py::handle(value).get_type().attr("__name__"));
+                     : py::str("{}").format(py::type::handle_of(value).attr("__name__"));
         throw py::value_error(py::str("{} returned info {!r} as {}, expected an array with a row "
                                       "for each of the {} envs")
                                   .format(method, key, got, rows)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._frames.frames import BEGUN, SKIPPED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 __all__ = [
-    "ChunkBlock",
     "GivenActions",
     "GroupBlock",
     "Overflow",
@@ -32,7 +30,6 @@ __all__ = [
 
 # Results that do not fit into the frame, as (kind, env, object); those of a chunk with the step.
 Overflow = list[Any]
-_INFO, _ERROR = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
 # dtypes by their NumPy type number.
 _CODES = np.typecodes["AllInteger"] + "?efdgFD"
 _DTYPES: dict[int, np.dtype[Any]] = {np.dtype(code).num: np.dtype(code) for code in _CODES}
@@ -134,65 +131,6 @@ class WholeBlock(PythonBlock):
         """Return the overflow, and drop it."""
         left, self._overflow = self._overflow, []
         return left
-
-
-class ChunkBlock(WholeBlock):
-    """A block that makes a chunk step by step, with fewer and fewer envs.
-
-    Subclasses have the rows of their envs in the frames: ``_has_final``, ``_rewards``,
-    ``_terminated`` and ``_truncated``.
-
-    Attributes:
-        stopped: In a chunk, the envs that make no more steps; None: all make steps.
-        ended: For each env, whether the next step resets it.
-        resting: For each env, whether steps leave it alone.
-        count: The number of envs.
-        first: The index of the first env.
-        failed: Whether the last step or reset raised before it had written all results.
-    """
-
-    stopped: Array | None = None
-    ended: Array
-    resting: Array
-    count: int
-    first: int
-    failed = False
-    _has_final: Array
-    _rewards: Array
-    _terminated: Array
-    _truncated: Array
-
-    def step_in_chunk(self, frame: int) -> bool:
-        """Step all envs but those that have ``stopped``."""
-        raise NotImplementedError
-
-    def step_chunk(self, frame: int, steps: int, last: bool) -> bool:  # noqa: ARG002, FBT001
-        overflow: Overflow = []
-        stopped = self.resting.copy()
-        try:
-            for k in range(steps):
-                at = frame + k
-                self.stopped = stopped.copy() if stopped.any() else None
-                self._overflow = []
-                self.step_in_chunk(at)
-                if self.stopped is not None:
-                    self._skip(at, self.stopped)
-                stopped |= self._terminated[at] | self._truncated[at] | self.failed
-                stopped |= self._has_final[at] == BEGUN
-                for kind, env, value in self._overflow:
-                    stopped[env - self.first] |= kind == _ERROR
-                    # The next step may write to arrays of these infos.
-                    overflow.append((kind, env, copied_info(value) if kind == _INFO else value, k))
-        finally:
-            self.stopped = None
-        self._overflow = overflow
-        return bool(overflow)
-
-    def _skip(self, frame: int, envs: Array) -> None:
-        """Write the rows of envs that have stopped."""
-        self._has_final[frame, envs] = SKIPPED
-        self._rewards[frame, envs] = 0
-        self._terminated[frame, envs] = self._truncated[frame, envs] = False
 
 
 def of_all(calls: Sequence[Any]) -> list[Any]:

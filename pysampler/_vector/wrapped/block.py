@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._frames.frames import FINAL, FINAL_BY_MAIL, LOST
+from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL, LOST, SKIPPED
 from pysampler._frames.spec import spec_of
-from pysampler._vector.blocks import ChunkBlock, GivenActions, Overflow
+from pysampler._vector.blocks import GivenActions, Overflow, WholeBlock, copied_info
 from pysampler._vector.wrapped.layers import Rows
 from pysampler._workers.jobs import is_users
 
@@ -69,7 +69,7 @@ class _InnerFrames:
         return getattr(self._frames, name)
 
 
-class LayeredBlock(ChunkBlock):
+class LayeredBlock(WholeBlock):
     """A block with layers that replace the wrappers of its envs.
 
     Args:
@@ -95,6 +95,7 @@ class LayeredBlock(ChunkBlock):
         self.count, self.first = inner.count, inner.first
         self._leave = leave
         self._successor: Any = None
+        self._stopped: Array | None = None  # in a chunk, the envs that make no more steps
         self._acting = [layer for layer in layers if layer.acts]
         self._outwards = list(reversed(layers))
         self.observes = any(layer.observes for layer in layers)
@@ -152,23 +153,6 @@ class LayeredBlock(ChunkBlock):
         fresh: bool = self.inner.fresh
         return fresh
 
-    @property
-    def ended(self) -> Array:  # type: ignore[override]
-        """For each env, whether the next step resets it."""
-        ended: Array = self.inner.ended
-        return ended
-
-    @property
-    def resting(self) -> Array:  # type: ignore[override]
-        """For each env, whether steps leave it alone."""
-        resting: Array = self.inner.resting
-        return resting
-
-    @property
-    def failed(self) -> bool:  # type: ignore[override]
-        """Whether the last step or reset raised before it had written all results."""
-        return bool(self.inner.failed)
-
     def step_chunk(self, frame: int, steps: int, last: bool) -> bool:  # noqa: FBT001
         """Let every env make several steps, from the frame on, until its episode ends."""
         if self._successor is None:
@@ -181,14 +165,33 @@ class LayeredBlock(ChunkBlock):
         if self._successor is not None:
             stepped: bool = self._successor.step_chunk(frame, steps, last)
             return stepped
-        return super().step_chunk(frame, steps, last)
-
-    def step_in_chunk(self, frame: int) -> bool:
-        self.inner.set_stopped(self.stopped)
+        overflow: Overflow = []
+        stopped = self.inner.resting.copy()
         try:
-            return self._step_here(frame, None)  # step_chunk has asked whether the layers can
+            for k in range(steps):  # with fewer and fewer envs
+                at = frame + k
+                self._stopped = stopped.copy() if stopped.any() else None
+                self.inner.set_stopped(self._stopped)
+                self._step_here(at, None)
+                if self._stopped is not None:
+                    self._skip(at, self._stopped)
+                stopped |= self._terminated[at] | self._truncated[at] | self.inner.failed
+                stopped |= self._has_final[at] == BEGUN
+                for kind, env, value in self._overflow:
+                    stopped[env - self.first] |= kind == _ERROR
+                    # The next step may write to arrays of these infos.
+                    overflow.append((kind, env, copied_info(value) if kind == _INFO else value, k))
         finally:
+            self._stopped = None
             self.inner.set_stopped(None)
+        self._overflow = overflow
+        return bool(overflow)
+
+    def _skip(self, frame: int, envs: Array) -> None:
+        """Write the rows of envs that have stopped."""
+        self._has_final[frame, envs] = SKIPPED
+        self._rewards[frame, envs] = 0
+        self._terminated[frame, envs] = self._truncated[frame, envs] = False
 
     def _why_leave(self, frame: int, actions: Sequence[Any] | None) -> str | None:
         """Return why the layers cannot run in this step; None if they can."""
@@ -224,15 +227,15 @@ class LayeredBlock(ChunkBlock):
         were_fresh = self.inner.fresh
         self.inner.step(frame, given)
         failed, unlike = self._take_inner_overflow()
-        if begins is None and not (failed or unlike or were_fresh) and self.stopped is None:
+        if begins is None and not (failed or unlike or were_fresh) and self._stopped is None:
             self._stepped(frame, self._everyone, slice(None))
             return
         if begins is None:
             begins = np.zeros(self.count, bool)
         stepped = ~begins
-        if self.stopped is not None:
-            begins = begins & ~self.stopped
-            stepped = ~(begins | self.stopped)
+        if self._stopped is not None:
+            begins = begins & ~self._stopped
+            stepped = ~(begins | self._stopped)
         if were_fresh:
             lost = self._has_final[frame] == LOST
             self._rewards[frame, lost] = 0
