@@ -32,6 +32,14 @@ def test_comments_docstrings_and_blank_lines_are_not_counted():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not (size.ROOT / ".git").exists(), reason="git lists the files")
+def test_no_package_grows():
+    found = size.sizes()
+    grown = {part: found[part] for part, most in size.MOST.items() if found[part] > most}
+    assert not grown, "write less, or delete something: tests/size.py only goes down"
+
+
+@pytest.mark.slow
 def test_a_vector_env_imports_only_part_of_the_package():
     done = subprocess.run([sys.executable, "-c", STEPS], stdout=subprocess.PIPE, check=True)
     files = json.loads(done.stdout)

@@ -449,7 +449,9 @@ BatchBlock::Places BatchBlock::prepared(const Places& envs, const std::vector<py
         seeds.append(seed);
         const py::object given = calls == nullptr ? py::none() : py::object((*calls)[k][1]);
         options.append(options_of(i, given.ptr()));
-        with_options |= PyObject_IsTrue(options[k].ptr()) != 0;
+        const int given_some = PyObject_IsTrue(options[k].ptr());
+        if (given_some < 0) throw py::error_already_set();
+        with_options |= given_some == 1;
     }
     const py::object valid = stepper_.attr("prepare")(ids_of(envs), seeds, options);
     take_errors();

@@ -232,20 +232,6 @@ class Call {
     Shown<std::uint16_t> armed_chunk_;         // the steps of the chunk that is armed; 0: a step
 };
 
-struct StepCall {
-    static PyObject* call(Call& call, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-        if (count != 1 || names != nullptr) return nullptr;
-        return call.step(args[0]).release().ptr();
-    }
-};
-
-struct ChunkCall {
-    static PyObject* call(Call& call, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-        if (count != 1 || names != nullptr) return nullptr;
-        return call.step_chunk(args[0]).release().ptr();
-    }
-};
-
 }  // namespace
 
 template <>
@@ -284,8 +270,8 @@ void register_call(py::module_& m) {
              "actions were sent.")
         .def("step_chunk", &Call::step_chunk, py::arg("actions"),
              "The same for a chunk of steps, of which only the last observations are returned.");
-    Hot<Call, StepCall>::install(call, "step");
-    Hot<Call, ChunkCall>::install(call, "step_chunk");
+    Hot<Call, Unary<&Call::step>>::install(call, "step");
+    Hot<Call, Unary<&Call::step_chunk>>::install(call, "step_chunk");
 }
 
 }  // namespace pysampler::bindings

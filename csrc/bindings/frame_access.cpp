@@ -373,15 +373,6 @@ struct Write {
     }
 };
 
-struct Read {
-    static PyObject* call(FrameAccess& access, PyObject* const* args, Py_ssize_t count,
-                          PyObject* names) {
-        std::uint32_t frame = 0;
-        if (count != 1 || names != nullptr || !small(args[0], frame)) return nullptr;
-        return access.read(frame).release().ptr();
-    }
-};
-
 }  // namespace
 
 void register_frame_access(py::module_& m) {
@@ -425,7 +416,7 @@ void register_frame_access(py::module_& m) {
         .def("read_some", &FrameAccess::read_some, py::arg("group_frames"),
              "Like read(), for these groups and their frames, in this order.");
     Hot<FrameAccess, Write>::install(access, "write");
-    Hot<FrameAccess, Read>::install(access, "read");
+    Hot<FrameAccess, OfNumber<&FrameAccess::read>>::install(access, "read");
 }
 
 }  // namespace pysampler::bindings

@@ -33,13 +33,6 @@ class Guard {
 };
 
 // Hot: called with every step.
-struct Enter {
-    static PyObject* call(Entry& entry, PyObject* const*, Py_ssize_t count, PyObject* names) {
-        if (count != 0 || names != nullptr) return nullptr;
-        entry.enter();
-        return py::none().release().ptr();
-    }
-};
 struct Exit {
     static PyObject* call(Entry& entry, PyObject* const* args, Py_ssize_t count, PyObject* names) {
         if (count != 3 || names != nullptr) return nullptr;
@@ -61,7 +54,7 @@ void register_guard(py::module_& m) {
         .def_property_readonly("nested", &Entry::nested,
                                "Whether this thread was inside already: a signal handler closes "
                                "the object.");
-    Hot<Entry, Enter>::install(entry, "__enter__");
+    Hot<Entry, Plain<&Entry::enter>>::install(entry, "__enter__");
     Hot<Entry, Exit>::install(entry, "__exit__");
     Class<Guard>(m, "Guard")
         .def(py::init<std::string, std::string, py::object>(), py::arg("thing"),

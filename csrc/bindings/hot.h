@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "support.h"
@@ -82,23 +83,48 @@ inline bool small(PyObject* value, std::uint32_t& number) {
     return true;
 }
 
-// bool f(), without arguments.
+// What `function` returns, as Python has it: nothing, a bool or an object.
+template <class Function>
+PyObject* answered(Function&& function) {
+    using Result = decltype(function());
+    if constexpr (std::is_void_v<Result>) {
+        function();
+        return py::none().release().ptr();
+    } else if constexpr (std::is_same_v<Result, bool>) {
+        return PyBool_FromLong(function());
+    } else {
+        return function().release().ptr();
+    }
+}
+
+// f(), without arguments.
 template <auto method>
 struct Plain {
     template <class T>
     static PyObject* call(T& object, PyObject* const*, Py_ssize_t count, PyObject* names) {
         if (count != 0 || names != nullptr) return nullptr;
-        return PyBool_FromLong((object.*method)());
+        return answered([&] { return (object.*method)(); });
     }
 };
 
-// bool f(x), x by position.
+// f(number), by position.
+template <auto method>
+struct OfNumber {
+    template <class T>
+    static PyObject* call(T& object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+        std::uint32_t number = 0;
+        if (count != 1 || names != nullptr || !small(args[0], number)) return nullptr;
+        return answered([&] { return (object.*method)(number); });
+    }
+};
+
+// f(x), by position.
 template <auto method>
 struct Unary {
     template <class T>
     static PyObject* call(T& object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
         if (count != 1 || names != nullptr) return nullptr;
-        return PyBool_FromLong((object.*method)(py::handle(args[0])));
+        return answered([&] { return (object.*method)(py::handle(args[0])); });
     }
 };
 

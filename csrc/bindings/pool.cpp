@@ -137,22 +137,6 @@ class PyWorker : public Handle {
     std::int64_t job_began_ = 0;
 };
 
-struct StepPool {
-    static PyObject* call(PyPool& pool, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-        std::uint32_t frame = 0;
-        if (count != 1 || names != nullptr || !small(args[0], frame)) return nullptr;
-        return PyBool_FromLong(pool.step(frame));
-    }
-};
-
-struct WholeRound {
-    static PyObject* call(PyPool& pool, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-        std::uint32_t frame = 0;
-        if (count != 1 || names != nullptr || !small(args[0], frame)) return nullptr;
-        return PyBool_FromLong(pool.round(frame));
-    }
-};
-
 std::vector<Pool::Request> requests_of(const py::iterable& requests) {
     std::vector<Pool::Request> all;
     for (const py::handle one : requests) {
@@ -315,8 +299,8 @@ void register_pool(py::module_& m) {
         .def_static("size_of", &size_of, py::arg("groups"), py::arg("own") = 0,
                     "Return how many bytes it takes in a segment.")
         .def("__repr__", &PyPool::state);
-    Hot<PyPool, StepPool>::install(pool, "step");
-    Hot<PyPool, WholeRound>::install(pool, "round");
+    Hot<PyPool, OfNumber<&PyPool::step>>::install(pool, "step");
+    Hot<PyPool, OfNumber<&PyPool::round>>::install(pool, "round");
     Hot<PyPool, Timed<&PyPool::wait>>::install(pool, "wait");
     Hot<PyPool, Plain<&PyPool::run_inline>>::install(pool, "run_inline");
     Hot<PyPool, Plain<&PyPool::has_mail>>::install(pool, "has_mail");
