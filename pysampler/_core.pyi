@@ -1345,7 +1345,7 @@ class FrameBlock(Block):
         """
     def reset(self, frame: typing.SupportsInt | typing.SupportsIndex, calls: list) -> bool:
         """
-        Reset each env with its (seed, options), or leave it unchanged if that is None and no env is fresh; return whether there is overflow.
+        Reset each env with its (seed, options), or leave it unchanged if that is None and it is not fresh; return whether there is overflow.
         """
     def rest(self, i: typing.SupportsInt | typing.SupportsIndex) -> None:
         """

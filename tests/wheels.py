@@ -27,7 +27,7 @@ from elftools.elf.elffile import ELFFile
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LARGEST = 1_450_000  # bytes of a wheel
+LARGEST = 1_500_000  # bytes of a wheel
 SOURCE = re.compile(r"\.pyi?$|^py\.typed$")
 LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6"}
 # Also parts of libc: the loader, which thread-local variables call, and the thread library, which

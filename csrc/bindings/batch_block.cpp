@@ -361,12 +361,10 @@ bool BatchBlock::reset(std::uint32_t frame, const py::list& calls) {
     begin(frame);
     rows_.start();
     if (!errors_.empty()) errors_.attr("clear")();  // of a call that raised
-    const bool all = fresh();                       // the others have lost their episodes, too
-    Places lost;
+    std::vector<bool> lost(count_);
     for (std::size_t i = 0; i < count_; ++i) {
-        if (!fresh_[i]) continue;
-        mark_lost(frame, i);
-        lost.push_back(static_cast<std::int32_t>(i));
+        lost[i] = fresh_[i];
+        if (lost[i]) mark_lost(frame, i);
     }
     const auto reset = [&] {
         Places left, envs;
@@ -374,7 +372,7 @@ bool BatchBlock::reset(std::uint32_t frame, const py::list& calls) {
         for (std::size_t i = 0; i < count_; ++i) {
             const py::object call = calls[i];
             const auto place = static_cast<std::int32_t>(i);
-            if (!call.is_none() || all) {
+            if (!call.is_none() || lost[i]) {
                 envs.push_back(place);
                 chosen.push_back(call.is_none() ? py::make_tuple(py::none(), py::none())
                                                 : py::tuple(call));
@@ -392,8 +390,8 @@ bool BatchBlock::reset(std::uint32_t frame, const py::list& calls) {
             rows_.write_observations(frame, ids, ask(observe_, ids).cast<py::array>());
         }
         reset_envs(frame, envs, &chosen, 0);
-        for (const std::int32_t i : lost) {
-            has_final_.mutable_at(frame, first_ + static_cast<std::size_t>(i)) = kLost;
+        for (std::size_t i = 0; i < count_; ++i) {
+            if (lost[i]) has_final_.mutable_at(frame, first_ + i) = kLost;
         }
     };
     guarded(reset, [&](const py::object& error) { report(error); });
@@ -538,6 +536,7 @@ py::dict BatchBlock::episodes() const {
     arrays["elapsed"] = elapsed_;
     arrays["begun"] = begun_.array();
     arrays["ended"] = ended_.array();
+    arrays["used"] = used_;
     return arrays;
 }
 

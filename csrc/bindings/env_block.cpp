@@ -52,14 +52,14 @@ bool EnvBlock::step_with(std::uint32_t frame, const py::object& actions) {
 bool EnvBlock::reset(std::uint32_t frame, const py::list& calls) {
     in_chunk_ = false;
     begin(frame);
-    const bool all = fresh();  // the others have lost their episodes, too
     for_each(frame, [&](std::size_t i) {
         const py::object call = calls[i];
-        if (fresh_[i]) mark_lost(frame, i);
+        const bool lost = fresh_[i];
+        if (lost) mark_lost(frame, i);
         if (!call.is_none()) {
             reset_one(frame, i, py::object(call[py::int_(0)]).ptr(),
                       py::object(call[py::int_(1)]).ptr());
-        } else if (all) {
+        } else if (lost) {
             reset_one(frame, i, nullptr, nullptr);
         } else {
             if (const py::object last = last_obs(i)) {

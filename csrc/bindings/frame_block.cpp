@@ -198,7 +198,7 @@ void register_frame_block(py::module_& m) {
              "`last`, only its last results are read, and all rewards.")
         .def("reset", &FrameBlock::reset, py::arg("frame"), py::arg("calls"),
              "Reset each env with its (seed, options), or leave it unchanged if that is None and "
-             "no env is fresh; return whether there is overflow.")
+             "it is not fresh; return whether there is overflow.")
         .def("replace", &FrameBlock::replace, py::arg("seeds"), py::arg("over"),
              "Let the envs replace others, of which some had ended their episodes: their next "
              "resets use these seeds.")

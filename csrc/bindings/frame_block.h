@@ -66,8 +66,8 @@ class FrameBlock : public Block {
     // The same as step(frame) with these actions, if not None, instead of those in the frame.
     virtual bool step_with(std::uint32_t frame, const py::object& actions) = 0;
     bool step(std::uint32_t frame) override { return step_with(frame, py::none()); }
-    // Resets each env with its (seed, options), or leaves it unchanged if that is None and no env
-    // is fresh. Returns whether some results do not fit into the frame, like step().
+    // Resets each env with its (seed, options), or leaves it unchanged if that is None and it is
+    // not fresh. Returns whether some results do not fit into the frame, like step().
     virtual bool reset(std::uint32_t frame, const py::list& calls) = 0;
 
     // The envs replace others: they are fresh, and their next resets use these seeds. A step of a

@@ -157,7 +157,13 @@ class Infos:
         """Make columns for values that came by mail, as far as space lasts; return the new ones."""
         for _, info in mailed:
             self._learn(info, ())
-        # From the count on: Ctrl-C may have prevented the last call from adding its columns.
+        return self.catch_up()
+
+    def catch_up(self) -> list[Column]:
+        """Read with all columns; return those that are new to the C++ object.
+
+        Ctrl-C may have prevented an earlier call from adding its columns.
+        """
         new = self.columns[self.core.count :]
         add_columns(self.core, self._frames, new)
         return new

@@ -192,8 +192,6 @@ class GroupBlock(PythonBlock):
 
     def reset(self, frame: int, calls: list[Any]) -> bool:
         over = False
-        if self.fresh:
-            calls = of_all(calls)
         for envs, block in zip(self._envs, self.blocks, strict=True):
             over |= block.reset(frame, calls[envs])
         return over

@@ -480,7 +480,8 @@ class EnvServer(Server):
                 get_state = _offered(layers, "get_state")
                 state = copy.deepcopy(get_state()) if self.here else get_state()
                 env_block, place = self.env_block_of(i)
-                states[row] = state, elapsed, bool(env_block.ended[place])
+                episode = bool(env_block.ended[place]), int(env_block.used[place])
+                states[row] = state, elapsed, episode
         return states
 
     def set_states(self, block: int, envs: Sequence[int], states: Any) -> None:  # noqa: ARG002
@@ -496,7 +497,7 @@ class EnvServer(Server):
                     continue
                 if not isinstance(one, tuple):
                     raise ValueError(f"{other} (simulated together)")
-                state, elapsed, ended = one
+                state, elapsed, (ended, used) = one
                 layers = list(layers_of(self.envs[i]))
                 _offered(layers, "set_state")(state)
                 for layer, steps in zip(layers, elapsed, strict=True):
@@ -506,6 +507,7 @@ class EnvServer(Server):
                         vars(layer)["_has_reset"] = True
                 env_block, place = self.env_block_of(i)
                 env_block.set_ended(place, ended)
+                env_block.used[place] = used
 
     def batch_block_of(self, i: int) -> tuple[Any, int] | None:
         """Return the block with the state of env ``i``, and the env's place there.

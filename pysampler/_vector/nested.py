@@ -137,6 +137,7 @@ class NestedBlock(WholeBlock):
     def replace(self, seeds: Sequence[int | None], over: Sequence[bool]) -> None:
         """Let the envs replace others; their next reset gets the first of ``seeds``."""
         self._seed = seeds[0]
+        self._last = None  # in the user's process, of a step before the one that was interrupted
         self.halted = False
         self.fresh = True
         self._begins = self._mode is AutoresetMode.NEXT_STEP and bool(over) and all(over)

@@ -92,7 +92,8 @@ class Results:
         return self.access.frame
 
     def new_columns(self) -> list[Column]:
-        """Return the columns of infos that are new to the workers."""
+        """Return the columns of infos that are new to the workers, which then use them."""
+        self._infos.catch_up()
         return self._infos.columns[self._announced :]
 
     def announced(self, columns: Sequence[Column]) -> None:

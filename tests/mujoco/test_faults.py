@@ -300,7 +300,7 @@ def test_an_interrupted_step_loses_the_envs_and_a_reset_begins_them(method, mode
     [block] = ours._pool._inline._server.blocks
     interrupts = 0
     for step, row in enumerate(drawn_actions(theirs.action_space, 2, 14)):
-        method_of_task = getattr(block.task, method)
+        method_of_task = getattr(block.stepper.task, method)
         calls = []
 
         def interrupted(*given, function=method_of_task, calls=calls):
@@ -310,7 +310,7 @@ def test_an_interrupted_step_loses_the_envs_and_a_reset_begins_them(method, mode
                 raise KeyboardInterrupt
             return function(*given)
 
-        setattr(block.task, method, interrupted)
+        setattr(block.stepper.task, method, interrupted)
         try:
             results = ours.step(row)
         except KeyboardInterrupt:
@@ -329,7 +329,7 @@ def test_an_interrupted_step_loses_the_envs_and_a_reset_begins_them(method, mode
             identical(results, theirs.reset(seed=step), f"step {step}")
         else:
             identical(results, theirs.step(row), f"step {step}")
-        delattr(block.task, method)
+        delattr(block.stepper.task, method)
         seen = results[0].copy()
     assert interrupts >= (14 if method == "observe" else 2)
     ours.close()

@@ -28,6 +28,7 @@ from interrupts_in_tests import (
 from made_up import interrupt_once, same
 
 import pysampler
+import pysampler._frames.infos as frames_infos
 from pysampler._closing import comes_true
 from pysampler._vector import env_server, vector_env
 from pysampler._workers import fork_server
@@ -838,3 +839,24 @@ def test_infos_of_steps_end_with_them_after_an_interrupted_step(monkeypatch, opt
     expected = run(0)
     assert run(2) == expected
     assert not left
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_infos_of_a_step_that_is_given_up_have_columns_later(workers, monkeypatch):
+    add, left = frames_infos.add_columns, [Interrupted()]
+
+    def interrupted(*given):
+        if left:
+            raise left.pop()
+        add(*given)
+
+    with pysampler.VectorEnv([TwoInfos] * 2, num_workers=workers) as envs:
+        envs.reset(seed=1)
+        monkeypatch.setattr(frames_infos, "add_columns", interrupted)
+        with pytest.raises(Interrupted):
+            envs.step(np.zeros(2, int))
+        assert not left
+        infos = envs.reset(seed=1)[1]
+        assert infos.get("begins", np.zeros(2)).tolist() == [1, 1]
+        for steps in (1, 2):
+            assert envs.step(np.zeros(2, int))[4]["steps"].tolist() == [steps] * 2

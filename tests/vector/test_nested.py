@@ -1040,3 +1040,34 @@ def test_make_vec_divides_vector_classes_between_groups(options, sizes):
     envs = pysampler.make_vec("CartPole-v1", 6, "vector_entry_point", **options)
     assert [len(group) for group in envs._core.groups] == sizes
     envs.close()
+
+
+class Interrupting(gym.Env):
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = self.np_random.normal(size=1)
+        return self.at.copy(), {}
+
+    def step(self, action):
+        if action == 1:
+            raise KeyboardInterrupt
+        self.at = self.at + 1
+        return self.at.copy(), 0.0, False, False, {}
+
+
+def test_envs_with_different_options_can_be_reset_after_an_interrupt():
+    mode = AutoresetMode.DISABLED
+    make = functools.partial(SyncVectorEnv, [Interrupting] * 3, autoreset_mode=mode)
+    with pysampler.VectorEnv([make], num_workers=0, autoreset_mode=mode) as envs:
+        envs.set_options([0, 1, 2], [{"o": 1}, {"o": 2}, {"o": 2}])
+        envs.reset(seed=1)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.array([0, 0, 1]))
+        envs.step_wait()
+        for _ in range(2):
+            observations, _ = envs.reset()
+            stepped = envs.step(np.zeros(3, int))[0]
+            assert (stepped == observations + 1).all()

@@ -509,3 +509,25 @@ def test_stats_convert_to_a_dict_and_an_html_table():
         assert f"<td>worker {row[1]}</td><td>{row[2]}</td><td>{row[3]}</td>" in table
     assert table.count("<tr>") == 3
     envs.close()
+
+
+class Kept(Tasked):
+    def get_state(self):
+        return self.task
+
+    def set_state(self, state):
+        self.task = state
+
+
+@pytest.mark.parametrize("kind", ["CartPole-v1", Kept])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_state_has_the_version_of_its_options(kind, workers):
+    with pysampler.make_vec(kind, 2, num_workers=workers) as envs:
+        envs.set_options(None, {"low": 0.0, "high": 0.01, "task": 3})
+        envs.reset(seed=1)
+        states = envs.get_state()
+        envs.set_options(None, {"low": 0.01, "high": 0.02, "task": 4})
+        envs.reset(seed=1)
+        assert envs.step(np.zeros(2, int))[4]["options_version"].tolist() == [2, 2]
+        envs.set_state(states)
+        assert envs.step(np.zeros(2, int))[4]["options_version"].tolist() == [1, 1]

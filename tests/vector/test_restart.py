@@ -181,17 +181,42 @@ def test_a_masked_reset_after_a_loss_returns_what_the_envs_observe(mode):
     """Env 2 has ended, env 3 has not: the reset of env 0 finds a block that is partly fresh."""
     envs = make(num_workers=1, autoreset_mode=mode)
     envs.reset(seed=0)
-    step(envs, env_2=Counting.END)
+    seen = step(envs, env_2=Counting.END)[0].copy()
     os.kill(envs._pool.pids[0], signal.SIGKILL)
     mask = np.array([True, False, False, False, False, False])
     observations, infos = envs.reset(options={"reset_mask": mask})
-    lost = [True, True, mode == SAME_STEP, True, True, True]
-    assert infos["worker_lost"].tolist() == lost
-    rewards = step(envs)[1]
-    assert envs.get_attr("steps") == (1,) * 6
-    assert rewards.tolist() == [1] * 6
-    assert observations[:, 0].tolist() == [0] * 6
+    begun = [True, True, mode == SAME_STEP, True, True, True]
+    assert infos["worker_lost"].tolist() == begun
+    rewards = step(envs)[1]  # in which env 2 begins, as it would have without the loss
+    assert envs.get_attr("steps") == tuple(map(int, begun))
+    assert rewards.tolist() == [*map(int, begun)]
+    assert observations[:, 0].tolist() == [0 if one else seen[2, 0] for one in begun]
     envs.close()
+
+
+class Kept(Counting):
+    def get_state(self):
+        return self.steps, self.seed
+
+    def set_state(self, state):
+        self.steps, self.seed = state
+
+
+@pytest.mark.parametrize("kind", [Kept, "CartPole-v1"])
+def test_masked_reset_after_a_loss_keeps_a_state_that_was_set(kind):
+    options = {"num_workers": 1, "on_worker_loss": "restart"}
+    with pysampler.make_vec(kind, 3, **options) as envs, pysampler.make_vec(kind, 3) as other:
+        for one in (envs, other):
+            one.reset(seed=1)
+            one.step(np.zeros(3, int))
+        states, expected = envs.get_state(), other.step(np.zeros(3, int))[0][0]
+        os.kill(envs._pool.pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerLostError):
+            envs.set_state(states[:1], [0])
+        envs.set_state(states[:1], [0])
+        _, infos = envs.reset(options={"reset_mask": np.array([False, True, False])})
+        assert infos["worker_lost"].tolist() == [False, True, True]
+        assert envs.step(np.zeros(3, int))[0][0].tolist() == expected.tolist()
 
 
 class Rescaled(Counting):

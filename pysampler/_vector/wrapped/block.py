@@ -403,8 +403,9 @@ class LayeredBlock(WholeBlock):
             reset: bool = self._leave(why).reset(frame, calls)
             return reset
         self._overflow = []
-        chosen = [i for i, call in enumerate(calls) if call is not None or self.fresh]
         self.inner.reset(frame, calls)
+        lost = self._has_final[frame] == LOST
+        chosen = [i for i, call in enumerate(calls) if call is not None or lost[i]]
         failed, unlike = self._take_inner_overflow()
         if self.observes:
             self._observations[frame] = self.last
