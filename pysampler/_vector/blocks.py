@@ -25,7 +25,6 @@ __all__ = [
     "PythonBlock",
     "WholeBlock",
     "copied_info",
-    "of_all",
 ]
 
 # Results that do not fit into the frame, as (kind, env, object); those of a chunk with the step.
@@ -131,11 +130,6 @@ class WholeBlock(PythonBlock):
         """Return the overflow, and drop it."""
         left, self._overflow = self._overflow, []
         return left
-
-
-def of_all(calls: Sequence[Any]) -> list[Any]:
-    """Return the calls of a reset in which no env is left out."""
-    return [(None, None) if call is None else call for call in calls]
 
 
 def copied_info(info: Any) -> Any:

@@ -21,7 +21,7 @@ from pysampler import _core
 from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL, LOST
 from pysampler._frames.spec import build, leaves
 from pysampler._torch import is_tensor, tensor_from, to_array
-from pysampler._vector.blocks import GivenActions, WholeBlock, of_all
+from pysampler._vector.blocks import GivenActions, WholeBlock
 from pysampler._workers.jobs import is_users
 from pysampler._workers.remote import dumps
 from pysampler.sync import now
@@ -405,7 +405,7 @@ class NestedBlock(WholeBlock):
     def _reset(self, frame: int, calls: Sequence[Call]) -> None:
         """Reset some envs; write the observations of all envs and the infos of those."""
         if self.fresh or self._begins:
-            calls = of_all(calls)
+            calls = [(None, None) if call is None else call for call in calls]
         if self.fresh:
             self._begun_lost(frame)
         chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
