@@ -23,8 +23,8 @@ class Classic {
  public:
     using Rows = std::vector<std::size_t>;
 
-    // `state` is [envs, numbers]; `phase` is 0 in the first step of an episode, and what it says
-    // later depends on the env. Resets draw the first numbers of a state between these bounds.
+    // `state` is [envs, numbers]. A reset sets `phase` to 0; each class says what else it means.
+    // Resets draw the first numbers of a state between these bounds.
     Classic(const py::array_t<double>& state, const py::array_t<std::int64_t>& phase,
             const std::vector<double>& low, const std::vector<double>& high, std::size_t observed);
     virtual ~Classic() = default;

@@ -38,8 +38,8 @@ class Classic(BatchEnv):
 
     Attributes:
         kernel: What steps the envs.
-        state: The numbers of each env's state, of which a reset draws the first ``drawn``.
-        phase: 0 until the first step of an episode; its later values depend on the env.
+        state: The numbers of each env's state, of which a reset draws the first.
+        phase: 0 after a reset; each kernel says what other numbers mean.
     """
 
     # The default bounds, and options with which many episodes end soon, for trials.
