@@ -208,9 +208,8 @@ def test_start_method_is_an_alias_of_context():
 
 def test_repr_is_short_and_stats_count():
     envs = VecEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
-    assert repr(envs) == (
-        "<pysampler.adapters.sb3.VecEnv of VectorEnv(CartPole-v1, num_envs=4, num_workers=2)>"
-    )
+    inner = "VectorEnv(CartPole-v1, num_envs=4, num_workers=2, native)"
+    assert repr(envs) == f"<pysampler.adapters.sb3.VecEnv of {inner}>"
     envs.reset()
     envs.step(np.zeros(4, int))
     assert envs.stats().steps.count.tolist() == [1] * 4

@@ -33,7 +33,7 @@ PROGRAM = """
 import sys, threading
 import pysampler
 if __name__ == "__main__":
-    envs = pysampler.make_vec("CartPole-v1", 4, vector_kwargs={"num_workers": 2})
+    envs = pysampler.make_vec("CartPole-v1", 4, vector_kwargs={"num_workers": 2, "native": False})
     envs.reset(seed=1)
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()

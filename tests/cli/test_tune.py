@@ -88,7 +88,7 @@ def test_every_choice_is_tried():
     assert "vector_entry_point in threads" in report["choices"]
     setting = dataclasses.replace(setting, isolation=report["isolation"])
     assert 'vectorization_mode="vector_entry_point"' in report["choices"]
-    assert list(report["choices"]) == list(choices_for(setting, policy=True))
+    assert list(report["choices"]) == list(choices_for(setting, policy=True, native=True))
     for one in report["choices"].values():
         assert one["steps_per_second"] > 0
         assert one["slices"] >= 2
