@@ -200,7 +200,7 @@ def test_workers_run_without_writable_directories():
 def test_one_cpu_gets_one_worker():
     out = run("""
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-envs = pysampler.make_vec("CartPole-v1", 4)
+envs = pysampler.VectorEnv([lambda: gym.make("CartPole-v1")] * 4)
 print(envs.num_workers, attempt())
 envs.close()
 """)
