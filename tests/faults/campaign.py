@@ -555,8 +555,9 @@ class ActorCase(Case):
         lengths = row["lengths"].reshape(-1)
         number, expected = self.before.get(env, (-1, None))
         self.expect(int(row["number"]) > number, f"env {env}: record {row['number']} comes again")
-        # A loss that closes the envs leaves records to take.
-        replaced = not self.envs.closed and self.envs.stats().losses.any()
+        # A loss that closes the envs, perhaps after others, leaves records to take.
+        fatal = self.envs._pool.fatal_loss is not None
+        replaced = fatal or (not self.envs.closed and self.envs.stats().losses.any())
         begins = lengths[0] == 1 and replaced
         if int(row["number"]) != number + 1 or begins:
             expected = None
