@@ -1695,9 +1695,9 @@ class Classic:
         """
         Return the observations of some envs, or of all if ids is None.
         """
-    def step(self, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None, actions: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> tuple:
+    def step(self, ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None, actions: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]]) -> typing.Any:
         """
-        Step some envs, or all if ids is None; return rewards and terminated.
+        Step some envs, or all if ids is None; return rewards and terminated, or None if an action is not valid.
         """
     def takes(self, actions: numpy.ndarray[typing.Any, numpy.dtype[typing.Any]], python: bool = False) -> bool:
         """

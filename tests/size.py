@@ -29,10 +29,10 @@ MOST = {
     "pysampler/_learning": 1_580,
     "pysampler/_policies": 2_164,
     "pysampler/_rollouts": 3_807,
-    "pysampler/_vector": 9_493,
+    "pysampler/_vector": 9_492,
     "pysampler/_workers": 4_342,
     "pysampler/adapters": 1_020,
-    "pysampler/envs": 1_745,
+    "pysampler/envs": 1_742,
     "pysampler/ray": 2_150,
     "pysampler/sync": 443,
 }

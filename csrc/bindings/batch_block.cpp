@@ -30,18 +30,16 @@ py::dict infos_of(const char* method, const py::object& infos, std::size_t rows)
     }
     const auto found = py::reinterpret_borrow<py::dict>(infos);
     for (const auto& [key, value] : found) {
-        const bool is_array = py::isinstance<py::array>(value);
-        const auto shape = is_array ? py::object(value.attr("shape")) : py::none();
-        if (is_array && py::len(shape) > 0 && shape[py::int_(0)].cast<std::size_t>() == rows) {
-            continue;
+        py::object got = py::type::handle_of(value).attr("__name__");
+        if (py::isinstance<py::array>(value)) {
+            const py::tuple shape = value.attr("shape");
+            if (!shape.empty() && shape[0].cast<std::size_t>() == rows) continue;
+            got = py::str("an array of shape {}").format(shape);
         }
-        const py::object got =
-            is_array ? py::str("an array of shape {}").format(shape)
-                     : py::str("{}").format(py::type::handle_of(value).attr("__name__"));
-        throw py::value_error(py::str("{} returned info {!r} as {}, expected an array with a row "
-                                      "for each of the {} envs")
-                                  .format(method, key, got, rows)
-                                  .cast<std::string>());
+        const py::str text(
+            "{} returned info {!r} as {}, expected an array with a row for each of "
+            "the {} envs");
+        throw py::value_error(text.format(method, key, got, rows).cast<std::string>());
     }
     return found;
 }
@@ -111,10 +109,12 @@ void BatchBlock::take_errors() {
 // `dropped` is a mask of envs whose results are not used; or None.
 BatchBlock::Advanced BatchBlock::advance(const py::object& ids, const py::object& actions,
                                          const py::object& dropped) {
-    if (native_ != nullptr && native_->takes(actions, false)) {  // else Python says what is wrong
+    if (native_ != nullptr) {
         const auto some = ids.is_none() ? std::nullopt : std::optional<Ids>(ids);
-        const py::tuple results = native_->step(some, actions);
-        return {native_->observe(some), results[0], results[1], py::dict()};
+        const py::object ends = native_->step(some, actions);
+        // Without results, an action is invalid: Python raises the error, or replaces it.
+        if (!ends.is_none())
+            return {native_->observe(some), ends[py::int_(0)], ends[py::int_(1)], {}};
     }
     const py::tuple results = ask(advance_, ids, actions, dropped);
     const std::size_t rows = ids.is_none() ? count_ : py::len(ids);
@@ -132,15 +132,18 @@ bool BatchBlock::step_with(std::uint32_t frame, const py::object& actions) {
     return step_now(frame, actions);
 }
 
-bool BatchBlock::step_now(std::uint32_t frame, const py::object& actions) {
+void BatchBlock::start(std::uint32_t frame) {
     begin(frame);
     rows_.start();
     if (!errors_.empty()) errors_.attr("clear")();  // of a call that raised
+}
+
+bool BatchBlock::step_now(std::uint32_t frame, const py::object& actions) {
+    start(frame);
     const auto step = [&] {
         const py::object given = actions.is_none() ? actions_in(frame) : actions;
         const bool all = is_array(given) && idle_.empty() && !fresh() && all_begun();
-        const bool any_ended = ended_.any();
-        if (all && !any_ended) {
+        if (all && !ended_.any()) {
             step_rows(frame, std::nullopt, given);
         } else if (all && steps_ended_ &&
                    std::memchr(ended_.array().data(), 0, count_) != nullptr) {
@@ -160,9 +163,9 @@ void BatchBlock::report(const py::object& error) {
     const py::module_ errors = py::module_::import("pysampler.envs._errors");
     if (py::isinstance(error, errors.attr("RowError"))) {
         const py::object row = error.attr("row");
-        const py::int_ none(0);  // of another type, or of no env: the first one is blamed
-        const bool known = PyLong_Check(row.ptr()) && none <= row && row < py::int_(count_);
-        at = (known ? row : none).cast<std::size_t>();
+        // If it is of another type, or of no env, the first one is blamed.
+        const bool known = PyLong_Check(row.ptr()) && py::int_(0) <= row && row < py::int_(count_);
+        if (known) at = row.cast<std::size_t>();
     }
     leave(kError, at, error);
     for (std::size_t i = 0; i < count_; ++i) {
@@ -328,7 +331,7 @@ bool BatchBlock::step_chunk(std::uint32_t frame, std::uint32_t steps, bool last)
         step_now(at, py::none());
         for (std::size_t i = 0; i < count_; ++i) {
             const std::size_t env = first_ + i;
-            if (makes_none(i)) {
+            if (!idle_.empty() && idle_[i]) {
                 clear_results(at, i);
                 has_final_.mutable_at(at, env) = kSkipped;
             }
@@ -358,9 +361,7 @@ bool BatchBlock::reset(std::uint32_t frame, const py::list& calls) {
         if (!leave.is_none()) return leave(why).attr("reset")(frame, calls).cast<bool>();
     }
     in_chunk_ = false;
-    begin(frame);
-    rows_.start();
-    if (!errors_.empty()) errors_.attr("clear")();  // of a call that raised
+    start(frame);
     std::vector<bool> lost(count_);
     for (std::size_t i = 0; i < count_; ++i) {
         lost[i] = fresh_[i];

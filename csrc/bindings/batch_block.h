@@ -55,6 +55,7 @@ class BatchBlock : public FrameBlock {
         py::dict infos;
     };
 
+    void start(std::uint32_t frame);
     bool step_now(std::uint32_t frame, const py::object& actions);
     template <class... Arguments>
     py::object ask(const py::str& method, const Arguments&... arguments);
@@ -72,7 +73,6 @@ class BatchBlock : public FrameBlock {
     void leave_infos(const Places& envs, const py::object& infos, const Places& rows,
                      bool final = false);
     bool all_begun() const;
-    bool makes_none(std::size_t i) const { return !idle_.empty() && idle_[i]; }
     py::object actions_in(std::uint32_t frame);
     bool has_left(std::uint32_t frame, const py::object& actions);
     bool done(std::uint32_t frame);

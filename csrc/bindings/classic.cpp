@@ -44,10 +44,11 @@ void Classic::apply(const py::object& function, const py::array& values) {
     checked(PyObject_Vectorcall(function.ptr(), call, 2, nullptr));
 }
 
-py::tuple Classic::step(const std::optional<Ids>& ids, const py::array& actions) {
+py::object Classic::step(const std::optional<Ids>& ids, const py::array& actions) {
+    if (!takes(actions, false)) return py::none();
     const Rows rows = rows_of(ids);
-    if (static_cast<std::size_t>(actions.size()) != rows.size() || !takes(actions, false)) {
-        throw py::value_error("cannot step: expected a valid action for each env");
+    if (static_cast<std::size_t>(actions.size()) != rows.size()) {
+        throw py::value_error("cannot step: expected an action for each env");
     }
     py::array_t<double> rewards(static_cast<py::ssize_t>(rows.size()));
     py::array_t<bool> over(static_cast<py::ssize_t>(rows.size()));
@@ -541,7 +542,8 @@ void register_classic(py::module_& m) {
         .def("takes", &Classic::takes, py::arg("actions"), py::arg("python") = false,
              "Return whether all of these actions are valid.")
         .def("step", &Classic::step, py::arg("ids"), py::arg("actions"),
-             "Step some envs, or all if ids is None; return rewards and terminated.")
+             "Step some envs, or all if ids is None; return rewards and terminated, or None if an "
+             "action is not valid.")
         .def("observe", &Classic::observe, py::arg("ids"),
              "Return the observations of some envs, or of all if ids is None.")
         .def("begun", &Classic::begun, py::arg("ids"),

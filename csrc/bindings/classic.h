@@ -32,8 +32,9 @@ class Classic {
     // Whether all of these actions are valid, of a type that step() can take. `python`: they were
     // numbers of Python.
     virtual bool takes(const py::array& actions, bool python) const = 0;
-    // Steps the envs `ids`, or all if there are none; returns rewards and terminated.
-    py::tuple step(const std::optional<Ids>& ids, const py::array& actions);
+    // Steps the envs `ids`, or all if there are none; returns rewards and terminated, or None if it
+    // takes() not all actions.
+    py::object step(const std::optional<Ids>& ids, const py::array& actions);
     // The observations of some envs, or all.
     py::array observe(const std::optional<Ids>& ids) const;
     // Begins episodes of some envs, with one generator for each env of the block.

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["OPTIONS", "EnvMaker", "install", "make_vec", "uninstall", "vector_options"]
 
 # The options of a vector env, as VectorEnv declares them, for make_vec and samplers.
-OPTIONS = frozenset(inspect.signature(VectorEnv).parameters) - {"env_fns"}
+_DECLARED = inspect.signature(VectorEnv).parameters
+OPTIONS = frozenset(_DECLARED) - {"env_fns"}
 
 # Options with which make_vec may step few known envs in this process: others may need workers.
 # With more envs it starts a worker in any case: if they must step in Python, this process is slow.
@@ -188,11 +189,10 @@ def make_vec(
 
 def _for_few(options: Mapping[str, Any]) -> bool:
     """Return whether no option, unless it has its default value, may need workers."""
-    declared = inspect.signature(VectorEnv).parameters
     return all(
         name in _FOR_FEW
         or (name == "num_workers" and value in (None, "auto"))
-        or (name in declared and value is declared[name].default)
+        or (name in _DECLARED and value is _DECLARED[name].default)
         for name, value in options.items()
     )
 

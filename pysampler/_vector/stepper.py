@@ -14,14 +14,11 @@ import numpy as np
 from pysampler import _core
 from pysampler._vector.env_calls import reward_shape, reward_space_of
 from pysampler.envs.batch import Generators
-from pysampler.envs.classic import Classic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
-
-    from pysampler.envs.batch import BatchEnv
 
     Array = npt.NDArray[Any]
     # Results of a step: observations, rewards, terminated, infos. Of a reset: observations, infos.
@@ -30,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchEnvStepper", "Stepper"]
 
+# Classes of this module step in C++. Others that derive from them may override methods. The module
+# is not imported here: most workers do without it.
+_CLASSIC = "pysampler.envs.classic"
 _LOW = (1 << 64) - 1
 # Bytes of a seed in a state.
 _SEED = 32
@@ -73,7 +73,7 @@ class Stepper:
         Args:
             ids: The envs; None: all.
             actions: Their actions.
-            dropped: A mask of envs whose results nobody reads; their actions may be invalid.
+            dropped: A mask of envs whose results the block drops; their actions may be invalid.
         """
         raise NotImplementedError
 
@@ -204,12 +204,12 @@ class BatchEnvStepper(Stepper):
         env: The envs.
     """
 
-    def __init__(self, env: BatchEnv) -> None:
+    def __init__(self, env: Any) -> None:
         super().__init__(env.num_envs, env.action_space.shape or ())
-        self.env: Any = env
+        self.env = env
         self._reward_shape = reward_shape(reward_space_of(env))
         self.rngs = env.rngs = Generators(self.rngs)
-        if isinstance(env, Classic) and type(env).__module__ == Classic.__module__:
+        if type(env).__module__ == _CLASSIC:
             self.kernel = env.kernel
 
     def block(self, first: int, meter: _core.Meter, *, here: bool) -> _core.BatchBlock:

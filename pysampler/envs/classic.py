@@ -82,9 +82,11 @@ class Classic(BatchEnv):
 
     def step(self, ids: Ids, actions: Array) -> tuple[Array, Array]:
         """Step the envs ``ids``; see ``BatchEnv.step``."""
-        if not self.kernel.takes(actions):
+        results: Any = self.kernel.step(self._indices(ids), actions)
+        if results is None:
             self._refuse(ids, actions)
-        return self.kernel.step(self._indices(ids), actions)
+        rewards, terminated = results
+        return rewards, terminated
 
     def observe(self, ids: Ids) -> Array:
         """Return the observations of the envs ``ids``."""
@@ -171,22 +173,15 @@ class CartPole(Classic):
         self.phase[place] = 0 if beyond is None else beyond + 1
 
 
-class MountainCar(Classic):
-    """gymnasium's MountainCar-v0 as a ``BatchEnv``.
-
-    Args:
-        num_envs: The number of envs.
-        goal_velocity: As in gymnasium.
-    """
+class _Car(Classic):
+    """Base class of cars between two hills: position and velocity."""
 
     bounds = (-0.6, -0.4)
     wide: ClassVar = {"low": -1.2, "high": 0.55}
-    max_episode_steps = 200
-    action_space = spaces.Discrete(3)
     observation_space = spaces.Box(
         np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32), dtype=np.float32
     )
-    _kernel, _width, _drawn = _core.MountainCar, 2, 1  # position and velocity
+    _width, _drawn = 2, 1
 
     def __init__(self, num_envs: int, *, goal_velocity: float = 0) -> None:
         super().__init__(num_envs, goal_velocity)
@@ -195,6 +190,19 @@ class MountainCar(Classic):
     def arguments_of(cls, env: Any) -> dict[str, Any]:
         """Return the arguments with which these envs equal gymnasium's."""
         return {"goal_velocity": env.goal_velocity}
+
+
+class MountainCar(_Car):
+    """gymnasium's MountainCar-v0 as a ``BatchEnv``.
+
+    Args:
+        num_envs: The number of envs.
+        goal_velocity: As in gymnasium.
+    """
+
+    max_episode_steps = 200
+    action_space = spaces.Discrete(3)
+    _kernel = _core.MountainCar
 
     def write_to(self, env: Any, place: int) -> None:
         """Write the state of the env at ``place`` to gymnasium's env."""
@@ -211,7 +219,7 @@ class MountainCar(Classic):
         self.phase[place] = not isinstance(env.state, np.ndarray)
 
 
-class MountainCarContinuous(Classic):
+class MountainCarContinuous(_Car):
     """gymnasium's MountainCarContinuous-v0 as a ``BatchEnv``.
 
     Args:
@@ -219,19 +227,9 @@ class MountainCarContinuous(Classic):
         goal_velocity: As in gymnasium.
     """
 
-    bounds, wide = MountainCar.bounds, MountainCar.wide
     max_episode_steps = 999
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-    observation_space = MountainCar.observation_space
-    _kernel, _width, _drawn = _core.MountainCarContinuous, 2, 1  # position and velocity
-
-    def __init__(self, num_envs: int, *, goal_velocity: float = 0) -> None:
-        super().__init__(num_envs, goal_velocity)
-
-    @classmethod
-    def arguments_of(cls, env: Any) -> dict[str, Any]:
-        """Return the arguments with which these envs equal gymnasium's."""
-        return {"goal_velocity": env.goal_velocity}
+    _kernel = _core.MountainCarContinuous
 
     def write_to(self, env: Any, place: int) -> None:
         """Write the state of the env at ``place`` to gymnasium's env."""

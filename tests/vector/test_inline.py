@@ -199,7 +199,7 @@ def test_interrupted_step_loses_all_envs_of_a_block_and_says_so(kind, call, mode
         "step_chunk": lambda envs: envs.step_chunk(np.zeros((COUNT, 2), int)),
     }[call]
     options = {"num_envs": COUNT, "num_workers": 0, "autoreset_mode": mode}
-    monkeypatch.setattr(stepper, "Classic", str)  # no handler can interrupt C++
+    monkeypatch.setattr(stepper, "_CLASSIC", "")  # no handler can interrupt C++
     with make(**options) as envs, make(**options) as expected:
         envs.reset(seed=1)
         for _ in range(2):
@@ -234,7 +234,7 @@ def test_interrupted_step_loses_all_envs_of_a_block_and_says_so(kind, call, mode
 @pytest.mark.parametrize("kind", ["in Python", "native"])
 def test_second_interrupt_while_lost_envs_are_read_changes_no_final_observation(kind, monkeypatch):
     options = {"num_envs": COUNT, "num_workers": 0, "autoreset_mode": "SameStep"}
-    monkeypatch.setattr(stepper, "Classic", str)  # no handler can interrupt C++
+    monkeypatch.setattr(stepper, "_CLASSIC", "")  # no handler can interrupt C++
     actions = np.zeros(COUNT, int)
     with CARTS[kind](**options) as envs:
         envs.reset(seed=1)
