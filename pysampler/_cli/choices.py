@@ -140,7 +140,7 @@ def _shared(setting: Setting, *, policy: bool, native: bool) -> dict[str, Choice
     if native:  # the default, or for small blocks num_workers=1
         del choices['num_workers="auto"']
     threads = {"context": "threads"}
-    if setting.threads and workers > 1 and (native or setting.overlaps):
+    if setting.threads and workers > 1:
         choices['context="threads"'] = Choice(threads)
     if setting.vector:
         mode = {"vectorization_mode": "vector_entry_point", "autoreset_mode": "NextStep"}

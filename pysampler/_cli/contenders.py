@@ -35,7 +35,6 @@ from pysampler._cli.sources import SourceError, load, source_of, written
 from pysampler._policies.trees import mapped
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.env_calls import is_several
-from pysampler._vector.env_trial import slowdown_in_threads, try_env
 from pysampler._vector.native.known import name_of
 from pysampler._vector.vector_env import VectorEnv
 from pysampler.errors import EnvError
@@ -52,8 +51,6 @@ __all__ = ["BusyPolicy", "end_with", "error_line", "main", "plain_loop", "with_r
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _BUSY = 0.7  # an env that uses less of a CPU may wait for something else
 _BATCHES = 16  # of actions, drawn in advance
-# Steps overlap if one beside another thread takes less than this times as long.
-_OVERLAPS = 1.5
 _LONGEST_LINE = 300  # characters of an error
 _HORIZON = 16  # steps of a rollout
 _MODE: dict[str, Any] = {"autoreset_mode": "SameStep"}  # like a plain loop
@@ -387,14 +384,7 @@ def _checked(source: EnvSource, *, threads: bool) -> dict[str, Any]:
         return {"isolated": None, "verdict": verdict, "reasons": []}
     answer: dict[str, Any] = _verdict_of(found)
     for one in in_threads:
-        answer["threads"] = {**_verdict_of(one), "overlap": False}
-        if one.isolated:
-            functions = source.env_fns(2)
-            slowdown = slowdown_in_threads(functions, try_env(functions[0])[0])
-            overlap = slowdown < _OVERLAPS
-            answer["threads"]["overlap"] = overlap
-            if not overlap:
-                answer["threads"]["verdict"] += ". In Python, their steps would take turns"
+        answer["threads"] = _verdict_of(one)
     return answer
 
 

@@ -23,7 +23,6 @@ from pysampler._cli.isolation import checked
 from pysampler._cli.kernel import cores, numa_nodes, process_limits, text_of
 from pysampler._cli.screen import Finding, count, print_findings
 from pysampler._cli.sources import source_of
-from pysampler._vector.env_trial import holds_lock
 from pysampler._workers.launcher import files_for
 from pysampler.sync import Flag, Segment, memory_left, now, sleep_until, usable_cpus, wait_costs
 
@@ -132,7 +131,7 @@ def _version_of(package: str) -> str | None:
 
 def _versions() -> _Result:
     python = platform.python_version()
-    if not holds_lock():
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
         python += " without GIL"
     return _ok(
         f"pysampler {_version_of('pysampler')}, Python {python}, NumPy {np.__version__}, "

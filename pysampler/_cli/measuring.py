@@ -68,7 +68,7 @@ class Setting:
         vector: Whether a vector env class is registered for the id of the envs.
         found: For a script: where it makes how many of which envs, and how.
         isolation: Whether envs may share a process, the verdict in words, and the reasons. Of
-            ``tune`` also the same for "threads", and whether their steps overlap.
+            ``tune`` also the same for "threads".
     """
 
     env: str
@@ -92,11 +92,6 @@ class Setting:
         """Whether envs may step in threads: neither the check nor an option forbids it."""
         safe = self.isolation.get("threads", {}).get("isolated") is True
         return safe and not self.isolate and self.kept.keys().isdisjoint(_REFUSES_THREADS)
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether steps in two threads overlap, instead of waiting for Python's lock."""
-        return bool(self.isolation.get("threads", {}).get("overlap"))
 
     @property
     def limited(self) -> bool:

@@ -88,11 +88,6 @@ class Sampler(Uncopyable, Interruptible):
 
     def _lease_envs(self, envs: VectorEnv, *, owned: bool) -> None:
         """Lease a vector env, which is closed with the sampler if it is ``owned``."""
-        if envs.worker is not None:
-            raise ValueError(
-                f"cannot {self._purpose}: a `worker` function resets its env itself; expected a "
-                "vector env without one"
-            )
         core = core_of(envs)
         self.envs = envs
         self._core = core

@@ -109,6 +109,15 @@ def shared_memory(given: Any) -> bool:
     return bool(given)
 
 
+def no_worker(given: Any) -> None:
+    """Raise TypeError if a worker function is given."""
+    if given is not None:
+        raise TypeError(
+            f"cannot make vector env: worker {given!r}, expected None: workers step envs in C++, "
+            "not by a function; wrap the envs to change what they do"
+        )
+
+
 def env_fns(given: Iterable[Callable[[], Any]]) -> list[Callable[[], Any]]:
     """Return ``given`` as a list of functions, or raise."""
     if not isinstance(given, Iterable) or isinstance(given, str):
@@ -365,6 +374,9 @@ NEED_PROCESSES = {
     "isolate": "threads share the process",
     "seed_globals": "threads share the global generators",
     "trace": "it looks into worker processes",
+    "num_workers": "its trial knows processes; pass a number, such as that of CPUs, or run "
+    "`pysampler tune`",
+    "main_envs": "its trial knows processes; pass a number",
 }
 
 
@@ -377,7 +389,7 @@ def word_or_bool(name: str, given: Any, word: str) -> Any:
     return bool(given)
 
 
-def why_python(native: Any, worker: Any, mode: Any, **others: bool) -> str | None:
+def why_python(native: Any, mode: Any, **others: bool) -> str | None:
     """Return why the options require stepping in Python; None if they do not.
 
     Raises:
@@ -386,8 +398,6 @@ def why_python(native: Any, worker: Any, mode: Any, **others: bool) -> str | Non
     why = None
     if native is False:
         why = "native=False"
-    elif worker is not None:
-        why = "worker is given"
     elif not isinstance(mode, str) or mode != "same":
         why = "observation_mode is given"
     else:

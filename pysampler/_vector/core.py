@@ -82,7 +82,6 @@ class VectorCore:
         usual: The layout of the frames while no sampler uses the vector env.
         copy: Whether returned observations are copies.
         restarts: Whether lost workers are replaced.
-        resets_itself: Whether the envs reset themselves when an episode ends (a custom ``worker``).
         closed_message: The message of the error that calls after ``close()`` raise.
         nested: The names and autoreset modes of vector envs among the envs; None: any mode.
 
@@ -108,7 +107,6 @@ class VectorCore:
         *,
         copy: bool,
         restarts: bool,
-        resets_itself: bool,
         closed_message: str,
         nested: Sequence[tuple[str, AutoresetMode | None]] = (),
     ) -> None:
@@ -132,7 +130,6 @@ class VectorCore:
         self._usual = usual
         self._copy = copy
         self._restarts = restarts
-        self._resets_itself = resets_itself
         self._carried: Results | None = None  # has the last observations, for the next layout
         self.lay_out(usual)
 
@@ -148,7 +145,6 @@ class VectorCore:
         plan = Plan(
             *(self.spec, self.num_envs, count, final, tuple(layout.extras), room, layout.chunk)
         )
-        mode = "DISABLED" if self._resets_itself else layout.autoreset.name
         self.call.use_frames(None)  # if an exception comes in between, the next call starts over
         if layout.reserved > 0:
             segment = Segment(max(1, layout.spare_bytes), plan.size + plan.infos)
@@ -158,6 +154,7 @@ class VectorCore:
             segment = Segment(plan.size + layout.spare_bytes, plan.infos)
             frames = Frames(plan, segment)
         infos = layout.infos.upper()
+        mode = layout.autoreset.name
         attach = AttachFrames(plan, frames.offset, mode, infos, columns, layout.frozen)
         self.pool.lay_out(segment, attach)
         results = Results(
@@ -180,8 +177,6 @@ class VectorCore:
     @property
     def why_no_chunks(self) -> str | None:
         """Why the envs cannot make chunks of steps; None if they can."""
-        if self._resets_itself:
-            return "envs run by `worker` reset themselves"
         if self._nested:
             return f"{self._nested[0][0]} steps all of its envs or none"
         return None

@@ -1,8 +1,7 @@
 """Divides envs between workers and this process, as the options say or by a trial of one env.
 
-The trial measures a step of one env, and for threads also how much longer it takes beside another.
-From that, a model (``_round``) predicts the time of a step of all envs for each division, without
-starting any workers. Processes or threads is not a question here: only their number.
+The trial measures a step of one env. From that, a model (``_round``) predicts the time of a step of
+all envs for each division, without starting any workers.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ class Division:
         round_seconds: Predicted seconds per step of all envs; None if nothing was "auto", or if
             workers may step the envs together.
         spare_envs: The number of spare envs, which the workers reset while others step.
-        slowdown: For threads, how many times as long a step of an env takes beside one in another
-            thread: about 1 if envs release Python's lock, 2 if they hold it. None if not measured.
         untried: Why it was chosen without a trial; empty if there was one, or by your options.
     """
 
@@ -62,7 +59,6 @@ class Division:
     step_seconds: float | None = None
     round_seconds: float | None = None
     spare_envs: int = 0
-    slowdown: float | None = None
     untried: str = ""
 
     def __str__(self) -> str:
@@ -75,12 +71,9 @@ class Division:
             return f"{where}, without a trial" + (self.untried and f": {self.untried}")
         if self.round_seconds is None:
             return f"{where}: workers may step envs of this kind together"
-        beside = ""
-        if self.slowdown is not None:
-            beside = f", and {self.slowdown:.1f} times as long beside another thread"
         return (
-            f"{where}: a step of one env takes {with_unit(self.step_seconds)}{beside}, so a step "
-            f"of all should take {with_unit(self.round_seconds)}, less than with other numbers"
+            f"{where}: a step of one env takes {with_unit(self.step_seconds)}, so a step of all "
+            f"should take {with_unit(self.round_seconds)}, less than with other numbers"
         )
 
     def shares(self, envs: int) -> bool:
@@ -108,7 +101,6 @@ def divide(
     groups: int = 1,
     native: bool = False,
     isolate: bool = False,
-    threads: bool = False,
     untried: str = "",
 ) -> Division:
     """Return how to divide envs, or raise ValueError.
@@ -121,7 +113,6 @@ def divide(
         groups: The number of groups of each worker.
         native: Whether workers step known envs together.
         isolate: Whether each function must have a worker, whatever the other options are.
-        threads: Whether workers are threads.
         untried: Why "auto" makes no trial, or "".
     """
     if isolate:
@@ -132,10 +123,8 @@ def divide(
                 f'cannot make vector env: {name} {given!r}, expected a whole number or "auto"'
             )
     if "auto" in (num_workers, main_envs):
-        from pysampler._vector.env_trial import (  # noqa: PLC0415 - rare
-            slowdown_in_threads,
-            try_env,
-        )
+        from pysampler._vector.env_trial import try_env  # noqa: PLC0415 - rare
+
     envs = len(env_fns)
     cpus = _core.usable_cpus() if most is None else min(most, _core.usable_cpus())
     if num_workers == "auto":
@@ -146,15 +135,12 @@ def divide(
             )
         workers = arguments.workers(None, envs, most)
         per_group = envs // (workers * groups) if native else 0
-        seconds, on_cpu, share = try_env(env_fns[0], per_group, threads=threads)
+        seconds, on_cpu, share = try_env(env_fns[0], per_group)
         limit = envs if most is None else min(envs, most)
         chosen = fastest(envs, cpus, seconds, on_cpu=on_cpu, most=limit)
         assert chosen.round_seconds is not None
         if share and _round(envs, workers, 0, seconds) <= chosen.round_seconds * _BATCH_GAIN:
             return Division(max(1, min(workers, envs // (share * groups))), 0, seconds)
-        if threads and envs > 1 and cpus > 1:
-            slowdown = slowdown_in_threads(env_fns, seconds)
-            return fastest(envs, cpus, seconds, slowdown, on_cpu=on_cpu, most=limit)
         return chosen
     if main_envs == "auto":
         workers = max(1, cpus - 1) if num_workers is None else num_workers
@@ -162,11 +148,8 @@ def divide(
         if workers == 0 or envs == 1:
             return Division(0, envs)
         seconds = try_env(env_fns[0])[0]
-        beside = slowdown_in_threads(env_fns, seconds) if threads else None
-        model = seconds, beside or 1.0
-        own = min(range(1, envs - workers + 1), key=lambda n: _round(envs, workers, n, *model))
-        took = _round(envs, workers, own, *model)
-        return Division(workers, own, seconds, took, slowdown=beside)
+        own = min(range(1, envs - workers + 1), key=lambda n: _round(envs, workers, n, seconds))
+        return Division(workers, own, seconds, _round(envs, workers, own, seconds))
     own = whole_number("make vector env", "main_envs", main_envs, 0)
     if own == 0:
         workers = arguments.workers(num_workers, envs, most)
@@ -191,7 +174,6 @@ def fastest(
     envs: int,
     cpus: int,
     seconds: float,
-    slowdown: float | None = None,
     *,
     on_cpu: float = 1.0,
     most: int = 0,
@@ -202,7 +184,6 @@ def fastest(
         envs: The number of envs.
         cpus: The number of CPUs.
         seconds: The time of a step of one env.
-        slowdown: See ``Division``.
         on_cpu: The share of a step for which an env needs a CPU.
         most: The largest number of workers, for envs that wait for something else.
     """
@@ -216,7 +197,7 @@ def fastest(
         divisions += [(workers, 0) for workers in range(cpus + 1, most + 1)]
         needed = envs * seconds * on_cpu / cpus
     rounds = [
-        max(needed * (workers > cpus), _round(envs, workers, own, seconds, slowdown or 1.0))
+        max(needed * (workers > cpus), _round(envs, workers, own, seconds))
         for workers, own in divisions
     ]
     close = [
@@ -228,17 +209,13 @@ def fastest(
     (workers, own), took = next(
         (one for one in close if 0 in one[0]), min(close, key=lambda one: one[1])
     )
-    return Division(workers, own, seconds, took, slowdown=slowdown)
+    return Division(workers, own, seconds, took)
 
 
-def _round(envs: int, workers: int, own: int, seconds: float, slowdown: float = 1.0) -> float:
-    """Return the predicted time of a step of all envs, in seconds.
-
-    Each further thread that steps slows the others down by as much as the second one.
-    """
+def _round(envs: int, workers: int, own: int, seconds: float) -> float:
+    """Return the predicted time of a step of all envs, in seconds."""
     if workers == 0:
         return INLINE_STEP_COST_S + envs * seconds
-    seconds *= 1 + (slowdown - 1) * (workers - 1 + (own > 0))
     costs = _core.wait_costs()
     # If the workers leave a CPU for this process, it stays awake and need not be woken.
     notice = costs.park_ns / 1e9 if workers >= costs.cpus else 0.0

@@ -1,14 +1,12 @@
-"""Trials of envs in this process: the time of a step, and how threads slow each other down.
+"""A trial of an env in this process: the time of a step.
 
-Their envs are made only for the trial, and global random generators are restored after it.
+The env is made only for the trial, and global random generators are restored after it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +19,11 @@ from pysampler._workers.exceptions import error_from, report
 from pysampler.envs.batch import BatchEnv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     import gymnasium as gym
 
-__all__ = ["holds_lock", "slowdown_in_threads", "try_env"]
+__all__ = ["try_env"]
 
 # The trial ends after _STEPS steps and _SECONDS of stepping, or after _AT_MOST seconds.
 _STEPS, _SECONDS, _AT_MOST = 20, 0.005, 0.1
@@ -33,15 +31,12 @@ _LONG = 20  # times the shortest step; time of a step beyond that does not count
 _PARTS = 5  # of the trial; the result is the median of their means
 
 
-def try_env(
-    env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0, *, threads: bool = False
-) -> tuple[float, float, int]:
+def try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[float, float, int]:
     """Make an env, and step it for some milliseconds.
 
     Args:
         env_fn: The function that makes it.
         count: How many such envs a group has; 0 if workers step them one by one.
-        threads: Whether workers are threads.
 
     Returns:
         The time of a step, and the share of it for which the env needs a CPU. And if workers may
@@ -56,104 +51,14 @@ def try_env(
             expect_env(env, 0)
         with _blaming("being stepped"):
             seconds, on_cpu = _step_seconds(env)
-        share = _share(env_fn, env, threads=threads) if count > 1 else 0
+        share = _share(env_fn, env) if count > 1 else 0
         return seconds, on_cpu, share
 
 
-def slowdown_in_threads(
-    env_fns: Sequence[Callable[[], gym.Env[Any, Any]]], seconds: float
-) -> float:
-    """Step two envs in two threads for some milliseconds.
-
-    Args:
-        env_fns: Functions that make envs, of which the first and the last are used.
-        seconds: The time of a step of one env alone.
-
-    Returns:
-        How many times as long a step takes there.
-    """
-    beside = _Beside()
-    with _global_generators_kept():
-        threads = [
-            threading.Thread(target=beside.step, args=(one,)) for one in (env_fns[0], env_fns[-1])
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if beside.failed:
-        raise beside.failed[0]
-    return max(1.0, 2 / (beside.best_rate * seconds))
-
-
-def holds_lock() -> bool:
-    """Return whether threads take turns: whether this Python has its lock, and has it on."""
-    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
-
-
-class _Beside:
-    """Two threads that step an env each, in parts.
-
-    Attributes:
-        best_rate: The largest number of steps a second of a part, since other programs may take the
-            CPUs in some. Without Python's lock, seconds are those of the CPU.
-        failed: The exceptions of envs.
-    """
-
-    def __init__(self) -> None:
-        self.best_rate = 0.0
-        self.failed: list[BaseException] = []
-        self._together = threading.Barrier(2, self._begin)
-        self._begun, self._ended, self._on_cpu, self._steps = 0.0, 0.0, 0.0, 0
-        self._lock = threading.Lock()
-        self._takes_turns = holds_lock()
-
-    def _begin(self) -> None:
-        """End a part and begin the next, while both threads wait."""
-        if self._steps:
-            took = self._ended - self._begun if self._takes_turns else self._on_cpu / 2
-            self.best_rate = max(self.best_rate, self._steps / took)
-        self._begun, self._ended, self._on_cpu, self._steps = time.perf_counter(), 0.0, 0.0, 0
-
-    def step(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
-        """Make an env, and step it in each part."""
-        try:
-            with _blaming("being stepped in a thread"):
-                env = env_fn()
-                try:
-                    env.reset(seed=0)
-                    env.action_space.seed(0)
-                    env.step(env.action_space.sample())  # the first one is cold
-                    env.reset()
-                    for _ in range(_PARTS):
-                        self._together.wait()
-                        self._part(env)
-                    self._together.wait()
-                finally:
-                    env.close()
-        except BaseException as error:
-            self.failed.append(error)
-            self._together.abort()
-
-    def _part(self, env: gym.Env[Any, Any]) -> None:
-        steps, now, before = 0, 0.0, time.thread_time()
-        while now < self._begun + _SECONDS:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            if np.any(terminated) or np.any(truncated):
-                env.reset()
-            steps += 1
-            now = time.perf_counter()
-        with self._lock:
-            self._steps += steps
-            self._ended = max(self._ended, now)
-            self._on_cpu += time.thread_time() - before
-
-
-def _share(env_fn: Any, env: gym.Env[Any, Any], *, threads: bool) -> int:
+def _share(env_fn: Any, env: gym.Env[Any, Any]) -> int:
     """Return the least number of such envs for each worker; 0 if they may not step together.
 
-    Also 0 if this process could simulate them, too. In threads they count in any case: simulations
-    release Python's lock.
+    Also 0 if this process could simulate them, too.
     """
     from pysampler._vector.native import known  # noqa: PLC0415 - most do without
     from pysampler._vector.wrapped.stack import peel  # noqa: PLC0415 - likewise
@@ -165,12 +70,7 @@ def _share(env_fn: Any, env: gym.Env[Any, Any], *, threads: bool) -> int:
         known.expect_known(base)
     except known.NotNativeError:
         return 0
-    here = (
-        known.has_task(base)
-        and getattr(env_fn, "makes_alike", False)
-        and not wrappers
-        and not threads
-    )
+    here = known.has_task(base) and getattr(env_fn, "makes_alike", False) and not wrappers
     return 0 if here else known.share_of(base)
 
 

@@ -105,8 +105,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             Python without it. No other option chooses them.
         daemon: Accepted for compatibility and ignored: workers always end with this process, and
             may start processes.
-        worker: A custom worker function, as in gymnasium. It runs in a thread of the process that
-            its env lives in.
+        worker: Accepted for compatibility, and only None: a worker function of gymnasium's protocol
+            would step its env by messages. Wrap the env instead.
         observation_mode: Pass "different", or a pair of spaces (batched, single), if the bounds of
             the envs' observation spaces differ, as in gymnasium.
         autoreset_mode: When to reset an env whose episode has ended, as in gymnasium: in the next
@@ -118,9 +118,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             envs in this process, for debugging or for very short steps, and refuses options that
             need workers. "auto" times one extra env
             for some milliseconds and chooses ``num_workers`` and ``main_envs`` for the fastest
-            steps, and with threads times two envs in threads too; see ``division``. With
-            ``worker_init``, ``step_timeout``, ``on_worker_loss="restart"`` and ``recycle_...``,
-            which only workers have, it is the default.
+            steps; see ``division``. With ``worker_init``, ``step_timeout``,
+            ``on_worker_loss="restart"`` and ``recycle_...``, which only workers have, it is the
+            default. Threads need a number.
         main_envs: The number of envs that this process steps while the workers step theirs; it
             takes the last envs. With one process per CPU this beats one more worker, so the default
             ``num_workers`` is then one lower. "auto" times one extra env to choose the number.
@@ -273,7 +273,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.copy = true_or_false("make vector env", "copy", copy)
         self.context = context
         self.daemon = daemon
-        self.worker = worker
+        arguments.no_worker(worker)
         self.worker_init = worker_init
         self.observation_mode = observation_mode
         self.autoreset_mode = arguments.autoreset_mode(autoreset_mode)
@@ -293,20 +293,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         native = arguments.word_or_bool("native", native, "auto")
         seed_globals = true_or_false("make vector env", "seed_globals", seed_globals)
         self.seed_globals = seed_globals
-        why_python = arguments.why_python(
-            *(native, worker, observation_mode), seed_globals=seed_globals
-        )
-        alike = all(function is functions[0] for function in functions)
-        by_default = num_workers is None and worker is None
-        # "auto" goes by the time of a step in Python, and may step envs in this process.
-        tasks = alike and getattr(functions[0], "makes_tasks", False)
-        for_workers = worker_init is not None or faults.for_workers
-        untried = ""
-        if num_workers == "auto" and (tasks or for_workers):
-            num_workers = None
-            untried = "workers may step envs of this kind together"
-            if for_workers:
-                untried = "worker_init, step_timeout, restarts and recycling need workers"
         process = arguments.context(context)
         if process == "threads":
             arguments.expect_for_threads(
@@ -318,14 +304,27 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     "isolate": (isolate, False),
                     "seed_globals": (seed_globals, False),
                     "trace": (trace, None),
+                    "num_workers": ("auto" if num_workers == "auto" else None, None),
+                    "main_envs": ("auto" if main_envs == "auto" else 0, 0),
                 }
             )
+        why_python = arguments.why_python(native, observation_mode, seed_globals=seed_globals)
+        alike = all(function is functions[0] for function in functions)
+        by_default = num_workers is None
+        # "auto" goes by the time of a step in Python, and may step envs in this process.
+        tasks = alike and getattr(functions[0], "makes_tasks", False)
+        for_workers = worker_init is not None or faults.for_workers
+        untried = ""
+        if num_workers == "auto" and (tasks or for_workers):
+            num_workers = None
+            untried = "workers may step envs of this kind together"
+            if for_workers:
+                untried = "worker_init, step_timeout, restarts and recycling need workers"
         self.division = divide(
             *(num_workers, main_envs, functions, self.max_concurrency),
             groups=options.groups,
             native=why_python is None,
             isolate=arguments.word_or_bool("isolate", isolate, "check") is True,
-            threads=process == "threads",
             untried=untried,
         )
         if self.division.num_workers == 0 and main_envs != "auto":
@@ -344,18 +343,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         modules = arguments.preload(preload)
         assignments, own = self.division.assignments(len(functions), groups)
         specs = registered() if self.num_workers > 0 and process != "fork" else b""
-
-        if worker is not None:
-            from pysampler._vector.piped import PipedEnv, check_worker  # noqa: PLC0415 - rare
-
-            check_worker(worker)
-            if faults.replaces:
-                how = "renewed" if faults.recycles else "restarted"
-                raise ValueError(f"cannot make vector env: envs run by `worker` cannot be {how}")
-            functions = [
-                functools.partial(PipedEnv, worker, i, env_fn, self.autoreset_mode)
-                for i, env_fn in enumerate(functions)
-            ]
 
         numbers = {one.first: number for number, one in enumerate(assignments)}
 
@@ -410,7 +397,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 ),
                 copy=self.copy,
                 restarts=faults.replaces or own is not None,
-                resets_itself=worker is not None,
                 closed_message=(
                     f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
                 ),

@@ -526,18 +526,16 @@ def test_envs_that_the_check_cannot_judge_may_share_a_process():
     assert choices_for(unsure, policy=True) == CHOICES
 
 
-def in_threads(*, isolated=True, overlap=True, **changed):
-    threads = {"isolated": isolated, "overlap": overlap}
-    isolation = {"isolated": True, "threads": threads}
+def in_threads(*, isolated=True, **changed):
+    isolation = {"isolated": True, "threads": {"isolated": isolated}}
     return dataclasses.replace(SETTING, **{"isolation": isolation, **changed})
 
 
 def test_threads_are_tried_where_they_may_pay():
     name = 'context="threads"'
     assert choices_for(in_threads())[name] == Choice({"context": "threads"})
-    assert name not in choices_for(in_threads(overlap=False))
-    assert name in choices_for(in_threads(overlap=False), native=True)
-    vector = choices_for(in_threads(overlap=False, vector=True))
+    assert name in choices_for(in_threads(), native=True)
+    vector = choices_for(in_threads(vector=True))
     assert vector["vector_entry_point in threads"].options["context"] == "threads"
 
 

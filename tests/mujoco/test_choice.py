@@ -70,10 +70,6 @@ ORDINARY = {
         lambda native: made(lambda: gym.make(CHEETAH), native),
         "the program may hold on to envs in its own process",
     ),
-    "a worker of the user's": (
-        lambda native: made(native=native, worker=print),
-        "worker is given",
-    ),
     "different spaces": (
         lambda native: made(native=native, observation_mode="different"),
         "observation_mode is given",

@@ -274,16 +274,6 @@ def test_options_may_be_set_during_an_overlapped_rollout():
     envs.close()
 
 
-def test_rollouts_refuse_a_worker_function():
-    envs = pysampler.VectorEnv(
-        [lambda: gym.make("CartPole-v1")],
-        worker=gym.vector.async_vector_env._async_worker,
-    )
-    with pytest.raises(ValueError, match="a `worker` function resets its env itself"):
-        pysampler.Rollouts(envs, still, 5)
-    envs.close()
-
-
 def test_closing_the_envs_ends_rollouts_after_an_evaluation():
     envs = pysampler.VectorEnv([functools.partial(Custom, 2)] * 2, num_workers=2)
     rollouts = pysampler.Rollouts(envs, still, 5, overlap=True)

@@ -241,21 +241,6 @@ def test_fastest_division_depends_on_step_time_and_cpus():
 
 
 @pytest.mark.usefixtures("_two_cpus")
-def test_fastest_number_of_threads_depends_on_how_they_slow_each_other_down():
-    def of(slowdown, cpus=2):
-        chosen = fastest(64, cpus, 1e-3, slowdown)
-        assert chosen.slowdown == slowdown
-        assert f"{slowdown:.1f} times as long beside another thread" in str(chosen)
-        return chosen.num_workers, chosen.main_envs
-
-    assert of(1.0) == (2, 0)
-    assert of(1.5) == (2, 0)
-    assert of(2.0) == (0, 64)  # they take turns
-    assert of(1.1, cpus=16) == (16, 0)
-    assert of(2.0, cpus=16) == (0, 64)
-
-
-@pytest.mark.usefixtures("_two_cpus")
 def statistics_of(env_id):
     return gym.wrappers.RecordEpisodeStatistics(gym.make(env_id))
 
@@ -301,8 +286,7 @@ def test_auto_keeps_envs_in_workers_for_options_that_need_them(option):
         assert (envs.num_workers, envs.division.main_envs) == (min(2, usable_cpus()), 0)
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_auto_trial_is_reported_and_leaves_global_generators_alone(threads):
+def test_auto_trial_is_reported_and_leaves_global_generators_alone():
     class Draws(Scripted):
         def __init__(self):
             super().__init__()
@@ -311,7 +295,7 @@ def test_auto_trial_is_reported_and_leaves_global_generators_alone(threads):
 
     random.seed(1)
     np.random.seed(1)
-    chosen = divide("auto", 0, [Draws] * 2, None, threads=threads)
+    chosen = divide("auto", 0, [Draws] * 2, None)
     assert (random.random(), np.random.rand()) == (
         random.Random(1).random(),
         np.random.RandomState(1).rand(),
@@ -327,8 +311,7 @@ def test_auto_trial_is_reported_and_leaves_global_generators_alone(threads):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [False, True])
-def test_auto_trial_leaves_torchs_generator_alone(threads):
+def test_auto_trial_leaves_torchs_generator_alone():
     torch = pytest.importorskip("torch")
 
     class Draws(Scripted):
@@ -337,7 +320,7 @@ def test_auto_trial_leaves_torchs_generator_alone(threads):
             torch.rand(1)
 
     before = torch.get_rng_state()
-    divide("auto", 0, [Draws] * 2, None, threads=threads)
+    divide("auto", 0, [Draws] * 2, None)
     assert torch.equal(torch.get_rng_state(), before)
 
 

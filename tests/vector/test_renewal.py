@@ -483,8 +483,6 @@ def test_bad_limits_are_refused():
     for option, value in (("recycle_after", 3), ("recycle_above", "1 GB")):
         with pytest.raises(ValueError, match=f"^cannot make vector env: {option} needs envs, not"):
             pysampler.VectorEnv(several, num_workers=1, **{option: value})
-    with pytest.raises(ValueError, match="run by `worker` cannot be renewed"):
-        pysampler.VectorEnv([Counting], worker=lambda *_: None, recycle_after=3)
     for text, count in (
         *(("2 GB", 2 * 10**9), ("2gb", 2 * 10**9), ("2 Gb ", 2 * 10**9), ("2G", 2 * 10**9)),
         *(("1.5MiB", 3 * 2**19), ("500 mib", 500 * 2**20), ("1 kB", 1000), ("1Ki", 1024)),

@@ -17,10 +17,7 @@ from interrupts import handler
 from programs import completed
 
 import pysampler
-from pysampler._vector import env_trial
-from pysampler._vector.env_trial import slowdown_in_threads
 from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
-from pysampler.sync import usable_cpus
 
 
 class Short(gym.Env):
@@ -75,7 +72,8 @@ def threads():
 
 
 def make(env=Gate, num=2, **options):
-    return pysampler.VectorEnv([env] * num, context="threads", num_workers=2, **options)
+    options = {"num_workers": 2, **options}
+    return pysampler.VectorEnv([env] * num, context="threads", **options)
 
 
 def equal(a, b):
@@ -172,64 +170,14 @@ def test_a_step_timeout_names_the_env_and_the_step_stays_pending():
         {"isolate": "check"},
         {"seed_globals": True},
         {"trace": "steps.json"},
+        {"num_workers": "auto"},
+        {"main_envs": "auto"},
     ],
 )
 def test_options_that_need_processes_are_refused(option):
     name = next(iter(option))
     with pytest.raises(ValueError, match=f"{name} .* with context 'threads', expected .*: "):
         make(**option)
-
-
-@pytest.mark.skipif(usable_cpus() < 2, reason="one CPU: no choice to make")
-@pytest.mark.parametrize(("slowdown", "pays"), [(1.1, True), (2.1, False)])
-def test_auto_chooses_threads_if_their_steps_overlap(monkeypatch, slowdown, pays):
-    monkeypatch.setattr(env_trial, "try_env", lambda *_, **__: (5e-4, 1.0, 0))
-    monkeypatch.setattr(env_trial, "slowdown_in_threads", lambda *_: slowdown)
-    with pysampler.VectorEnv([Short] * 32, context="threads", num_workers="auto") as envs:
-        assert (envs.num_workers > 0) == pays
-        assert len(threads()) == envs.num_workers
-        assert envs.division.slowdown == slowdown
-        assert f"{slowdown} times as long beside another thread, so" in str(envs.division)
-    with pysampler.VectorEnv([Short] * 32, context="threads", main_envs="auto") as envs:
-        assert envs.division.slowdown == slowdown
-
-
-class Meets(Short):
-    """Makes its first step when another does so in another thread."""
-
-    both = threading.Barrier(2, timeout=60)
-    met = False
-
-    def step(self, action):
-        if not self.met:
-            self.both.wait()
-        self.met = True
-        return super().step(action)
-
-
-def test_the_trial_of_threads_steps_two_envs_at_once():
-    assert slowdown_in_threads([Meets] * 3, 1e-6) >= 1
-
-
-def test_auto_threads_simulate_mujoco_envs_together():
-    pytest.importorskip("mujoco")
-    pytest.importorskip("glfw")
-    count = 8 * usable_cpus()
-    options = {"context": "threads", "num_workers": "auto"}
-    with pysampler.make_vec("HalfCheetah-v5", count, vector_kwargs=options) as envs:
-        assert (envs.num_workers, envs.division.main_envs) == (usable_cpus(), 0)
-        assert envs.stats().native
-
-
-@pytest.mark.skipif(usable_cpus() < 2, reason="one CPU: no trial of threads")
-def test_the_trial_of_auto_reports_an_env_that_threads_cannot_make():
-    class NeedsMainThread(Short):
-        def __init__(self):
-            signal.signal(signal.SIGUSR1, signal.getsignal(signal.SIGUSR1))
-
-    told = "env 0 raised ValueError being stepped in a thread, in the trial of num_workers='auto'"
-    with pytest.raises(EnvError, match=told):
-        pysampler.VectorEnv([NeedsMainThread] * 4, context="threads", num_workers="auto")
 
 
 def test_options_that_threads_refuse_are_refused_before_a_trial():
