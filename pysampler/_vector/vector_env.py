@@ -139,11 +139,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         preload: Names of modules that the fork server imports before it forks workers, so that they
             start faster. By default, these are gymnasium's modules of the envs whose ids
             ``env_fns`` mention, unless these set environment variables or there is a
-            ``worker_init``. Modules of installed packages that your first vector env imported are
-            preloaded for later ones; with more than two workers per CPU, those that its first
-            worker imported are preloaded for the others. If a module creates a random generator
-            during its import, all workers draw the same numbers: pass a list without that module,
-            or seed the generator in ``worker_init``.
+            ``worker_init``. Name large libraries of your envs (``["torch"]``) if there are many
+            workers, which then share their memory too, or if workers are replaced. If a module
+            creates a random generator during its import, all workers draw the same numbers: seed
+            the generator in ``worker_init``.
         check_actions: Raise ValueError if actions contain NaN, before any env gets them. Steps are
             slower.
         on_worker_loss: If a worker dies, "raise" raises ``WorkerLostError``, and "restart" starts
@@ -370,7 +369,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             own,
             context=process,
             needs=needs,
-            preload=modules,
+            preload=modules or (),
             policy=options.policy,
             faults=faults,
             for_replaced=self._replacements.notes,

@@ -2,24 +2,25 @@
 
 A fork server is a clean interpreter that imports the workers' modules once and forks the workers.
 The user's process is not forked, so workers do not inherit its threads, locks and CUDA contexts.
-One fork server serves all pools of a process.
+One fork server serves all pools of a process, through one socket, its door. Requests have numbers
+and are answered in order; an answer to a request that was given up is dropped.
 
-    door:  this process ──▶ fork server     import these modules, take this line, leave
-    line:  a pool       ◀─▶ fork server     fork; forked, cannot fork, ended
+    import these modules         imported
+    fork, with three files       forked (a pid), cannot fork, full, retired
+    have these workers ended     the exit codes of those that have
+    leave
 
-Each pool has a separate line, on which requests are answered by number: an answer to a request that
-was given up is dropped. Closing a line ends the workers of that pool only. A fork server that has
-started threads no longer forks, and exits when its last line is closed.
+A pool ends its workers by their pidfds; the fork server reaps them and ends their descendants. A
+fork server that has started threads no longer forks, and exits with its last worker.
 
-A finalizer may run while a lock is held, so finalizers never take one: a pool's finalizer sends
-nothing and takes no lock.
+A finalizer may run while a lock is held, so finalizers never take one, and ask nothing.
 """
 
 from __future__ import annotations
 
-import _socket
 import atexit
 import contextlib
+import functools
 import itertools
 import os
 import pickle
@@ -31,12 +32,12 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler._workers import children
 from pysampler._workers.surroundings import import_path
-from pysampler.errors import ClosedError, PysamplerError
+from pysampler.errors import PysamplerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-__all__ = ["ForkServer", "Line", "NoForkServerError", "current", "preload"]
+__all__ = ["ForkServer", "NoForkServerError", "current", "preload"]
 
 # Seconds that a fork server may take to end its remaining workers.
 _LEAVE_SECONDS = 5.0
@@ -44,132 +45,41 @@ _LEAVE_SECONDS = 5.0
 _LOADS_AT_ONCE = 200
 # Seconds to wait for a fork server to report a worker's exit code.
 _STATUS_SECONDS = 1.0
+_SOONER = 0.9  # the part of our patience after which a fork server answers in any case
 
 
 class _ForkedProcess(children.Process):
     """A worker forked by a fork server, which reports its exit code."""
 
-    def __init__(self, pid: int, line: Line, connection: children.OwnedConnection) -> None:
+    def __init__(self, pid: int, server: ForkServer, connection: children.OwnedConnection) -> None:
         super().__init__(pid)
-        self._line = line
+        self._server = server
         # The worker may have died and been reaped, and another process may have its pid. The pid is
         # the worker's if the other end of the connection is open: only the worker has that.
         if children.is_at_end(connection):
             self._pidfd = None
 
     def status(self) -> int | None:
-        """Return the exit code, or minus the signal, that the fork server reported."""
-        return self._line.status_of(self.pid)
+        """Return the exit code, or minus the signal, that the fork server reports."""
+        return self._server.await_ends([self.pid], _STATUS_SECONDS).get(self.pid)
 
 
 class NoForkServerError(PysamplerError):
     """The fork server has ended or no longer forks; a new one can take over."""
 
 
-class Line:
-    """A line between a pool and a fork server: requests workers and receives their exit codes.
-
-    A message is recorded before it is removed from the socket: an exception in between makes it be
-    recorded twice, but loses nothing.
-    """
-
-    def __init__(self, fork_server: ForkServer) -> None:
-        self.fork_server = fork_server
-        self.used = False  # whether a worker was forked for it
-        self._owner = os.getpid()
-        self._numbers = itertools.count()
-        self._answers: dict[int, tuple[Any, ...]] = {}  # by request number
-        self._ended: dict[int, int] = {}  # status, by pid
-        self._socket, theirs = children.socket_pair(socket.SOCK_SEQPACKET)
-        self._identity = children.identity(self._socket)
-        with contextlib.closing(theirs):
-            fork_server.add_line(theirs)
-
-    def fork(self, index: int) -> children.Child:
-        """Return a new worker with this index; the server ends an earlier one that still lives."""
-        ours, theirs = children.socket_pair()
-        connection = children.OwnedConnection(ours)
-        with contextlib.closing(theirs):
-            number = next(self._numbers)
-            request = pickle.dumps(("fork", number, index))
-            try:
-                socket.send_fds(self._socket, [request], [theirs.fileno(), 1, 2])  # type: ignore[arg-type]
-            except OSError as error:
-                raise self._lost() from error
-        while number not in self._answers:
-            self.fork_server.await_answer(self._socket)
-            self._receive()
-        kind, _, *content = self._answers.pop(number)
-        self.used = self.used or kind == "forked"
-        if kind == "error":
-            raise OSError(*content)
-        if kind == "retired":
-            _retire(self.fork_server)
-            raise NoForkServerError("cannot start worker: the fork server has started threads")
-        return children.Child(_ForkedProcess(content[0], self, connection), connection)
-
-    def status_of(self, pid: int) -> int | None:
-        """Return the exit code of an ended worker, or minus the signal; None if unknown."""
-        deadline = time.monotonic() + _STATUS_SECONDS
-        with contextlib.suppress(PysamplerError, OSError):
-            while pid not in self._ended:
-                if not children.is_readable(self._socket, deadline - time.monotonic()):
-                    break
-                self._receive()
-        return self._ended.get(pid)
-
-    def close(self, wait: float = 0) -> None:
-        """Make the fork server end the workers of this line. Takes no lock, and may be repeated.
-
-        Waits up to ``wait`` seconds until the server, having reaped them, closes its end.
-        """
-        if os.getpid() == self._owner and children.is_own(self._socket, self._identity):
-            wait = 0 if self.fork_server.busy() else wait
-            with contextlib.suppress(OSError):  # shut down, since a fork may hold a copy
-                self._socket.shutdown(socket.SHUT_WR)
-                deadline = time.monotonic() + wait
-                while wait > 0 and children.is_readable(self._socket, deadline - time.monotonic()):
-                    if not self._socket.recv(1 << 16):
-                        break
-        children.close_own(self._socket, self._identity)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_identity"):
-            self.close()
-
-    def _receive(self) -> None:
-        """Record the next message of the fork server, then remove it from the socket."""
-        try:
-            message = self._socket.recv(1 << 16, socket.MSG_PEEK)
-        except OSError as error:
-            raise self._lost() from error
-        if not message:
-            raise self._lost()
-        kind, number, *content = pickle.loads(message)
-        if kind == "ended":
-            self._ended[number] = content[0]
-        else:
-            self._answers[number] = (kind, number, *content)
-        self._socket.recv(1 << 16)
-
-    def _lost(self) -> PysamplerError:
-        """Mark the fork server as lost and return the error for a broken line."""
-        if self._socket.fileno() < 0:
-            return ClosedError("cannot start worker: the pool is closed")
-        self.fork_server.lost = True
-        return NoForkServerError(f"cannot start worker: {self.fork_server.how_it_ended()}")
-
-
 class ForkServer:
-    """The client of a fork server. Requests through its door are not answered."""
+    """The client of a fork server."""
 
     def __init__(self) -> None:
-        self.preloaded: set[str] = set()
-        self.lost = False  # a line to it has broken
+        self.lost = False  # the door has broken
         self.retired = False  # it no longer forks
-        # Import requests that it has not confirmed, by number, and how many were sent in all.
-        self._loads: dict[int, list[str]] = {}
-        self._load_count = 0
+        self._numbers = itertools.count(1)
+        self._asked: set[int] = set()  # requests whose answers somebody waits for
+        self._imports: set[int] = set()  # requests for imports that it may not have made yet
+        self._answers: dict[int, list[Any]] = {}  # by the number of the request
+        self._unread: list[bytes] = []  # messages
+        self._lock = threading.RLock()  # held while its answers are read
         self._owner = os.getpid()
         self._used = False
         children.open_standard_files()
@@ -194,47 +104,62 @@ class ForkServer:
         """Return whether this process's environment variables and path still are the server's."""
         return self._surroundings == _surroundings()
 
-    def add_line(self, line: _socket.socket) -> None:
-        """Send the server its end of a line."""
-        self._used = True
-        self._send(("line",), line.fileno())
-
-    def load(self, modules: Iterable[str]) -> bool:
-        """Request imports of modules for later workers, without waiting.
-
-        Returns whether any of them is new.
-        """
-        new = [name for name in modules if name not in self.preloaded]
-        for begin in range(0, len(new), _LOADS_AT_ONCE):
-            some = new[begin : begin + _LOADS_AT_ONCE]
-            self._load_count += 1
-            self._loads[self._load_count] = some
+    def load(self, modules: Sequence[str]) -> None:
+        """Request imports of modules for later workers, without waiting."""
+        for begin in range(0, len(modules), _LOADS_AT_ONCE):
+            number = next(self._numbers)
+            self._imports.add(number)
             try:
-                self._send(("import", self._load_count, some), flags=socket.MSG_DONTWAIT)
+                request = "import", number, modules[begin : begin + _LOADS_AT_ONCE]
+                self._send(request, flags=socket.MSG_DONTWAIT)
             except BlockingIOError:  # it is busy with earlier ones: workers import the rest
-                del self._loads[self._load_count]
+                self._imports.discard(number)
                 break
-            self.preloaded.update(some)
-        return bool(new)
-
-    def loading(self) -> list[str]:
-        """Return the modules that the server may be importing now, or was when it ended."""
-        if self._door.fileno() >= 0:
-            with contextlib.suppress(OSError):
-                while self._loads and (done := self._door.recv(64, socket.MSG_DONTWAIT)):
-                    # Over copies, with a default: a finalizer may run this too, at any allocation.
-                    for number in list(self._loads):
-                        if number <= int(done):
-                            self._loads.pop(number, None)
-        return [name for names in list(self._loads.values()) for name in names]
 
     def busy(self) -> bool:
         """Return whether answers may take long: the server imports modules, or is stopped."""
-        return bool(self.loading()) or self._process.stopped()
+        if not self._lock.acquire(blocking=False):  # another thread waits for an answer
+            return True
+        try:
+            with contextlib.suppress(PysamplerError):
+                while self._imports and self._receive():
+                    pass
+        finally:
+            self._lock.release()
+        return bool(self._imports) or self._process.stopped()
 
-    def await_answer(self, line: _socket.socket) -> None:
-        """Wait until a line is readable, or raise if the server stays stopped."""
-        children.await_answer(line, self._process, "the fork server")
+    def fork(self) -> children.Child:
+        """Return a new worker."""
+        ours, theirs = children.socket_pair()
+        connection = children.OwnedConnection(ours)
+        with contextlib.closing(theirs), self._lock:
+            kind, *content = self._ask("fork", fds=(theirs.fileno(), 1, 2))
+        if kind == "error":
+            raise OSError(*content)
+        if kind == "full":  # others have not
+            self.retire()
+            raise NoForkServerError("cannot start worker: the fork server has too many open files")
+        if kind == "retired":
+            _retire(self)
+            raise NoForkServerError("cannot start worker: the fork server has started threads")
+        return children.Child(_ForkedProcess(content[0], self, connection), connection)
+
+    def await_ends(self, pids: Sequence[int], seconds: float) -> dict[int, int]:
+        """Wait until it has reaped these workers and ended their descendants.
+
+        Returns the exit codes, or minus the signals, of those that it knows to have ended.
+        """
+        deadline = time.monotonic() + seconds
+        if os.getpid() != self._owner or self.busy() or not self._lock.acquire(timeout=seconds):
+            return {}
+        try:
+            with contextlib.suppress(PysamplerError, OSError):
+                codes: dict[int, int]
+                [codes] = self._ask("ended", pids, _SOONER * seconds, deadline=deadline)
+                return codes
+        finally:
+            self._lock.release()
+        return {}
 
     def how_it_ended(self) -> str:
         """Return the server's end as text for errors."""
@@ -244,7 +169,7 @@ class ForkServer:
         return "the fork server ended" + ("" if status is None else f" with exit code {status}")
 
     def retire(self) -> None:
-        """Make the server exit when its last line is closed."""
+        """Make the server exit with its last worker."""
         self.retired = True
         self._shut()
 
@@ -257,7 +182,7 @@ class ForkServer:
             self._process.kill()
         elif self._door.fileno() >= 0:
             with contextlib.suppress(PysamplerError):
-                self._send(("leave",))
+                self._send(("leave", 0))
         self._shut()
         if not self._process.ended(_LEAVE_SECONDS):
             self._process.kill()
@@ -289,14 +214,51 @@ class ForkServer:
             self._process.release()
         self._shut()
 
-    def _shut(self) -> None:
-        if children.is_own(self._door, self._identity):
-            with contextlib.suppress(OSError):  # shut down, since forks may hold a copy
-                self._door.shutdown(socket.SHUT_RDWR)
-        children.close_own(self._door, self._identity)
+    # -- messages --------------------------------------------------------------------------------
+
+    def _ask(
+        self, kind: str, *content: Any, fds: Sequence[int] = (), deadline: float | None = None
+    ) -> list[Any]:
+        """Return the answer to a request; raise TimeoutError at the deadline."""
+        number = next(self._numbers)
+        try:
+            self._asked.add(number)
+            self._send((kind, number, *content), *fds)
+            while number not in self._answers:
+                if deadline is None:
+                    children.await_answer(self._door, self._process, "the fork server")
+                elif not children.is_readable(self._door, deadline - time.monotonic()):
+                    raise TimeoutError
+                self._receive()
+            return self._answers[number]
+        finally:
+            self._asked.discard(number)
+            self._answers.pop(number, None)
+
+    def _receive(self) -> bool:
+        """Take the next message of the server; return whether there was one."""
+        read = functools.partial(self._door.recv, 1 << 16, socket.MSG_DONTWAIT)
+        try:
+            # Within one call into C: no signal handler runs between the read and the append.
+            self._unread.extend(itertools.islice(iter(read, None), 1))
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._loss() from error
+        for message in list(self._unread):  # one, or more after an exception
+            if not message:
+                raise self._loss()
+            number, *content = pickle.loads(message)
+            self._imports.discard(number)
+            if number in self._asked:
+                self._answers[number] = content
+            with contextlib.suppress(ValueError):  # a signal handler has removed it
+                self._unread.remove(message)
+        return True
 
     def _send(self, request: tuple[Any, ...], *fds: int, flags: int = 0) -> None:
         """Send a request through the door, or raise NoForkServerError."""
+        self._used = True
         try:
             if fds:
                 socket.send_fds(self._door, [pickle.dumps(request)], fds)  # type: ignore[arg-type]
@@ -305,8 +267,18 @@ class ForkServer:
         except BlockingIOError:
             raise
         except OSError as error:
-            self.lost = True
-            raise NoForkServerError(f"cannot start worker: {self.how_it_ended()}") from error
+            raise self._loss() from error
+
+    def _loss(self) -> NoForkServerError:
+        """Mark the server as lost, and return the error for it."""
+        self.lost = True
+        return NoForkServerError(f"cannot start worker: {self.how_it_ended()}")
+
+    def _shut(self) -> None:
+        if children.is_own(self._door, self._identity):
+            with contextlib.suppress(OSError):  # shut down, since forks may hold a copy
+                self._door.shutdown(socket.SHUT_RDWR)
+        children.close_own(self._door, self._identity)
 
 
 def _surroundings() -> tuple[dict[str, str], list[str]]:
@@ -322,8 +294,6 @@ _fork_servers: list[ForkServer] = []
 # holds it may create another server: the last in the list is used.
 _lock = threading.RLock()
 _preload_allowed = True  # until an import starts threads in a fork server
-# Modules that a fork server was importing when it died.
-_deadly: set[str] = set()
 
 
 def current() -> ForkServer:
@@ -331,7 +301,6 @@ def current() -> ForkServer:
     with _lock:
         for fork_server in list(_fork_servers):
             if fork_server.ended:
-                _deadly.update(fork_server.loading())
                 fork_server.leave()
                 with contextlib.suppress(ValueError):  # a signal handler has removed it
                     _fork_servers.remove(fork_server)
@@ -347,13 +316,10 @@ def _retire(fork_server: ForkServer) -> None:
     fork_server.retire()
 
 
-def preload(modules: Iterable[str]) -> bool:
-    """Request imports of modules in the fork server for later workers, without waiting.
-
-    Returns whether any of them is new to it.
-    """
-    names = [name for name in modules if name not in _deadly]
-    return bool(names) and _preload_allowed and current().load(names)
+def preload(modules: Sequence[str]) -> None:
+    """Request imports of modules in the fork server for later workers, without waiting."""
+    if _preload_allowed:
+        current().load(modules)
 
 
 def _leave() -> None:

@@ -8,19 +8,16 @@ left alone.
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import importlib
 import os
 import pickle
-import selectors
+import select
 import signal
 import socket
 import sys
 import time
 import warnings
-from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pysampler import _core
@@ -34,162 +31,110 @@ __all__ = ["main"]
 
 # Seconds that an exiting fork server spends on ending its workers and their descendants.
 _LEAVE_SECONDS = 5.0
+_CODES = 1000  # exit codes that are kept
 
 
 def main(fd: int) -> None:
-    """Serve the parent until it has closed the door and all lines."""
+    """Serve the parent until it leaves, or has closed the door and the last worker has ended."""
     _core.outlive_signals()
     os.set_inheritable(fd, False)  # noqa: FBT003
     _ForkServer(socket.socket(fileno=fd)).serve()
 
 
-@dataclass(frozen=True)
-class _Worker:
-    """A worker: the line on which it was requested, and its index there."""
-
-    line: socket.socket
-    index: int
-
-
 class _ForkServer:
-    """The sockets and the children of this process."""
+    """The door and the children of this process."""
 
     def __init__(self, door: socket.socket) -> None:
         self._door: socket.socket | None = door  # None once closed
         self._parent_pid = os.getppid()
         self._parent = os.pidfd_open(self._parent_pid)
-        # With each line, the messages that its socket had no room for.
-        self._lines: dict[socket.socket, deque[bytes]] = {}
-        self._ending: set[socket.socket] = set()  # closed at the other end, with workers to reap
-        self._workers: dict[int, _Worker] = {}  # by pid
-        self._ended: set[int] = set()  # sessions of ended workers
+        self._workers: set[int] = set()  # pids
+        self._codes: dict[int, int] = {}  # of ended workers, by pid; minus the signal
+        self._sessions: set[int] = set()  # of ended workers
         self._threads = _thread_count()  # before any import could start threads
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._waker)
         _core.adopt_orphans()
-        self._selector = selectors.DefaultSelector()
-        for source in (door, self._parent, self._wake):
-            self._selector.register(source, selectors.EVENT_READ)
 
     def serve(self) -> NoReturn:
-        """Handle requests from the door and the lines, and reap workers."""
-        while self._door is not None or self._lines or self._ending:
-            ready = {key.fileobj: events for key, events in self._selector.select()}
-            if self._parent in ready:
+        """Answer the parent, and reap workers."""
+        while self._door is not None or self._workers:
+            door = [] if self._door is None else [self._door]
+            ready = self._wait([self._parent, *door], None)
+            if self._parent in ready or (self._door in ready and not self._answer()):
                 break
-            if self._wake in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake, 4096)
-            self._reap()
-            if self._door in ready and not self._answer_door():
-                break
-            for line in self._lines.keys() & ready.keys():
-                if ready[line] & selectors.EVENT_WRITE:
-                    self._flush(line)
-                if line in self._lines and ready[line] & selectors.EVENT_READ:
-                    self._answer_line(line)
         self._leave()
 
-    def _answer_door(self) -> bool:
-        """Handle a request of the parent; return False if it is to leave."""
+    def _wait(self, files: list[Any], seconds: float | None) -> list[Any]:
+        """Return the files that are readable, or none once a child has ended; reap it."""
+        poller = select.poll()
+        numbers = {one if isinstance(one, int) else one.fileno(): one for one in files}
+        for fd in (*numbers, self._wake):
+            poller.register(fd, select.POLLIN)
+        ready = poller.poll(None if seconds is None else seconds * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        self._reap()
+        return [numbers[fd] for fd, _ in ready if fd in numbers]
+
+    def _answer(self) -> bool:
+        """Answer a request of the parent; return False if it is to leave."""
         door = self._door
         assert door is not None
-        message, fds = _receive(door, 1)
+        message, fds = _receive(door, 3)
         if not message:
-            self._selector.unregister(door)
+            door.close()
             self._door = None
             return True
-        request, *content = pickle.loads(message)
-        if (
-            request == "line" and fds
-        ):  # without fds: too many open files; the pool sees its line end
-            line = socket.socket(fileno=fds[0])
-            self._lines[line] = deque()
-            self._selector.register(line, selectors.EVENT_READ)
-        elif request == "import":
-            number, modules = content
-            _import(modules)
-            with contextlib.suppress(OSError):
-                door.send(str(number).encode(), socket.MSG_DONTWAIT)
-        return bool(request != "leave")
-
-    # -- lines -----------------------------------------------------------------------------------
-
-    def _answer_line(self, line: socket.socket) -> None:
-        """Fork the requested worker and answer; if the line is closed, end its workers."""
-        message, fds = _receive(line, 3)
-        if not message:
-            self._drop(line)
-            return
-        _, number, index = pickle.loads(message)
-        self._send(line, self._fork(line, number, index, fds))
+        kind, number, *content = pickle.loads(message)
+        answer: tuple[Any, ...] = ()
+        if kind == "import":
+            _import(*content)
+        elif kind == "fork":
+            answer = self._fork(fds)
+        elif kind == "ended":
+            answer = (self._await_ends(*content),)
         for fd in fds:
             os.close(fd)
+        # Nobody waits for imports: their answers may have no room.
+        flags = socket.MSG_DONTWAIT if kind == "import" else 0
+        with contextlib.suppress(OSError):
+            door.send(pickle.dumps((number, *answer)), flags)
+        return bool(kind != "leave")
 
-    def _fork(
-        self, line: socket.socket, number: int, index: int, fds: list[int]
-    ) -> tuple[Any, ...]:
-        """Fork a worker, and return the answer to the request of this number."""
+    def _fork(self, fds: list[int]) -> tuple[Any, ...]:
+        """Fork a worker, and return the answer."""
         if len(fds) < 3:  # three were sent, but this process has too many open files
-            return "error", number, errno.EMFILE, "cannot start worker: too many open files"
+            return ("full",)
         if _thread_count() > self._threads:  # forks would lack these threads
-            return "retired", number
-        worker = _Worker(line, index)
-        for pid, other in self._workers.items():
-            if other == worker:  # the pool gave up waiting for the answer about it
-                _kill(pid)
+            return ("retired",)
         gc.freeze()
         try:
             with naming_process_limit():  # of this process, which may differ from the parent's
                 pid = os.fork()
         except BlockingIOError as error:
-            return "error", number, error.errno, error.strerror
+            return "error", error.errno, error.strerror
         except OSError as error:
-            return "error", number, error.errno, f"cannot fork worker: {error.strerror}"
+            return "error", error.errno, f"cannot fork worker: {error.strerror}"
         if pid == 0:
             self._close_all()
             become_worker(fds[0], fds[1:], self._parent_pid)
-        self._workers[pid] = worker
-        self._ended.discard(pid)
-        return "forked", number, pid
+        self._workers.add(pid)
+        self._sessions.discard(pid)
+        self._codes.pop(pid, None)
+        return "forked", pid
 
-    def _send(self, line: socket.socket, message: tuple[Any, ...]) -> None:
-        """Send a message to a pool without blocking, after earlier ones."""
-        self._lines[line].append(pickle.dumps(message))
-        self._flush(line)
-
-    def _flush(self, line: socket.socket) -> None:
-        """Send the messages for which there is room; send the others once the pool reads."""
-        unsent = self._lines[line]
-        try:
-            while unsent:
-                line.send(unsent[0], socket.MSG_DONTWAIT)
-                unsent.popleft()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._drop(line)
-            return
-        writes = selectors.EVENT_WRITE if unsent else 0
-        self._selector.modify(line, selectors.EVENT_READ | writes)
-
-    def _drop(self, line: socket.socket) -> None:
-        """Stop serving a line, and end its workers."""
-        if line in self._lines:
-            del self._lines[line]
-            self._selector.unregister(line)
-            self._ending.add(line)
-        for pid, worker in self._workers.items():
-            if worker.line is line:
-                _kill(pid)
-        self._close_ended()
-
-    def _close_ended(self) -> None:
-        """Close ending lines whose workers are all reaped: their pools may wait for this."""
-        for line in self._ending - {worker.line for worker in self._workers.values()}:
-            self._ending.discard(line)
-            line.close()
+    def _await_ends(self, pids: Iterable[int], seconds: float) -> dict[int, int]:
+        """Wait until these workers and their descendants have ended; return the exit codes."""
+        deadline = time.monotonic() + seconds
+        of_pids = {*pids}
+        while of_pids & (self._workers | self._sessions):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self._wait([], left)
+        return {pid: self._codes[pid] for pid in of_pids & self._codes.keys()}
 
     # -- children --------------------------------------------------------------------------------
 
@@ -200,15 +145,15 @@ class _ForkServer:
             while (child := os.waitpid(-1, os.WNOHANG))[0]:
                 reaped = True
                 pid, status = child
-                if (worker := self._workers.pop(pid, None)) is not None:
-                    self._ended.add(pid)
+                if pid in self._workers:
+                    self._workers.discard(pid)
+                    self._sessions.add(pid)
                     _kill_group(pid)
-                    if worker.line in self._lines:
-                        code = os.waitstatus_to_exitcode(status)
-                        self._send(worker.line, ("ended", pid, code))
+                    self._codes[pid] = os.waitstatus_to_exitcode(status)
+                    while len(self._codes) > _CODES:
+                        del self._codes[next(iter(self._codes))]
         if reaped:
             self._sweep()
-            self._close_ended()
 
     def _sweep(self) -> None:
         """Kill orphaned processes in the sessions of ended workers."""
@@ -219,11 +164,11 @@ class _ForkServer:
             for pid in map(int, listed.split()):
                 with contextlib.suppress(ProcessLookupError):
                     session = os.getsid(pid)
-                    if session in self._ended:
+                    if session in self._sessions:
                         left.add(session)
                         _kill(pid)
         # When such a process dies, its children become orphans, adopted by this process.
-        self._ended &= left
+        self._sessions &= left
 
     def _leave(self) -> NoReturn:
         """End all workers, their descendants, and this process."""
@@ -231,7 +176,7 @@ class _ForkServer:
         for pid in self._workers:
             _kill(pid)
         deadline = time.monotonic() + _LEAVE_SECONDS
-        while (self._workers or self._ended) and time.monotonic() < deadline:
+        while (self._workers or self._sessions) and time.monotonic() < deadline:
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             self._reap()
@@ -241,12 +186,10 @@ class _ForkServer:
         """Close all descriptors of the server in a newly forked worker."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._selector.close()
         for fd in (self._wake, self._waker, self._parent):
             os.close(fd)
-        for one in (self._door, *self._lines, *self._ending):
-            if one is not None:
-                one.close()
+        if self._door is not None:
+            self._door.close()
 
 
 def _receive(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
@@ -274,7 +217,11 @@ def _kill_group(pid: int) -> None:
 
 def _import(modules: Iterable[str]) -> None:
     """Import modules, ignoring failures and suppressing their output."""
-    with open(os.devnull, "w") as null:  # noqa: PTH123
+    modules = [name for name in modules if name not in sys.modules]
+    if not modules:
+        return
+    # Without files left, the workers import them.
+    with contextlib.suppress(OSError), open(os.devnull, "w") as null:  # noqa: PTH123
         outputs = [os.dup(1), os.dup(2)]
         thresholds = gc.get_threshold()
         gc.set_threshold(0)  # no search for garbage, 5 % of the time: what imports make stays
@@ -282,10 +229,9 @@ def _import(modules: Iterable[str]) -> None:
             for number in (1, 2):
                 os.dup2(null.fileno(), number)
             for name in modules:
-                if name not in sys.modules:
-                    with contextlib.suppress(BaseException), warnings.catch_warnings():
-                        warnings.simplefilter("ignore")
-                        importlib.import_module(name)
+                with contextlib.suppress(BaseException), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    importlib.import_module(name)
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
                     stream.flush()

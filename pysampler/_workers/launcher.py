@@ -42,18 +42,18 @@ _files_before: int | None = None  # the limit on open files before it was raised
 
 
 class Launcher:
-    """Starts the workers of one pool, each with an index."""
+    """Starts the workers of one pool."""
 
     def __init__(self, context: str) -> None:
         self._context = context
-        self._lines: list[fork_server.Line] = []
+        self._forked: list[tuple[fork_server.ForkServer, int]] = []  # with the pid
         self._closed = False
 
-    def start(self, index: int, server: Any) -> children.Child:
+    def start(self, server: Any) -> children.Child:
         """Return a new process that runs ``main`` of ``worker.py`` with its connection.
 
-        An earlier worker with this index is ended if it lives. A fork of this process inherits
-        ``server``: a function that makes an env server, and its arguments.
+        A fork of this process inherits ``server``: a function that makes an env server, and its
+        arguments.
         """
         if self._closed:
             raise ClosedError("cannot start worker: the pool is closed")
@@ -62,26 +62,25 @@ class Launcher:
             return _start_here(self._context, server)
         for _ in range(3):
             with contextlib.suppress(fork_server.NoForkServerError):
-                return self._line().fork(index)
-        return self._line().fork(index)
+                return self._fork()
+        return self._fork()
 
     def close(self, wait: float = 0) -> None:
-        """End the workers that came from fork servers. Takes no lock, and may be repeated.
+        """Start no more workers. Takes no lock without ``wait``, and may be repeated.
 
-        Waits up to ``wait`` seconds until they are reaped and their descendants have ended.
+        Waits up to ``wait`` seconds until fork servers have reaped those that were killed, and have
+        ended their descendants.
         """
         self._closed = True
-        for line in self._lines:
-            line.close(wait)
+        if wait > 0:
+            for one in {server for server, _ in self._forked}:
+                one.await_ends([pid for server, pid in self._forked if server is one], wait)
 
-    def _line(self) -> fork_server.Line:
-        """Return a line to the fork server in use."""
-        current = fork_server.current()
-        if not self._lines or self._lines[-1].fork_server is not current:
-            if self._lines and not self._lines[-1].used:  # its server would wait for it
-                self._lines.pop().close()
-            self._lines.append(fork_server.Line(current))
-        return self._lines[-1]
+    def _fork(self) -> children.Child:
+        server = fork_server.current()
+        child = server.fork()
+        self._forked.append((server, child.pid))
+        return child
 
 
 def _start_here(context: str, server: Any) -> children.Child:

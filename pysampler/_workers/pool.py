@@ -33,7 +33,7 @@ from pysampler.errors import (
     PysamplerError,
     WaitTimeoutError,
 )
-from pysampler.sync import Segment, now, usable_cpus
+from pysampler.sync import Segment, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,7 +80,7 @@ class Pool:
         inline: The last groups, if this process runs them itself. Counts as the last worker.
         context: How to start processes: "forkserver", "fork" or "spawn".
         needs: Modules that the fork server imports in any case.
-        preload: More of them, as the user says; None: those that the first workers imported.
+        preload: More of them, as the user says.
         policy: Spin and yield times, see ``wait_policy``.
         faults: How to handle lost workers and late envs.
         for_replaced: Returns the notes that replacement envs get before anything else.
@@ -96,7 +96,7 @@ class Pool:
         *,
         context: str = "forkserver",
         needs: Sequence[str] = (),
-        preload: Sequence[str] | None = None,
+        preload: Sequence[str] = (),
         policy: tuple[int, int] | None = None,
         faults: Faults | None = None,
         for_replaced: Callable[[range], Sequence[Note]] = _replace_note,
@@ -107,27 +107,20 @@ class Pool:
         # When the wait ends for which inline groups run, in ns; None: it has no limit.
         self.deadline: int | None = None
         self._faults = faults or Faults()
-        self._learn_modules = preload is None and context == "forkserver" and len(assignments) > 0
         self._layouts = 0
         self._answered: set[int] = set()  # groups whose answers are kept
         self._frames_segment: Segment | None = None
         servers = [make(one) for one in assignments]
-        new = False  # whether some modules are new to the fork server
         if servers and context == "forkserver":  # it imports shared modules once for all workers
-            new = fork_server.preload([servers[0][0].__module__, *needs, *(preload or ())])
+            fork_server.preload([servers[0][0].__module__, *needs, *preload])
         self._processes: Processes | Threads
         if context == "threads":
             from pysampler._workers.threads import Threads  # noqa: PLC0415 - rare
 
             self._processes = Threads(assignments, servers)
         else:
-            self._processes = Processes(
-                assignments,
-                servers,
-                context,
-                replaceable=self._faults.replaces,
-                one_first=new and self._learn_modules and len(assignments) > 2 * usable_cpus(),
-            )
+            replaceable = self._faults.replaces
+            self._processes = Processes(assignments, servers, context, replaceable=replaceable)
         self.descriptions = self._processes.descriptions
         self.assignments = self._processes.assignments
         self._inline: InlineLane | None = None
@@ -227,9 +220,6 @@ class Pool:
         self._processes.attach(links.attachments, links.segment, self.current_layout(), parts)
         for index, pid in enumerate(self.pids):
             links.watch_worker(index, pid)
-        if self._learn_modules:
-            assert isinstance(self._processes, Processes)
-            self._processes.preload()
         if self._inline is not None:
             meter = links.counters.meter(len(self.assignments))
             meter.trace_to(links.track)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
-from pysampler._workers import fork_server
 from pysampler._workers.children import (
     STOPPED,
     await_answer,
@@ -26,7 +25,7 @@ from pysampler._workers.launcher import Launcher, allow_workers, open_files
 from pysampler._workers.remote import loads
 from pysampler._workers.setup import LoggingSetup, PackedMessages, PackedServers, Setup
 from pysampler._workers.surroundings import current_directory, import_path
-from pysampler.errors import EnvError, PysamplerError, WorkerLostError
+from pysampler.errors import EnvError, WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,8 +38,6 @@ __all__ = ["SHUTDOWN_TIMEOUT_S", "Processes", "WorkerAssignment", "Workers"]
 
 # Seconds to wait for a process to end.
 SHUTDOWN_TIMEOUT_S = 10.0
-# Seconds that the other workers wait for the imports of the first one.
-_FIRST = 5.0
 
 
 @dataclass(frozen=True)
@@ -131,8 +128,6 @@ class Processes(Workers):
         servers: The function that makes the env server of each worker, and its arguments.
         context: How to start processes: "forkserver", "fork" or "spawn".
         replaceable: Whether to keep the pickled ``servers`` for replacements.
-        one_first: Whether to start one worker first, so that the fork server imports its modules
-            for all: with a few workers for each CPU, importing in each costs time and memory.
     """
 
     can_die = True
@@ -145,7 +140,6 @@ class Processes(Workers):
         context: str,
         *,
         replaceable: bool,
-        one_first: bool = False,
     ) -> None:
         self.children: list[Child] = []
         self.assignments = list(assignments)
@@ -162,18 +156,13 @@ class Processes(Workers):
         # Taken once: a replacement must make its envs as the lost worker did, even if this process
         # has changed its directory or its environment since.
         self._setup = self._setup_here()
-        described: dict[int, Any] = {}
         try:
-            if one_first:
-                self._begin(1)
-                self._receive_descriptions(described, _FIRST)
-                if described:
-                    self._preload(described[0][1])
-            self._begin(len(assignments))
-            self._receive_descriptions(described)
-            self.descriptions = [described[index][0] for index in range(len(assignments))]
+            for index in range(len(assignments)):
+                self.children.append(self._start(index))
+                with self._noticing_loss(index):
+                    self._set_up(index, self._setup)
+            self.descriptions = self._receive_descriptions()
             self._number_envs()
-            self._modules: list[str] = described[0][1] if described else []
             if not replaceable:
                 self._packed = None
         except BaseException:
@@ -187,15 +176,8 @@ class Processes(Workers):
         """
         _end(self.children, self._launcher, self._owner, wait)
 
-    def _begin(self, count: int) -> None:
-        """Start workers until there are ``count``, and have them make their env servers."""
-        for index in range(len(self.children), count):
-            self.children.append(self._start(index))
-            with self._noticing_loss(index):
-                self._set_up(index, self._setup)
-
     def _start(self, index: int) -> Child:
-        return self._launcher.start(index, self._servers[index])
+        return self._launcher.start(self._servers[index])
 
     def _setup_here(self) -> Setup:
         """Return the part of the setup that is the same for all workers."""
@@ -226,22 +208,15 @@ class Processes(Workers):
             child.connection.send(replace(setup, server=server, arrays=arrays, shared=shared))
             packed.send_arrays(child.connection, index)
 
-    def _receive_descriptions(
-        self, described: dict[int, Any], timeout: float | None = None
-    ) -> None:
-        """Receive the description of each env server, and the modules imported for it.
-
-        Raises as soon as one worker fails. Returns when none has answered for ``timeout`` seconds.
-        """
+    def _receive_descriptions(self) -> list[Any]:
+        """Receive the description of each env server; raise as soon as one worker fails."""
+        described: dict[int, Any] = {}
         stopped: set[int] = set()
         with selectors.DefaultSelector() as waiting:
             for index, child in enumerate(self.children):
-                if index not in described:
-                    waiting.register(child.connection, selectors.EVENT_READ, index)
+                waiting.register(child.connection, selectors.EVENT_READ, index)
             while waiting.get_map():
-                ready = waiting.select(STOPPED if timeout is None else timeout)
-                if timeout is not None and not ready:
-                    return
+                ready = waiting.select(STOPPED)
                 before, stopped = stopped, set() if ready else self._stopped(waiting)
                 for index in before & stopped:
                     raise stopped_error(self.children[index], f"worker {index}")
@@ -253,6 +228,7 @@ class Processes(Workers):
                     if isinstance(answer, Failure):
                         raise self.error_of(index, answer, "being made")
                     described[index] = answer
+        return [described[index] for index in range(len(self.children))]
 
     def _stopped(self, waiting: selectors.BaseSelector) -> set[int]:
         """Return the workers in ``waiting`` that are stopped, e.g. by SIGSTOP."""
@@ -361,14 +337,6 @@ class Processes(Workers):
     def name_of(self, index: int) -> str:
         """Return the name of a worker in errors."""
         return f"worker {index} (pid {self.children[index].pid})"
-
-    def preload(self) -> None:
-        """Have the fork server import the workers' modules, for replacements and later pools."""
-        self._preload(self._modules)
-
-    def _preload(self, modules: list[str]) -> None:
-        with contextlib.suppress(PysamplerError, OSError):
-            fork_server.preload(modules)
 
 
 def _block_daemon_thread_at_exit() -> None:

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["become_worker", "main"]
 
-# The folders of installed modules: Python's library, and the one of packages.
-_INSTALLED = os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(np.__file__))  # noqa: PTH120
-
 # Whether this process replaces a lost worker; the env server may read this during construction.
 is_replacement = False
 
@@ -73,13 +70,12 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
         return
     with _reporting_failure(connection, "starting"):
         _imitate_parent(setup)
-        before = set(sys.modules)
         server = _make_server(setup, connection, inherited)
         description = server.describe()
         _core.set_process_title(
             f"pysampler: worker {setup.index}/{setup.workers} {description.name}"
         )
-        described = dumps((description, _installed_modules(set(sys.modules) - before)))
+        described = dumps(description)
         try:
             if not is_replacement:
                 connection.send_bytes(described)
@@ -198,13 +194,6 @@ def _expect_sizes(expected: Sequence[int], got: Sequence[int]) -> None:
             f"the functions now make {sum(got)} envs, in groups of {[*got]}, expected "
             f"{sum(expected)}, in groups of {[*expected]}"
         )
-
-
-def _installed_modules(modules: set[str]) -> list[str]:
-    """Return the installed modules only: the user's own may change before the next import."""
-    installed = tuple(os.path.join(place, "") for place in _INSTALLED)  # noqa: PTH118
-    files = ((name, getattr(sys.modules.get(name), "__file__", None)) for name in modules)
-    return [name for name, file in files if isinstance(file, str) and file.startswith(installed)]
 
 
 class _ProcessLink:

@@ -33,5 +33,5 @@ def nothing_left():
 def collect():
     """Drop garbage. The fork server reaps workers once it has imported its modules."""
     gc.collect()
-    while fork_server._fork_servers and fork_server._fork_servers[-1].loading():
+    while fork_server._fork_servers and fork_server._fork_servers[-1].busy():
         pass

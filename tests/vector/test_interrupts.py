@@ -30,7 +30,7 @@ from made_up import interrupt_once, same
 import pysampler
 import pysampler._frames.infos as frames_infos
 from pysampler._closing import comes_true
-from pysampler._vector import env_server, vector_env
+from pysampler._vector import chunks, env_server, vector_env
 from pysampler._workers import fork_server
 from pysampler.errors import BusyError, ClosedError, WorkerLostError
 
@@ -353,7 +353,7 @@ def test_recv_after_a_reset_that_was_interrupted_waits_for_what_was_sent(monkeyp
     with counters(2, num_workers=0, groups=2) as envs:
         envs.reset()
         for kind, name, call in (
-            (pysampler._vector.chunks.Chunks, "last_of", lambda: step_all(envs)),
+            (chunks.Chunks, "last_of", lambda: step_all(envs)),
             (pysampler._workers.pool.Pool, "take_all", envs.reset),
         ):
             interrupt_once(monkeypatch, kind, name)
@@ -637,8 +637,8 @@ def test_finalizers_do_not_call_the_fork_server(monkeypatch):
     envs = counters()
     envs.cycle = envs
     asked = []
-    monkeypatch.setattr(fork_server.Line, "_receive", lambda self: asked.append(self))
-    monkeypatch.setattr(fork_server.Line, "fork", lambda self, index: asked.append(self))
+    for name in ("_send", "_receive"):
+        monkeypatch.setattr(fork_server.ForkServer, name, lambda self, *_: asked.append(self))
     del envs
     gc.collect()
     assert not asked

@@ -24,7 +24,7 @@ import pysampler
 from pysampler._workers import fork_server
 from pysampler._workers.children import reap_unclaimed
 from pysampler._workers.launcher import Launcher
-from pysampler.errors import PysamplerError, WorkerLostError
+from pysampler.errors import WorkerLostError
 
 
 class Server(gym.Wrapper):
@@ -69,44 +69,6 @@ def test_killing_a_worker_ends_its_env_subprocesses():
 
 
 @pytest.mark.slow
-def test_replacement_fork_server_imports_the_same_modules():
-    out = run("""
-        import sys
-        import pysampler
-        from pysampler._workers import fork_server
-        def loaded(env):
-            import sys
-            return "gymnasium.envs.classic_control.cartpole" in sys.modules
-        class Wrapped:
-            def __call__(self):
-                import sys, gymnasium
-                before = "decimal" in sys.modules
-                import decimal
-                env = gymnasium.make("CartPole-v1")
-                env.before = before
-                return env
-        def imported():
-            envs = pysampler.VectorEnv([Wrapped()], num_workers=1)
-            try:
-                return envs.get_attr("before")[0]
-            finally:
-                envs.close()
-        imported()
-        while fork_server._fork_servers[-1].loading():
-            pass
-        print(imported())
-        dead = fork_server._fork_servers[-1]
-        dead._process.kill()
-        assert dead._process.ended(60)
-        imported()
-        while fork_server._fork_servers[-1].loading():
-            pass
-        print(imported())
-    """)
-    assert out == "True\nTrue\n"
-
-
-@pytest.mark.slow
 def test_workers_do_not_import_from_the_current_directory(tmp_path):
     for name in ("json", "os", "pickle", "socket", "pysampler"):
         (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w')\nraise SystemExit(3)\n")
@@ -141,7 +103,7 @@ def test_workers_start_with_standard_streams_closed(closed, tmp_path):
             envs.reset()
             assert envs.step([0, 0])[1].tolist() == [1, 1]
             envs.close()
-            while fork_server._fork_servers[-1].loading():  # it must survive its imports
+            while fork_server._fork_servers[-1].busy():  # it must survive its imports
                 assert not fork_server._fork_servers[-1].ended
         assert len(fork_server._fork_servers) == 1
         open({str(tmp_path / "done")!r}, "w").close()
@@ -192,7 +154,7 @@ def test_fork_server_exits_while_a_fork_of_its_parent_lives():
         os.close(hold)
         envs.close()
         one = fork_server._fork_servers[-1]
-        while one.loading():
+        while one.busy():
             pass
         one.leave()
         print(one._process.status())
@@ -327,29 +289,6 @@ def test_collecting_pools_in_cycles_does_not_deadlock():
 
 
 @pytest.mark.slow
-def test_import_that_kills_the_fork_server_is_not_retried(tmp_path, monkeypatch):
-    monkeypatch.setattr(fork_server, "_fork_servers", [])
-    monkeypatch.setattr(fork_server, "_deadly", set())
-    (tmp_path / "ends_it.py").write_text("import os\nos._exit(1)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    fork_server.preload(["ends_it"])
-    first = fork_server._fork_servers[-1]
-    assert first._process.ended(60)
-    fork_server.preload(["ends_it", "decimal"])
-    assert fork_server._fork_servers[-1].preloaded == {"ends_it", "decimal"}
-    second = fork_server._fork_servers[-1]
-    second._process.ended(60)
-    launcher = Launcher("forkserver")
-    with contextlib.suppress(PysamplerError):
-        launcher.start(0, None).release()
-    launcher.close()
-    fork_server.preload(["ends_it"])
-    for one in fork_server._fork_servers:
-        one.leave()
-    assert "ends_it" in fork_server._deadly
-
-
-@pytest.mark.slow
 def test_env_subprocesses_end_if_the_program_exits_during_a_preload(tmp_path):
     (tmp_path / "takes_long.py").write_text("import time\ntime.sleep(100)\n")
     out = run(
@@ -419,7 +358,7 @@ def test_interrupts_in_the_standard_library_leak_no_descriptors(context):
     for n in itertools.count(1):
         launcher = Launcher(context)
         reached, child, _ = at_point(
-            *(n, lambda own=launcher: own.start(0, None)),
+            *(n, lambda own=launcher: own.start(None)),
             only=("socketpair", "__init__", "socket_pair", "fork", "_start_here", "start"),
             also=[socket.__file__, connection.__file__],
         )

@@ -352,7 +352,7 @@ def test_env_can_make_a_pool_in_its_worker():
 def test_fork_server_with_an_unread_answer_exits_silently(capfd):
     left = fork_server.ForkServer()
     left.load([])
-    while left.loading():
+    while left.busy():
         os.sched_yield()
     left.load([])
     left._door.close()  # as at the end of the process, with an unread answer
@@ -372,7 +372,7 @@ def test_leave_can_be_called_twice_while_the_fork_server_imports():
 
 def test_worker_with_an_unread_first_answer_exits_silently(capfd):
     server = types.SimpleNamespace(describe=lambda: types.SimpleNamespace(name="left"))
-    child = Launcher("forkserver").start(0, None)
+    child = Launcher("forkserver").start(None)
     child.connection.send(
         Setup(
             index=0,
