@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium.envs.registration import VectorizeMode
 
 import pysampler
-from pysampler._vector.make import EnvMaker
+from pysampler._vector.env_maker import EnvMaker
 from pysampler._vector.registry import register, registered
 from pysampler._workers.remote import dumps_by_value
 

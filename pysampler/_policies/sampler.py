@@ -27,7 +27,8 @@ from pysampler._torch import needs_torch
 from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout
 from pysampler._vector.lease import Lease
-from pysampler._vector.make import EnvMaker, make_vec, vector_options
+from pysampler._vector.env_maker import EnvMaker
+from pysampler._vector.make import make_vec, vector_options
 from pysampler._vector.transforms import Transforms, adopted, is_ours, unwrapped
 from pysampler._vector.vector_env import VectorEnv, core_of
 from pysampler._workers import fork_server
@@ -72,6 +73,10 @@ class PreparedFrames:
     policy: FramePolicy
     outputs: Outputs
     so_far: EpisodesSoFar
+
+
+# What workers import to act.
+_OF_POLICIES = "pysampler._policies.copying", "pysampler._policies.worker_policy"
 
 
 class Sampler(Uncopyable, Interruptible):
@@ -426,8 +431,8 @@ def vector_env_of(
     # False allows spaces unknown to gymnasium: the sampler leaves them out, or raises itself.
     options = {"shared_memory": False, **vector_options(purpose, vector_kwargs)}
     clean = options.get("context") in (None, "forkserver") and options.get("num_workers") != 0
-    if in_workers and needs_torch(policy) and clean and options.get("preload") is None:
-        fork_server.preload(["torch"])  # pickle it once, rather than for every worker
+    if in_workers and clean and options.get("preload") is None:  # once, not in every worker
+        fork_server.preload([*_OF_POLICIES, *["torch"] * needs_torch(policy)])
     if makes_envs(envs):
         if num_envs is None:
             raise ValueError(

@@ -22,12 +22,8 @@ from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 
 from pysampler._numbers import whole_number
 from pysampler._vector import arguments
-from pysampler._vector.native.known import (
-    HANDOVER_US,
-    maker_of_task,
-    makes_known_envs,
-    step_us_of,
-)
+from pysampler._vector.env_maker import EnvMaker
+from pysampler._vector.native.known import HANDOVER_US, maker_of_task, step_us_of
 from pysampler._vector.registry import sendable
 from pysampler._vector.vector_env import VectorEnv
 from pysampler.envs.batch import BatchEnv
@@ -36,7 +32,7 @@ from pysampler.sync import usable_cpus
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["OPTIONS", "EnvMaker", "install", "make_vec", "uninstall", "vector_options"]
+__all__ = ["OPTIONS", "install", "make_vec", "uninstall", "vector_options"]
 
 # The options of a vector env, as VectorEnv declares them, for make_vec and samplers.
 _DECLARED = inspect.signature(VectorEnv).parameters
@@ -326,48 +322,6 @@ def _make_limited(
     env: BatchEnv = kind(**kwargs)
     env.max_episode_steps = max_episode_steps
     return env
-
-
-class EnvMaker:
-    """A callable that makes one env. It is a class, so that it pickles by reference."""
-
-    def __init__(
-        self,
-        make: Callable[..., gym.Env[Any, Any]],
-        kwargs: dict[str, Any],
-        wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]],
-    ) -> None:
-        self._make = make
-        self.kwargs = kwargs
-        self.wrappers = wrappers
-
-    @property
-    def entry_point(self) -> Any:
-        """The function that makes the envs, or its name."""
-        spec = self.kwargs.get("id")
-        return self._make if spec is None else spec.entry_point
-
-    @property
-    def makes_alike(self) -> bool:
-        """Whether all envs are known to be alike, so that it is enough to look at one."""
-        return makes_known_envs(self.entry_point, self.wrappers)
-
-    @property
-    def makes_tasks(self) -> bool:
-        """Whether all envs are of a MuJoCo task: timing their steps in Python would mislead."""
-        return makes_known_envs(self.entry_point, self.wrappers, twins=False)
-
-    def rendering(self, mode: str) -> EnvMaker:
-        """Return a maker of envs with this render mode; this one if it has a mode already."""
-        if self.kwargs.get("render_mode") is not None:
-            return self
-        return EnvMaker(self._make, {**self.kwargs, "render_mode": mode}, self.wrappers)
-
-    def __call__(self) -> gym.Env[Any, Any]:
-        env = self._make(**self.kwargs)
-        for wrapper in self.wrappers:
-            env = wrapper(env)
-        return env
 
 
 def install() -> None:

@@ -44,7 +44,11 @@ class _SetsEnvironment(Exception):  # noqa: N818 - no error
 
 def modules_of_servers(*, in_python: bool) -> list[str]:
     """Return the modules that ``make_server`` imports in workers, by the options of the envs."""
-    of_server = ["pysampler._vector.jobs", "pysampler._vector.isolation.known"]
+    of_server = [
+        "pysampler._vector.env_maker",
+        "pysampler._vector.isolation.known",
+        "pysampler._vector.jobs",
+    ]
     return of_server if in_python else [*of_server, "pysampler._vector.wrapped.server"]
 
 
@@ -76,7 +80,8 @@ def _entry_points(env_fns: Iterable[Callable[[], Any]]) -> Iterator[str]:
     different = {id(env_fn): env_fn for env_fn in env_fns}.values()
     for env_fn in itertools.islice(different, _FUNCTIONS):
         own = getattr(env_fn, "entry_point", None)  # of an EnvMaker
-        for entry_point in [own] if own is not None else _mentioned(env_fn, _DEPTH):
+        found = [*_mentioned(own or env_fn, _DEPTH)]
+        for entry_point in [own, *found] if own is not None else found:
             if callable(entry_point):
                 entry_point = f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', '')}"
             if isinstance(entry_point, str) and entry_point.startswith(_FORESEEN):

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 import textwrap
 
 import gymnasium as gym
@@ -180,6 +181,44 @@ def left_to_workers(env="CartPole-v1", before="", options=""):
 def test_first_workers_find_all_modules_imported(env):
     pytest.importorskip("mujoco")
     assert left_to_workers(env) == "[]"
+
+
+POLICY = """
+    import sys
+    import gymnasium as gym
+    import pysampler
+
+    def modules():
+        return {name for name in sys.modules if name.startswith("pysampler.")}
+
+    def make():
+        sys.before = modules()
+        return gym.make("CartPole-v1")
+
+    def policy(observations):
+        if hasattr(sys, "before"):  # in the worker
+            trial = "pysampler._vector.native."  # its modules are imported if there is one
+            print(sorted(name for name in modules() - sys.before if not name.startswith(trial)))
+        return [0] * len(observations)
+
+    with pysampler.Rollouts([make], policy, 1, num_workers=1, policy_in="workers") as rollouts:
+        next(rollouts)
+"""
+
+
+@pytest.mark.slow
+def test_workers_find_what_policies_need_imported():
+    assert completed("-c", textwrap.dedent(POLICY)).stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
+def test_workers_import_nothing_of_what_makes_vector_envs():
+    def modules(env):
+        return {name for name in sys.modules if name.startswith("pysampler.")}
+
+    with pysampler.make_vec("CartPole-v1", 2, num_workers=1) as envs:
+        [loaded] = envs.apply(modules, envs=[0])
+    assert "pysampler._vector.vector_env" not in loaded
 
 
 OLDER_SERVER = """
