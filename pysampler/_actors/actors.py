@@ -347,7 +347,7 @@ class Actors(FreeRunningSampler):
     @property
     def passed(self) -> int:
         """The number of records that have been taken or dropped."""
-        return self._reader.passed
+        return self._reader.passed if self._has_begun else 0
 
     # -- the workers -----------------------------------------------------------------------------
 

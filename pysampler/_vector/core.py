@@ -511,9 +511,16 @@ class VectorCore:
             return False
         return True
 
-    def release(self) -> None:
-        """Drop our references to the frames; their memory is freed when the last view goes."""
+    def release(self, *, at_once: bool) -> None:
+        """Drop our references to the frames; their memory is freed when the last view goes.
+
+        Args:
+            at_once: Whether to take the arrays from objects that exceptions may still refer to:
+                only if no call goes on after this one.
+        """
         self.pool.kill()  # continues where a call was interrupted
-        self.results = None  # type: ignore[assignment]
+        results, self.results = self.results, None  # type: ignore[assignment]
+        if at_once and results is not None:
+            results.release()
         self.call.use_frames(None)
         self.call.forget()

@@ -86,6 +86,11 @@ class Results:
         ranges = [(group.start, len(group)) for group in groups]
         self.access = _core.FrameAccess(frames, self._infos.core, copy, ranges, spare)
 
+    def release(self) -> None:
+        """Drop all arrays of the frames."""
+        vars(self.frames).clear()
+        vars(self).clear()
+
     @property
     def frame(self) -> int:
         """The frame that all envs use."""

@@ -1285,18 +1285,19 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 super().close(**kwargs)
             finally:
                 if self.closed:
-                    with self._core.guard.closing("call close"):
-                        self._release()
+                    entry = self._core.guard.closing("call close")
+                    with entry:
+                        self._release(at_once=not (entry.nested or self._core.lease))
         except BusyError:
             return False
         return True
 
-    def _release(self) -> None:
-        """Drop what the vector env had. May be repeated."""
+    def _release(self, *, at_once: bool) -> None:
+        """Drop what the vector env had, see ``VectorCore.release``. May be repeated."""
         try:
             self._pool.close_inline()
         finally:
-            self._core.release()
+            self._core.release(at_once=at_once)
             if not self.copy:
                 self.observations = None
             self._batches.close()
