@@ -312,14 +312,9 @@ def _isolation(env: str) -> _Result:
     text = ". ".join("; ".join([one.verdict, *one.reasons]) for one in checks)
     if checks[0].isolated:
         return _ok(text)
-    match checks[0].remedy:
-        case "":
-            return _look(text, "let each env use files and ports of its own")
-        case "seed_globals=True":
-            gives = "generators of its own"
-        case _:
-            gives = "a process"
-    return _look(text, f"pass {checks[0].remedy}, which gives each env {gives}")
+    remedy = checks[0].remedy
+    gives = "generators of its own" if remedy == "seed_globals=True" else "a process"
+    return _look(text, f"pass {remedy}, which gives each env {gives}")
 
 
 def _vector_env() -> _Result:

@@ -26,8 +26,8 @@ from pysampler._policies.warm_up import EpisodesSoFar, warm_up
 from pysampler._torch import needs_torch
 from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout
-from pysampler._vector.lease import Lease
 from pysampler._vector.env_maker import EnvMaker
+from pysampler._vector.lease import Lease
 from pysampler._vector.make import make_vec, vector_options
 from pysampler._vector.transforms import Transforms, adopted, is_ours, unwrapped
 from pysampler._vector.vector_env import VectorEnv, core_of

@@ -37,18 +37,6 @@ class Noisy(Counted):
     def reset(self, *, seed=None, options=None):
         return np.array([np.random.random()]), {}
 
-class Writes(Counted):
-    __init__ = gym.Env.__init__
-
-    def reset(self, *, seed=None, options=None):
-        self.level = self.level if seed is None else seed
-        with open("level.txt", "w") as file:
-            file.write(str(self.level))
-        return np.array([0.0]), {}
-
-    def step(self, action):
-        with open("level.txt") as file:
-            return np.array([float(file.read() or 0)]), 0.0, False, False, {}
 
 def broken():
     raise ValueError("no such level")
@@ -109,12 +97,6 @@ def test_the_hash_seed_of_the_program_and_its_workers_is_reported(seed, found, m
             "look",
             "envs of Noisy must not share a process (200 steps compared)",
             "pass seed_globals=True, which gives each env generators of its own",
-        ),
-        (
-            "levels:Writes",
-            "look",
-            "envs use files or ports of the same name: ",
-            "let each env use files and ports of its own",
         ),
         (
             "levels:broken",

@@ -169,7 +169,7 @@ class Paints(Plain):
         (ResetByClose, "observations of step 10 differ", "ResetByClose.open"),
         (ChangesDirectory, "observations of the reset differ", "changes the working directory"),
         (ReadsEnvironment, "observations of step 0 differ", "environment variables: LEVEL"),
-        (WritesFile, "observations of step 0 differ", "files or ports of the same name: "),
+        (WritesFile, "observations of step 0 differ", "look for files that envs share"),
         (Refuses, "an env raised RuntimeError being made: one emulator", "Refuses.made"),
         (RefusesInReset, "an env raised RuntimeError being reset: another", "InReset.alive"),
         (Paints, "frames of render() after step", "Paints.canvas"),
@@ -216,7 +216,7 @@ def test_state_outside_of_python_is_suspected_if_nothing_else_changes():
 
     found = check(Hidden)
     assert found.isolated is False
-    assert "look for state in a library" in found.reasons[1]
+    assert "and for state in a library" in found.reasons[1]
 
 
 def test_an_env_that_is_not_deterministic_alone_is_not_judged():

@@ -55,7 +55,6 @@ class RunResult:
         failed: What raised an exception, and the exception; None if nothing did.
         batch: The name of the class, if the function made a BatchEnv.
         causes: Shared state that the envs changed: its kind, and a sentence.
-        captured: The names of objects that the functions refer to, one for all envs.
         closed: How many records there were when the first sibling was closed.
     """
 
@@ -67,7 +66,6 @@ class RunResult:
     failed: tuple[str, Report] | None = None
     batch: str = ""
     causes: list[tuple[str, str]] = field(default_factory=list)
-    captured: list[str] = field(default_factory=list)
     closed: int = 0
 
 
@@ -81,18 +79,15 @@ class Member:
     Args:
         make: Makes the env.
         seed: The seed of its first reset, and of its actions.
-        number: Its number in the run.
         result: Where its results are recorded; None for a sibling.
     """
 
-    def __init__(
-        self, make: Callable[[], Any], seed: int, number: int, result: RunResult | None
-    ) -> None:
+    def __init__(self, make: Callable[[], Any], seed: int, result: RunResult | None) -> None:
         env = make()
         if isinstance(env, BatchEnv):
             raise BatchMadeError(type(env).__name__)
         self.env = self.calls = env  # the second may swap generators around calls
-        self.seed, self.number, self._result = seed, number, result
+        self.seed, self._result = seed, result
         self._closed = False
         (expect_whole if is_several(env) else expect_env)(env, 0)
         if result is not None:

@@ -7,9 +7,11 @@ with the env, or, as with ``context="threads"``, each in a thread of its own.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ _FRAMES = 20  # of a run: rendering may be slow
 # Seconds after which a thread gives Python's lock to another that waits for it: the shortest, so
 # that calls of envs overlap.
 _SWITCH = 1e-6
-_CLOSED_MIDWAY, _ENV, _RESET_MIDWAY = range(3)  # the threads
+_ENV, _SIBLINGS = 0, 2  # the number of the env, and those of its siblings
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,15 @@ class RunJob(Job):
 
     def run(self, server: RunServer, block: int, frame: int) -> RunResult:  # noqa: ARG002
         """Make the run, in a process where no env was made before."""
-        return (_ThreadsRun if self.threads else _Run)(self, server.env_fns).result
+        return _Run(self, server.env_fns).result
 
 
 class _Run:
-    """One run of an env. Siblings are made before and after it, and the first closes midway."""
+    """One run of an env. Siblings are made before and after it, and the first closes midway.
+
+    With threads, each env has one, in which all of its calls run. While the env steps, its siblings
+    make steps in theirs.
+    """
 
     def __init__(self, job: RunJob, env_fns: Sequence[Callable[[], Any]]) -> None:
         self._job = job
@@ -114,7 +120,10 @@ class _Run:
         self._shared = SharedState(env_fns)
         self.result = RunResult()
         self._doing = "being made"
-        self._members: list[Member] = []
+        self._members: dict[int, Member] = {}
+        if job.threads:
+            sys.setswitchinterval(_SWITCH)
+            self._threads = [ThreadPoolExecutor(1) for _ in range(_SIBLINGS + 1)]
         begun = time.perf_counter()
         try:
             self._run()
@@ -125,20 +134,17 @@ class _Run:
         self.result.seconds = time.perf_counter() - begun
         self._shared.look()
         self.result.causes = self._shared.causes()
-        self.result.captured = self._shared.captured()
-        known = interfering(member.env for member in self._members)
+        known = interfering(member.env for member in self._members.values())
         self.result.causes += [("module", text) for text in known]
-        for member in self._members:
-            member.close()
+        self._each(Member.close)
 
     def _run(self) -> None:
         job = self._job
         make, *others = self._makes
-        if job.beside:
-            self._add(others[0], job.seed + 1)
-        env = self._add(make, job.seed, self.result)
-        if job.beside:
-            self._add(others[1], job.seed + 2)
+        sibling = [(1, others[0], job.seed + 1)] if job.beside else []
+        last = [(2, others[1], job.seed + 2)] if job.beside else []
+        self._make(sibling)
+        self._make([(_ENV, make, job.seed), *last])
         self._doing = "being reset"
         self._each(lambda one: one.reset("the reset", one.seed))
         self._shared.look()
@@ -148,17 +154,18 @@ class _Run:
         for step in range(job.most):
             self._doing = "being reset"
             if step == resets and job.beside:
-                self._with(self._members[-1], lambda one: one.reset("a reset"))
+                self._each(lambda one: one.reset("a reset"), 2)
             if step == closes and job.beside:
                 self.result.closed = len(self.result.records)
-                self._with(self._members.pop(0), Member.close)
+                self._each(Member.close, 1)
+                del self._members[1]
             if self._is_second(step, time.perf_counter() - begun):
                 self.result.second = step
-                self._with(env, lambda one: one.reset("the second reset"))
+                self._each(lambda one: one.reset("the second reset"), _ENV)
             stepped = time.perf_counter()
             self._doing = "being stepped"
             name = f"step {step}"
-            self._each(lambda one: one.step(name))  # noqa: B023 - called at once
+            self._each(lambda one: one.step(name), again=True)  # noqa: B023 - called at once
             if step % self._every == 0:
                 self._each(lambda one: one.render(f"render() after {name}"))  # noqa: B023
             self.result.steps = step + 1
@@ -176,113 +183,50 @@ class _Run:
         late = job.seconds is not None and seconds > job.seconds * _SECOND
         return step > 0 and (late or step >= job.steps * _SECOND)
 
-    def _add(self, make: Callable[[], Any], seed: int, result: RunResult | None = None) -> Member:
-        with self._shared.of(len(self._members)):
-            member = Member(make, seed, len(self._members), result)
+    def _make(self, members: Sequence[tuple[int, Callable[[], Any], int]]) -> None:
+        def make(number: int, make: Callable[[], Any], seed: int) -> None:
+            member = Member(make, seed, self.result if number == _ENV else None)
             if self._job.seed_globals:
                 member.calls = GlobalsOf(member.env)
-        self._members.append(member)
-        self._shared.look(member.env)
-        return member
+            self._members[number] = member
 
-    def _each(self, call: Callable[[Member], None]) -> None:
-        for member in self._members:
-            self._with(member, call)
+        self._call({one[0]: functools.partial(make, *one) for one in members})
+        for number, _, _ in members:
+            self._shared.look(self._members[number].env)
 
-    def _with(self, member: Member, call: Callable[[Member], None]) -> None:
-        with self._shared.of(member.number):
-            call(member)
+    def _each(
+        self, call: Callable[[Member], None], number: int | None = None, *, again: bool = False
+    ) -> None:
+        """Call a function with each member in order, or with one.
 
+        With threads and ``again``, siblings repeat it until the env's call has returned.
+        """
+        chosen = sorted(self._members) if number is None else [number]
+        chosen.sort(key=[1, _ENV, 2].index)
+        self._call({i: functools.partial(call, self._members[i]) for i in chosen}, again=again)
 
-class _StoppedError(Exception):
-    """Another thread has failed."""
+    def _call(self, calls: dict[int, Callable[[], None]], *, again: bool = False) -> None:
+        """Make calls in this order, or all at the same time, each in the thread of its member."""
+        if not self._job.threads:
+            for call in calls.values():
+                call()
+            return
+        begun, over = threading.Semaphore(0), threading.Event()
 
+        def repeat(call: Callable[[], None]) -> None:
+            begun.release()
+            call()
+            while again and not over.is_set():
+                call()
 
-class _ThreadsRun(_Run):
-    """A run beside siblings, each in a thread, which make steps until the run has ended.
-
-    The last two are made at the same time, and all are reset at the same time. ``SharedState``
-    looks while the threads wait for each other.
-    """
-
-    def _run(self) -> None:
-        sys.setswitchinterval(_SWITCH)
-        first, *others = self._makes
-        makes = others[0], first, others[1]
-        seeds = self._job.seed + 1, self._job.seed, self._job.seed + 2
-        self._together = threading.Barrier(len(makes), self._look)
-        self._over = threading.Event()
-        self._asked, self._done = ([threading.Event() for _ in makes] for _ in range(2))
-        threads = [
-            threading.Thread(target=self._guarded, args=one)
-            for one in zip(range(len(makes)), makes, seeds, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def _look(self) -> None:
-        for member in list(self._members):
-            self._shared.look(member.env)
-
-    def _guarded(self, number: int, make: Callable[[], Any], seed: int) -> None:
-        doing, member = "being made", None
+        siblings = [number for number in calls if number != _ENV]
+        made = [self._threads[number].submit(repeat, calls[number]) for number in siblings]
         try:
-            with self._shared.of(number):
-                if number != _CLOSED_MIDWAY:  # whose modules are looked at from then on
-                    self._meet()
-                member = Member(make, seed, number, self.result if number == _ENV else None)
-                self._members.append(member)
-                for _ in range(1 + (number == _CLOSED_MIDWAY)):
-                    self._meet()
-                doing = "being reset"
-                member.reset("the reset", seed)
-                self._meet()
-                doing = "being stepped"
-                (self._steps if number == _ENV else self._steps_of_sibling)(member)
-        except _StoppedError:
-            pass
-        except BaseException as error:
-            if self.result.failed is None:
-                self.result.failed = doing, report(error)
-            self._together.abort()
+            for _ in made:
+                begun.acquire()
+            if _ENV in calls:
+                self._threads[_ENV].submit(calls[_ENV]).result()
         finally:
-            if number == _ENV:
-                self._over.set()
-            if member is not None:
-                member.close()
-            self._done[number].set()
-
-    def _meet(self) -> None:
-        try:
-            self._together.wait()
-        except threading.BrokenBarrierError:
-            raise _StoppedError from None
-
-    def _steps(self, env: Member) -> None:
-        for step in range(self._job.most):
-            for at, number in ((4, _RESET_MIDWAY), (2, _CLOSED_MIDWAY)):
-                if step == self._job.most // at:
-                    self._asked[number].set()
-                    self._done[number].wait()
-            if step == self._job.second:
-                env.reset("the second reset")
-            env.step(f"step {step}")
-            if step % self._every == 0:
-                env.render(f"render() after step {step}")
-            self.result.steps = step + 1
-
-    def _steps_of_sibling(self, member: Member) -> None:
-        step = 0
-        while not self._over.is_set():
-            member.step("")
-            if step % self._every == 0:
-                member.render("")
-            if self._asked[member.number].is_set() and not self._done[member.number].is_set():
-                if member.number == _CLOSED_MIDWAY:
-                    self.result.closed = len(self.result.records)
-                    return
-                member.reset("a reset")
-                self._done[member.number].set()
-            step += 1
+            over.set()
+        for one in made:
+            one.result()

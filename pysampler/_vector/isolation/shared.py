@@ -6,14 +6,13 @@ It looks at states between the calls of a run, so a change that a call undoes is
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import random
 import sys
-import threading
 import types
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -21,7 +20,6 @@ import numpy as np
 
 from pysampler._torch import loaded_torch
 from pysampler._vector.env_calls import layers_of
-from pysampler._vector.isolation.captured import captured_by_all
 from pysampler._vector.isolation.verdict import listed
 
 if TYPE_CHECKING:
@@ -34,10 +32,15 @@ _MOST = 1000  # elements of a container that are compared
 _MOST_BYTES = 1 << 20  # of an array that are compared
 # Packages whose attributes are not looked at: they have many, which change for good reasons.
 LIBRARIES = {*sys.stdlib_module_names, "cloudpickle", "gymnasium", "numpy", "pysampler", "torch"}
-_CONSTANT = bool, int, float, complex, str, bytes, type(None), np.generic
-_PLAIN = *_CONSTANT, itertools.count
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_IGNORED = "/dev/", "/proc/", "/sys/"
+_PLAIN = bool, int, float, complex, str, bytes, bytearray, type(None), np.generic, itertools.count
+_SENTENCES = {
+    "generators": "the env uses global random generators: {}",
+    "directory": "the env changes the {}",
+    "environment": "the env changes environment variables: {}",
+    "attributes": "the env changes attributes of modules or classes: {}",
+    "captured": "the env changes objects that env_fns capture, one for all envs: {}. Create them "
+    "inside of env_fns",
+}
 
 
 class SharedState:
@@ -45,30 +48,20 @@ class SharedState:
 
     Args:
         env_fns: The function that makes the env, and those that make its siblings. The objects that
-            they share are looked at, and the global variables of the first.
+            they capture are looked at, and the global variables of the first.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]]) -> None:
-        self._env_fns = env_fns
+        by_function = [{id(value): (name, value) for name, value in _captured(f)} for f in env_fns]
+        of_others = {address for found in by_function[1:] for address in found}
+        self._captured = [one for key, one in by_function[0].items() if key in of_others]
         # By address: a function that was pickled by value has a copy of its module's variables.
         self._namespaces = {id(found): (name, found) for name, found in _of_function(env_fns[0])}
         self._packages = {package_of(name) for name, _ in self._namespaces.values()} - LIBRARIES
         self._classes: dict[int, tuple[str, type]] = {}
-        self._now = threading.local()  # its `env` is the one that this thread calls
-        self._users: dict[str, set[Any]] = {}  # of files and addresses
         self._changed: dict[str, dict[str, None]] = {}  # names, by what they are
         self._before = self._all()
         self._modules = set(sys.modules)
-        sys.addaudithook(self._audit)  # for good: the process ends after the run
-
-    @contextlib.contextmanager
-    def of(self, env: int) -> Iterator[None]:
-        """Attribute files that are opened in this context to an env."""
-        self._now.env = env
-        try:
-            yield
-        finally:
-            del self._now.env
 
     def look(self, env: Any = None) -> None:
         """Note what has changed since the last look; from now on, look at this env's classes."""
@@ -79,15 +72,11 @@ class SharedState:
             if imported and kind in ("generators", "environment"):
                 continue  # imports change them, but only once in a process
             before = self._before[kind]
-            for name, state in states.items():
+            for name in {**states, **before} if kind == "environment" else states:
                 # Attributes of modules that were imported since are new, others are not.
                 addressed = isinstance(name, tuple)
-                if state != before.get(name, state if addressed else None):
-                    shown = name[1] if addressed else name
-                    self._changed.setdefault(kind, {})[shown] = None
-            if kind == "environment":
-                gone = before.keys() - states.keys()
-                self._changed.setdefault(kind, {}).update(dict.fromkeys(sorted(gone)))
+                if states.get(name) != before.get(name, states.get(name) if addressed else None):
+                    self._changed.setdefault(kind, {})[name[1] if addressed else name] = None
         self._before = after
         if env is not None:
             self._add_classes_of(env)
@@ -95,72 +84,26 @@ class SharedState:
 
     def causes(self) -> list[tuple[str, str]]:
         """Return what the envs changed: its kind, and a sentence."""
-        changed = {kind: listed(list(names)) for kind, names in self._changed.items() if names}
-        sentences = {
-            "generators": "the env uses global random generators: {}",
-            "directory": "the env changes the {}",
-            "environment": "the env changes environment variables: {}",
-            "attributes": "the env changes attributes of modules or classes: {}",
-            "captured": "the env changes objects that env_fns capture, one for all envs: {}. "
-            "Create them inside of env_fns",
-        }
-        causes = [
-            (kind, text.format(changed[kind]))
-            for kind, text in sentences.items()
-            if kind in changed
+        return [
+            (kind, text.format(listed(list(self._changed[kind]))))
+            for kind, text in _SENTENCES.items()
+            if kind in self._changed
         ]
-        if shared := [name for name, users in self._users.items() if len(users) > 1]:
-            text = (
-                f"envs use files or ports of the same name: {listed(shared)}. Processes share "
-                "these too, so give each env its own"
-            )
-            causes.append(("files", text))
-        return causes
-
-    def captured(self) -> list[str]:
-        """Return the names of objects that env_fns refer to and envs may change."""
-        found = captured_by_all(self._env_fns, globals_too=True)
-        names = (name for _, name, value in found if not issubclass(type(value), _CONSTANT))
-        return list(dict.fromkeys(names))
-
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        env = getattr(self._now, "env", None)
-        if env is None or event not in ("open", "socket.bind"):
-            return
-        with contextlib.suppress(Exception):
-            if event == "open":
-                path, _, flags = arguments
-                if not isinstance(path, (str, bytes)) or not flags & _WRITES:
-                    return
-                name = str(Path(os.fsdecode(path)).absolute())
-                if name.startswith(_IGNORED) or "__pycache__" in name:
-                    return
-            else:
-                name = f"address {arguments[1]}"
-            self._users.setdefault(name, set()).add(env)
 
     # -- states ----------------------------------------------------------------------------------
 
     def _all(self) -> dict[str, dict[Any, Any]]:
         """Return all states by kind and name."""
-        try:
-            directory = str(Path.cwd())
-        except OSError:
-            directory = ""
+        directory = ""
+        with contextlib.suppress(OSError):
+            directory = os.getcwd()  # noqa: PTH109
         return {
             "generators": _generators(),
-            "directory": {"working directory": directory, "umask": _umask()},
+            "directory": {"working directory": directory},
             "environment": dict(os.environ),
             "attributes": self._attributes(),
-            "captured": self._captured_states(),
+            "captured": {name: self._state(value) for name, value in self._captured},
         }
-
-    def _captured_states(self) -> dict[tuple[int, str], Any]:
-        states: dict[tuple[int, str], Any] = {}
-        for address, name, value in captured_by_all(self._env_fns):
-            with contextlib.suppress(Exception):
-                states[address, name] = self._state(value)
-        return states
 
     def _attributes(self) -> dict[tuple[int, str], Any]:
         """Return a state for each attribute of the env's modules and classes.
@@ -171,36 +114,21 @@ class SharedState:
         for name, module in list(sys.modules.items()):
             if package_of(name) in self._packages and isinstance(module, types.ModuleType):
                 spaces[id(vars(module))] = name, vars(module)
+        classes = {address: (path, vars(one)) for address, (path, one) in self._classes.items()}
         states: dict[tuple[int, str], Any] = {}
-        classes = dict(self._classes)
-        for address, (space, attributes) in spaces.items():
+        for address, (path, attributes) in {**spaces, **classes}.items():
             for name, value in list(attributes.items()):
                 # A proxy of another object may raise whatever it is asked for.
                 with contextlib.suppress(Exception):
-                    if isinstance(value, type):
-                        if package_of(value.__module__) in self._packages:
-                            classes[id(value)] = f"{space}.{name}", value
-                    elif not isinstance(value, (types.ModuleType, types.FunctionType)):
-                        self._add_state(states, address, space, name, value)
-        for address, (path, one) in classes.items():
-            for name, value in list(vars(one).items()):
-                with contextlib.suppress(Exception):
-                    if isinstance(value, types.FunctionType):
-                        defaults = value.__defaults__, value.__kwdefaults__
-                        states[address, f"defaults of {path}.{name}"] = self._state(defaults)
-                    elif not callable(value):
-                        self._add_state(states, address, path, name, value)
+                    if isinstance(value, (types.ModuleType, types.FunctionType, type)):
+                        continue
+                    if not name.startswith(("__", "_abc_")) and not callable(value):
+                        states[address, f"{path}.{name}"] = self._state(value)
         return states
-
-    def _add_state(
-        self, states: dict[tuple[int, str], Any], address: int, path: str, name: str, value: Any
-    ) -> None:
-        if not name.startswith(("__", "_abc_")):
-            states[address, f"{path}.{name}"] = self._state(value)
 
     def _state(self, value: Any, depth: int = 0) -> Any:
         """Return an object that compares unequal once the value has changed."""
-        if isinstance(value, (*_PLAIN, bytearray)):
+        if isinstance(value, _PLAIN):
             return type(value), repr(value)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return value.dtype, value.shape, value.nbytes <= _MOST_BYTES and hash(value.tobytes())
@@ -230,6 +158,30 @@ class SharedState:
         self._namespaces.update((id(found), (name, found)) for name, found in namespaces_of(env))
 
 
+def _captured(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a function refers to, except by global variables: name and object."""
+    given: list[tuple[str, Any]] = []
+    if isinstance(function, functools.partial):
+        given = [("", function.func), *function.keywords.items()]
+        given += [(f"argument {i}", value) for i, value in enumerate(function.args, 1)]
+    elif isinstance(function, types.MethodType):
+        given = [(type(function.__self__).__name__, function.__self__)]
+    elif isinstance(function, types.FunctionType):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        with contextlib.suppress(ValueError):  # an empty cell
+            given = [(name, cell.cell_contents) for name, cell in cells]
+        defaults = function.__defaults__ or ()
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        given += zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    elif not isinstance(function, type):
+        given = [(type(function).__name__, function)]
+    for name, value in given:
+        if issubclass(type(value), (functools.partial, types.FunctionType, types.MethodType)):
+            yield from _captured(value)
+        elif not issubclass(type(value), (types.ModuleType, type)):
+            yield name, value
+
+
 def package_of(module: str) -> str:
     """Return the name of the package that a module belongs to."""
     return module.partition(".")[0]
@@ -241,12 +193,6 @@ def _generators() -> dict[str, Any]:
     if (torch := loaded_torch()) is not None and hasattr(torch, "get_rng_state"):
         states["torch"] = torch.get_rng_state().numpy().tobytes()
     return states
-
-
-def _umask() -> str:
-    # os.umask() would have to change it, which other threads could see.
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next((line for line in status if line.startswith("Umask:")), "")
 
 
 def _of_function(function: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -18,8 +18,8 @@ _OF_THE_PROGRAM = {"generators", "directory", "environment", "module"}
 # By kind of state, what helps envs in one process.
 _ADVICE = {"generators": ". seed_globals=True gives each env its own, with the seed of its reset"}
 _UNEXPLAINED = (
-    "no change of modules, files or global generators explains it: look for state in {}a library "
-    "of the env, such as a renderer"
+    "no change of modules or global generators explains it: look for files that envs share, for "
+    "objects that env_fns refer to, and for state in a library of the env, such as a renderer"
 )
 
 
@@ -40,7 +40,7 @@ class Isolation:
         remedy: The option of ``VectorEnv`` that helps: "seed_globals=True" if global random
             generators are all that the envs share, "isolate=True" otherwise. Instead of threads,
             "context='forkserver'", followed by one of these unless all results were equal. "" if
-            ``isolated``, or if files are all that the envs share, since processes share them too.
+            ``isolated``.
         threads: Whether the envs were stepped in threads.
     """
 
@@ -104,8 +104,6 @@ def judged(
     remedy = "seed_globals=True" if shared == {"generators"} else "isolate=True"
     if threads:
         remedy = "context='forkserver'" + f", {remedy}" * (not equal)
-    if shared == {"files"}:
-        remedy = ""
     return replace(found, remedy="" if found.isolated else remedy, threads=threads)
 
 
@@ -118,14 +116,9 @@ def _found(
 def _compared(
     alone: RunResult, again: RunResult, beside: RunResult, where: str, causes: Sequence[str]
 ) -> Isolation:
-    captured = ""
-    if beside.captured:
-        captured = f"what env_fns refer to, one for all envs ({listed(beside.captured)}), and in "
-    unexplained = [_UNEXPLAINED.format(captured)]
     if beside.failed is not None:
         doing, raised = beside.failed
         text = f"{where}, an env raised {raised.kind} {doing}: {raised.text}"
-        causes = causes or unexplained * bool(captured)
         return _found(alone, text, *causes, isolated=False)
     if again.failed is not None:
         doing, raised = again.failed
@@ -141,7 +134,7 @@ def _compared(
     different = [one for one in _differences(alone, beside) if one[1] not in ignored]
     if not different:
         return _found(alone, isolated=True, ignored=ignored)
-    causes = causes or unexplained
+    causes = causes or [_UNEXPLAINED]
     text = _described(different, where)
     first = [call for call, _ in beside.records].index(different[0][0])
     if 0 < beside.closed <= first:
