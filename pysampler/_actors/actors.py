@@ -20,7 +20,7 @@ from pysampler._actors.options import counts_to_take, default_high, share_of_tim
 from pysampler._actors.phases import Phases
 from pysampler._actors.record_reader import CHECK_NS, RecordReader
 from pysampler._actors.records import RecordLayout
-from pysampler._numbers import true_or_false, whole_number
+from pysampler._common.numbers import true_or_false, whole_number
 from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options

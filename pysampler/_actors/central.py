@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pysampler._closing import comes_true
+from pysampler._common.closing import comes_true
 from pysampler._policies.weights import load_weights
 from pysampler._workers.exceptions import error_from, report
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S

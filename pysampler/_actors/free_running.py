@@ -13,7 +13,7 @@ from pysampler import _core
 from pysampler._actors.central import CentralActor, Requests
 from pysampler._actors.free_running_policy import FreeRunningJob
 from pysampler._actors.settings import Settings, setting_arrays
-from pysampler._closing import comes_true
+from pysampler._common.closing import comes_true
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import copied, for_first_call, source_of
 from pysampler._policies.frame_policy import FramePolicy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pysampler._numbers import is_real, whole_number
+from pysampler._common.numbers import is_real, whole_number
 
 __all__ = ["counts_to_take", "default_high", "share_of_time", "watermarks"]
 

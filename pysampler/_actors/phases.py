@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from pysampler._numbers import whole_number
+from pysampler._common.numbers import whole_number
 from pysampler.sync import now
 
 if TYPE_CHECKING:

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._common.numbers import plain_array
+from pysampler._common.torch import tensor_from
 from pysampler._frames.spec import leaf_paths
-from pysampler._numbers import plain_array
 from pysampler._policies.signatures import STATE
 from pysampler._policies.trees import batch_from, tree_from
 from pysampler._rollouts.gae import gae
 from pysampler._rollouts.rollout import Episode
-from pysampler._torch import tensor_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

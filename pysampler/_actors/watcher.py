@@ -20,7 +20,7 @@ from pysampler._actors.watcher_policy import (
     WatcherSetup,
     WatcherState,
 )
-from pysampler._numbers import refusal, true_or_false, whole_number
+from pysampler._common.numbers import refusal, true_or_false, whole_number
 from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options

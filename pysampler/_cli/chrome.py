@@ -10,7 +10,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._cli.rounds import PROGRAM
-from pysampler._files import atomic_write
+from pysampler._common.files import atomic_write
 from pysampler.sync import now
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from pysampler._numbers import is_masked
+from pysampler._common.numbers import is_masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._closing import Closing, Uncopyable
+from pysampler._common.closing import Closing, Uncopyable
+from pysampler._common.numbers import whole_number
 from pysampler._learning.mean_weights import difference, fields_of, mean_of, name_with_nan
 from pysampler._learning.trainers import AttachBoards, HandIn, Train, TrainerServer
-from pysampler._numbers import whole_number
 from pysampler._policies.weights import arrays_of
 from pysampler._vector import arguments
 from pysampler._workers.jobs import Answer, Failure

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pysampler._torch import tensor_from
+from pysampler._common.torch import tensor_from
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._files import atomic_write, open_regular, read_arrays, write_arrays
+from pysampler._common.files import atomic_write, open_regular, read_arrays, write_arrays
+from pysampler._common.numbers import is_whole, whole_number
 from pysampler._learning.packing import packed, unpacked
 from pysampler._learning.replay import ReplayBuffer
-from pysampler._numbers import is_whole, whole_number
 from pysampler.errors import LayoutError
 
 if TYPE_CHECKING:

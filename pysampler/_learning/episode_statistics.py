@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler._actors.records import Records
-from pysampler._numbers import whole_number
+from pysampler._common.numbers import whole_number
+from pysampler._common.torch import to_array
 from pysampler._policies.trees import mapped
 from pysampler._rollouts.rollout import Episode, Rollout
-from pysampler._torch import to_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

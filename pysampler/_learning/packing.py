@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._files import stored_dtype
-from pysampler._torch import loaded_torch, tensor_from
+from pysampler._common.files import stored_dtype
+from pysampler._common.torch import loaded_torch, tensor_from
 
 if TYPE_CHECKING:
     import numpy.typing as npt

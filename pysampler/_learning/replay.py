@@ -18,14 +18,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from pysampler._closing import Uncopyable
-from pysampler._files import atomic_write, open_regular, read_arrays, stored_dtype, write_arrays
+from pysampler._common.closing import Uncopyable
+from pysampler._common.files import (
+    atomic_write,
+    open_regular,
+    read_arrays,
+    stored_dtype,
+    write_arrays,
+)
+from pysampler._common.numbers import fitting_array, is_real, is_whole, plain_array, whole_number
 from pysampler._learning.batch import Batch
 from pysampler._learning.frame_store import FrameStore, StackAddition
 from pysampler._learning.priorities import MAX_PRIORITY, MIN_PRIORITY, SumTree
 from pysampler._learning.record_ring import FOLLOWING, PRECEDING, Addition, RecordRing
 from pysampler._learning.sequences import Sequences, n_step_returns, steps_around
-from pysampler._numbers import fitting_array, is_real, is_whole, plain_array, whole_number
 from pysampler.errors import LayoutError
 
 if TYPE_CHECKING:

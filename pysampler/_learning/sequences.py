@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._torch import tensor_from
+from pysampler._common.torch import tensor_from
 
 if TYPE_CHECKING:
     import numpy.typing as npt

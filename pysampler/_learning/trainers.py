@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._common.torch import is_tensor, tensor_from
 from pysampler._learning.mean_weights import difference, fields_of
 from pysampler._policies.weights import arrays_of
-from pysampler._torch import is_tensor, tensor_from
 from pysampler._workers import worker
 from pysampler._workers.exceptions import Raised
 from pysampler._workers.jobs import Attach, Job, Server

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._common.torch import (
+    drawing_from,
+    is_distribution,
+    is_module,
+    is_tensor,
+    loaded_torch,
+)
 from pysampler._frames.spec import Field, leaves
 from pysampler._policies.device import PolicyDevice, device_of, policy_device
 from pysampler._policies.signatures import (
@@ -20,7 +27,6 @@ from pysampler._policies.signatures import (
     signature_of,
 )
 from pysampler._policies.trees import batch_from, leaves_in, mapped, structure_of
-from pysampler._torch import drawing_from, is_distribution, is_module, is_tensor, loaded_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any
 
+from pysampler._common.torch import copy_of_module, is_module, is_script
 from pysampler._policies.weights import has_weights, portable
-from pysampler._torch import copy_of_module, is_module, is_script
 from pysampler._workers.remote import copy_from, dumps_by_value
 
 __all__ = [

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pysampler._torch import is_tensor, tensor_from
+from pysampler._common.torch import is_tensor, tensor_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

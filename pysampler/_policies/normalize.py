@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from pysampler._common.numbers import is_real, true_or_false
 from pysampler._frames.frames import LOST
 from pysampler._frames.spec import Field, leaf_paths
-from pysampler._numbers import is_real, true_or_false
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

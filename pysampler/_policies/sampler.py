@@ -16,14 +16,14 @@ from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler._closing import Interruptible, Uncopyable
-from pysampler._numbers import whole_number
+from pysampler._common.closing import Interruptible, Uncopyable
+from pysampler._common.numbers import whole_number
+from pysampler._common.torch import needs_torch
 from pysampler._policies.frame_policy import FramePolicy
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import entropy_from
 from pysampler._policies.signatures import takes_nothing
 from pysampler._policies.warm_up import EpisodesSoFar, warm_up
-from pysampler._torch import needs_torch
 from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout
 from pysampler._vector.env_maker import EnvMaker

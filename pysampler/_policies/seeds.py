@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._torch import loaded_torch
+from pysampler._common.torch import loaded_torch
 from pysampler._workers.seeds import number_from
 
 if TYPE_CHECKING:

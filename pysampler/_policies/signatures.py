@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pysampler._torch import is_module
+from pysampler._common.torch import is_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pysampler._torch import (
+from pysampler._common.torch import (
     copy_of_module,
     is_module,
     is_tensor,

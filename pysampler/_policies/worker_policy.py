@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pysampler import _core
+from pysampler._common.torch import generator_from, is_module
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.fixed_batch import FixedBatchCaller
 from pysampler._policies.frame_policy import (
@@ -22,7 +23,6 @@ from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.shared_statistics import WorkerStatistics
 from pysampler._policies.weights import SharedWeights, load_weights
-from pysampler._torch import generator_from, is_module
 from pysampler._vector.blocks import copied_info
 from pysampler._workers.jobs import Note, Repeated
 from pysampler._workers.seeds import number_from, seed_globals

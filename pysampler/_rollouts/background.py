@@ -6,7 +6,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pysampler._closing import comes_true
+from pysampler._common.closing import comes_true
 from pysampler._rollouts.runner import closed_error
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 

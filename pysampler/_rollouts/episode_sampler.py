@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector.vector_env import AutoresetMode
 
+from pysampler._common.torch import get_torch_threads, set_torch_threads
 from pysampler._frames.frames import LOST
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import for_first_call, pickled, source_of
@@ -38,7 +39,6 @@ from pysampler._rollouts.episode_jobs import (
 )
 from pysampler._rollouts.episode_rows import EpisodeRows, Finished
 from pysampler._rollouts.episodes import name_episodes
-from pysampler._torch import get_torch_threads, set_torch_threads
 from pysampler._vector.frozen import FrozenNames
 from pysampler._vector.jobs import FreezeWrappers, Reset, Rest
 from pysampler._vector.partial import BatchWait

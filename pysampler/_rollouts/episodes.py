@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pysampler._numbers import whole_number
+from pysampler._common.numbers import whole_number
 
 __all__ = ["EpisodeSpec", "Start", "longest_first", "name_episodes", "starts_of"]
 

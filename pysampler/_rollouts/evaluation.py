@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pysampler._numbers import whole_number
+from pysampler._common.numbers import whole_number
 from pysampler._policies.normalize import expect_normalizer
 from pysampler._policies.predict import predict_policy
 from pysampler._policies.sampler import makes_envs, vector_env_of

@@ -20,7 +20,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
-from pysampler._closing import Closing
+from pysampler._common.closing import Closing
 from pysampler._rollouts.evaluation_results import EpisodeResult
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pysampler._closing import Closing
+from pysampler._common.closing import Closing
 from pysampler.sync import now
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
-from pysampler._numbers import whole_number
+from pysampler._common.numbers import whole_number
 from pysampler._vector.env_maker import EnvMaker
 from pysampler._vector.vector_env import VectorEnv
 from pysampler._vector.video import Video, expect_writer, part_of

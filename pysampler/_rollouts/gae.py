@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._numbers import fitting_array, is_real, plain_array
+from pysampler._common.numbers import fitting_array, is_real, plain_array
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pysampler._numbers import is_real
+from pysampler._common.numbers import is_real
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pysampler import _core
+from pysampler._common.torch import get_torch_threads, is_module, set_torch_threads
 from pysampler._policies.copying import copied, fingerprint
 from pysampler._policies.frame_policy import (
     end_lost_episodes,
@@ -18,7 +19,6 @@ from pysampler._policies.seeds import seed_policy
 from pysampler._policies.weights import copy_weights
 from pysampler._rollouts.background import Background
 from pysampler._rollouts.runner import RolloutRunner, closed_error
-from pysampler._torch import get_torch_threads, is_module, set_torch_threads
 from pysampler._vector.blocks import copied_info
 from pysampler._vector.results import first
 from pysampler.sync import now

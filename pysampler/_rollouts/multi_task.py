@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pysampler._closing import Closing, Uncopyable
-from pysampler._numbers import whole_number
+from pysampler._common.closing import Closing, Uncopyable
+from pysampler._common.numbers import whole_number
+from pysampler._common.tasks import TaskWrapper
 from pysampler._policies.sampler import vector_env_of
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._rollouts.collected import Collected
 from pysampler._rollouts.task_rollouts import TaskRollouts
-from pysampler._tasks import TaskWrapper
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options
 from pysampler._vector.transforms import is_ours

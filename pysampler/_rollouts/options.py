@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pysampler._numbers import is_real, refusal, true_or_false, whole_number
+from pysampler._common.numbers import is_real, refusal, true_or_false, whole_number
 from pysampler._vector import arguments
 
 __all__ = ["PolicyIn", "RolloutOptions"]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._common.torch import tensor_from, to_array
 from pysampler._policies.trees import mapped
 from pysampler._rollouts import cuda
 from pysampler._rollouts.gae import gae
-from pysampler._torch import tensor_from, to_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

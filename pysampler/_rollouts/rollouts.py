@@ -17,6 +17,7 @@ import gc
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
+from pysampler._common.torch import is_module
 from pysampler._frames.frames import addresses_are_limited
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.copying import for_first_call
@@ -31,7 +32,6 @@ from pysampler._rollouts.options import RolloutOptions
 from pysampler._rollouts.ready_runner import ReadyRunner
 from pysampler._rollouts.runner import RunnerSetup
 from pysampler._rollouts.worker_runner import WorkerRunner
-from pysampler._torch import is_module
 from pysampler._vector.make import vector_options
 from pysampler._vector.vector_env import core_of
 from pysampler.errors import BusyError

@@ -7,12 +7,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
+from pysampler._common.torch import is_module
 from pysampler._policies.copying import source_of
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.weights import SharedWeights, weights_of
 from pysampler._policies.worker_policy import PolicySetup, RolloutJob, RolloutReport, TakePolicy
 from pysampler._rollouts.runner import RolloutRunner, closed_error
-from pysampler._torch import is_module
 from pysampler._vector.results import first
 from pysampler._workers.jobs import Failure
 from pysampler.sync import Board, now

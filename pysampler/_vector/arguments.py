@@ -14,8 +14,8 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 
+from pysampler._common.numbers import byte_count, is_real, refusal, whole_number
 from pysampler._frames.spec import Spec, leaves
-from pysampler._numbers import byte_count, is_real, refusal, whole_number
 from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.processes import WorkerAssignment
 from pysampler._workers.recovery import Faults

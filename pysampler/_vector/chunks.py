@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from pysampler._common.numbers import is_masked
 from pysampler._frames.spec import build, leaves
-from pysampler._numbers import is_masked
 from pysampler._vector import arguments
 
 if TYPE_CHECKING:

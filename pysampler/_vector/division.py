@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pysampler import _core
-from pysampler._numbers import whole_number
+from pysampler._common.numbers import whole_number
 from pysampler._vector import arguments
 from pysampler._vector.waiting import MOST_ON_CPU
 from pysampler._workers.counters import with_unit

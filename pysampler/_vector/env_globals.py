@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pysampler._torch import loaded_torch
+from pysampler._common.torch import loaded_torch
 
 __all__ = ["GlobalsOf"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._torch import loaded_torch
+from pysampler._common.torch import loaded_torch
 from pysampler._vector.env_calls import expect_env
 from pysampler._vector.waiting import cpu_seconds
 from pysampler._workers.exceptions import error_from, report

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 
-from pysampler._numbers import whole_number
+from pysampler._common.numbers import whole_number
 from pysampler._vector import arguments
 from pysampler._vector.env_maker import EnvMaker
 from pysampler._vector.native.known import HANDOVER_US, maker_of_task, step_us_of

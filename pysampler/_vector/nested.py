@@ -18,9 +18,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from pysampler import _core
+from pysampler._common.torch import is_tensor, tensor_from, to_array
 from pysampler._frames.frames import BEGUN, FINAL, FINAL_BY_MAIL, LOST
 from pysampler._frames.spec import build, leaves
-from pysampler._torch import is_tensor, tensor_from, to_array
 from pysampler._vector.blocks import GivenActions, WholeBlock
 from pysampler._workers.jobs import is_users
 from pysampler._workers.remote import dumps

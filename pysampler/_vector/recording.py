@@ -16,7 +16,7 @@ import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from pysampler._files import open_regular, why_not_regular
+from pysampler._common.files import open_regular, why_not_regular
 from pysampler.errors import RecordingError
 
 if TYPE_CHECKING:

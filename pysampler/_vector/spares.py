@@ -31,7 +31,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymVectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array
 
-from pysampler._numbers import whole_number
+from pysampler._common.numbers import whole_number
 from pysampler._vector.arguments import seeds as seeds_of
 from pysampler._vector.env_calls import call, reward_shape
 from pysampler._vector.jobs import Apply

@@ -25,9 +25,9 @@ from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler._closing import Uncopyable, comes_true, ends_by_signal
+from pysampler._common.closing import Uncopyable, comes_true, ends_by_signal
+from pysampler._common.numbers import true_or_false, whole_number
 from pysampler._frames.spec import Spaces, spec_of
-from pysampler._numbers import true_or_false, whole_number
 from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout, VectorCore
 from pysampler._vector.division import Division, divide

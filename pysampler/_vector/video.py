@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysampler._closing import Closing
+from pysampler._common.closing import Closing
 from pysampler._workers.exceptions import Raised
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 from cloudpickle import cloudpickle as _cloudpickle
 
-from pysampler._torch import is_script, script_bytes, script_from
+from pysampler._common.torch import is_script, script_bytes, script_from
 from pysampler._workers.surroundings import import_path
 
 if TYPE_CHECKING:

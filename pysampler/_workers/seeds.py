@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from pysampler._torch import loaded_torch
+from pysampler._common.torch import loaded_torch
 
 __all__ = ["number_from", "seed_globals"]
 

@@ -16,8 +16,8 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 from pettingzoo import ParallelEnv
 
+from pysampler._common.numbers import whole_number
 from pysampler._frames.spec import spec_of
-from pysampler._numbers import whole_number
 from pysampler._policies.trees import mapped
 from pysampler._vector.vector_env import VectorEnv
 

@@ -10,7 +10,7 @@ from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
 from tianshou.env import BaseVectorEnv
 
-from pysampler._torch import to_array
+from pysampler._common.torch import to_array
 from pysampler._vector.vector_env import VectorEnv as PysamplerVectorEnv
 from pysampler.adapters import _env_calls
 from pysampler.adapters._rows import env_indices, info_rows

@@ -10,8 +10,8 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 from torchrl.envs import GymWrapper
 
+from pysampler._common.torch import tensor_from
 from pysampler._policies.trees import mapped
-from pysampler._torch import tensor_from
 from pysampler._vector.make import make_vec, vector_options
 from pysampler.adapters import _env_calls
 

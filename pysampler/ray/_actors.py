@@ -10,7 +10,7 @@ import numpy as np
 from pysampler._actors.actors import Actors as LocalActors
 from pysampler._actors.options import counts_to_take, default_high, share_of_time, watermarks
 from pysampler._actors.records import Records
-from pysampler._numbers import is_real, whole_number
+from pysampler._common.numbers import is_real, whole_number
 from pysampler._policies.weights import chosen_weights, has_weights, weights_of, without_weights
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options

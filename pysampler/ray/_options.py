@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pysampler._numbers import is_real, refusal, whole_number
+from pysampler._common.numbers import is_real, refusal, whole_number
 
 __all__ = ["FleetOptions", "OnHostLoss", "Spread"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pysampler._numbers import whole_number
+from pysampler._common.numbers import whole_number
 from pysampler._policies.normalize import expect_normalizer
 from pysampler._policies.seeds import seed_policy
 from pysampler._rollouts.options import RolloutOptions

@@ -12,8 +12,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from pysampler import _core
-from pysampler._closing import Interruptible, Uncopyable, ends_by_signal
-from pysampler._numbers import whole_number
+from pysampler._common.closing import Interruptible, Uncopyable, ends_by_signal
+from pysampler._common.numbers import whole_number
 from pysampler._policies.sampler import makes_envs
 from pysampler._policies.seeds import entropy_from
 from pysampler._policies.signatures import signature_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._numbers import fitting_array
+from pysampler._common.numbers import fitting_array
 from pysampler.sync._segment import Handle, plain_dtype
 
 if TYPE_CHECKING:

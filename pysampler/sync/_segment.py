@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._closing import Closing
+from pysampler._common.closing import Closing
 from pysampler.errors import ClosedError
 
 if TYPE_CHECKING:

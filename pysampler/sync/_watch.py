@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from pysampler import _core
-from pysampler._closing import Closing
+from pysampler._common.closing import Closing
 from pysampler._core import Loss
 
 __all__ = ["Loss", "Watch"]

@@ -7,7 +7,7 @@ import pytest
 from hosts_in_tests import HasWeights, Life, Scripted, actors, idle, policy
 
 import pysampler
-from pysampler._closing import comes_true
+from pysampler._common.closing import comes_true
 from pysampler.errors import BusyError, EnvError, HostLostError, StopActors
 from pysampler.ray._host import HostActor
 

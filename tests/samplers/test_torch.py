@@ -11,7 +11,7 @@ import torch
 from scripted import Scripted
 
 import pysampler
-from pysampler._torch import needs_torch
+from pysampler._common.torch import needs_torch
 
 
 class Net(torch.nn.Module):

@@ -29,7 +29,7 @@ from made_up import interrupt_once, same
 
 import pysampler
 import pysampler._frames.infos as frames_infos
-from pysampler._closing import comes_true
+from pysampler._common.closing import comes_true
 from pysampler._vector import chunks, env_server, vector_env
 from pysampler._workers import fork_server
 from pysampler.errors import BusyError, ClosedError, WorkerLostError

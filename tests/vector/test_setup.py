@@ -788,16 +788,7 @@ def test_env_worker_does_not_import_samplers():
     ).stdout
     for line in out.splitlines():
         rooms = {name.split(".")[1] for name in line.split()}
-        assert rooms == {
-            "_closing",
-            "_core",
-            "_frames",
-            "_numbers",
-            "_tasks",
-            "_torch",
-            "_vector",
-            "_workers",
-        }, line
+        assert rooms == {"_common", "_core", "_frames", "_vector", "_workers"}, line
 
 
 @pytest.mark.slow

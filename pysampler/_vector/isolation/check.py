@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pysampler._numbers import true_or_false, whole_number
+from pysampler._common.numbers import true_or_false, whole_number
 from pysampler._vector import arguments
 from pysampler._vector.isolation.members import RunResult
 from pysampler._vector.isolation.runs import RunJob, RunServer

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
-from pysampler._torch import is_tensor, to_array
+from pysampler._common.torch import is_tensor, to_array
 from pysampler._vector.env_calls import autoreset_of, expect_env, expect_whole, is_several
 from pysampler._vector.native.known import name_of
 from pysampler.envs.batch import BatchEnv

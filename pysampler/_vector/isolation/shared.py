@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from pysampler._torch import loaded_torch
+from pysampler._common.torch import loaded_torch
 from pysampler._vector.env_calls import layers_of
 from pysampler._vector.isolation.verdict import listed
 

@@ -14,7 +14,7 @@ import gymnasium as gym
 from gymnasium import wrappers as gymnasium_wrappers
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from pysampler._tasks import TaskWrapper
+from pysampler._common.tasks import TaskWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

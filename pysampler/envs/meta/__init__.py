@@ -23,7 +23,7 @@ array([0., 0.], dtype=float32)
 
 import gymnasium as gym
 
-from pysampler._tasks import Task, Tasks, TaskWrapper
+from pysampler._common.tasks import Task, Tasks, TaskWrapper
 
 __all__ = ["Task", "TaskWrapper", "Tasks"]
 

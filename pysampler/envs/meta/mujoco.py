@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.envs.mujoco.ant_v5 import AntEnv
 from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
-from pysampler._tasks import Task, Tasks
+from pysampler._common.tasks import Task, Tasks
 
 __all__ = ["AntDir", "AntVel", "HalfCheetahDir", "HalfCheetahVel"]
 

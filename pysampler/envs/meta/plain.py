@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from pysampler._tasks import Task, Tasks
+from pysampler._common.tasks import Task, Tasks
 
 __all__ = ["Bandit", "Navigation2D"]
 

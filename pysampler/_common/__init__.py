@@ -1,0 +1,1 @@
+"""What several rooms use: closing, files, numbers in arguments, tasks, torch."""
