@@ -174,6 +174,7 @@ bench-mujoco: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(RUN) benchmarks/wrapped.py --out benchmarks/results
 	$(RUN) benchmarks/batches.py --out benchmarks/results
 	$(RUN) benchmarks/few_envs.py --out benchmarks/results
+	$(RUN) benchmarks/start.py --out benchmarks/results
 	$(RUN) benchmarks/chunks.py --out benchmarks/results
 
 bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
@@ -233,6 +234,7 @@ bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some be
 	$(RUN) benchmarks/wrapped.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/batches.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/few_envs.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/start.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/chunks.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/threads.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/neighbours.py --quick --out build/bench-smoke

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.measuring import SCRIPT, SHORTEST, Setting
-from pysampler._vector.arguments import NEED_WORKERS
+from pysampler._vector.arguments import CONFLICTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,7 +131,7 @@ def _shared(setting: Setting, *, policy: bool, native: bool) -> dict[str, Choice
         'num_workers="auto"': Choice({"num_workers": "auto"}),
         'main_envs="auto"': Choice({"main_envs": "auto"}),
     }
-    if not setting.kept.keys().isdisjoint(NEED_WORKERS):
+    if not setting.kept.keys().isdisjoint(CONFLICTS["num_workers=0"]):
         del choices["num_workers=0"]
     if workers == 1:
         del choices["num_workers=1"]

@@ -13,7 +13,7 @@ from pysampler._cli.isolation import ISOLATE
 from pysampler._cli.screen import bar, count, positive, width
 from pysampler._cli.sources import Call
 from pysampler._cli.turns import Contender, MeasureError, Spread
-from pysampler._vector.arguments import NEED_PROCESSES
+from pysampler._vector.arguments import CONFLICTS
 from pysampler._workers.counters import with_unit
 from pysampler.sync import usable_cpus
 
@@ -47,7 +47,7 @@ _LONGEST = 0.4  # seconds of a slice
 _CLEAR = 1.03  # a speed-up counts from this factor, if the quartiles agree
 _BUSY = 0.4  # a machine is busy if the quartiles are this far apart, as a share of the median
 _USED = 0.2  # a machine is busy if other programs use this share of its CPUs
-_REFUSES_THREADS = {"context", "worker", *NEED_PROCESSES}
+_REFUSES_THREADS = {"context", *CONFLICTS["context 'threads'"]} - {"num_workers", "main_envs"}
 _DEFAULT_ENVS = 64
 _CHECK = 60.0  # seconds that the check of the env may take, besides those for any answer
 _NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns; the first is a minimum

@@ -332,52 +332,66 @@ def seconds(timeout: float | None, what: str) -> float | None:
     return min(timeout, LONGEST)
 
 
-def expect_for_threads(
-    given: Mapping[str, tuple[Any, Any]], doing: str = "make vector env"
-) -> None:
-    """Raise ValueError if an option does not equal its expected value, for want of processes."""
-    _expect(given, "context 'threads'", NEED_PROCESSES, doing)
+@dataclass(frozen=True)
+class Conflict:
+    """How an option goes together with another one.
+
+    Attributes:
+        why: Why not every value does.
+        expected: The value that does; ``...`` if there are many.
+        refused: The values that do not; if empty, all but the expected one.
+    """
+
+    why: str = ""
+    expected: Any = None
+    refused: tuple[Any, ...] = ()
+
+    def text(self, given: Any) -> str:
+        """Return what is wrong with a value; an empty string if nothing is."""
+        if given not in self.refused if self.refused else given == self.expected:
+            return ""
+        if self.expected is ...:
+            return f", {self.why}"
+        return f", expected {self.expected!r}" + (self.why and f": {self.why}")
 
 
-def refuse_without_workers(faults: Faults, worker_init: Any) -> None:
-    """Raise ValueError if one of these options needs workers."""
-    given = {**vars(faults), "worker_init": worker_init}
-    both = {name: (given[name], getattr(Faults(), name, None)) for name in NEED_WORKERS}
-    _expect(both, "num_workers=0", NEED_WORKERS, "make vector env")
-
-
-def _expect(
-    given: Mapping[str, tuple[Any, Any]], where: str, why: Mapping[str, str], doing: str
-) -> None:
-    for name, (got, expected) in given.items():
-        if got != expected:
-            raise ValueError(
-                f"cannot {doing}: {name} {got!r} with {where}, expected {expected!r}: {why[name]}"
-            )
-
-
-# Why options need workers.
-NEED_WORKERS = {
-    "on_worker_loss": "there are no workers to lose",
-    "step_timeout": "no other process can end a step of this one",
-    "recycle_after": "what envs leak belongs to the program",
-    "recycle_above": "what envs leak belongs to the program",
-    "worker_init": "there are no workers to run it in",
+_LEAKS = Conflict("what envs leak belongs to the program")
+# The options that do not go together, by one of them.
+CONFLICTS = {
+    "num_workers=0": {
+        "on_worker_loss": Conflict("there are no workers to lose", "raise"),
+        "step_timeout": Conflict("no other process can end a step of this one"),
+        "recycle_after": _LEAKS,
+        "recycle_above": _LEAKS,
+        "worker_init": Conflict("there are no workers to run it in"),
+    },
+    "context 'threads'": {
+        "on_worker_loss": Conflict("a thread is not lost unless the program is", "raise"),
+        "on_hang": Conflict("a thread cannot be killed", "raise", ("restart",)),
+        "recycle_after": _LEAKS,
+        "recycle_above": _LEAKS,
+        "isolate": Conflict("threads share the process", expected=False),
+        "seed_globals": Conflict("threads share the global generators", expected=False),
+        "trace": Conflict("it looks into worker processes"),
+        "num_workers": Conflict("its trial is of processes; pass a number", None, ("auto",)),
+        "main_envs": Conflict("its trial is of processes; pass a number", 0, ("auto",)),
+    },
+    "spare_envs": {
+        "main_envs": Conflict(expected=0),
+        "groups": Conflict(expected=1),
+        "observation_mode": Conflict(expected="same"),
+        "record_to": Conflict(),
+        "replay_from": Conflict(),
+        "num_workers": Conflict("whose resets need workers", ..., (0, "auto")),
+    },
 }
 
-# Why options need processes.
-NEED_PROCESSES = {
-    "on_worker_loss": "a thread is not lost unless the program is",
-    "on_hang": "a thread cannot be killed",
-    "recycle_after": "what envs leak belongs to the program",
-    "recycle_above": "what envs leak belongs to the program",
-    "isolate": "threads share the process",
-    "seed_globals": "threads share the global generators",
-    "trace": "it looks into worker processes",
-    "num_workers": "its trial knows processes; pass a number, such as that of CPUs, or run "
-    "`pysampler tune`",
-    "main_envs": "its trial knows processes; pass a number",
-}
+
+def refuse(option: str, given: Mapping[str, Any], doing: str = "make vector env") -> None:
+    """Raise ValueError if one of the given options does not go with ``option``."""
+    for name, conflict in CONFLICTS[option].items():
+        if name in given and (text := conflict.text(given[name])):
+            raise ValueError(f"cannot {doing}: {name} {given[name]!r} with {option}{text}")
 
 
 def word_or_bool(name: str, given: Any, word: str) -> Any:

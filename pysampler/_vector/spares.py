@@ -32,6 +32,7 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array
 
 from pysampler._common.numbers import whole_number
+from pysampler._vector.arguments import CONFLICTS, refuse
 from pysampler._vector.arguments import seeds as seeds_of
 from pysampler._vector.env_calls import call, reward_shape
 from pysampler._vector.jobs import Apply
@@ -64,14 +65,6 @@ __all__ = ["SpareEnvs", "divided"]
 
 # Options of the vector env around it; all others are for the workers.
 _OUTER = ("autoreset_mode", "copy", "frames", "infos", "check_actions", "shared_memory")
-_NOT_WITH = {
-    "main_envs": 0,
-    "groups": 1,
-    "worker": None,
-    "observation_mode": "same",
-    "record_to": None,
-    "replay_from": None,
-}
 # The largest number of envs in a worker, and of workers unless num_workers is given.
 _MOST = 1024
 
@@ -82,19 +75,9 @@ def divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         ValueError: Some do not work with spare envs.
     """
-    for name, default in _NOT_WITH.items():
-        if options[name] != default:
-            raise ValueError(
-                f"cannot make vector env: {name} {options[name]!r} with spare_envs, expected "
-                f"{default!r}"
-            )
-    if options["num_workers"] in (0, "auto"):
-        raise ValueError(
-            f"cannot make vector env: num_workers {options['num_workers']!r} with spare_envs, "
-            "whose resets need workers"
-        )
+    refuse("spare_envs", options)
     outer = {name: options[name] for name in _OUTER}
-    both = {*_OUTER, *_NOT_WITH, "spare_envs"}
+    both = {*_OUTER, *CONFLICTS["spare_envs"], "spare_envs"} - {"num_workers"}
     return outer, {name: one for name, one in options.items() if name not in both}
 
 

@@ -250,11 +250,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         isolate: Literal["check"] | bool = False,
         spare_envs: int = 0,
     ) -> None:
+        given = locals()
         self._spares: SpareEnvs | None = None
         if whole_number("make vector env", "spare_envs", spare_envs, 0) > 0:
             from pysampler._vector.spares import SpareEnvs, divided  # noqa: PLC0415 - rare
 
-            given = locals()
             outer, inner = divided({name: given[name] for name in _OPTIONS})
             env_fns = arguments.env_fns(env_fns)
             mode = arguments.autoreset_mode(autoreset_mode)
@@ -294,19 +294,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self.seed_globals = seed_globals
         process = arguments.context(context)
         if process == "threads":
-            arguments.expect_for_threads(
-                {
-                    "on_worker_loss": (on_worker_loss, "raise"),
-                    "on_hang": ("raise" if on_hang == "wait" else on_hang, "raise"),
-                    "recycle_after": (recycle_after, None),
-                    "recycle_above": (recycle_above, None),
-                    "isolate": (isolate, False),
-                    "seed_globals": (seed_globals, False),
-                    "trace": (trace, None),
-                    "num_workers": ("auto" if num_workers == "auto" else None, None),
-                    "main_envs": ("auto" if main_envs == "auto" else 0, 0),
-                }
-            )
+            arguments.refuse("context 'threads'", given)
         why_python = arguments.why_python(native, observation_mode, seed_globals=seed_globals)
         alike = all(function is functions[0] for function in functions)
         by_default = num_workers is None
@@ -327,7 +315,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             untried=untried,
         )
         if self.division.num_workers == 0 and main_envs != "auto":
-            arguments.refuse_without_workers(faults, worker_init)
+            arguments.refuse("num_workers=0", given)
         if isolate == "check" and self.division.shares(len(functions)):
             from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare
 

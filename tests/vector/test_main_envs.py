@@ -240,7 +240,6 @@ def test_fastest_division_depends_on_step_time_and_cpus():
     assert of(8, 10e-3) == (2, 0)  # as fast, and the main process stays free
 
 
-@pytest.mark.usefixtures("_two_cpus")
 def statistics_of(env_id):
     return gym.wrappers.RecordEpisodeStatistics(gym.make(env_id))
 
@@ -257,9 +256,12 @@ def statistics_of(env_id):
         (functools.partial(statistics_of, "InvertedPendulum-v5"), 1, None),
     ],
 )
-def test_auto_keeps_envs_in_workers_that_may_step_them_together(make, count, workers):
+def test_auto_keeps_envs_in_workers_that_may_step_them_together(make, count, workers, monkeypatch):
     if usable_cpus() < 2:
         pytest.skip("one CPU: no choice to make")
+    # On a busy machine, waking a worker seems to take so long that none pays.
+    costs = type("Costs", (), {"cpus": usable_cpus(), "park_ns": 20_000})()
+    monkeypatch.setattr(division._core, "wait_costs", lambda: costs)
     with contextlib.closing(pysampler.VectorEnv([make] * count, num_workers="auto")) as envs:
         by_kind = "workers may step envs of this kind together" in str(envs.division)
         assert by_kind == (workers is not None)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 from made_up import SpaceEnv, TellingEnv, same
 
 import pysampler
+from pysampler._vector.arguments import CONFLICTS, refuse
 from pysampler._vector.recording import BatchRecorder, BatchReplayer
 from pysampler._workers.counters import Counters, Stats, slow_envs
 from pysampler.errors import EnvError, RecordingError
@@ -531,3 +533,62 @@ def test_state_has_the_version_of_its_options(kind, workers):
         assert envs.step(np.zeros(2, int))[4]["options_version"].tolist() == [2, 2]
         envs.set_state(states)
         assert envs.step(np.zeros(2, int))[4]["options_version"].tolist() == [1, 1]
+
+
+# Values that no other option forbids by themselves.
+UNUSUAL = {
+    "on_worker_loss": "restart",
+    "on_hang": "restart",
+    "step_timeout": 60.0,
+    "recycle_after": 5,
+    "recycle_above": "2 GB",
+    "worker_init": int,
+    "isolate": True,
+    "seed_globals": True,
+    "trace": "trace.json",
+    "main_envs": 1,
+    "groups": 2,
+    "observation_mode": "different",
+    "record_to": "batches",
+    "replay_from": "batches",
+    "check_actions": True,
+    "copy": False,
+    "frames": 4,
+    "infos": "final",
+    "wait": "park",
+    "native": False,
+}
+SETTINGS = {
+    "num_workers=0": {"num_workers": 0},
+    "context 'threads'": {"context": "threads", "num_workers": 1},
+    "spare_envs": {"spare_envs": 1, "num_workers": 2},
+}
+
+
+def never():
+    pytest.fail("an env was made")
+
+
+@pytest.mark.parametrize("option", CONFLICTS)
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_each_pair_of_options_goes_together_or_is_refused_before_envs_are_made(option, name):
+    given = {**SETTINGS[option], name: UNUSUAL[name]}
+    if name == "on_hang" and option != "num_workers=0":
+        given["step_timeout"] = 60.0
+    conflict = CONFLICTS[option].get(name)
+    if conflict is not None and conflict.text(UNUSUAL[name]):
+        with pytest.raises(ValueError, match=rf"{name} .* with {option}, "):
+            pysampler.VectorEnv([never] * 2, **given)
+    else:
+        refuse(option, given)
+        assert conflict is None or conflict.refused
+
+
+@pytest.mark.parametrize("option", CONFLICTS)
+def test_defaults_go_together_with_each_option(option):
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(pysampler.VectorEnv).parameters.items()
+    }
+    assert set(CONFLICTS[option]) <= set(defaults)
+    refuse(option, {**defaults, **SETTINGS[option]})

@@ -95,7 +95,7 @@ def check_isolation(
     way = arguments.context(context, "check isolation")
     threads = way == "threads"
     if threads:
-        arguments.expect_for_threads({"seed_globals": (seed_globals, False)}, "check isolation")
+        arguments.refuse("context 'threads'", {"seed_globals": seed_globals}, "check isolation")
     return check_envs(
         env_fns,
         threads=[threads],
