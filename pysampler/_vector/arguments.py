@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import gymnasium as gym
@@ -14,7 +15,13 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 
-from pysampler._common.numbers import byte_count, is_real, refusal, whole_number
+from pysampler._common.numbers import (
+    byte_count,
+    is_real,
+    refusal,
+    true_or_false,
+    whole_number,
+)
 from pysampler._frames.spec import Spec, leaves
 from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.processes import WorkerAssignment
@@ -42,25 +49,43 @@ _POLICIES: dict[Wait, tuple[int, int] | None] = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
-    """Checked options for the layout and the waits of a vector env."""
+def checked(given: Mapping[str, Any]) -> SimpleNamespace:
+    """Return the options of a vector env as they are used, or raise.
 
-    groups: int
-    frames: int
-    wait: Wait
-    infos: Infos
-
-    def __post_init__(self) -> None:
-        whole_number("make vector env", "groups", self.groups, minimum=1)
-        whole_number("make vector env", "frames", self.frames, minimum=1)
-        one_of("wait", self.wait, get_args(Wait))
-        one_of("infos", self.infos, get_args(Infos))
-
-    @property
-    def policy(self) -> tuple[int, int] | None:
-        """Nanoseconds that waits spin and yield before they park; None: learned."""
-        return _POLICIES[self.wait]
+    Besides those it has ``process`` (how workers are started), ``faults``, ``policy`` (nanoseconds
+    that waits spin and yield before they park; None: learned), ``modules`` (``preload``), and
+    ``why_python``.
+    """
+    doing = "make vector env"
+    of = SimpleNamespace(**given)
+    of.env_fns = env_fns(of.env_fns)
+    of.shared_memory = shared_memory(of.shared_memory)
+    for name in ("copy", "check_actions", "seed_globals"):
+        setattr(of, name, true_or_false(doing, name, given[name]))
+    if of.worker is not None:
+        raise TypeError(
+            f"cannot {doing}: worker {of.worker!r}, expected None: workers step envs in C++, not "
+            "by a function; wrap the envs to change what they do"
+        )
+    of.autoreset_mode = autoreset_mode(of.autoreset_mode)
+    of.max_concurrency = max_concurrency(of.max_concurrency)
+    for name in ("groups", "frames"):
+        setattr(of, name, whole_number(doing, name, given[name], minimum=1))
+    one_of("wait", of.wait, get_args(Wait))
+    one_of("infos", of.infos, get_args(Infos))
+    of.policy = _POLICIES[of.wait]
+    of.faults = faults(
+        *(doing, of.on_worker_loss, of.max_restarts, of.restart_window),
+        *(of.step_timeout, of.on_hang, of.recycle_after, of.recycle_above),
+    )
+    of.native = word_or_bool("native", of.native, "auto")
+    of.isolate = word_or_bool("isolate", of.isolate, "check")
+    of.process = context(of.context)
+    if of.process == "threads":
+        refuse("context 'threads'", given)
+    of.why_python = why_python(of.native, of.observation_mode, seed_globals=of.seed_globals)
+    of.modules = preload(of.preload)
+    return of
 
 
 def one_of(what: str, got: Any, expected: Iterable[str], doing: str = "make vector env") -> None:
@@ -107,15 +132,6 @@ def shared_memory(given: Any) -> bool:
             "of workers is num_workers=..."
         )
     return bool(given)
-
-
-def no_worker(given: Any) -> None:
-    """Raise TypeError if a worker function is given."""
-    if given is not None:
-        raise TypeError(
-            f"cannot make vector env: worker {given!r}, expected None: workers step envs in C++, "
-            "not by a function; wrap the envs to change what they do"
-        )
 
 
 def env_fns(given: Iterable[Callable[[], Any]]) -> list[Callable[[], Any]]:

@@ -26,7 +26,7 @@ from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
 
 from pysampler import _core
 from pysampler._common.closing import Uncopyable, comes_true, ends_by_signal
-from pysampler._common.numbers import true_or_false, whole_number
+from pysampler._common.numbers import whole_number
 from pysampler._frames.spec import Spaces, spec_of
 from pysampler._vector import arguments
 from pysampler._vector.core import FrameLayout, VectorCore
@@ -250,57 +250,74 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         isolate: Literal["check"] | bool = False,
         spare_envs: int = 0,
     ) -> None:
-        given = locals()
+        given = {name: value for name, value in locals().items() if name != "self"}
         self._spares: SpareEnvs | None = None
         if whole_number("make vector env", "spare_envs", spare_envs, 0) > 0:
-            from pysampler._vector.spares import SpareEnvs, divided  # noqa: PLC0415 - rare
+            self._open_with_spares(given)
+        else:
+            self._open(arguments.checked(given))
 
-            outer, inner = divided({name: given[name] for name in _OPTIONS})
-            env_fns = arguments.env_fns(env_fns)
-            mode = arguments.autoreset_mode(autoreset_mode)
-            spares = SpareEnvs(_make_inner, core_of, env_fns, spare_envs, mode, inner)
-            VectorEnv.__init__(self, [lambda: spares], num_workers=0, **outer)
-            spares.serve(self._core.pool)
-            self._spares, self.env_fns = spares, env_fns
-            self.division = replace(spares.inner.division, spare_envs=spare_envs)
-            self.num_workers, self._name = spares.inner.num_workers, spares.inner._name
-            self.context, self.worker_init = context, worker_init
-            self.seed_globals = seed_globals
-            return
-        self.env_fns = arguments.env_fns(env_fns)
-        self.shared_memory = arguments.shared_memory(shared_memory)
-        self.copy = true_or_false("make vector env", "copy", copy)
-        self.context = context
-        self.daemon = daemon
-        arguments.no_worker(worker)
-        self.worker_init = worker_init
-        self.observation_mode = observation_mode
-        self.autoreset_mode = arguments.autoreset_mode(autoreset_mode)
-        self.max_concurrency = arguments.max_concurrency(max_concurrency)
-        self._check_actions = true_or_false("make vector env", "check_actions", check_actions)
-        options = arguments.Options(groups=groups, frames=frames, wait=wait, infos=infos)
-        faults = arguments.faults(
-            *("make vector env", on_worker_loss, max_restarts, restart_window),
-            *(step_timeout, on_hang, recycle_after, recycle_above),
-        )
+    def _open_with_spares(self, given: dict[str, Any]) -> None:
+        """Make the envs, of which some are spare, in a vector env inside of this one."""
+        from pysampler._vector.spares import SpareEnvs, divided  # noqa: PLC0415 - rare
+
+        functions = arguments.env_fns(given.pop("env_fns"))
+        outer, inner = divided(given)
+        count, mode = given["spare_envs"], arguments.autoreset_mode(given["autoreset_mode"])
+        spares = SpareEnvs(_make_inner, core_of, functions, count, mode, inner)
+        outer |= {"env_fns": [lambda: spares], "num_workers": 0}
+        self._open(arguments.checked({**_DEFAULTS, **outer}))
+        spares.serve(self._core.pool)
+        self._spares, self.env_fns = spares, functions
+        self.division = replace(spares.inner.division, spare_envs=count)
+        self.num_workers, self._name = spares.inner.num_workers, spares.inner._name
+        self.context, self.worker_init = given["context"], given["worker_init"]
+        self.seed_globals = given["seed_globals"]
+
+    def _open(self, options: Any) -> None:
+        """Make the envs, with options that ``arguments.checked`` has returned."""
+        self.env_fns = options.env_fns
+        self.shared_memory, self.copy = options.shared_memory, options.copy
+        self.context, self.daemon = options.context, options.daemon
+        self.worker_init, self.seed_globals = options.worker_init, options.seed_globals
+        self.observation_mode = options.observation_mode
+        self.autoreset_mode: AutoresetMode = options.autoreset_mode
+        self.max_concurrency = options.max_concurrency
+        self._check_actions = options.check_actions
+        self._step_timeout = options.step_timeout
         self._replacements = Replacements()
         self._tracer: Tracer | None = None
         self._waits: WaitCheck | None = None
-        self._step_timeout = step_timeout
         self._timed_return = _core.TimedReturn()  # of recv
-        functions = self.env_fns
-        native = arguments.word_or_bool("native", native, "auto")
-        seed_globals = true_or_false("make vector env", "seed_globals", seed_globals)
-        self.seed_globals = seed_globals
-        process = arguments.context(context)
-        if process == "threads":
-            arguments.refuse("context 'threads'", given)
-        why_python = arguments.why_python(native, observation_mode, seed_globals=seed_globals)
-        alike = all(function is functions[0] for function in functions)
-        by_default = num_workers is None
+        self._divide(options)
+        assignments, own = self.division.assignments(len(self.env_fns), options.groups)
+        self._pool = self._start(options, assignments, own)
+        try:
+            self._lay_out(options, mixed=own is not None)
+            self._batches = Batches(self._core, options.record_to, options.replay_from)
+            shares = self.division.shares(len(self.env_fns))
+            if options.num_workers is None and assignments and shares:
+                self._waits = WaitCheck(self._pool, len(self.env_fns))
+            # Made once: these calls must be fast.
+            guard = self._core.guard
+            self._entries = {name: guard.entry(f"call {name}") for name in ("send", "recv")}
+            if options.trace is not None:
+                if not assignments:
+                    raise ValueError("cannot make vector env: trace needs workers, got none")
+                from pysampler._workers.tracer import Tracer  # noqa: PLC0415 - rare
+
+                self._tracer = Tracer(options.trace, self._pool.number)
+        except BaseException:
+            self._pool.abandon()
+            raise
+
+    def _divide(self, options: Any) -> None:
+        """Divide the envs between workers and this process."""
+        functions, num_workers = self.env_fns, options.num_workers
         # "auto" goes by the time of a step in Python, and may step envs in this process.
+        alike = all(function is functions[0] for function in functions)
         tasks = alike and getattr(functions[0], "makes_tasks", False)
-        for_workers = worker_init is not None or faults.for_workers
+        for_workers = options.worker_init is not None or options.faults.for_workers
         untried = ""
         if num_workers == "auto" and (tasks or for_workers):
             num_workers = None
@@ -308,18 +325,19 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if for_workers:
                 untried = "worker_init, step_timeout, restarts and recycling need workers"
         self.division = divide(
-            *(num_workers, main_envs, functions, self.max_concurrency),
+            *(num_workers, options.main_envs, functions, self.max_concurrency),
             groups=options.groups,
-            native=why_python is None,
-            isolate=arguments.word_or_bool("isolate", isolate, "check") is True,
+            native=options.why_python is None,
+            isolate=options.isolate is True,
             untried=untried,
         )
-        if self.division.num_workers == 0 and main_envs != "auto":
-            arguments.refuse("num_workers=0", given)
-        if isolate == "check" and self.division.shares(len(functions)):
+        if self.division.num_workers == 0 and options.main_envs != "auto":
+            arguments.refuse("num_workers=0", vars(options))
+        if options.isolate == "check" and self.division.shares(len(functions)):
             from pysampler._vector.isolation.check import may_share  # noqa: PLC0415 - rare
 
-            if not may_share(functions, worker_init, process, seed_globals=seed_globals):
+            of_workers = options.worker_init, options.process
+            if not may_share(functions, *of_workers, seed_globals=self.seed_globals):
                 self.division = Division(len(functions), 0)
         self.num_workers = self.division.num_workers
         if isinstance(num_workers, int) and num_workers > len(functions):
@@ -327,83 +345,80 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 f"num_workers={num_workers} for {len(functions)} envs, expected at most one worker "
                 f"for each: {self.num_workers} were started"
             )
-        modules = arguments.preload(preload)
-        assignments, own = self.division.assignments(len(functions), groups)
-        specs = registered() if self.num_workers > 0 and process != "fork" else b""
 
+    def _start(
+        self,
+        options: Any,
+        assignments: Sequence[WorkerAssignment],
+        own: WorkerAssignment | None,
+    ) -> Pool:
+        """Start the workers; each makes its envs, and this process its ``own``."""
+        process, in_python = options.process, options.why_python is not None
+        specs = registered() if assignments and process in ("forkserver", "spawn") else b""
         numbers = {one.first: number for number, one in enumerate(assignments)}
 
         def make(assignment: WorkerAssignment) -> tuple[Callable[..., EnvServer], tuple[Any, ...]]:
             # This process has the specs already, and worker_init is for workers only.
-            number = 0 if assignment is own else numbers[assignment.first]
-            init = worker_init_for(
-                worker_init, WorkerInfo(number, len(assignments), assignment.envs)
-            )
-            is_here = process == "threads"  # which has the specs
-            prepared = (b"", None) if assignment is own else (b"" if is_here else specs, init)
-            chosen = functions[assignment.first : assignment.envs.stop]
+            is_own = assignment is own
+            number = 0 if is_own else numbers[assignment.first]
+            worker = WorkerInfo(number, len(assignments), assignment.envs)
+            init = worker_init_for(options.worker_init, worker)
+            chosen = self.env_fns[assignment.first : assignment.envs.stop]
             of_server = chosen, assignment.first, assignment.sizes
-            how = why_python, assignment is own or is_here, seed_globals
+            prepared = (b"", None) if is_own else (specs, init)
+            how = options.why_python, is_own or process == "threads", self.seed_globals
             return make_server, (*of_server, *prepared, *how)
 
-        needs = modules_of_servers(in_python=why_python is not None)
+        needs = modules_of_servers(in_python=in_python)
         # Neither worker_init nor what imports depend on may come too late.
-        foresees = len(assignments) > 0 and process == "forkserver" and modules is None
-        if foresees and worker_init is None and fork_server.current().has_surroundings():
-            needs += modules_of_envs(functions, in_python=why_python is not None)
-        self._pool = Pool(
+        foresees = len(assignments) > 0 and process == "forkserver" and options.modules is None
+        if foresees and self.worker_init is None and fork_server.current().has_surroundings():
+            needs += modules_of_envs(self.env_fns, in_python=in_python)
+        return Pool(
             assignments,
             make,
             own,
             context=process,
             needs=needs,
-            preload=modules or (),
+            preload=options.modules or (),
             policy=options.policy,
-            faults=faults,
+            faults=options.faults,
             for_replaced=self._replacements.notes,
             ended=_called_weakly(self._ended),
         )
-        try:
-            self.num_envs = self._pool.group_envs[-1].stop  # a function may return a vector env
-            option = "recycle_above" if recycle_after is None else "recycle_after"
-            self._refuse_several(option if faults.recycles else self._only_envs_with)
-            nested = [one for description in self._pool.descriptions for one in description.nested]
-            spec = self._describe(self._pool.descriptions)
-            for found in sorted({one for d in self._pool.descriptions for one in d.interfering}):
-                log_once(found)
-            self._expect_native(native, isolate, self._pool.descriptions)
-            self._pool.descriptions.clear()  # envs' spaces may be large
-            self._core = core = VectorCore(
-                self._pool,
-                spec,
-                FrameLayout(
-                    # One more, so that the last results seen outlive a step that is interrupted.
-                    options.frames + (own is not None and options.frames > 1),
-                    self.autoreset_mode,
-                    options.infos,
-                ),
-                copy=self.copy,
-                restarts=faults.replaces or own is not None,
-                closed_message=(
-                    f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
-                ),
-                nested=nested,
-            )
-            self.observations = core.results.observations()
-            self._batches = Batches(core, record_to, replay_from)
-            if by_default and len(assignments) > 0 and self.division.shares(len(functions)):
-                self._waits = WaitCheck(self._pool, len(functions))
-            # Made once: these calls must be fast.
-            self._entries = {name: core.guard.entry(f"call {name}") for name in ("send", "recv")}
-            if trace is not None:
-                if not assignments:
-                    raise ValueError("cannot make vector env: trace needs workers, got none")
-                from pysampler._workers.tracer import Tracer  # noqa: PLC0415 - rare
 
-                self._tracer = Tracer(trace, self._pool.number)
-        except BaseException:
-            self._pool.abandon()
-            raise
+    def _lay_out(self, options: Any, *, mixed: bool) -> None:
+        """Look at the envs that were made, and lay out frames for them.
+
+        Args:
+            options: The options.
+            mixed: Whether this process steps envs too.
+        """
+        self.num_envs = self._pool.group_envs[-1].stop  # a function may return a vector env
+        descriptions = self._pool.descriptions
+        faults = options.faults
+        option = "recycle_above" if faults.recycle_after is None else "recycle_after"
+        self._refuse_several(option if faults.recycles else self._only_envs_with)
+        nested = [one for description in descriptions for one in description.nested]
+        spec = self._describe(descriptions)
+        for found in sorted({one for d in descriptions for one in d.interfering}):
+            log_once(found)
+        self._expect_native(options.native, options.isolate, descriptions)
+        descriptions.clear()  # envs' spaces may be large
+        # One more, so that the last results seen outlive a step that is interrupted.
+        frames = options.frames + (mixed and options.frames > 1)
+        self._core = VectorCore(
+            self._pool,
+            spec,
+            FrameLayout(frames, self.autoreset_mode, options.infos),
+            copy=self.copy,
+            restarts=faults.replaces or mixed,
+            closed_message=(
+                f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
+            ),
+            nested=nested,
+        )
+        self.observations = self._core.results.observations()
 
     def _ended(self, envs: range) -> list[bool] | None:
         """Return which envs ended their episodes in the last step; None: a sampler drives them."""
@@ -1344,7 +1359,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         )
 
 
-_OPTIONS = [*inspect.signature(VectorEnv.__init__).parameters][2:]
+_DECLARED = inspect.signature(VectorEnv).parameters.values()
+_DEFAULTS = {one.name: one.default for one in _DECLARED if one.default is not one.empty}
 
 
 def _make_inner(*args: Any, **options: Any) -> VectorEnv:
