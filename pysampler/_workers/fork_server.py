@@ -6,7 +6,7 @@ One fork server serves all pools of a process, through one socket, its door. Req
 and are answered in order; an answer to a request that was given up is dropped.
 
     import these modules         imported
-    fork, with three files       forked (a pid), cannot fork, full, retired
+    fork, with three files       forked (a pid), cannot fork, full, has threads
     have these workers ended     the exit codes of those that have
     leave
 
@@ -75,9 +75,11 @@ class ForkServer:
         self.lost = False  # the door has broken
         self.retired = False  # it no longer forks
         self._numbers = itertools.count(1)
-        self._asked: set[int] = set()  # requests whose answers somebody waits for
-        self._imports: set[int] = set()  # requests for imports that it may not have made yet
-        self._answers: dict[int, list[Any]] = {}  # by the number of the request
+        self._asked: set[tuple[int, int]] = set()  # requests whose answers somebody waits for
+        self._imports: set[tuple[int, int]] = (
+            set()
+        )  # requests for imports that it may not have made yet
+        self._answers: dict[tuple[int, int], list[Any]] = {}  # by the number of the request
         self._unread: list[bytes] = []  # messages
         self._lock = threading.RLock()  # held while its answers are read
         self._owner = os.getpid()
@@ -107,7 +109,7 @@ class ForkServer:
     def load(self, modules: Sequence[str]) -> None:
         """Request imports of modules for later workers, without waiting."""
         for begin in range(0, len(modules), _LOADS_AT_ONCE):
-            number = next(self._numbers)
+            number = self._number()
             self._imports.add(number)
             try:
                 request = "import", number, modules[begin : begin + _LOADS_AT_ONCE]
@@ -134,14 +136,11 @@ class ForkServer:
         connection = children.OwnedConnection(ours)
         with contextlib.closing(theirs), self._lock:
             kind, *content = self._ask("fork", fds=(theirs.fileno(), 1, 2))
-        if kind == "error":
-            raise OSError(*content)
-        if kind == "full":  # others have not
-            self.retire()
-            raise NoForkServerError("cannot start worker: the fork server has too many open files")
-        if kind == "retired":
-            _retire(self)
-            raise NoForkServerError("cannot start worker: the fork server has started threads")
+            if kind == "error":
+                raise OSError(*content)
+            if kind != "forked":  # in the lock: no other thread waits at the door
+                self.retire(for_threads=kind == "threads")
+                raise NoForkServerError(f"cannot start worker: the fork server has {content[0]}")
         return children.Child(_ForkedProcess(content[0], self, connection), connection)
 
     def await_ends(self, pids: Sequence[int], seconds: float) -> dict[int, int]:
@@ -168,8 +167,10 @@ class ForkServer:
         status = self._process.status()
         return "the fork server ended" + ("" if status is None else f" with exit code {status}")
 
-    def retire(self) -> None:
-        """Make the server exit with its last worker."""
+    def retire(self, *, for_threads: bool = False) -> None:
+        """Make the server exit with its last worker; if it has threads, preload nothing again."""
+        global _preload_allowed
+        _preload_allowed = _preload_allowed and not for_threads
         self.retired = True
         self._shut()
 
@@ -182,7 +183,7 @@ class ForkServer:
             self._process.kill()
         elif self._door.fileno() >= 0:
             with contextlib.suppress(PysamplerError):
-                self._send(("leave", 0))
+                self._send(("leave", self._number()))
         self._shut()
         if not self._process.ended(_LEAVE_SECONDS):
             self._process.kill()
@@ -220,20 +221,27 @@ class ForkServer:
         self, kind: str, *content: Any, fds: Sequence[int] = (), deadline: float | None = None
     ) -> list[Any]:
         """Return the answer to a request; raise TimeoutError at the deadline."""
-        number = next(self._numbers)
+        number = self._number()
         try:
             self._asked.add(number)
             self._send((kind, number, *content), *fds)
             while number not in self._answers:
-                if deadline is None:
-                    children.await_answer(self._door, self._process, "the fork server")
-                elif not children.is_readable(self._door, deadline - time.monotonic()):
-                    raise TimeoutError
+                try:
+                    if deadline is None:
+                        children.await_answer(self._door, self._process, "the fork server")
+                    elif not children.is_readable(self._door, deadline - time.monotonic()):
+                        raise TimeoutError
+                except ValueError:  # the program ends, and another thread has closed the door
+                    raise self._loss() from None
                 self._receive()
             return self._answers[number]
         finally:
             self._asked.discard(number)
             self._answers.pop(number, None)
+
+    def _number(self) -> tuple[int, int]:
+        """Return a number for a request; those of two threads differ without a lock."""
+        return threading.get_ident(), next(self._numbers)
 
     def _receive(self) -> bool:
         """Take the next message of the server; return whether there was one."""
@@ -307,13 +315,6 @@ def current() -> ForkServer:
         if not _fork_servers or not _fork_servers[-1].alive:
             _fork_servers.append(ForkServer())
         return _fork_servers[-1]
-
-
-def _retire(fork_server: ForkServer) -> None:
-    """Retire a fork server that has started threads; preload nothing in its successors."""
-    global _preload_allowed
-    _preload_allowed = False
-    fork_server.retire()
 
 
 def preload(modules: Sequence[str]) -> None:

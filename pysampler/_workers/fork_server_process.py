@@ -106,9 +106,9 @@ class _ForkServer:
     def _fork(self, fds: list[int]) -> tuple[Any, ...]:
         """Fork a worker, and return the answer."""
         if len(fds) < 3:  # three were sent, but this process has too many open files
-            return ("full",)
+            return "full", "too many open files"
         if _thread_count() > self._threads:  # forks would lack these threads
-            return ("retired",)
+            return "threads", "started threads"
         gc.freeze()
         try:
             with naming_process_limit():  # of this process, which may differ from the parent's

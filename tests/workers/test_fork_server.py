@@ -159,7 +159,7 @@ def test_answers_to_requests_that_were_given_up_are_dropped():
     for _ in range(3):
         ours, theirs = children.socket_pair()
         with contextlib.closing(ours), contextlib.closing(theirs):
-            server._send(("fork", next(server._numbers)), theirs.fileno(), 1, 2)
+            server._send(("fork", server._number()), theirs.fileno(), 1, 2)
     workers = [launcher.start(None) for _ in range(20)]
     assert len({worker.pid for worker in workers}) == 20
     for worker in workers[1:]:
