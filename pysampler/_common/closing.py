@@ -10,7 +10,14 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, NoReturn, Self
 
-__all__ = ["Closing", "Interruptible", "Uncopyable", "comes_true", "ends_by_signal"]
+__all__ = [
+    "Closing",
+    "Interruptible",
+    "Released",
+    "Uncopyable",
+    "comes_true",
+    "ends_by_signal",
+]
 
 
 _LOOK = 0.0005  # seconds to sleep between two checks
@@ -37,6 +44,20 @@ class Uncopyable:
 
     def __reduce__(self: object) -> NoReturn:
         raise TypeError(f"cannot pickle {type(self).__name__}: it owns processes or shared memory")
+
+
+class Released:
+    """Takes the place of what a closed object has released: any use of it raises an error.
+
+    Args:
+        error: Makes the error.
+    """
+
+    def __init__(self, error: Callable[[], Exception]) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._error()
 
 
 def ends_by_signal(kind: type[BaseException] | None) -> bool:

@@ -11,6 +11,7 @@ the user's call that they belong to, and keeps its results until they have reach
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector.vector_env import AutoresetMode
 
 from pysampler import _core
+from pysampler._common.closing import Released
 from pysampler._frames.frames import Frames, Plan, info_bytes
 from pysampler._vector import arguments
 from pysampler._vector.errors import VectorClosedError, VectorTimeoutError
@@ -519,8 +521,9 @@ class VectorCore:
                 only if no call goes on after this one.
         """
         self.pool.kill()  # continues where a call was interrupted
-        results, self.results = self.results, None  # type: ignore[assignment]
-        if at_once and results is not None:
+        results: Any = self.results
+        self.results = Released(functools.partial(VectorClosedError, self._closed_message))  # type: ignore[assignment]
+        if at_once and isinstance(results, Results):
             results.release()
         self.call.use_frames(None)
         self.call.forget()

@@ -2,8 +2,9 @@
 
 A fork server is a clean interpreter that imports the workers' modules once and forks the workers.
 The user's process is not forked, so workers do not inherit its threads, locks and CUDA contexts.
-One fork server serves all pools of a process, through one socket, its door. Requests have numbers
-and are answered in order; an answer to a request that was given up is dropped.
+One fork server serves all pools of a process, through one socket, its door. Requests have numbers,
+so whichever thread or signal handler reads an answer leaves it for the one who asked; an answer to
+a request that was given up is dropped.
 
     import these modules         imported
     fork, with three files       forked (a pid), cannot fork, full, has threads
@@ -13,7 +14,8 @@ and are answered in order; an answer to a request that was given up is dropped.
 A pool ends its workers by their pidfds; the fork server reaps them and ends their descendants. A
 fork server that has started threads no longer forks, and exits with its last worker.
 
-A finalizer may run while a lock is held, so finalizers never take one, and ask nothing.
+There is no lock for requests: a signal handler may raise while one is held, or ask too. Finalizers
+ask nothing.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ _LEAVE_SECONDS = 5.0
 _LOADS_AT_ONCE = 200
 # Seconds to wait for a fork server to report a worker's exit code.
 _STATUS_SECONDS = 1.0
+_MOMENT = 0.05  # seconds of one wait for an answer
 _SOONER = 0.9  # the part of our patience after which a fork server answers in any case
 
 
@@ -81,7 +84,6 @@ class ForkServer:
         )  # requests for imports that it may not have made yet
         self._answers: dict[tuple[int, int], list[Any]] = {}  # by the number of the request
         self._unread: list[bytes] = []  # messages
-        self._lock = threading.RLock()  # held while its answers are read
         self._owner = os.getpid()
         self._used = False
         children.open_standard_files()
@@ -110,37 +112,34 @@ class ForkServer:
         """Request imports of modules for later workers, without waiting."""
         for begin in range(0, len(modules), _LOADS_AT_ONCE):
             number = self._number()
-            self._imports.add(number)
             try:
+                self._imports.add(number)
                 request = "import", number, modules[begin : begin + _LOADS_AT_ONCE]
                 self._send(request, flags=socket.MSG_DONTWAIT)
-            except BlockingIOError:  # it is busy with earlier ones: workers import the rest
+            except BaseException as error:
                 self._imports.discard(number)
-                break
+                if isinstance(error, BlockingIOError):  # it is busy: workers import the rest
+                    break
+                raise
 
     def busy(self) -> bool:
         """Return whether answers may take long: the server imports modules, or is stopped."""
-        if not self._lock.acquire(blocking=False):  # another thread waits for an answer
-            return True
-        try:
-            with contextlib.suppress(PysamplerError):
-                while self._imports and self._receive():
-                    pass
-        finally:
-            self._lock.release()
+        with contextlib.suppress(PysamplerError):
+            while self._imports and self._receive():
+                pass
         return bool(self._imports) or self._process.stopped()
 
     def fork(self) -> children.Child:
         """Return a new worker."""
         ours, theirs = children.socket_pair()
         connection = children.OwnedConnection(ours)
-        with contextlib.closing(theirs), self._lock:
+        with contextlib.closing(theirs):
             kind, *content = self._ask("fork", fds=(theirs.fileno(), 1, 2))
-            if kind == "error":
-                raise OSError(*content)
-            if kind != "forked":  # in the lock: no other thread waits at the door
-                self.retire(for_threads=kind == "threads")
-                raise NoForkServerError(f"cannot start worker: the fork server has {content[0]}")
+        if kind == "error":
+            raise OSError(*content)
+        if kind != "forked":
+            self.retire(for_threads=kind == "threads")
+            raise NoForkServerError(f"cannot start worker: the fork server has {content[0]}")
         return children.Child(_ForkedProcess(content[0], self, connection), connection)
 
     def await_ends(self, pids: Sequence[int], seconds: float) -> dict[int, int]:
@@ -148,16 +147,12 @@ class ForkServer:
 
         Returns the exit codes, or minus the signals, of those that it knows to have ended.
         """
-        deadline = time.monotonic() + seconds
-        if os.getpid() != self._owner or self.busy() or not self._lock.acquire(timeout=seconds):
-            return {}
-        try:
+        if os.getpid() == self._owner and not self.busy():
             with contextlib.suppress(PysamplerError, OSError):
                 codes: dict[int, int]
+                deadline = time.monotonic() + seconds
                 [codes] = self._ask("ended", pids, _SOONER * seconds, deadline=deadline)
                 return codes
-        finally:
-            self._lock.release()
         return {}
 
     def how_it_ended(self) -> str:
@@ -225,16 +220,21 @@ class ForkServer:
         try:
             self._asked.add(number)
             self._send((kind, number, *content), *fds)
+            stopped_at: float | None = None
             while number not in self._answers:
-                try:
-                    if deadline is None:
-                        children.await_answer(self._door, self._process, "the fork server")
-                    elif not children.is_readable(self._door, deadline - time.monotonic()):
-                        raise TimeoutError
-                except ValueError:  # the program ends, and another thread has closed the door
-                    raise self._loss() from None
-                self._receive()
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    raise TimeoutError
+                # For a moment: another thread or a signal handler may read our answer.
+                if children.is_readable(self._door, _MOMENT):
+                    self._receive()
+                elif deadline is None:
+                    stopped_at = (stopped_at or now) if self._process.stopped() else None
+                    if stopped_at is not None and now - stopped_at > children.STOPPED:
+                        raise children.stopped_error(self._process, "the fork server")
             return self._answers[number]
+        except ValueError:  # another thread has closed the door
+            raise self._loss() from None
         finally:
             self._asked.discard(number)
             self._answers.pop(number, None)

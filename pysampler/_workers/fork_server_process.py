@@ -52,10 +52,14 @@ class _ForkServer:
         self._codes: dict[int, int] = {}  # of ended workers, by pid; minus the signal
         self._sessions: set[int] = set()  # of ended workers
         self._threads = _thread_count()  # before any import could start threads
-        signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(self._waker)
+        self._await_signals()
         _core.adopt_orphans()
+
+    def _await_signals(self) -> None:
+        """Have the end of a child wake this process. Modules may change that during an import."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
     def serve(self) -> NoReturn:
         """Answer the parent, and reap workers."""
@@ -91,6 +95,7 @@ class _ForkServer:
         answer: tuple[Any, ...] = ()
         if kind == "import":
             _import(*content)
+            self._await_signals()
         elif kind == "fork":
             answer = self._fork(fds)
         elif kind == "ended":

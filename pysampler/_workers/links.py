@@ -6,12 +6,14 @@ gauges. A watch marks a worker's parts as lost when its process dies.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pysampler import _core
+from pysampler._common.closing import Released
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
 from pysampler._workers.lanes import ProcessLane
@@ -19,6 +21,7 @@ from pysampler._workers.limits import naming_process_limit
 from pysampler._workers.manifest import SegmentManifest
 from pysampler._workers.processes import Processes
 from pysampler._workers.setup import Attachment, wait_policy
+from pysampler.errors import ClosedError
 from pysampler.sync import Segment, Watch
 
 if TYPE_CHECKING:
@@ -172,4 +175,5 @@ class Links:
         for ring in self._outboxes:
             ring.close()
         self.segment.close()
-        self.counters = self.gauges = self.track = None  # type: ignore[assignment]
+        released: Any = Released(functools.partial(ClosedError, "cannot go on: closed meanwhile"))
+        self.counters = self.gauges = self.track = released

@@ -616,7 +616,8 @@ class Pool:
             idle = not (self._native.pending or self._native.unsent or self._recovery.replacing)
             if idle and not self.closed:
                 failed = self._close_workers(grace)
-        except BusyError:  # a signal handler that interrupted the reading of a message closes
+        # A signal handler that interrupted the reading of a message closes, or another thread does.
+        except (BusyError, ClosedError):
             pass
         finally:
             self.kill()

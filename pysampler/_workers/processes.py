@@ -25,7 +25,7 @@ from pysampler._workers.launcher import Launcher, allow_workers, open_files
 from pysampler._workers.remote import loads
 from pysampler._workers.setup import LoggingSetup, PackedMessages, PackedServers, Setup
 from pysampler._workers.surroundings import current_directory, import_path
-from pysampler.errors import EnvError, WorkerLostError
+from pysampler.errors import ClosedError, EnvError, WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -265,7 +265,13 @@ class Processes(Workers):
             self._send(index, *layout)
 
     def _send(self, index: int, message: Any, segment: Segment) -> None:
-        PackedMessages([message]).send(0, self.children[index].connection, segment.fd)
+        connection = self.children[index].connection
+        try:
+            PackedMessages([message]).send(0, connection, segment.fd)
+        except OSError:
+            if connection.closed:
+                raise ClosedError("cannot go on: the pool was closed meanwhile") from None
+            raise
 
     def replace(
         self, index: int, attachment: Attachment, segment: Segment, layout: tuple[Layout, Segment]

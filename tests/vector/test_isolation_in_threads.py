@@ -143,6 +143,14 @@ def test_variables_of_functions_pickled_by_value_are_looked_at():
     assert found.reasons[0].endswith(f": {__name__}.COUNT, {__name__}.N")
 
 
+def test_functions_that_refer_to_themselves_are_checked():
+    def make(depth=1):
+        return make(depth - 1) if depth else Plain()
+
+    assert changed_objects([make] * 2) == []
+    assert check(make).isolated is True
+
+
 class DrawsFrom(Plain):
     def __init__(self, generator):
         self.generator = generator

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from interrupts import at_point
+from made_up import TellingEnv
 
+import pysampler
 from pysampler._workers import children, fork_server
 from pysampler._workers.launcher import Launcher
-from pysampler.errors import PysamplerError
 
 
 class Pools(RuleBasedStateMachine):
@@ -172,14 +174,92 @@ def test_answers_to_requests_that_were_given_up_are_dropped():
     assert not Path(f"/proc/{workers[0].pid}").exists()
 
 
-def test_an_import_that_ends_the_fork_server_is_an_error(tmp_path, monkeypatch):
+def test_an_import_that_ends_the_fork_server_costs_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(fork_server, "_fork_servers", [])
     (tmp_path / "ends_it.py").write_text("import os\nos._exit(7)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(PysamplerError, match="the fork server ended with exit code 7"):
-        for _ in range(4):
-            fork_server.preload(["ends_it"])
-            fork_server.current().fork()
+    with pysampler.VectorEnv([TellingEnv], num_workers=1, preload=["ends_it"]) as envs:
+        envs.reset()
+    fork_server.preload(["ends_it"])
+    server = fork_server._fork_servers[-1]
+    assert server._process.ended(60)
+    assert server.how_it_ended() == "the fork server ended with exit code 7"
+
+
+def test_a_signal_handler_may_start_workers_while_its_thread_waits_for_one(monkeypatch):
+    launcher = Launcher("forkserver")
+    server = fork_server.current()
+    wait_until(lambda: not server.busy())
+    started = []
+
+    def readable(file, timeout=0, look=children.is_readable):
+        found = look(file, timeout)
+        if not started:  # the answer has come, and a handler reads it
+            started.append(None)
+            started[0] = launcher.start(None)
+        return found and look(file)
+
+    monkeypatch.setattr(children, "is_readable", readable)
+    child = launcher.start(None)
+    monkeypatch.undo()
+    assert child.pid != started[0].pid
+    for one in (child, started[0]):
+        one.kill()
+    launcher.close(60)
+    assert child.status() == started[0].status() == -signal.SIGKILL
+
+
+def test_threads_that_start_workers_do_not_keep_others_from_exit_codes():
+    launcher = Launcher("forkserver")
+    over = threading.Event()
+
+    def start():
+        while not over.is_set():
+            one = launcher.start(None)
+            one.kill()
+            one.release()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = launcher.start(None)
+            child.kill()
+            assert child.ended(60)
+            assert child.status() == -signal.SIGKILL
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_an_interrupted_request_for_imports_leaves_the_server_idle(monkeypatch):
+    server = fork_server.current()
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "_send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            server.load(["decimal"])
+    wait_until(lambda: not server.busy())
+
+
+def test_an_import_that_ignores_ends_of_children_does_not_keep_the_server_from_reaping(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "ignores.py").write_text(
+        "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nsignal.set_wakeup_fd(-1)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(fork_server, "_fork_servers", [])
+    fork_server.preload(["ignores"])
+    launcher = Launcher("forkserver")
+    child = launcher.start(None)
+    child.kill()
+    assert child.ended(60)
+    assert child.status() == -signal.SIGKILL
+    fork_server.current().leave()
 
 
 @pytest.mark.slow

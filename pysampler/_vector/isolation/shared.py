@@ -158,8 +158,11 @@ class SharedState:
         self._namespaces.update((id(found), (name, found)) for name, found in namespaces_of(env))
 
 
-def _captured(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a function refers to, except by global variables: name and object."""
+def _captured(function: Any, depth: int = 9) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a function refers to, except by global variables: name and object.
+
+    Functions that these refer to count too, down to a depth: they may refer to each other.
+    """
     given: list[tuple[str, Any]] = []
     if isinstance(function, functools.partial):
         given = [("", function.func), *function.keywords.items()]
@@ -177,7 +180,7 @@ def _captured(function: Any) -> Iterator[tuple[str, Any]]:
         given = [(type(function).__name__, function)]
     for name, value in given:
         if issubclass(type(value), (functools.partial, types.FunctionType, types.MethodType)):
-            yield from _captured(value)
+            yield from _captured(value, depth - 1) if depth > 0 else ()
         elif not issubclass(type(value), (types.ModuleType, type)):
             yield name, value
 
