@@ -57,35 +57,37 @@ def checked(given: Mapping[str, Any]) -> SimpleNamespace:
     ``why_python``.
     """
     doing = "make vector env"
-    of = SimpleNamespace(**given)
-    of.env_fns = env_fns(of.env_fns)
-    of.shared_memory = shared_memory(of.shared_memory)
+    options = SimpleNamespace(**given)
+    options.env_fns = env_fns(options.env_fns)
+    options.shared_memory = shared_memory(options.shared_memory)
     for name in ("copy", "check_actions", "seed_globals"):
-        setattr(of, name, true_or_false(doing, name, given[name]))
-    if of.worker is not None:
+        setattr(options, name, true_or_false(doing, name, given[name]))
+    if options.worker is not None:
         raise TypeError(
-            f"cannot {doing}: worker {of.worker!r}, expected None: workers step envs in C++, not "
-            "by a function; wrap the envs to change what they do"
+            f"cannot {doing}: worker {options.worker!r}, expected None: workers run a loop of "
+            "pysampler; wrap the envs to change what they do"
         )
-    of.autoreset_mode = autoreset_mode(of.autoreset_mode)
-    of.max_concurrency = max_concurrency(of.max_concurrency)
+    options.autoreset_mode = autoreset_mode(options.autoreset_mode)
+    options.max_concurrency = max_concurrency(options.max_concurrency)
     for name in ("groups", "frames"):
-        setattr(of, name, whole_number(doing, name, given[name], minimum=1))
-    one_of("wait", of.wait, get_args(Wait))
-    one_of("infos", of.infos, get_args(Infos))
-    of.policy = _POLICIES[of.wait]
-    of.faults = faults(
-        *(doing, of.on_worker_loss, of.max_restarts, of.restart_window),
-        *(of.step_timeout, of.on_hang, of.recycle_after, of.recycle_above),
+        setattr(options, name, whole_number(doing, name, given[name], minimum=1))
+    one_of("wait", options.wait, get_args(Wait))
+    one_of("infos", options.infos, get_args(Infos))
+    options.policy = _POLICIES[options.wait]
+    options.faults = faults(
+        *(doing, options.on_worker_loss, options.max_restarts, options.restart_window),
+        *(options.step_timeout, options.on_hang, options.recycle_after, options.recycle_above),
     )
-    of.native = word_or_bool("native", of.native, "auto")
-    of.isolate = word_or_bool("isolate", of.isolate, "check")
-    of.process = context(of.context)
-    if of.process == "threads":
+    options.native = word_or_bool("native", options.native, "auto")
+    options.isolate = word_or_bool("isolate", options.isolate, "check")
+    options.process = context(options.context)
+    if options.process == "threads":
         refuse("context 'threads'", given)
-    of.why_python = why_python(of.native, of.observation_mode, seed_globals=of.seed_globals)
-    of.modules = preload(of.preload)
-    return of
+    options.why_python = why_python(
+        options.native, options.observation_mode, seed_globals=options.seed_globals
+    )
+    options.modules = preload(options.preload)
+    return options
 
 
 def one_of(what: str, got: Any, expected: Iterable[str], doing: str = "make vector env") -> None:
@@ -350,10 +352,10 @@ def seconds(timeout: float | None, what: str) -> float | None:
 
 @dataclass(frozen=True)
 class Conflict:
-    """How an option goes together with another one.
+    """Which values of an option go together with another option.
 
     Attributes:
-        why: Why not every value does.
+        why: Why others do not.
         expected: The value that does; ``...`` if there are many.
         refused: The values that do not; if empty, all but the expected one.
     """
@@ -389,8 +391,8 @@ CONFLICTS = {
         "isolate": Conflict("threads share the process", expected=False),
         "seed_globals": Conflict("threads share the global generators", expected=False),
         "trace": Conflict("it looks into worker processes"),
-        "num_workers": Conflict("its trial is of processes; pass a number", None, ("auto",)),
-        "main_envs": Conflict("its trial is of processes; pass a number", 0, ("auto",)),
+        "num_workers": Conflict("whose trial is of processes; pass a number", ..., ("auto",)),
+        "main_envs": Conflict("whose trial is of processes; pass a number", ..., ("auto",)),
     },
     "spare_envs": {
         "main_envs": Conflict(expected=0),

@@ -105,8 +105,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             Python without it. No other option chooses them.
         daemon: Accepted for compatibility and ignored: workers always end with this process, and
             may start processes.
-        worker: Accepted for compatibility, and only None: a worker function of gymnasium's protocol
-            would step its env by messages. Wrap the env instead.
+        worker: Only None, gymnasium's default: a function raises TypeError. Wrap the envs to change
+            what they do.
         observation_mode: Pass "different", or a pair of spaces (batched, single), if the bounds of
             the envs' observation spaces differ, as in gymnasium.
         autoreset_mode: When to reset an env whose episode has ended, as in gymnasium: in the next
@@ -120,7 +120,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             for some milliseconds and chooses ``num_workers`` and ``main_envs`` for the fastest
             steps; see ``division``. With ``worker_init``, ``step_timeout``,
             ``on_worker_loss="restart"`` and ``recycle_...``, which only workers have, it is the
-            default. Threads need a number.
+            default. Threads refuse it.
         main_envs: The number of envs that this process steps while the workers step theirs; it
             takes the last envs. With one process per CPU this beats one more worker, so the default
             ``num_workers`` is then one lower. "auto" times one extra env to choose the number.
@@ -139,10 +139,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         preload: Names of modules that the fork server imports before it forks workers, so that they
             start faster. By default, these are gymnasium's modules of the envs whose ids
             ``env_fns`` mention, unless these set environment variables or there is a
-            ``worker_init``. Name large libraries of your envs (``["torch"]``) if there are many
-            workers, which then share their memory too, or if workers are replaced. If a module
-            creates a random generator during its import, all workers draw the same numbers: seed
-            the generator in ``worker_init``.
+            ``worker_init``. Name large libraries of your envs (``["torch"]``) if you have many
+            workers, or if workers are replaced: then workers start sooner, and share the memory of
+            these modules. If a module creates a random generator during its import, all workers
+            draw the same numbers: leave it out, or seed the generator in ``worker_init``.
         check_actions: Raise ValueError if actions contain NaN, before any env gets them. Steps are
             slower.
         on_worker_loss: If a worker dies, "raise" raises ``WorkerLostError``, and "restart" starts
@@ -278,7 +278,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """Make the envs, with options that ``arguments.checked`` has returned."""
         self.env_fns = options.env_fns
         self.shared_memory, self.copy = options.shared_memory, options.copy
-        self.context, self.daemon = options.context, options.daemon
+        self.context, self.daemon, self.worker = options.context, options.daemon, options.worker
         self.worker_init, self.seed_globals = options.worker_init, options.seed_globals
         self.observation_mode = options.observation_mode
         self.autoreset_mode: AutoresetMode = options.autoreset_mode
@@ -291,6 +291,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._timed_return = _core.TimedReturn()  # of recv
         self._divide(options)
         assignments, own = self.division.assignments(len(self.env_fns), options.groups)
+        if options.trace is not None and not assignments:
+            raise ValueError("cannot make vector env: trace needs workers, got none")
         self._pool = self._start(options, assignments, own)
         try:
             self._lay_out(options, mixed=own is not None)
@@ -302,8 +304,6 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             guard = self._core.guard
             self._entries = {name: guard.entry(f"call {name}") for name in ("send", "recv")}
             if options.trace is not None:
-                if not assignments:
-                    raise ValueError("cannot make vector env: trace needs workers, got none")
                 from pysampler._workers.tracer import Tracer  # noqa: PLC0415 - rare
 
                 self._tracer = Tracer(options.trace, self._pool.number)

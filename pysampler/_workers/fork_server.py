@@ -12,10 +12,11 @@ a request that was given up is dropped.
     leave
 
 A pool ends its workers by their pidfds; the fork server reaps them and ends their descendants. A
-fork server that has started threads no longer forks, and exits with its last worker.
+fork server that has started threads no longer forks; its door is closed with the last pool that has
+workers from it, and it exits with the last worker.
 
-There is no lock for requests: a signal handler may raise while one is held, or ask too. Finalizers
-ask nothing.
+There is no lock for requests: a signal handler may raise while one is held, or ask too. A finalizer
+asks nothing, and may close the door.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _LOADS_AT_ONCE = 200
 # Seconds to wait for a fork server to report a worker's exit code.
 _STATUS_SECONDS = 1.0
 _MOMENT = 0.05  # seconds of one wait for an answer
-_SOONER = 0.9  # the part of our patience after which a fork server answers in any case
+_SOONER = 0.9  # the share of our patience after which the server answers in any case
 
 
 class _ForkedProcess(children.Process):
@@ -64,7 +65,7 @@ class _ForkedProcess(children.Process):
 
     def status(self) -> int | None:
         """Return the exit code, or minus the signal, that the fork server reports."""
-        return self._server.await_ends([self.pid], _STATUS_SECONDS).get(self.pid)
+        return self._server.codes_of([self.pid], _STATUS_SECONDS).get(self.pid)
 
 
 class NoForkServerError(PysamplerError):
@@ -79,13 +80,13 @@ class ForkServer:
         self.retired = False  # it no longer forks
         self._numbers = itertools.count(1)
         self._asked: set[tuple[int, int]] = set()  # requests whose answers somebody waits for
-        self._imports: set[tuple[int, int]] = (
-            set()
-        )  # requests for imports that it may not have made yet
+        # Requests for imports that it may not have made yet.
+        self._imports: set[tuple[int, int]] = set()
         self._answers: dict[tuple[int, int], list[Any]] = {}  # by the number of the request
         self._unread: list[bytes] = []  # messages
         self._owner = os.getpid()
         self._used = False
+        self._pools: set[int] = set()  # the launchers of pools that have workers from it
         children.open_standard_files()
         self._surroundings = _surroundings()
         self._door, theirs = children.socket_pair(socket.SOCK_SEQPACKET)
@@ -103,6 +104,11 @@ class ForkServer:
     def ended(self) -> bool:
         """Whether the server's process has ended."""
         return self._process.ended()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the server's process is stopped, for example by SIGSTOP."""
+        return self._process.stopped()
 
     def has_surroundings(self) -> bool:
         """Return whether this process's environment variables and path still are the server's."""
@@ -127,7 +133,7 @@ class ForkServer:
         with contextlib.suppress(PysamplerError):
             while self._imports and self._receive():
                 pass
-        return bool(self._imports) or self._process.stopped()
+        return bool(self._imports) or self.stopped
 
     def fork(self) -> children.Child:
         """Return a new worker."""
@@ -142,18 +148,28 @@ class ForkServer:
             raise NoForkServerError(f"cannot start worker: the fork server has {content[0]}")
         return children.Child(_ForkedProcess(content[0], self, connection), connection)
 
-    def await_ends(self, pids: Sequence[int], seconds: float) -> dict[int, int]:
+    def codes_of(self, pids: Sequence[int], seconds: float) -> dict[int, int]:
         """Wait until it has reaped these workers and ended their descendants.
 
         Returns the exit codes, or minus the signals, of those that it knows to have ended.
         """
-        if os.getpid() == self._owner and not self.busy():
+        if os.getpid() == self._owner:
             with contextlib.suppress(PysamplerError, OSError):
                 codes: dict[int, int]
                 deadline = time.monotonic() + seconds
                 [codes] = self._ask("ended", pids, _SOONER * seconds, deadline=deadline)
                 return codes
         return {}
+
+    def join(self, pool: int) -> None:
+        """Note that a pool has workers from it."""
+        self._pools.add(pool)
+
+    def part(self, pool: int) -> None:
+        """Note that a pool has none any more. May be repeated; finalizers call it."""
+        self._pools.discard(pool)
+        if self.retired and not self._pools:
+            self._shut()
 
     def how_it_ended(self) -> str:
         """Return the server's end as text for errors."""
@@ -163,11 +179,11 @@ class ForkServer:
         return "the fork server ended" + ("" if status is None else f" with exit code {status}")
 
     def retire(self, *, for_threads: bool = False) -> None:
-        """Make the server exit with its last worker; if it has threads, preload nothing again."""
+        """Fork no more workers here; if it has threads, preload nothing again."""
         global _preload_allowed
         _preload_allowed = _preload_allowed and not for_threads
         self.retired = True
-        self._shut()
+        self.part(0)
 
     def leave(self) -> None:
         """End the server, its workers and their descendants. May be repeated."""
@@ -226,15 +242,12 @@ class ForkServer:
                 if deadline is not None and now >= deadline:
                     raise TimeoutError
                 # For a moment: another thread or a signal handler may read our answer.
-                if children.is_readable(self._door, _MOMENT):
-                    self._receive()
-                elif deadline is None:
+                if not self._is_readable() and deadline is None:
                     stopped_at = (stopped_at or now) if self._process.stopped() else None
                     if stopped_at is not None and now - stopped_at > children.STOPPED:
                         raise children.stopped_error(self._process, "the fork server")
+                self._receive()
             return self._answers[number]
-        except ValueError:  # another thread has closed the door
-            raise self._loss() from None
         finally:
             self._asked.discard(number)
             self._answers.pop(number, None)
@@ -243,26 +256,34 @@ class ForkServer:
         """Return a number for a request; those of two threads differ without a lock."""
         return threading.get_ident(), next(self._numbers)
 
+    def _is_readable(self) -> bool:
+        try:
+            return children.is_readable(self._door, _MOMENT)
+        except ValueError:  # another thread has closed the door
+            raise self._loss() from None
+
     def _receive(self) -> bool:
-        """Take the next message of the server; return whether there was one."""
+        """Take the next message of the server, if there is one; return whether there was."""
         read = functools.partial(self._door.recv, 1 << 16, socket.MSG_DONTWAIT)
         try:
             # Within one call into C: no signal handler runs between the read and the append.
             self._unread.extend(itertools.islice(iter(read, None), 1))
         except BlockingIOError:
-            return False
+            pass
         except OSError as error:
             raise self._loss() from error
-        for message in list(self._unread):  # one, or more after an exception
+        messages = list(self._unread)  # one, or more after an exception
+        for message in messages:
             if not message:
                 raise self._loss()
             number, *content = pickle.loads(message)
-            self._imports.discard(number)
+            for earlier in [one for one in list(self._imports) if one[1] <= number[1]]:
+                self._imports.discard(earlier)  # it answers in order
             if number in self._asked:
                 self._answers[number] = content
             with contextlib.suppress(ValueError):  # a signal handler has removed it
                 self._unread.remove(message)
-        return True
+        return bool(messages)
 
     def _send(self, request: tuple[Any, ...], *fds: int, flags: int = 0) -> None:
         """Send a request through the door, or raise NoForkServerError."""

@@ -51,6 +51,8 @@ class _ForkServer:
         self._workers: set[int] = set()  # pids
         self._codes: dict[int, int] = {}  # of ended workers, by pid; minus the signal
         self._sessions: set[int] = set()  # of ended workers
+        # Requests for the ends of workers: the number, the pids, and when to answer in any case.
+        self._waiting: list[tuple[Any, set[int], float]] = []
         self._threads = _thread_count()  # before any import could start threads
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._await_signals()
@@ -65,13 +67,16 @@ class _ForkServer:
         """Answer the parent, and reap workers."""
         while self._door is not None or self._workers:
             door = [] if self._door is None else [self._door]
-            ready = self._wait([self._parent, *door], None)
+            until = min((deadline for _, _, deadline in self._waiting), default=None)
+            left = None if until is None else max(0.0, until - time.monotonic())
+            ready = self._wait([self._parent, *door], left)
             if self._parent in ready or (self._door in ready and not self._answer()):
                 break
+            self._tell_ends()
         self._leave()
 
     def _wait(self, files: list[Any], seconds: float | None) -> list[Any]:
-        """Return the files that are readable, or none once a child has ended; reap it."""
+        """Wait until files are readable or a child has ended, and reap it; return those files."""
         poller = select.poll()
         numbers = {one if isinstance(one, int) else one.fileno(): one for one in files}
         for fd in (*numbers, self._wake):
@@ -96,16 +101,17 @@ class _ForkServer:
         if kind == "import":
             _import(*content)
             self._await_signals()
+            self._reap()
         elif kind == "fork":
             answer = self._fork(fds)
-        elif kind == "ended":
-            answer = (self._await_ends(*content),)
         for fd in fds:
             os.close(fd)
-        # Nobody waits for imports: their answers may have no room.
-        flags = socket.MSG_DONTWAIT if kind == "import" else 0
-        with contextlib.suppress(OSError):
-            door.send(pickle.dumps((number, *answer)), flags)
+        if kind == "ended":
+            pids, seconds = content
+            self._waiting.append((number, {*pids}, time.monotonic() + seconds))
+        else:
+            # Nobody waits for imports: their answers may have no room.
+            self._send((number, *answer), socket.MSG_DONTWAIT if kind == "import" else 0)
         return bool(kind != "leave")
 
     def _fork(self, fds: list[int]) -> tuple[Any, ...]:
@@ -130,16 +136,18 @@ class _ForkServer:
         self._codes.pop(pid, None)
         return "forked", pid
 
-    def _await_ends(self, pids: Iterable[int], seconds: float) -> dict[int, int]:
-        """Wait until these workers and their descendants have ended; return the exit codes."""
-        deadline = time.monotonic() + seconds
-        of_pids = {*pids}
-        while of_pids & (self._workers | self._sessions):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            self._wait([], left)
-        return {pid: self._codes[pid] for pid in of_pids & self._codes.keys()}
+    def _tell_ends(self) -> None:
+        """Answer who waits until workers and their descendants have ended, or until a deadline."""
+        for one in list(self._waiting):
+            number, pids, deadline = one
+            if pids.isdisjoint(self._workers | self._sessions) or time.monotonic() >= deadline:
+                self._waiting.remove(one)
+                self._send((number, {pid: self._codes[pid] for pid in pids & self._codes.keys()}))
+
+    def _send(self, answer: tuple[Any, ...], flags: int = 0) -> None:
+        if self._door is not None:
+            with contextlib.suppress(OSError):
+                self._door.send(pickle.dumps(answer), flags)
 
     # -- children --------------------------------------------------------------------------------
 

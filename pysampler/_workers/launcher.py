@@ -20,6 +20,7 @@ from pysampler._workers.worker import become_worker
 from pysampler.errors import ClosedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
 __all__ = [
@@ -46,7 +47,7 @@ class Launcher:
 
     def __init__(self, context: str) -> None:
         self._context = context
-        self._forked: list[tuple[fork_server.ForkServer, int]] = []  # with the pid
+        self._servers: dict[int, fork_server.ForkServer] = {}  # by pid
         self._closed = False
 
     def start(self, server: Any) -> children.Child:
@@ -65,21 +66,24 @@ class Launcher:
                 return self._fork()
         return self._fork()
 
-    def close(self, wait: float = 0) -> None:
-        """Start no more workers. Takes no lock without ``wait``, and may be repeated.
+    def close(self, pids: Sequence[int] = (), wait: float = 0) -> None:
+        """Start no more workers. Without ``wait`` it asks nothing, and may be repeated.
 
-        Waits up to ``wait`` seconds until fork servers have reaped those that were killed, and have
-        ended their descendants.
+        Waits up to ``wait`` seconds until fork servers have reaped those of these workers that were
+        killed, and have ended their descendants.
         """
         self._closed = True
-        if wait > 0:
-            for one in {server for server, _ in self._forked}:
-                one.await_ends([pid for server, pid in self._forked if server is one], wait)
+        for server in {*self._servers.values()}:
+            if wait > 0 and not server.stopped:
+                theirs = [pid for pid in pids if self._servers.get(pid) is server]
+                server.codes_of(theirs, wait)
+            server.part(id(self))
 
     def _fork(self) -> children.Child:
         server = fork_server.current()
         child = server.fork()
-        self._forked.append((server, child.pid))
+        self._servers[child.pid] = server
+        server.join(id(self))
         return child
 
 

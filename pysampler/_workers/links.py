@@ -176,4 +176,5 @@ class Links:
             ring.close()
         self.segment.close()
         released: Any = Released(functools.partial(ClosedError, "cannot go on: closed meanwhile"))
-        self.counters = self.gauges = self.track = released
+        self.counters = self.gauges = released
+        self.track = None  # type: ignore[assignment]

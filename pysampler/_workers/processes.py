@@ -352,7 +352,7 @@ def _block_daemon_thread_at_exit() -> None:
 
 
 def _end(children: list[Child], launcher: Launcher, owner: int, wait: float = 0) -> None:
-    """End workers. Sends nothing and takes no lock, because finalizers call this at any time."""
+    """End workers. Without ``wait`` it asks nothing, because finalizers call this at any time."""
     if os.getpid() != owner:  # this is a fork of their parent
         return
     for child in children:
@@ -360,4 +360,4 @@ def _end(children: list[Child], launcher: Launcher, owner: int, wait: float = 0)
     for child in children:
         child.ended(SHUTDOWN_TIMEOUT_S)
         child.release()
-    launcher.close(wait)
+    launcher.close([child.pid for child in children], wait)

@@ -349,5 +349,5 @@ def test_infos_of_different_envs_are_masked():
 
 
 def test_a_worker_function_is_refused():
-    with pytest.raises(TypeError, match="expected None: workers step envs in C.*wrap the envs"):
+    with pytest.raises(TypeError, match="expected None: workers run a loop .* wrap the envs"):
         VectorEnv([TellingEnv], worker=print)

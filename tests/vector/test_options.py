@@ -545,7 +545,6 @@ UNUSUAL = {
     "worker_init": int,
     "isolate": True,
     "seed_globals": True,
-    "trace": "trace.json",
     "main_envs": 1,
     "groups": 2,
     "observation_mode": "different",

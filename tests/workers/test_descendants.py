@@ -365,7 +365,7 @@ def test_interrupts_in_the_standard_library_leak_no_descriptors(context):
         if child is not None:
             child.kill()
             assert child.ended(60)
-        launcher.close(60)
+        launcher.close()
         del launcher, child
         gc.collect()
 

@@ -36,7 +36,7 @@ _FRAMES = 20  # of a run: rendering may be slow
 # Seconds after which a thread gives Python's lock to another that waits for it: the shortest, so
 # that calls of envs overlap.
 _SWITCH = 1e-6
-_ENV, _SIBLINGS = 0, 2  # the number of the env, and those of its siblings
+_ENV, _BEFORE, _AFTER = range(3)  # the numbers of the env, and of the siblings made around it
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _Run:
         self._members: dict[int, Member] = {}
         if job.threads:
             sys.setswitchinterval(_SWITCH)
-            self._threads = [ThreadPoolExecutor(1) for _ in range(_SIBLINGS + 1)]
+            self._threads = [ThreadPoolExecutor(1) for _ in range(_AFTER + 1)]
         begun = time.perf_counter()
         try:
             self._run()
@@ -141,8 +141,8 @@ class _Run:
     def _run(self) -> None:
         job = self._job
         make, *others = self._makes
-        sibling = [(1, others[0], job.seed + 1)] if job.beside else []
-        last = [(2, others[1], job.seed + 2)] if job.beside else []
+        sibling = [(_BEFORE, others[0], job.seed + 1)] if job.beside else []
+        last = [(_AFTER, others[1], job.seed + 2)] if job.beside else []
         self._make(sibling)
         self._make([(_ENV, make, job.seed), *last])
         self._doing = "being reset"
@@ -154,11 +154,11 @@ class _Run:
         for step in range(job.most):
             self._doing = "being reset"
             if step == resets and job.beside:
-                self._each(lambda one: one.reset("a reset"), 2)
+                self._each(lambda one: one.reset("a reset"), _AFTER)
             if step == closes and job.beside:
                 self.result.closed = len(self.result.records)
-                self._each(Member.close, 1)
-                del self._members[1]
+                self._each(Member.close, _BEFORE)
+                del self._members[_BEFORE]
             if self._is_second(step, time.perf_counter() - begun):
                 self.result.second = step
                 self._each(lambda one: one.reset("the second reset"), _ENV)
@@ -184,13 +184,13 @@ class _Run:
         return step > 0 and (late or step >= job.steps * _SECOND)
 
     def _make(self, members: Sequence[tuple[int, Callable[[], Any], int]]) -> None:
-        def make(number: int, make: Callable[[], Any], seed: int) -> None:
+        def add(number: int, make: Callable[[], Any], seed: int) -> None:
             member = Member(make, seed, self.result if number == _ENV else None)
             if self._job.seed_globals:
                 member.calls = GlobalsOf(member.env)
             self._members[number] = member
 
-        self._call({one[0]: functools.partial(make, *one) for one in members})
+        self._call({one[0]: functools.partial(add, *one) for one in members})
         for number, _, _ in members:
             self._shared.look(self._members[number].env)
 
@@ -202,7 +202,7 @@ class _Run:
         With threads and ``again``, siblings repeat it until the env's call has returned.
         """
         chosen = sorted(self._members) if number is None else [number]
-        chosen.sort(key=[1, _ENV, 2].index)
+        chosen.sort(key=[_BEFORE, _ENV, _AFTER].index)
         self._call({i: functools.partial(call, self._members[i]) for i in chosen}, again=again)
 
     def _call(self, calls: dict[int, Callable[[], None]], *, again: bool = False) -> None:

@@ -102,8 +102,15 @@ class SharedState:
             "directory": {"working directory": directory},
             "environment": dict(os.environ),
             "attributes": self._attributes(),
-            "captured": {name: self._state(value) for name, value in self._captured},
+            "captured": self._captured_states(),
         }
+
+    def _captured_states(self) -> dict[tuple[int, str], Any]:
+        states: dict[tuple[int, str], Any] = {}
+        for name, value in self._captured:
+            with contextlib.suppress(Exception):  # of a proxy, see below
+                states[id(value), name] = self._state(value)
+        return states
 
     def _attributes(self) -> dict[tuple[int, str], Any]:
         """Return a state for each attribute of the env's modules and classes.
@@ -165,14 +172,16 @@ def _captured(function: Any, depth: int = 9) -> Iterator[tuple[str, Any]]:
     """
     given: list[tuple[str, Any]] = []
     if isinstance(function, functools.partial):
-        given = [("", function.func), *function.keywords.items()]
+        given = [(type(function.func).__name__, function.func), *function.keywords.items()]
         given += [(f"argument {i}", value) for i, value in enumerate(function.args, 1)]
     elif isinstance(function, types.MethodType):
         given = [(type(function.__self__).__name__, function.__self__)]
     elif isinstance(function, types.FunctionType):
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        with contextlib.suppress(ValueError):  # an empty cell
-            given = [(name, cell.cell_contents) for name, cell in cells]
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            with contextlib.suppress(ValueError):  # it is empty
+                given.append((name, cell.cell_contents))
         defaults = function.__defaults__ or ()
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
         given += zip(names[len(names) - len(defaults) :], defaults, strict=True)
