@@ -31,7 +31,7 @@ MOST = {
     "pysampler/_policies": 2_167,
     "pysampler/_rollouts": 3_807,
     "pysampler/_vector": 9_162,
-    "pysampler/_workers": 4_282,
+    "pysampler/_workers": 4_284,
     "pysampler/adapters": 1_020,
     "pysampler/envs": 1_742,
     "pysampler/ray": 2_150,

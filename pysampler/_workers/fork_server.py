@@ -168,7 +168,7 @@ class ForkServer:
     def part(self, pool: int) -> None:
         """Note that a pool has none any more. May be repeated; finalizers call it."""
         self._pools.discard(pool)
-        if self.retired and not self._pools:
+        if self.retired and not self._pools and os.getpid() == self._owner:
             self._shut()
 
     def how_it_ended(self) -> str:

@@ -46,8 +46,8 @@ class Launcher:
     """Starts the workers of one pool."""
 
     def __init__(self, context: str) -> None:
+        self._servers: dict[int, fork_server.ForkServer] = {}  # by pid; first, for __del__
         self._context = context
-        self._servers: dict[int, fork_server.ForkServer] = {}  # by pid
         self._closed = False
 
     def start(self, server: Any) -> children.Child:
@@ -78,6 +78,9 @@ class Launcher:
                 theirs = [pid for pid in pids if self._servers.get(pid) is server]
                 server.codes_of(theirs, wait)
             server.part(id(self))
+
+    def __del__(self) -> None:
+        self.close()
 
     def _fork(self) -> children.Child:
         server = fork_server.current()

@@ -683,7 +683,7 @@ def test_interrupted_report_of_a_loss_is_repeated(on_loss):
 @closing_while_pending
 def test_closing_during_a_replacement_keeps_the_fork_server():
     counters().close()
-    [only] = fork_server._fork_servers
+    only = fork_server.current()
     for n in range(1, 400, 29):
         envs = counters(on_worker_loss="restart")
         envs.reset()
@@ -691,8 +691,7 @@ def test_closing_during_a_replacement_keeps_the_fork_server():
         with contextlib.suppress(ClosedError, WorkerLostError):
             at_point(n, lambda envs=envs: envs.step([0] * 4), lambda *_, e=envs: e.close())
         envs.close()
-        assert fork_server._fork_servers == [only]
-        assert only.alive
+        assert fork_server.current() is only
 
 
 @closing_while_pending

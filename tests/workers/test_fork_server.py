@@ -120,6 +120,8 @@ class Pools(RuleBasedStateMachine):
         for some in self.workers:
             for child in some.values():
                 self.end(child)
+        for launcher in self.launchers:
+            launcher.close()
         wait_until(lambda: not any(map(alive, self.gone)))
 
 

@@ -289,17 +289,13 @@ def test_killed_worker_raises_worker_lost_error(context):
 @pytest.mark.slow
 def test_dead_fork_server_is_replaced():
     pysampler.VectorEnv([TellingEnv]).close()
-    fork_servers = [
-        p
-        for p in psutil.Process().children()
-        if "pysampler._workers.fork_server" in " ".join(p.cmdline())
-    ]
-    assert len(fork_servers) == 1
-    fork_servers[0].kill()
-    fork_servers[0].wait()
+    dead = fork_server.current()
+    os.kill(dead._process.pid, signal.SIGKILL)
+    assert dead._process.ended(60)
     envs = pysampler.VectorEnv([TellingEnv])
     envs.reset()
     envs.close()
+    assert fork_server.current() is not dead
 
 
 @pytest.mark.slow
