@@ -25,7 +25,7 @@ from pysampler._vector import arguments
 from pysampler._vector.env_maker import EnvMaker
 from pysampler._vector.native.known import HANDOVER_US, maker_of_task, step_us_of
 from pysampler._vector.registry import sendable
-from pysampler._vector.vector_env import VectorEnv
+from pysampler._vector.vector_env import DEFAULTS, VectorEnv
 from pysampler.envs.batch import BatchEnv
 from pysampler.sync import usable_cpus
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "install", "make_vec", "uninstall", "vector_options"]
 
-# The options of a vector env, as VectorEnv declares them, for make_vec and samplers.
-_DECLARED = inspect.signature(VectorEnv).parameters
-OPTIONS = frozenset(_DECLARED) - {"env_fns"}
+# The options of a vector env, for make_vec and samplers.
+OPTIONS = frozenset(DEFAULTS)
 
 # Options with which make_vec may step few known envs in this process: others may need workers.
 # With more envs it starts a worker in any case: if they must step in Python, this process is slow.
@@ -188,7 +187,7 @@ def _for_few(options: Mapping[str, Any]) -> bool:
     return all(
         name in _FOR_FEW
         or (name == "num_workers" and value in (None, "auto"))
-        or (name in _DECLARED and value is _DECLARED[name].default)
+        or (name in DEFAULTS and value is DEFAULTS[name])
         for name, value in options.items()
     )
 

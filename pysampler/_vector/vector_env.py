@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from pysampler._workers.jobs import Answer
     from pysampler._workers.tracer import Tracer
 
-__all__ = ["VectorEnv", "core_of"]
+__all__ = ["DEFAULTS", "VectorEnv", "core_of"]
 
 # Seconds that ``close`` waits for a call of another thread, and again after it has told it to end.
 _CALL_OF_ANOTHER = 1.0
@@ -266,7 +266,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         count, mode = given["spare_envs"], arguments.autoreset_mode(given["autoreset_mode"])
         spares = SpareEnvs(_make_inner, core_of, functions, count, mode, inner)
         outer |= {"env_fns": [lambda: spares], "num_workers": 0}
-        self._open(arguments.checked({**_DEFAULTS, **outer}))
+        self._open(arguments.checked({**DEFAULTS, **outer}))
         spares.serve(self._core.pool)
         self._spares, self.env_fns = spares, functions
         self.division = replace(spares.inner.division, spare_envs=count)
@@ -1359,8 +1359,9 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         )
 
 
-_DECLARED = inspect.signature(VectorEnv).parameters.values()
-_DEFAULTS = {one.name: one.default for one in _DECLARED if one.default is not one.empty}
+# The options as VectorEnv declares them, and their defaults.
+_PARAMETERS = inspect.signature(VectorEnv).parameters.values()
+DEFAULTS = {one.name: one.default for one in _PARAMETERS if one.default is not one.empty}
 
 
 def _make_inner(*args: Any, **options: Any) -> VectorEnv:

@@ -79,7 +79,7 @@ class ForkServer:
         self.lost = False  # the door has broken
         self.retired = False  # it no longer forks
         self._numbers = itertools.count(1)
-        self._asked: set[tuple[int, int]] = set()  # requests whose answers somebody waits for
+        self._asked: set[tuple[int, int]] = set()  # requests that threads or handlers wait for
         # Requests for imports that it may not have made yet.
         self._imports: set[tuple[int, int]] = set()
         self._answers: dict[tuple[int, int], list[Any]] = {}  # by the number of the request
@@ -243,7 +243,7 @@ class ForkServer:
                     raise TimeoutError
                 # For a moment: another thread or a signal handler may read our answer.
                 if not self._is_readable() and deadline is None:
-                    stopped_at = (stopped_at or now) if self._process.stopped() else None
+                    stopped_at = (stopped_at or now) if self.stopped else None
                     if stopped_at is not None and now - stopped_at > children.STOPPED:
                         raise children.stopped_error(self._process, "the fork server")
                 self._receive()

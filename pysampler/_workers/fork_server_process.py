@@ -110,7 +110,7 @@ class _ForkServer:
             pids, seconds = content
             self._waiting.append((number, {*pids}, time.monotonic() + seconds))
         else:
-            # Nobody waits for imports: their answers may have no room.
+            # The parent reads answers to imports late, so its socket may be full.
             self._send((number, *answer), socket.MSG_DONTWAIT if kind == "import" else 0)
         return bool(kind != "leave")
 

@@ -36,7 +36,8 @@ _FRAMES = 20  # of a run: rendering may be slow
 # Seconds after which a thread gives Python's lock to another that waits for it: the shortest, so
 # that calls of envs overlap.
 _SWITCH = 1e-6
-_ENV, _BEFORE, _AFTER = range(3)  # the numbers of the env, and of the siblings made around it
+# The numbers of the env and of the siblings made before and after it, in the order of their calls.
+_BEFORE, _ENV, _AFTER = range(3)
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,6 @@ class _Run:
         With threads and ``again``, siblings repeat it until the env's call has returned.
         """
         chosen = sorted(self._members) if number is None else [number]
-        chosen.sort(key=[_BEFORE, _ENV, _AFTER].index)
         self._call({i: functools.partial(call, self._members[i]) for i in chosen}, again=again)
 
     def _call(self, calls: dict[int, Callable[[], None]], *, again: bool = False) -> None:
