@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Acrobot', 'BatchBlock', 'BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'CartPole', 'Classic', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'FrameBlock', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'MountainCar', 'MountainCarContinuous', 'Part', 'Pendulum', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'standard_normal', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Acrobot', 'BatchBlock', 'BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'CartPole', 'Classic', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'FrameBlock', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'MountainCar', 'MountainCarContinuous', 'OwnChild', 'Part', 'Pendulum', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'standard_normal', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     The costs of waiting on this machine.
@@ -1265,10 +1265,6 @@ class Pidfd:
         """
         Close the descriptor.
         """
-    def ended(self) -> bool:
-        """
-        Return whether the process has ended.
-        """
     def fileno(self) -> int:
         """
         Return the descriptor, or -1 once it is closed.
@@ -1276,6 +1272,20 @@ class Pidfd:
     def kill(self) -> bool:
         """
         Send SIGKILL unless the process has ended; return False if that is not permitted.
+        """
+class OwnChild(Pidfd):
+    def __init__(self, start: typing.Any) -> None:
+        ...
+    def __reduce__(self) -> tuple:
+        ...
+    def status(self) -> int | None:
+        """
+        Kill its process group and reap it, if it has ended. Return its exit code, or minus the signal, if known.
+        """
+    @property
+    def pid(self) -> int:
+        """
+        Its pid; 0 in a fork.
         """
 class Detached:
     def __init__(self, socket: typing.Any) -> None:

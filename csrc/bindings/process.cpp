@@ -1,14 +1,18 @@
 // Processes: pidfds, descriptors, fork, and this process's signals and title.
 #include "process.h"
 
+#include <poll.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -23,14 +27,12 @@ namespace {
 // raised between opening and storing it.
 class Pidfd : public Descriptor {
  public:
-    explicit Pidfd(pid_t pid) : Descriptor(open_pidfd(pid)) {
-        if (fileno() < 0) {
+    explicit Pidfd(pid_t pid) : Descriptor(pid > 0 ? open_pidfd(pid) : -1) {
+        if (pid > 0 && fileno() < 0 && errno != ESRCH) {
             throw std::system_error(errno, std::generic_category(),
                                     "cannot open process " + std::to_string(pid) + ": pidfd_open");
         }
     }
-
-    bool ended() const { return fileno() < 0 || pidfd_ended(fileno()); }
 
     // False if this process cannot: it has dropped its privileges, or other code has closed the
     // descriptor.
@@ -42,6 +44,58 @@ class Pidfd : public Descriptor {
         throw std::system_error(errno, std::generic_category(),
                                 "cannot kill process: pidfd_send_signal");
     }
+};
+
+// A child of this process, owned from its start on: no Python code runs in between. Unless it was
+// reaped, it is killed with the object.
+class OwnChild : public Pidfd {
+ public:
+    // `start` returns its pid: 0 in a fork, where the object owns nothing.
+    explicit OwnChild(const py::object& start) : OwnChild(start().cast<pid_t>()) {}
+    OwnChild(const OwnChild&) = delete;
+    OwnChild& operator=(const OwnChild&) = delete;
+    ~OwnChild() {
+        if (reaped_ || getpid() != parent_) return;
+        kill();
+        pollfd entry{fileno(), POLLIN, 0};
+        poll(&entry, 1, kDyingMs);
+        status();
+    }
+
+    pid_t pid() const { return pid_; }
+
+    // Reaps it after killing its process group, in which its descendants are. Returns the exit
+    // code, or minus the signal; nothing if it lives or was reaped by other code or the system.
+    std::optional<int> status() {
+        if (reaped_) return status_;
+        siginfo_t info{};
+        // Its number is its own until it is reaped. After that no process gets the number of a
+        // group that has members, so whoever has it leads another group.
+        if (waitid(P_PID, pid_, &info, WEXITED | WNOWAIT | WNOHANG) == 0 ||
+            (::kill(pid_, 0) != 0 && errno == ESRCH)) {
+            killpg(pid_, SIGKILL);
+        }
+        int status = 0;
+        const pid_t ended = waitpid(pid_, &status, WNOHANG);
+        reaped_ = ended != 0;
+        if (ended > 0) status_ = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+        return status_;
+    }
+
+ private:
+    explicit OwnChild(pid_t pid)
+    try : Pidfd(pid), pid_(pid), reaped_(pid <= 0) {
+    } catch (...) {  // out of descriptors
+        ::kill(pid, SIGKILL);
+        waitpid(pid, nullptr, 0);
+        throw;
+    }
+
+    static constexpr int kDyingMs = 1000;  // a killed process may end later: then it stays a zombie
+    const pid_t parent_ = getpid();
+    pid_t pid_;
+    bool reaped_;
+    std::optional<int> status_;
 };
 
 // The descriptor of a socket, detached from it: closed with the object, without the ResourceWarning
@@ -96,16 +150,23 @@ int fork_with_signals_blocked() {
 template <>
 inline constexpr bool is_bound<Pidfd> = true;
 template <>
+inline constexpr bool is_bound<OwnChild> = true;
+template <>
 inline constexpr bool is_bound<Detached> = true;
 
 void register_process(py::module_& m) {
     Class<Pidfd>(m, "Pidfd")
         .def(py::init<pid_t>(), py::arg("pid"))
         .def("fileno", &Pidfd::fileno, "Return the descriptor, or -1 once it is closed.")
-        .def("ended", &Pidfd::ended, "Return whether the process has ended.")
         .def("kill", &Pidfd::kill,
              "Send SIGKILL unless the process has ended; return False if that is not permitted.")
         .def("close", &Pidfd::close, "Close the descriptor.");
+    Class<OwnChild, Pidfd>(m, "OwnChild")
+        .def(py::init<const py::object&>(), py::arg("start"))
+        .def_property_readonly("pid", &OwnChild::pid, "Its pid; 0 in a fork.")
+        .def("status", &OwnChild::status,
+             "Kill its process group and reap it, if it has ended. Return its exit code, or minus "
+             "the signal, if known.");
     Class<Detached>(m, "Detached")
         .def(py::init<const py::object&>(), py::arg("socket"))
         .def("fileno", &Detached::fileno, "Return the descriptor, or -1 once it is closed.")

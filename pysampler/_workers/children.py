@@ -1,7 +1,7 @@
 """Child processes: starting, watching, ending and reaping them, and connections to them.
 
-A signal handler may raise after any call. So an object owns each child from the moment it exists:
-if an exception drops the object, the child is ended, and reaped at the next start.
+A signal handler may raise after any call. So an object of C++ owns each child from the moment it
+exists: if an exception drops the object, the child is killed and reaped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import functools
-import itertools
 import json
 import math
 import os
@@ -45,9 +44,7 @@ __all__ = [
     "is_readable",
     "open_descriptors",
     "open_standard_files",
-    "reap_unclaimed",
     "socket_pair",
-    "start_own",
     "stopped_error",
 ]
 
@@ -76,33 +73,26 @@ _HASH_SEED = "0"
 _CONNECTION_FD = 3
 
 
-# Pids of children of this process that no object owns any more, each in a separate list.
-_unclaimed: list[list[int]] = []
-os.register_at_fork(after_in_child=_unclaimed.clear)  # they are the parent's children
-
-
 class Process:
-    """A process that this one may end."""
+    """A process that this one may end.
 
-    # The values if a signal handler raises inside __init__.
-    pid = 0
-    _pidfd: _core.Pidfd | None = None
+    Args:
+        handle: Its pidfd, or this process's own child; None: it has ended.
+    """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, handle: _core.Pidfd | None) -> None:
         self.pid = pid
-        if pid > 0:
-            with contextlib.suppress(ProcessLookupError):
-                self._pidfd = _core.Pidfd(pid)
+        self._handle = handle
 
     def ended(self, timeout: float = 0) -> bool:
         """Return whether the process ends within ``timeout`` seconds, or has ended."""
-        if self._pidfd is None or self._pidfd.fileno() < 0:
+        if self._handle is None or self._handle.fileno() < 0:
             return True
-        return is_readable(self._pidfd, timeout)
+        return is_readable(self._handle, timeout)
 
     def kill(self) -> bool:
         """Kill the process; return False if this process lacks permission."""
-        return self._pidfd is None or self._pidfd.kill()
+        return self._handle is None or self._handle.kill()
 
     def stopped(self) -> bool:
         """Return whether the process is stopped, for example by SIGSTOP."""
@@ -115,62 +105,31 @@ class Process:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Close the pidfd of an ended process. Sends nothing, and may be repeated."""
-        if self._pidfd is not None:
-            self._pidfd.close()
+        """Close the handle of an ended process. Sends nothing, and may be repeated."""
+        if self._handle is not None:
+            self._handle.close()
 
 
 class OwnProcess(Process):
-    """A child of this process, to be reaped here."""
+    """A child of this process, to be reaped here.
 
-    _status: int | None = None
-    _reaped = False
-    _owner = 0
+    Args:
+        start: Starts it and returns its pid, or 0 in a fork.
+    """
 
-    def __init__(self, pid: int) -> None:
-        self._owner = os.getpid()
-        super().__init__(pid)
+    def __init__(self, start: Callable[[], int]) -> None:
+        with naming_process_limit():
+            self._child = _core.OwnChild(start)
+        super().__init__(self._child.pid, self._child)
 
     def status(self) -> int | None:
         """Reap it after killing its process group; return its exit code or minus the signal."""
-        if not self._reaped:
-            if self._group_is_its_own():  # its descendants end with it
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)
-            try:
-                ended, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # reaped by another part of the program, or by the system
-                self._reaped = True
-            else:
-                if ended:
-                    self._status = os.waitstatus_to_exitcode(status)
-                    self._reaped = True
-        return self._status
-
-    def _group_is_its_own(self) -> bool:
-        """Return whether the process group with its number is not another's by now."""
-        try:
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        except ChildProcessError:
-            # It was reaped elsewhere. While a descendant lives in its group, no process gets the
-            # number, so one that has it leads another group.
-            return not _is_in_use(self.pid)
-        return True  # until it is reaped
+        return self._child.status()
 
     def release(self) -> None:
-        """Reap the child and close its pidfd. May be repeated."""
+        """Reap the child and close its handle. May be repeated."""
         self.status()
         super().release()
-
-    def __del__(self, unclaimed: list[list[int]] = _unclaimed) -> None:
-        # An exception dropped this object, or interrupted the finalizer that would have ended it.
-        if not self._reaped and self.pid > 0 and os.getpid() == self._owner:
-            self.kill()
-            unclaimed.append([self.pid])
-
-
-def _is_in_use(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")  # noqa: PTH110 - pathlib is slow to import
 
 
 class Child:
@@ -216,37 +175,6 @@ def await_ends(children: Iterable[Any], left: Callable[[], float]) -> None:
     """Wait until all children have ended, or ``left()`` returns no more seconds."""
     for child in children:
         child.ended(left())
-
-
-def start_own(start: Callable[[], int]) -> OwnProcess:
-    """Start a child by calling ``start``, which returns its pid (0 in a fork)."""
-    reap_unclaimed()
-    pid = _NewPid()
-    with naming_process_limit():
-        # Within one call into C: no signal handler runs between the start and storing the pid.
-        pid.extend(itertools.islice(iter(start, None), 1))
-    process = OwnProcess(pid[0])
-    pid.clear()
-    return process
-
-
-class _NewPid(list[int]):
-    """The pid of a newly started child, until an object owns it."""
-
-    def __del__(self, unclaimed: list[list[int]] = _unclaimed) -> None:
-        if self and self[0] > 0:
-            unclaimed.append([*self])
-
-
-def reap_unclaimed() -> None:
-    """Reap ended children that no object owns any more."""
-    for pid in list(_unclaimed):
-        ended = True
-        with contextlib.suppress(ChildProcessError, IndexError):
-            ended = os.waitpid(pid[0], os.WNOHANG)[0] != 0
-        if ended:
-            with contextlib.suppress(ValueError):  # another thread removed it
-                _unclaimed.remove(pid)
 
 
 # -- clean interpreters --------------------------------------------------------------------------

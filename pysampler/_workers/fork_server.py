@@ -33,6 +33,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from pysampler import _core
 from pysampler._workers import children
 from pysampler._workers.surroundings import import_path
 from pysampler.errors import PysamplerError
@@ -56,12 +57,11 @@ class _ForkedProcess(children.Process):
     """A worker forked by a fork server, which reports its exit code."""
 
     def __init__(self, pid: int, server: ForkServer, connection: children.OwnedConnection) -> None:
-        super().__init__(pid)
-        self._server = server
+        handle = _core.Pidfd(pid)
         # The worker may have died and been reaped, and another process may have its pid. The pid is
         # the worker's if the other end of the connection is open: only the worker has that.
-        if children.is_at_end(connection):
-            self._pidfd = None
+        super().__init__(pid, None if children.is_at_end(connection) else handle)
+        self._server = server
 
     def status(self) -> int | None:
         """Return the exit code, or minus the signal, that the fork server reports."""
@@ -85,7 +85,6 @@ class ForkServer:
         self._answers: dict[tuple[int, int], list[Any]] = {}  # by the number of the request
         self._unread: list[bytes] = []  # messages
         self._owner = os.getpid()
-        self._used = False
         self._pools: set[int] = set()  # the launchers of pools that have workers from it
         children.open_standard_files()
         self._surroundings = _surroundings()
@@ -93,7 +92,7 @@ class ForkServer:
         self._identity = children.identity(self._door)
         with contextlib.closing(theirs):
             start = children.interpreter("pysampler._workers.fork_server_process", theirs)
-            self._process = children.start_own(start)
+            self._process = children.OwnProcess(start)
 
     @property
     def alive(self) -> bool:
@@ -217,14 +216,8 @@ class ForkServer:
         children.close_own(self._door, self._identity)
 
     def __del__(self) -> None:
-        if not hasattr(self, "_process") or os.getpid() != self._owner:
-            return
-        if not self._used:  # an exception interrupted its creation or first use
-            self._process.kill()
-            self._process.ended(_LEAVE_SECONDS)
-        if self._process.ended():
-            self._process.release()
-        self._shut()
+        if hasattr(self, "_process") and os.getpid() == self._owner:
+            self._shut()
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -287,7 +280,6 @@ class ForkServer:
 
     def _send(self, request: tuple[Any, ...], *fds: int, flags: int = 0) -> None:
         """Send a request through the door, or raise NoForkServerError."""
-        self._used = True
         try:
             if fds:
                 socket.send_fds(self._door, [pickle.dumps(request)], fds)  # type: ignore[arg-type]

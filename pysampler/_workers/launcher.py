@@ -100,11 +100,11 @@ def _start_here(context: str, server: Any) -> children.Child:
         with contextlib.closing(theirs):
             if context == "spawn":
                 spawn = children.interpreter("pysampler._workers.worker", theirs, parent)
-                return children.Child(children.start_own(spawn), connection)
+                return children.Child(children.OwnProcess(spawn), connection)
             with warnings.catch_warnings():  # about forking with threads, which the user asked for
                 warnings.simplefilter("ignore", DeprecationWarning)
                 # Signals stay blocked until the fork outlives them: it must not run our handlers.
-                process = children.start_own(_core.fork_with_signals_blocked)
+                process = children.OwnProcess(_core.fork_with_signals_blocked)
             if process.pid == 0:
                 for end in _own_ends:  # an open copy would hide the closing from another worker
                     end.close()

@@ -449,7 +449,6 @@ def campaign(seconds, seed, cases=None):
                 before = left()
             gc.collect()
             pysampler._workers.fork_server.preload([])
-            pysampler._workers.children.reap_unclaimed()  # like the next start of a child
             time.sleep(0.01)  # poll: killed processes take a while to disappear
     faulthandler.cancel_dump_traceback_later()
     other.close()

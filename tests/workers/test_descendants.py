@@ -22,7 +22,6 @@ from made_up import TellingEnv
 
 import pysampler
 from pysampler._workers import fork_server
-from pysampler._workers.children import reap_unclaimed
 from pysampler._workers.launcher import Launcher
 from pysampler.errors import WorkerLostError
 
@@ -336,14 +335,13 @@ def test_workers_print_to_a_replaced_stdout(context, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_children_of_an_interrupted_start_are_reaped_by_the_next():
+def test_children_of_an_interrupted_start_are_reaped():
     for n in range(1, 400, 17):
         # A point in the child of the fork ends that worker.
         with contextlib.suppress(WorkerLostError):
             at_point(n, lambda: pysampler.VectorEnv([TellingEnv] * 2, context="fork"))
 
     def zombies():
-        pysampler.VectorEnv([TellingEnv], context="fork").close()
         return [c for c in psutil.Process().children() if c.status() == psutil.STATUS_ZOMBIE]
 
     wait_until(lambda: not zombies())
@@ -369,11 +367,7 @@ def test_interrupts_in_the_standard_library_leak_no_descriptors(context):
         del launcher, child
         gc.collect()
 
-        def settled():
-            reap_unclaimed()
-            return psutil.Process().num_fds() <= before
-
-        wait_until(settled)
+        wait_until(lambda: psutil.Process().num_fds() <= before)
         if not reached:
             break
     assert n > 10

@@ -11,10 +11,12 @@ import types
 import cloudpickle
 import psutil
 import pytest
+from fork_server_in_tests import alive, wait_until
 from made_up import TellingEnv
 from programs import completed
 
 import pysampler
+from pysampler import _core
 from pysampler._workers import children, fork_server
 from pysampler._workers.children import environment
 from pysampler._workers.launcher import Launcher, open_files
@@ -393,47 +395,81 @@ def test_worker_with_an_unread_first_answer_exits_silently(capfd):
     child.release()
 
 
-def ended_child():
-    """Start a child that leads a process group, wait until it has ended, and return it."""
-    true = shutil.which("true")
-    child = children.start_own(lambda: os.posix_spawn(true, [true], {}, setpgroup=0))
-    assert child.ended(60)
-    return child
+LEADER = "sleep 1000 <&- >&- 2>&- & echo $!; exec >&-; {then}"
 
 
-@pytest.mark.parametrize("in_use", [False, True])
+def start_leader(then, owner=children.OwnProcess):
+    """Start a child that leads a group with a descendant, and return its owner and that."""
+    reading, writing = os.pipe()
+    shell = shutil.which("sh")
+    command = [shell, "-c", LEADER.format(then=then)]
+    actions = [(os.POSIX_SPAWN_DUP2, writing, 1)]
+    child = owner(
+        lambda: os.posix_spawn(shell, command, os.environ, file_actions=actions, setpgroup=0)
+    )
+    os.close(writing)
+    with open(reading) as told:  # noqa: PTH123 - a descriptor
+        return child, psutil.Process(int(told.read()))
+
+
 @pytest.mark.parametrize("reaper", ["program", "system"])
-def test_the_group_of_a_child_reaped_elsewhere_is_killed_unless_its_number_is_anothers(
-    reaper, in_use, monkeypatch
-):
-    killed = []
-    monkeypatch.setattr(os, "killpg", lambda *args: killed.append(args))
-    if in_use:
-        monkeypatch.setattr(children, "_is_in_use", lambda _: True)
+def test_the_group_of_a_child_reaped_elsewhere_is_killed(reaper):
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN if reaper == "system" else signal.SIG_DFL)
     try:
-        child = ended_child()
+        child, descendant = start_leader("exit 3")
+        assert child.ended(60)
         if reaper == "program":
             os.waitpid(child.pid, 0)
         assert child.status() is None
     finally:
         signal.signal(signal.SIGCHLD, before)
-    assert killed == [(child.pid, signal.SIGKILL)] * (not in_use)
+    wait_until(lambda: not alive(descendant.pid))
 
 
-def test_the_group_of_an_ended_child_is_killed_before_it_is_reaped(monkeypatch):
-    killed = []
+def test_a_group_is_left_alone_if_another_process_has_the_number_of_the_child():
+    # A child of a child stands for it: a process that this one can neither wait for nor reap.
+    started = subprocess.Popen(
+        ["setsid", "--fork", "sh", "-c", "echo $$; exec sleep 1000"], stdout=subprocess.PIPE
+    )
+    with started.stdout as told:
+        another = int(told.readline())
+    try:
+        child = _core.OwnChild(lambda: another)
+        assert child.status() is None
+        del child
+        assert alive(another)
+    finally:
+        os.kill(another, signal.SIGKILL)
+        started.wait()
 
-    def kill(group, number):
-        assert os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT).si_pid == group
-        killed.append((group, number))
 
-    child = ended_child()
-    monkeypatch.setattr(os, "killpg", kill)
-    assert child.status() == 0
-    assert killed == [(child.pid, signal.SIGKILL)]
-    assert child.status() == 0
-    assert len(killed) == 1
+def test_the_group_of_an_ended_child_is_killed_and_the_child_reaped():
+    child, descendant = start_leader("exit 3")
+    assert child.ended(60)
+    assert child.status() == 3
+    assert not psutil.pid_exists(child.pid)
+    wait_until(lambda: not alive(descendant.pid))
+    assert child.status() == 3
+
+
+def test_a_child_ends_with_its_owner_and_is_reaped():
+    child, descendant = start_leader("exec sleep 1000", owner=_core.OwnChild)
+    pid = child.pid
+    assert alive(pid)
+    del child
+    assert not psutil.pid_exists(pid)
+    wait_until(lambda: not alive(descendant.pid))
+
+
+def test_a_fork_does_not_end_the_children_of_its_parent():
+    child, _ = start_leader("exec sleep 1000", owner=_core.OwnChild)
+    if (forked := os.fork()) == 0:
+        try:
+            del child
+        finally:
+            os._exit(0)
+    os.waitpid(forked, 0)
+    assert alive(child.pid)
 
 
 SLICES = """
