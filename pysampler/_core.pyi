@@ -1443,7 +1443,7 @@ class FrameBlock(Block):
         The version of the options of each env's episode.
         """
 class EnvBlock(FrameBlock):
-    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, meter: Meter, here: bool = False) -> None:
+    def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, meter: Meter, inline: bool = False) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
@@ -1460,7 +1460,7 @@ class EnvBlock(FrameBlock):
         Set the last observation of env i, which a reset that leaves it unchanged returns.
         """
 class BatchBlock(FrameBlock):
-    def __init__(self, stepper: typing.Any, count: typing.SupportsInt | typing.SupportsIndex, first: typing.SupportsInt | typing.SupportsIndex, meter: Meter, limit: typing.SupportsInt | typing.SupportsIndex | None, here: bool = False) -> None:
+    def __init__(self, stepper: typing.Any, count: typing.SupportsInt | typing.SupportsIndex, first: typing.SupportsInt | typing.SupportsIndex, meter: Meter, limit: typing.SupportsInt | typing.SupportsIndex | None, inline: bool = False) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...

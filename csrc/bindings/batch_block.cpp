@@ -58,8 +58,8 @@ py::dict row_of(const py::dict& infos, std::int32_t row) {
 
 BatchBlock::BatchBlock(const py::object& stepper, std::size_t count, std::size_t first,
                        const std::shared_ptr<Meter>& meter, std::optional<std::int64_t> limit,
-                       bool here)
-    : FrameBlock(count, first, meter, here),
+                       bool is_inline)
+    : FrameBlock(count, first, meter, is_inline),
       stepper_(stepper),
       errors_(stepper.attr("errors")),
       steps_ended_(stepper.attr("steps_ended").cast<bool>()),
@@ -560,7 +560,7 @@ void register_batch_block(py::module_& m) {
         .def(py::init<const py::object&, std::size_t, std::size_t, const std::shared_ptr<Meter>&,
                       std::optional<std::int64_t>, bool>(),
              py::arg("stepper"), py::arg("count"), py::arg("first"), py::arg("meter"),
-             py::arg("limit"), py::arg("here") = false)
+             py::arg("limit"), py::arg("inline") = false)
         .def("why_leave", &BatchBlock::why_leave, py::arg("frame"), py::arg("actions"),
              "Return why the envs cannot step together; None if they can.")
         .def("why_not_reset", &BatchBlock::why_not_reset, py::arg("calls"),

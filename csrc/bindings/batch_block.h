@@ -21,7 +21,8 @@ class BatchBlock : public FrameBlock {
  public:
     // Episodes are truncated after `limit` steps.
     BatchBlock(const py::object& stepper, std::size_t count, std::size_t first,
-               const std::shared_ptr<Meter>& meter, std::optional<std::int64_t> limit, bool here);
+               const std::shared_ptr<Meter>& meter, std::optional<std::int64_t> limit,
+               bool is_inline);
 
     void use(const py::object& frames, const std::shared_ptr<Infos>& infos,
              const std::string& autoreset, const std::string& keep) override;

@@ -6,8 +6,8 @@
 
 namespace pysampler::bindings {
 EnvBlock::EnvBlock(const py::list& envs, std::size_t first, const std::shared_ptr<Meter>& meter,
-                   bool here)
-    : FrameBlock(envs.size(), first, meter, here),
+                   bool is_inline)
+    : FrameBlock(envs.size(), first, meter, is_inline),
       last_obs_(count_),
       has_last_(count_, false),
       reset_keywords_(py::make_tuple("seed", "options")) {
@@ -392,7 +392,7 @@ void EnvBlock::store_info(std::uint32_t frame, std::size_t i, PyObject* info) {
 void register_env_block(py::module_& m) {
     Class<EnvBlock, FrameBlock>(m, "EnvBlock")
         .def(py::init<const py::list&, std::size_t, const std::shared_ptr<Meter>&, bool>(),
-             py::arg("envs"), py::arg("first"), py::arg("meter"), py::arg("here") = false)
+             py::arg("envs"), py::arg("first"), py::arg("meter"), py::arg("inline") = false)
         .def("set_last", &EnvBlock::set_last, py::arg("i"), py::arg("observation"),
              "Set the last observation of env i, which a reset that leaves it unchanged returns.")
         .def(

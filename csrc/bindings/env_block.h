@@ -16,7 +16,7 @@ namespace pysampler::bindings {
 class EnvBlock : public FrameBlock {
  public:
     EnvBlock(const py::list& envs, std::size_t first, const std::shared_ptr<Meter>& meter,
-             bool here);
+             bool is_inline);
 
     void use(const py::object& frames, const std::shared_ptr<Infos>& infos,
              const std::string& autoreset, const std::string& keep) override;

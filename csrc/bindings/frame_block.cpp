@@ -24,8 +24,8 @@ KeepInfos keep_of(const std::string& name) {
 }  // namespace
 
 FrameBlock::FrameBlock(std::size_t count, std::size_t first, const std::shared_ptr<Meter>& meter,
-                       bool here)
-    : here_(here),
+                       bool is_inline)
+    : inline_(is_inline),
       first_(first),
       count_(count),
       meter_(meter),
@@ -180,7 +180,7 @@ void FrameBlock::clear_results(std::uint32_t frame, std::size_t i) {
 // Whether an exception comes from the user, such as Ctrl-C, rather than from an env.
 bool FrameBlock::is_users(const py::error_already_set& error) const {
     if (error.matches(PyExc_KeyboardInterrupt)) return true;
-    return here_ && !error.matches(PyExc_Exception) && !error.matches(PyExc_SystemExit) &&
+    return inline_ && !error.matches(PyExc_Exception) && !error.matches(PyExc_SystemExit) &&
            !error.matches(PyExc_GeneratorExit);
 }
 

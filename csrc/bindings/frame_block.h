@@ -57,7 +57,7 @@ class FrameBlock : public Block {
     // the user's process, so an exception may come from one of the user's signal handlers instead
     // of an env.
     FrameBlock(std::size_t count, std::size_t first, const std::shared_ptr<Meter>& meter,
-               bool here);
+               bool is_inline);
 
     // Uses these frames, a Frames of pysampler._frames, from now on. The envs stay as they are.
     virtual void use(const py::object& frames, const std::shared_ptr<Infos>& infos,
@@ -145,7 +145,7 @@ class FrameBlock : public Block {
         }
     }
 
-    bool here_;
+    bool inline_;
     std::size_t first_;
     std::size_t count_;
     std::shared_ptr<Meter> meter_;

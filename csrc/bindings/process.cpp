@@ -56,7 +56,7 @@ class OwnChild : public Pidfd {
     OwnChild& operator=(const OwnChild&) = delete;
     ~OwnChild() {
         if (reaped_ || getpid() != parent_) return;
-        kill();
+        syscall(SYS_pidfd_send_signal, fileno(), SIGKILL, nullptr, 0);
         pollfd entry{fileno(), POLLIN, 0};
         poll(&entry, 1, kDyingMs);
         status();
@@ -83,8 +83,7 @@ class OwnChild : public Pidfd {
     }
 
  private:
-    explicit OwnChild(pid_t pid)
-    try : Pidfd(pid), pid_(pid), reaped_(pid <= 0) {
+    explicit OwnChild(pid_t pid) try : Pidfd(pid), pid_(pid), reaped_(pid <= 0) {
     } catch (...) {  // out of descriptors
         ::kill(pid, SIGKILL);
         waitpid(pid, nullptr, 0);

@@ -157,7 +157,7 @@ class EpisodeSampler(Sampler):
             set_torch_threads(self._options.threads)
             with self._enter("evaluate"):
                 self._queue = deque(starts)
-                self._pool.renews = False  # episodes would have to begin again
+                self._pool.may_renew = False  # episodes would have to begin again
                 yield from self._run()
         except Exception as error:
             if isinstance(error, (EnvError, EnvTimeoutError, WorkerLostError)):
@@ -171,7 +171,7 @@ class EpisodeSampler(Sampler):
             self._interrupted = True  # do not wait for an env in a long step
             raise
         finally:
-            self._pool.renews = True
+            self._pool.may_renew = True
             if self._options.threads is not None:
                 set_torch_threads(threads)
 

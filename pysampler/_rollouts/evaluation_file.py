@@ -204,7 +204,7 @@ def identity_of(envs: Any) -> dict[str, str]:
 def _digest_of(starts: Sequence[Start]) -> str:
     content = [(start.seed, start.options) for start in starts]
     try:
-        text = json.dumps(content, default=_plain, sort_keys=True)
+        text = json.dumps(content, default=_for_json, sort_keys=True)
     except TypeError as error:
         raise ValueError(
             f"cannot resume evaluation: the options, tasks and states of episodes: {error}"
@@ -212,7 +212,7 @@ def _digest_of(starts: Sequence[Start]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _for_json(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     if _ADDRESS.search(text := repr(value)):

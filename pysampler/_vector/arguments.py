@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -74,10 +74,7 @@ def checked(given: Mapping[str, Any]) -> SimpleNamespace:
     one_of("wait", options.wait, get_args(Wait))
     one_of("infos", options.infos, get_args(Infos))
     options.policy = _POLICIES[options.wait]
-    options.faults = faults(
-        *(doing, options.on_worker_loss, options.max_restarts, options.restart_window),
-        *(options.step_timeout, options.on_hang, options.recycle_after, options.recycle_above),
-    )
+    options.faults = faults(doing, **{field.name: given[field.name] for field in fields(Faults)})
     options.native = word_or_bool("native", options.native, "auto")
     options.isolate = word_or_bool("isolate", options.isolate, "check")
     options.process = context(options.context)

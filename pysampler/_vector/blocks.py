@@ -111,12 +111,12 @@ class WholeBlock(PythonBlock):
     """A block that steps its envs together.
 
     Args:
-        here: Whether the block is in the user's process, whose signal handlers may raise.
+        inline: Whether the block is in the user's process, whose signal handlers may raise.
     """
 
-    def __init__(self, *, here: bool) -> None:
+    def __init__(self, *, inline: bool) -> None:
         super().__init__()
-        self.here = here
+        self.inline = inline
         self._overflow: Overflow = []
 
     def stop(self) -> None:

@@ -144,9 +144,8 @@ class VectorCore:
         columns: list[Column] = []
         count = layout.frames + layout.reserved + layout.chunk
         room = 0 if layout.infos == "none" else info_bytes(self.num_envs, count)
-        plan = Plan(
-            *(self.spec, self.num_envs, count, final, tuple(layout.extras), room, layout.chunk)
-        )
+        extras = tuple(layout.extras)
+        plan = Plan(self.spec, self.num_envs, count, final, extras, room, layout.chunk)
         self.call.use_frames(None)  # if an exception comes in between, the next call starts over
         if layout.reserved > 0:
             segment = Segment(max(1, layout.spare_bytes), plan.size + plan.infos)
@@ -223,7 +222,7 @@ class VectorCore:
         Args:
             chunk: The number of steps if this was a chunk, for the next one.
         """
-        if self.lease is None and self.pool.can_fast_step and self.results.plain:
+        if self.lease is None and self.pool.can_fast_step and self.results.usual:
             self.call.arm_fast_path(chunk)
 
     def announce_columns(self) -> None:

@@ -148,26 +148,26 @@ def divide(
         if workers == 0 or envs == 1:
             return Division(0, envs)
         seconds = try_env(env_fns[0])[0]
-        own = min(range(1, envs - workers + 1), key=lambda n: _round(envs, workers, n, seconds))
-        return Division(workers, own, seconds, _round(envs, workers, own, seconds))
-    own = whole_number("make vector env", "main_envs", main_envs, 0)
-    if own == 0:
+        inline = min(range(1, envs - workers + 1), key=lambda n: _round(envs, workers, n, seconds))
+        return Division(workers, inline, seconds, _round(envs, workers, inline, seconds))
+    inline = whole_number("make vector env", "main_envs", main_envs, 0)
+    if inline == 0:
         workers = arguments.workers(num_workers, envs, most)
         return Division(workers, envs * (not workers), untried=untried)
-    if own >= envs:
+    if inline >= envs:
         raise ValueError(
-            f"cannot make vector env: main_envs {own}, expected fewer than the {envs} envs; "
+            f"cannot make vector env: main_envs {inline}, expected fewer than the {envs} envs; "
             "num_workers=0 steps all of them in this process"
         )
     if num_workers is None:
         num_workers = max(1, cpus - 1)
-    workers = arguments.workers(num_workers, envs - own, most)
+    workers = arguments.workers(num_workers, envs - inline, most)
     if workers == 0:
         raise ValueError(
-            f"cannot make vector env: main_envs {own} with num_workers=0, which steps all of them "
-            "in this process"
+            f"cannot make vector env: main_envs {inline} with num_workers=0, which steps all of "
+            "them in this process"
         )
-    return Division(workers, own)
+    return Division(workers, inline)
 
 
 def fastest(
@@ -191,14 +191,14 @@ def fastest(
     if envs > 1 and cpus > 1:
         divisions += [(min(cpus, envs), 0)]
         workers = min(cpus - 1, envs - 1)
-        divisions += [(workers, own) for own in range(1, envs - workers + 1)]
+        divisions += [(workers, inline) for inline in range(1, envs - workers + 1)]
     needed = 0.0
     if on_cpu < MOST_ON_CPU and seconds >= _LONG_S:
         divisions += [(workers, 0) for workers in range(cpus + 1, most + 1)]
         needed = envs * seconds * on_cpu / cpus
     rounds = [
-        max(needed * (workers > cpus), _round(envs, workers, own, seconds))
-        for workers, own in divisions
+        max(needed * (workers > cpus), _round(envs, workers, inline, seconds))
+        for workers, inline in divisions
     ]
     close = [
         (division, took)
@@ -206,18 +206,18 @@ def fastest(
         if took <= min(rounds) * (1 + _CLOSE)
     ]
     # Prefer all envs here, or none here, if that is about as fast as the fastest.
-    (workers, own), took = next(
+    (workers, inline), took = next(
         (one for one in close if 0 in one[0]), min(close, key=lambda one: one[1])
     )
-    return Division(workers, own, seconds, took)
+    return Division(workers, inline, seconds, took)
 
 
-def _round(envs: int, workers: int, own: int, seconds: float) -> float:
+def _round(envs: int, workers: int, inline: int, seconds: float) -> float:
     """Return the predicted time of a step of all envs, in seconds."""
     if workers == 0:
         return INLINE_STEP_COST_S + envs * seconds
     costs = _core.wait_costs()
     # If the workers leave a CPU for this process, it stays awake and need not be woken.
     notice = costs.park_ns / 1e9 if workers >= costs.cpus else 0.0
-    theirs = -(-(envs - own) // workers) * seconds + notice
-    return _SEND + max(own * seconds, theirs) + _READ
+    theirs = -(-(envs - inline) // workers) * seconds + notice
+    return _SEND + max(inline * seconds, theirs) + _READ

@@ -72,7 +72,7 @@ class EnvDescription:
     interfering: list[str]
 
 
-def plain(overflow: Overflow) -> Overflow:
+def with_failures(overflow: Overflow) -> Overflow:
     """Return a block's overflow, with its exceptions converted to failures."""
     return [
         (one[0], one[1], Failure(one[1], _doing(*one[3:]), report(one[2])))
@@ -108,7 +108,7 @@ class EnvServer(Server):
     """The envs of a worker, from number ``first`` on, in groups of the given sizes.
 
     Attributes:
-        here: Whether the envs live in the user's process, whose signal handlers raise exceptions.
+        inline: Whether the envs live in the user's process, whose signal handlers raise exceptions.
         stacks: How each env is stepped.
         meter: Counts steps and resets, once ``count_with`` was called.
         gauges: Where a policy records its numbers.
@@ -175,7 +175,7 @@ class EnvServer(Server):
         env = self.envs[0]
         known: dict[Any, gym.Space[Any]] = {}
         metadata = dict(env.metadata)
-        if not self.here:
+        if not self.inline:
             with self._sending(0, "metadata"):
                 dumps(metadata)
         return EnvDescription(
@@ -205,8 +205,10 @@ class EnvServer(Server):
         made = {id(env): env for env in self.envs if env is not None}
         found = interfering(made.values()) if len(made) > 1 else []
         found = [f"{one}; pass isolate=True" for one in found]
-        plain = [env for i, env in enumerate(self.envs) if env is not None and i not in self.nested]
-        if len({id(env.unwrapped) for env in plain}) < len(plain):
+        single = [
+            env for i, env in enumerate(self.envs) if env is not None and i not in self.nested
+        ]
+        if len({id(env.unwrapped) for env in single}) < len(single):
             found.append("several env_fns return one env, so its episodes mix: make one in each")
         return found
 
@@ -227,7 +229,7 @@ class EnvServer(Server):
     def _described(self, i: int, name: str, known: dict[Any, gym.Space[Any]]) -> gym.Space[Any]:
         """Return a space of an env: one object for all equal spaces, so a pickle stores it once."""
         space = self.space_of(i, name)
-        if self.here:  # it need not be pickled
+        if self.inline:  # it need not be pickled
             return space
         with self._sending(i, name):
             return known.setdefault(_identity(space), space)
@@ -307,20 +309,20 @@ class EnvServer(Server):
         if isinstance(env, BatchEnv):
             from pysampler._vector.stepper import BatchEnvStepper  # noqa: PLC0415 - rare
 
-            block = BatchEnvStepper(env).block(*of_block, here=self.here)
+            block = BatchEnvStepper(env).block(*of_block, inline=self.inline)
             self._own[rows.start] = block
         else:
             from pysampler._vector.nested import NestedBlock  # noqa: PLC0415 - rare
 
             own = self.stepped(rows.start)
-            block = NestedBlock(own, autoreset_of(env), *of_block, here=self.here)
+            block = NestedBlock(own, autoreset_of(env), *of_block, inline=self.inline)
         block.use(*self._use)
         return block
 
     def env_block(self, rows: range) -> _core.EnvBlock:
         """Make a block in C++ that steps envs one by one."""
         envs = [self.stepped(i) for i in rows]
-        block = _core.EnvBlock(envs, self.first + rows.start, self.meter, self.here)
+        block = _core.EnvBlock(envs, self.first + rows.start, self.meter, self.inline)
         block.use(*self._use)
         self._places.update({i: (block, place) for place, i in enumerate(rows)})
         return block
@@ -335,11 +337,11 @@ class EnvServer(Server):
 
     def take_overflow(self, block: int) -> Overflow:
         """Take the overflow of a block's step or reset, with exceptions as failures."""
-        return plain(self.blocks[block].take_overflow())
+        return with_failures(self.blocks[block].take_overflow())
 
     def peek_overflow(self, block: int) -> Overflow:
         """Return the overflow as ``take_overflow`` does, but keep it until the next step."""
-        return plain(self.blocks[block].peek_overflow())
+        return with_failures(self.blocks[block].peek_overflow())
 
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Write infos to these columns too."""
@@ -404,7 +406,7 @@ class EnvServer(Server):
                 if first and not (i < len(self.env_fns) and is_kept_open(self.env_fns[i])):
                     env.close()
             except BaseException as error:
-                if is_users(error, here=self.here):
+                if is_users(error, inline=self.inline):
                     raise
                 if raised is None:
                     raised = Raised(self.first + i, "close()")
@@ -478,7 +480,7 @@ class EnvServer(Server):
                 layers = list(layers_of(self.envs[i]))
                 elapsed = [vars(one).get("_elapsed_steps") for one in layers]
                 get_state = _offered(layers, "get_state")
-                state = copy.deepcopy(get_state()) if self.here else get_state()
+                state = copy.deepcopy(get_state()) if self.inline else get_state()
                 env_block, place = self.env_block_of(i)
                 episode = bool(env_block.ended[place]), int(env_block.used[place])
                 states[row] = state, elapsed, episode
@@ -573,7 +575,7 @@ class _Blaming(AbstractContextManager[Any]):
             with self._server.blaming(self._i, self._doing):
                 self._server.take_back(self._i)
         self._server.count_at(None)
-        if error is not None and not is_users(error, here=self._server.here):
+        if error is not None and not is_users(error, inline=self._server.inline):
             first, of_one = self._server.first + self._i, self._i not in self._server.nested
             env: int | None = first
             if isinstance(error, EnvError) and not of_one:

@@ -287,24 +287,26 @@ def _make_nested(
     """Return a vector env of vector envs, one for each group of each worker and of this process."""
     count = whole_number("make vector env", "num_envs", num_envs, 1)
     options = dict(vector_kwargs)
-    own = whole_number("make vector env", "main_envs", options.pop("main_envs", 0), 0)
+    inline = whole_number("make vector env", "main_envs", options.pop("main_envs", 0), 0)
     groups = whole_number("make vector env", "groups", options.get("groups", 1), 1)
     isolated = arguments.word_or_bool("isolate", options.get("isolate", False), "check") is True
     if isolated:
-        own = 0
-    if own >= count:
+        inline = 0
+    if inline >= count:
         raise ValueError(
-            f"cannot make vector env: main_envs {own}, expected fewer than the {count} envs; "
+            f"cannot make vector env: main_envs {inline}, expected fewer than the {count} envs; "
             "num_workers=0 steps all of them in this process"
         )
     workers = options.get("num_workers")
     if workers is None or workers == "auto":
-        workers = max(1, usable_cpus() - bool(own))
+        workers = max(1, usable_cpus() - bool(inline))
     workers = whole_number("make vector env", "num_workers", workers, 0)
     parts = count if isolated else max(1, workers) * groups
-    sizes = arguments.parts(count - own, min(parts, count - own))
-    functions = [functools.partial(make, num_envs=size) for size in [*sizes, *([own] * bool(own))]]
-    options |= {"num_workers": min(workers, len(sizes)), "main_envs": int(own > 0)}
+    sizes = arguments.parts(count - inline, min(parts, count - inline))
+    functions = [
+        functools.partial(make, num_envs=size) for size in [*sizes, *([inline] * bool(inline))]
+    ]
+    options |= {"num_workers": min(workers, len(sizes)), "main_envs": int(inline > 0)}
     envs = VectorEnv(functions, **options)
     if envs.num_envs != count:
         envs.close()

@@ -57,13 +57,13 @@ class NestedBlock(WholeBlock):
         mode: Its autoreset mode.
         first: The number of its first env.
         meter: Counts steps and resets.
-        here: Whether the block is in the user's process.
+        inline: Whether the block is in the user's process.
     """
 
     def __init__(
-        self, env: Any, mode: AutoresetMode, first: int, meter: _core.Meter, *, here: bool
+        self, env: Any, mode: AutoresetMode, first: int, meter: _core.Meter, *, inline: bool
     ) -> None:
-        super().__init__(here=here)
+        super().__init__(inline=inline)
         self._env = env
         self.first = first
         self.count: int = env.num_envs
@@ -182,7 +182,7 @@ class NestedBlock(WholeBlock):
                 self._rows.begin(frame)
             self._stage()
         except BaseException as error:
-            if is_users(error, here=self.here):
+            if is_users(error, inline=self.inline):
                 if self._waits or hasattr(error, "for_caller"):
                     self.halted, self.torn = True, False
                 raise
@@ -227,7 +227,7 @@ class NestedBlock(WholeBlock):
         try:
             return function(*args, **kwargs)
         except AlreadyPendingCallError as error:
-            if not self.here:
+            if not self.inline:
                 raise
             left = getattr(self._env, f"{error.name}_wait")
         try:

@@ -1,7 +1,7 @@
 """Partial batches: choosing the groups for ``send`` and ``recv``, recording and replaying them.
 
-``BatchWait`` defines when a batch is complete, for ``recv`` and for samplers. ``Batches`` waits for
-groups (a fixed number, a tuner's choice, or those of a recording) and hands them over to
+``BatchWait`` defines when a batch is complete, for ``recv`` and for samplers. ``PartialBatches``
+waits for groups (a fixed number, a tuner's choice, or those of a recording) and hands them over to
 ``core.call``, so that a call after an interrupt returns the same batch.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pysampler._workers.jobs import Answer
     from pysampler._workers.pool import Pool
 
-__all__ = ["BatchWait", "Batches"]
+__all__ = ["BatchWait", "PartialBatches"]
 
 
 class BatchWait(NamedTuple):
@@ -69,7 +69,7 @@ class BatchWait(NamedTuple):
         return batch
 
 
-class Batches:
+class PartialBatches:
     """The batches that ``recv`` returns.
 
     Args:

@@ -73,7 +73,7 @@ class Results:
         # The last observations of lost envs, by env: the same if results are read again.
         self.lost_finals: dict[int, Any] = {}
         self.show_versions = False  # whether infos include the versions of options
-        self.plain = False  # whether the last results had no overflow
+        self.usual = False  # whether the last results had no overflow
         self._ids = [np.arange(g.start, g.stop) for g in groups]
         self._no_ids = np.zeros(0, np.int64)
         self._nothing = (
@@ -155,7 +155,7 @@ class Results:
         observations, rewards, terminated, truncated, infos, mixed = self.access.read(frame)
         if self.show_versions:
             self._add_versions(infos, self.frames.options_versions[frame].copy())
-        self.plain = not (answers or mixed or observations is None or self.show_versions)
+        self.usual = not (answers or mixed or observations is None or self.show_versions)
         if rest or mixed or final:
             rows = [(frame, env) for env in range(self.frames.envs)]
             infos = self._merged(infos, mixed, rows, rest, final)
@@ -283,7 +283,7 @@ class Results:
         taken[np.isin(envs, lost)] = 0
         infos["steps"] = taken
         infos["_steps"] = np.ones(len(envs), np.bool_)
-        self.plain = not (answers or mixed or every or self.show_versions or self._unshaped)
+        self.usual = not (answers or mixed or every or self.show_versions or self._unshaped)
         self._note_seen([group for group, *_ in chunks], at, envs)
         rewards = self._of_all_steps(self.frames.rewards, chunks, most)
         return observations, rewards, terminated, truncated, infos

@@ -68,7 +68,7 @@ def make_server(
     specs: bytes,
     init: Callable[[], Any] | None,
     why_python: str | None,
-    inline: bool,  # noqa: FBT001 - passed as one of a tuple
+    in_main: bool,  # noqa: FBT001 - passed as one of a tuple
     seed_globals: bool = False,  # noqa: FBT001, FBT002 - likewise
 ) -> EnvServer:
     """Prepare this process and make its envs.
@@ -80,7 +80,7 @@ def make_server(
         specs: The env specs that the parent registered.
         init: The user's ``worker_init``.
         why_python: Why envs are stepped one by one; None: alike envs are stepped together.
-        inline: Whether this is the user's process, where the program may hold on to envs.
+        in_main: Whether this is the main process, where the program may hold on to envs.
         seed_globals: Whether each env has its own states of the global generators.
     """
     prepare(specs, init)
@@ -88,4 +88,4 @@ def make_server(
         return EnvServer(env_fns, first, sizes, why_python, seed_globals=seed_globals)
     from pysampler._vector.wrapped.server import BatchServer  # noqa: PLC0415 - only workers need it
 
-    return BatchServer(env_fns, first, sizes, inline=inline)
+    return BatchServer(env_fns, first, sizes, in_main=in_main)

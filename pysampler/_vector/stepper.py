@@ -212,10 +212,10 @@ class BatchEnvStepper(Stepper):
         if type(env).__module__ == _CLASSIC:
             self.kernel = env.kernel
 
-    def block(self, first: int, meter: _core.Meter, *, here: bool) -> _core.BatchBlock:
+    def block(self, first: int, meter: _core.Meter, *, inline: bool) -> _core.BatchBlock:
         """Return a block of these envs, from number ``first`` on."""
         limit = self.env.max_episode_steps
-        return _core.BatchBlock(self, self.count, first, meter, limit, here)
+        return _core.BatchBlock(self, self.count, first, meter, limit, inline)
 
     def advance(self, ids: Array | None, actions: Array, dropped: Array | None) -> Advanced:  # noqa: ARG002
         rows = slice(None) if ids is None else ids

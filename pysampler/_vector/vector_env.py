@@ -44,7 +44,7 @@ from pysampler._vector.jobs import (
     SetStates,
     StepWith,
 )
-from pysampler._vector.partial import Batches, BatchWait
+from pysampler._vector.partial import BatchWait, PartialBatches
 from pysampler._vector.preloads import modules_of_envs, modules_of_servers
 from pysampler._vector.registry import registered
 from pysampler._vector.results import first
@@ -290,13 +290,13 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self._waits: WaitCheck | None = None
         self._timed_return = _core.TimedReturn()  # of recv
         self._divide(options)
-        assignments, own = self.division.assignments(len(self.env_fns), options.groups)
+        assignments, inline = self.division.assignments(len(self.env_fns), options.groups)
         if options.trace is not None and not assignments:
             raise ValueError("cannot make vector env: trace needs workers, got none")
-        self._pool = self._start(options, assignments, own)
+        self._pool = self._start(options, assignments, inline)
         try:
-            self._lay_out(options, mixed=own is not None)
-            self._batches = Batches(self._core, options.record_to, options.replay_from)
+            self._lay_out(options, mixed=inline is not None)
+            self._batches = PartialBatches(self._core, options.record_to, options.replay_from)
             shares = self.division.shares(len(self.env_fns))
             if options.num_workers is None and assignments and shares:
                 self._waits = WaitCheck(self._pool, len(self.env_fns))
@@ -325,7 +325,10 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if for_workers:
                 untried = "worker_init, step_timeout, restarts and recycling need workers"
         self.division = divide(
-            *(num_workers, options.main_envs, functions, self.max_concurrency),
+            num_workers,
+            options.main_envs,
+            functions,
+            self.max_concurrency,
             groups=options.groups,
             native=options.why_python is None,
             isolate=options.isolate is True,
@@ -350,23 +353,23 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self,
         options: Any,
         assignments: Sequence[WorkerAssignment],
-        own: WorkerAssignment | None,
+        inline: WorkerAssignment | None,
     ) -> Pool:
-        """Start the workers; each makes its envs, and this process its ``own``."""
+        """Start the workers; each makes its envs, and this process those that are ``inline``."""
         process, in_python = options.process, options.why_python is not None
         specs = registered() if assignments and process in ("forkserver", "spawn") else b""
         numbers = {one.first: number for number, one in enumerate(assignments)}
 
         def make(assignment: WorkerAssignment) -> tuple[Callable[..., EnvServer], tuple[Any, ...]]:
             # This process has the specs already, and worker_init is for workers only.
-            is_own = assignment is own
-            number = 0 if is_own else numbers[assignment.first]
+            is_inline = assignment is inline
+            number = 0 if is_inline else numbers[assignment.first]
             worker = WorkerInfo(number, len(assignments), assignment.envs)
             init = worker_init_for(options.worker_init, worker)
             chosen = self.env_fns[assignment.first : assignment.envs.stop]
             of_server = chosen, assignment.first, assignment.sizes
-            prepared = (b"", None) if is_own else (specs, init)
-            how = options.why_python, is_own or process == "threads", self.seed_globals
+            prepared = (b"", None) if is_inline else (specs, init)
+            how = options.why_python, is_inline or process == "threads", self.seed_globals
             return make_server, (*of_server, *prepared, *how)
 
         needs = modules_of_servers(in_python=in_python)
@@ -377,7 +380,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return Pool(
             assignments,
             make,
-            own,
+            inline,
             context=process,
             needs=needs,
             preload=options.modules or (),
@@ -1351,8 +1354,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def __repr__(self) -> str:
         name = self._name if self.spec is None else self.spec.id
-        own = self.division.main_envs if self.num_workers > 0 else 0
-        main = f", main_envs={own}" if own else ""
+        inline = self.division.main_envs if self.num_workers > 0 else 0
+        main = f", main_envs={inline}" if inline else ""
         return (
             f"{type(self).__name__}({name}, num_envs={self.num_envs}, "
             f"num_workers={self.num_workers}{main}{', native' * self._native})"

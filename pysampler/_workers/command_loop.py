@@ -71,7 +71,7 @@ class CommandLoop:
         self._failed_note: Failure | None = None
         self._first_group = sum(at.groups[:index])
         self.core = _core.Worker(
-            segment, at.pool, at.groups, index, meter, wait_policy(at.policy), at.own_groups
+            segment, at.pool, at.groups, index, meter, wait_policy(at.policy), at.inline_groups
         )
 
     def _lay_out(self, number: int) -> None:

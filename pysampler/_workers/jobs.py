@@ -44,7 +44,7 @@ class Server:
     """Base class of env servers, which hold envs, or a trainer: a block for each group."""
 
     blocks: list[Any]  # the loop in C++ steps blocks of envs
-    here = False  # whether it lives in the user's process, whose signal handlers may raise
+    inline = False  # whether it lives in the user's process, whose signal handlers may raise
 
     def describe(self) -> Any:
         """Return a description, from which the parent lays out frames.
@@ -203,17 +203,17 @@ class Answer(NamedTuple):
     result: Any  # the job's result, or a Failure
 
 
-def is_users(error: BaseException, *, here: bool) -> bool:
+def is_users(error: BaseException, *, inline: bool) -> bool:
     """Return whether an exception is for the caller, such as Ctrl-C, and not from an env.
 
     Args:
         error: The exception.
-        here: Whether it was raised in the user's process, whose signal handlers may raise any.
+        inline: Whether it was raised in the user's process, whose signal handlers may raise any.
     """
     if isinstance(error, KeyboardInterrupt):
         return True
     raised_by_env = isinstance(error, (Exception, SystemExit, GeneratorExit))
-    return here and (not raised_by_env or hasattr(error, "for_caller"))
+    return inline and (not raised_by_env or hasattr(error, "for_caller"))
 
 
 def for_caller(error: PysamplerError) -> None:

@@ -138,7 +138,7 @@ class InlineLane:
         function, arguments = make(assignment)
         try:
             server: Server = function(*arguments)
-            server.here = True
+            server.inline = True
             self.description: Any = server.describe()
             self.assignment = assignment.with_sizes(first, self.description.sizes)
         except Exception as error:
@@ -193,7 +193,7 @@ class InlineLane:
         try:
             note.apply(self._open_server())
         except BaseException as error:
-            if is_users(error, here=True):
+            if is_users(error, inline=True):
                 raise
             self._failed_note = self._failed_note or failure_of(error, note)
             self._native.set_overflow(overflow=True)
@@ -203,7 +203,7 @@ class InlineLane:
         try:
             answer = job.run(self._open_server(), group - self._first, frame)
         except BaseException as error:
-            if is_users(error, here=True) or self._server is None:
+            if is_users(error, inline=True) or self._server is None:
                 raise
             answer = failure_of(error, job)
         self._answers[group] = self._native.number_of(group), self._failed_note or answer

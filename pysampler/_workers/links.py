@@ -42,7 +42,7 @@ class Links:
         assignments: The envs and groups of each worker.
         policy: Spin and yield times, see ``wait_policy``.
         processes: The workers, whose sockets carry large messages.
-        own: The envs and groups that this process runs itself, as the last worker.
+        inline: The envs and groups that this process runs itself, as the last worker.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Links:
         assignments: Sequence[WorkerAssignment],
         policy: tuple[int, int] | None,
         processes: Processes | Threads,
-        own: WorkerAssignment | None,
+        inline: WorkerAssignment | None,
     ) -> None:
         workers = len(assignments)
-        counted = [*assignments] if own is None else [*assignments, own]
+        counted = [*assignments] if inline is None else [*assignments, inline]
         counts = counted[-1].envs.stop, len(counted)
         groups = [len(assignment.sizes) for assignment in assignments]
-        own_groups = 0 if own is None else len(own.sizes)
+        inline_groups = 0 if inline is None else len(inline.sizes)
         first = list(itertools.accumulate(groups, initial=0))
         self.groups_of = [range(*ends) for ends in itertools.pairwise(first)]
         self._processes = processes
@@ -65,7 +65,7 @@ class Links:
         room = SegmentManifest.room_for(
             len(counted), sum(len(assignment.sizes) for assignment in counted)
         )
-        size = room + sum(sizes) + _core.Pool.size_of(groups, own_groups) + rings + 4096
+        size = room + sum(sizes) + _core.Pool.size_of(groups, inline_groups) + rings + 4096
         # Takes no memory until a recorder asks for slices. The last track is of this process.
         trace_size = _core.Track.size_of(workers + 1)
         segment = Segment(size, trace_size)
@@ -78,7 +78,7 @@ class Links:
             noun=counted[0].noun,
             envs=[(assignment.envs.start, assignment.envs.stop) for assignment in counted],
             groups=[list(assignment.sizes) for assignment in counted],
-            main=own is not None,
+            main=inline is not None,
             counters=counters_at,
             gauges=gauges_at,
             trace=trace_at,
@@ -90,7 +90,7 @@ class Links:
         self.gauges.clear()
         weights = [size for assignment in counted for size in assignment.sizes]
         self.native = _core.Pool(
-            *(segment, groups, weights, processes.mail, wait_policy(policy), own_groups)
+            segment, groups, weights, processes.mail, wait_policy(policy), inline_groups
         )
         self.track = _core.Track(segment, trace_at, workers)  # of this process
         self.native.trace_to(self.track)
@@ -109,7 +109,7 @@ class Links:
             Attachment(
                 pool=self.native.offset,
                 groups=groups,
-                own_groups=own_groups,
+                inline_groups=inline_groups,
                 inbox=self.native.inbox(index),
                 outbox=self._outboxes[index].offset,
                 capacity=processes.mail,

@@ -152,8 +152,8 @@ class Pool:
         ended: Callable[[range], Sequence[bool] | None],
     ) -> None:
         """Connect this process to its workers: shared memory, commands, recovery."""
-        own = None if self._inline is None else self._inline.assignment
-        links = self._links = Links(self.assignments, policy, self._processes, own)
+        inline = None if self._inline is None else self._inline.assignment
+        links = self._links = Links(self.assignments, policy, self._processes, inline)
         self._native = links.native
         self._commands = Commands(self.assignments, links, for_replaced, len(self.group_envs))
         self._recovery = Recovery(
@@ -167,7 +167,7 @@ class Pool:
             ended,
         )
         self._renewal: Renewal | None = None
-        self.renews = True
+        self.may_renew = True  # whether workers that are due are renewed before a command
         if self._faults.recycles and self.assignments:
             from pysampler._workers.renewal import Renewal  # noqa: PLC0415 - rare
 
@@ -397,7 +397,7 @@ class Pool:
         """Finish interrupted replacements, and renew workers that are due."""
         self._drop_answers()
         self._finish_replacements()
-        if self._renewal is not None and self.renews and renews:
+        if self._renewal is not None and self.may_renew and renews:
             for index, why in self._renewal.due():
                 self._recovery.renew(index, why)
                 self._renewal.renewed(index)

@@ -162,7 +162,9 @@ class Renewal:
         _log.warning(
             "pysampler: worker %s (pid %s) uses %.3g GB right after its renewal, recycle_above is "
             "%.3g GB: workers are renewed again and again; expected more than envs need at first",
-            *(index, start.pid, self._memory[start.pid] / 1e9),
+            index,
+            start.pid,
+            self._memory[start.pid] / 1e9,
             (self._faults.recycle_above or 0) / 1e9,
         )
 
@@ -177,6 +179,10 @@ class Renewal:
         _log.warning(
             "pysampler: worker %s (pid %s) uses %.3g GB, recycle_above is %.3g GB; it is not "
             "renewed before env %s ends its episode, %s steps after the last renewal",
-            *(index, before.pid, used / 1e9, (self._faults.recycle_above or 0) / 1e9),
-            *(self._processes.assignments[index].envs.start, steps),
+            index,
+            before.pid,
+            used / 1e9,
+            (self._faults.recycle_above or 0) / 1e9,
+            self._processes.assignments[index].envs.start,
+            steps,
         )

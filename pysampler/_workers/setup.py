@@ -127,7 +127,7 @@ class Attachment:
     gauges: int
     trace: int
     groups: list[int]  # number of groups of each worker
-    own_groups: int  # number of groups that the parent runs itself
+    inline_groups: int  # number of groups that the parent runs itself
     counted: tuple[
         int, int
     ]  # numbers of envs and workers with counters; the last may be the parent

@@ -96,7 +96,7 @@ def test_recv_raises_closed_error_after_a_handler_closes(num_workers):
     envs = pysampler.VectorEnv([Counts] * 2, num_workers=num_workers)
     envs.reset()
     envs.send(objects())
-    with pytest.raises(ClosedError), signal_at("return", "Batches._collect", envs.close):
+    with pytest.raises(ClosedError), signal_at("return", "PartialBatches._collect", envs.close):
         envs.recv()
 
 

@@ -207,7 +207,9 @@ def may_share(
         reasons = "; ".join(found.reasons)
         _log.warning(
             "pysampler: %s: %s; isolate='check' starts %d workers, one for each",
-            *(found.verdict, reasons, len(env_fns)),
+            found.verdict,
+            reasons,
+            len(env_fns),
         )
     return found.isolated is True
 

@@ -32,7 +32,7 @@ _MOST = 1000  # elements of a container that are compared
 _MOST_BYTES = 1 << 20  # of an array that are compared
 # Packages whose attributes are not looked at: they have many, which change for good reasons.
 LIBRARIES = {*sys.stdlib_module_names, "cloudpickle", "gymnasium", "numpy", "pysampler", "torch"}
-_PLAIN = bool, int, float, complex, str, bytes, bytearray, type(None), np.generic, itertools.count
+_VALUES = bool, int, float, complex, str, bytes, bytearray, type(None), np.generic, itertools.count
 _SENTENCES = {
     "generators": "the env uses global random generators: {}",
     "directory": "the env changes the {}",
@@ -135,7 +135,7 @@ class SharedState:
 
     def _state(self, value: Any, depth: int = 0) -> Any:
         """Return an object that compares unequal once the value has changed."""
-        if isinstance(value, _PLAIN):
+        if isinstance(value, _VALUES):
             return type(value), repr(value)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return value.dtype, value.shape, value.nbytes <= _MOST_BYTES and hash(value.tobytes())

@@ -46,10 +46,10 @@ class KnownTask(KnownEnv):
             self._arguments = copy.deepcopy((self.base._ezpickle_args, self.base._ezpickle_kwargs))
 
     def block(
-        self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False
+        self, count: int, first: int, limit: int | None, meter: _core.Meter, *, inline: bool = False
     ) -> _core.BatchBlock:
         stepper = TaskStepper(self.task, count)
-        return _core.BatchBlock(stepper, count, first, meter, limit, here)
+        return _core.BatchBlock(stepper, count, first, meter, limit, inline)
 
     def real(self, env: Env, block: _core.BatchBlock) -> RealTask:
         return RealTask(env, block.stepper.task)

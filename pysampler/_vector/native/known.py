@@ -97,7 +97,7 @@ _KNOWN = {
 # Wrappers that blocks replace.
 BLOCK_WRAPPERS = TimeLimit, OrderEnforcing, PassiveEnvChecker, TaskWrapper
 # Gymnasium's wrappers without functions of users.
-_PLAIN_WRAPPERS = (
+_KNOWN_WRAPPERS = (
     *BLOCK_WRAPPERS,
     *(gymnasium_wrappers.RecordEpisodeStatistics, gymnasium_wrappers.NormalizeObservation),
     *(gymnasium_wrappers.NormalizeReward, gymnasium_wrappers.ClipReward),
@@ -166,7 +166,7 @@ def is_well_known(env: Any) -> bool:
     Such an env returns new observations and infos in each step, and changes nothing else.
     """
     while env is not env.unwrapped:
-        if type(env) not in _PLAIN_WRAPPERS:
+        if type(env) not in _KNOWN_WRAPPERS:
             return False
         env = env.env
     return is_of_a_task(env) or ":".join(_key_of(env)).startswith(_WELL_KNOWN)

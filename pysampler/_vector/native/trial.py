@@ -71,7 +71,7 @@ class KnownEnv:
     # -- defined by each kind of envs --------------------------------------------------------------
 
     def block(
-        self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False
+        self, count: int, first: int, limit: int | None, meter: _core.Meter, *, inline: bool = False
     ) -> _core.BatchBlock:
         """Make a block of such envs, with episodes of at most ``limit`` steps."""
         raise NotImplementedError

@@ -109,11 +109,11 @@ class KnownTwin(KnownEnv):
         self._options = self._kind.wide  # for trials, so that some episodes end soon
 
     def block(
-        self, count: int, first: int, limit: int | None, meter: _core.Meter, *, here: bool = False
+        self, count: int, first: int, limit: int | None, meter: _core.Meter, *, inline: bool = False
     ) -> _core.BatchBlock:
         env = self._kind(count, **self._arguments)
         env.max_episode_steps = limit
-        return _TwinStepper(env).block(first, meter, here=here)
+        return _TwinStepper(env).block(first, meter, inline=inline)
 
     def real(self, env: Env, block: _core.BatchBlock) -> _RealTwin:  # noqa: ARG002
         return _RealTwin(env)

@@ -39,7 +39,7 @@ class _Server(Protocol):
 
     envs: list[gym.Env[Any, Any]]
     first: int
-    here: bool
+    inline: bool
     meter: _core.Meter
 
     def made(self, i: int) -> gym.Env[Any, Any]:
@@ -138,7 +138,7 @@ class NativeBatch(Batch):
                 raise NotBatchedError(f"its infos have the key {layer.key!r}")
         self._known = known
         first = server.first + rows.start
-        self.inner = known.block(len(rows), first, known.limit, server.meter, here=server.here)
+        self.inner = known.block(len(rows), first, known.limit, server.meter, inline=server.inline)
         if np.float64 not in known.reward_types:
             self.inner.double_rewards = np.zeros(len(rows), bool)
         self._real: dict[int, RealEnv] = {}

@@ -88,7 +88,7 @@ class LayeredBlock(WholeBlock):
         outer_space: Any,
         leave: Callable[[str], Any],
     ) -> None:
-        super().__init__(here=False)
+        super().__init__(inline=False)
         self.inner = inner
         self._is_batch = isinstance(inner, _core.BatchBlock)
         self.layers = layers
@@ -212,7 +212,7 @@ class LayeredBlock(WholeBlock):
         try:
             yield
         except BaseException as error:
-            if is_users(error, here=False):
+            if is_users(error, inline=False):
                 raise
             self._overflow.append((_ERROR, self.first, error))
             others = range(self.first + 1, self.first + self.count)

@@ -83,7 +83,7 @@ class BatchServer(EnvServer):
         env_fns: Functions that each make an env.
         first: The number of the first env.
         sizes: The sizes of the groups.
-        inline: Whether they are in the user's process.
+        in_main: Whether they are in the main process.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class BatchServer(EnvServer):
         first: int,
         sizes: Sequence[int],
         *,
-        inline: bool = False,
+        in_main: bool = False,
     ) -> None:
-        self._inline = inline
+        self._in_main = in_main
         self._kinds: list[_Kind] = []
         # Why trials failed, by the classes of wrappers and envs, so that they are not repeated.
         self._refused: dict[tuple[type, ...], str] = {}
@@ -124,7 +124,7 @@ class BatchServer(EnvServer):
             self._found += [None] * len(self.nested[i])
             return
         make = env_fn if makes_alike else None
-        held = self._inline and not (makes_alike and _is_own(env_fn))
+        held = self._in_main and not (makes_alike and _is_own(env_fn))
         found = self._kind_of(self.envs[i], make, like, held=held)
         self._found.append(found if isinstance(found, _Kind) else None)
         self.stacks[i] = found.stack if isinstance(found, _Kind) else found
@@ -165,7 +165,7 @@ class BatchServer(EnvServer):
         if reward_space_of(env) is not None:
             return _in_python(env, "its rewards are arrays")
         outer, inner, why = peel(env)
-        if outer and self._inline:
+        if outer and self._in_main:
             return _in_python(env, "the program may hold on to wrappers in its own process")
         if like is not None and like.known is not None and alike(outer, like.outer):
             return like
@@ -322,7 +322,7 @@ class BatchServer(EnvServer):
         if reads is None:
             self.end_batch(i, f"{what} was called")
         result = super().called(i, env, function, args, what)
-        if reads == "attribute" and self._inline and not _is_copied(result):
+        if reads == "attribute" and self._in_main and not _is_copied(result):
             self.end_batch(i, f"{what} handed out a part of the env")
         return result
 
@@ -337,7 +337,7 @@ class BatchServer(EnvServer):
             first, last = self.first + batch.rows[0], self.first + batch.rows[-1]
             envs = f"envs {first}-{last} do" if last > first else f"env {first} does"
             until = ""
-            if not self._inline:
+            if not self._in_main:
                 self._left.update(batch.rows)
                 self._before.update(dict.fromkeys(batch.rows, kind))
                 until = "; the next reset of all envs puts those that equal new ones together again"
