@@ -6,7 +6,9 @@ not make. The statistics belong to the vector env: a model that was loaded witho
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 from typing import Any
 
 __all__ = ["PredictPolicy", "predict_policy"]
@@ -18,9 +20,25 @@ def predict_policy(model: Any, vec_normalize: Any = None) -> PredictPolicy:
     Args:
         model: The model.
         vec_normalize: The ``VecNormalize`` of its training; None: that of the model's vector env.
+
+    Raises:
+        TypeError: The model chooses among the actions of a mask, which a policy does not get.
     """
+    if _takes(model.predict, "action_masks"):
+        raise TypeError(
+            f"cannot evaluate: {type(model).__name__}.predict takes action_masks, and a policy gets "
+            "only observations; wrap the env so that these have the mask too, and pass a function "
+            "that calls model.predict(..., action_masks=observations['action_mask'])"
+        )
     recurrent = hasattr(getattr(model, "policy", None), "lstm_actor")
     return (RecurrentPredictPolicy if recurrent else PredictPolicy)(model, vec_normalize)
+
+
+def _takes(function: Any, name: str) -> bool:
+    """Return whether a function is known to have a parameter of this name."""
+    with contextlib.suppress(ValueError, TypeError):  # it is not written in Python
+        return name in inspect.signature(function).parameters
+    return False
 
 
 class PredictPolicy:

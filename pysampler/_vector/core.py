@@ -127,6 +127,7 @@ class VectorCore:
         self.tuner: BatchTuner | None = None
         self.batch_sizes: Counter[int] = Counter()
         self.options_version = 0
+        self.keeps_info_types = False
         self.hurry = False  # closing after an interrupt: do not wait for long steps
         self._closed_message = closed_message
         self._usual = usual
@@ -169,11 +170,18 @@ class VectorCore:
             workers=len(self.pool.assignments) > 0,
         )
         results.show_versions = self.options_version > 0
+        if self.keeps_info_types:
+            results.keep_info_types()
         if self._carried is not None:
             results.take_last(self._carried)
         self.results, self._carried = results, None
         self.call.use_frames(results.access)
         return frames, segment
+
+    def keep_info_types(self) -> None:
+        """Keep values of infos as they are where gymnasium would convert them to one dtype."""
+        self.keeps_info_types = True
+        self.results.keep_info_types()
 
     @property
     def why_no_chunks(self) -> str | None:

@@ -297,6 +297,10 @@ class Results:
         for leaf in (*self.frames.observations, *ends):
             leaf[np.concatenate(frames), envs] = leaf[at, envs]
 
+    def keep_info_types(self) -> None:
+        """Keep values of infos as they are where gymnasium would convert them to one dtype."""
+        self._batcher.keeps_types = True
+
     def take_last(self, before: Results) -> None:
         """Take the last observations that the caller has seen from results in other frames."""
         for group, envs in enumerate(self._ids):
@@ -534,11 +538,27 @@ class _Batcher(GymVectorEnv[Any, Any, Any]):
 
     It has no reference to the vector env: the cycle would keep the workers alive after the vector
     env is dropped.
+
+    Attributes:
+        keeps_types: Whether an array becomes one of objects for a value that it would convert.
     """
+
+    keeps_types = False
 
     def add(self, infos: dict[str, Any], info: dict[str, Any], env: int) -> dict[str, Any]:
         """Return ``infos`` with the info of an env added."""
         return self._add_info(infos, info, env)
+
+    def _add_info(self, infos: Any, info: dict[str, Any], env: int) -> dict[str, Any]:
+        for key, value in info.items() if self.keeps_types else ():
+            array = infos.get(key)
+            if isinstance(array, np.ndarray) and not array.dtype.hasobject:
+                one = np.asarray(value)
+                if one.dtype != array.dtype or one.shape != array.shape[1:]:
+                    infos[key] = np.full(len(array), None, object)
+                    infos[key][:] = [*array] if array.ndim > 1 else array.tolist()
+        batched: dict[str, Any] = super()._add_info(infos, info, env)
+        return batched
 
 
 @contextmanager

@@ -168,6 +168,7 @@ class Recovery:
 
         A worker that has a step to make begins with an env at once. If it has not moved since the
         previous look, it is stopped or hangs outside of its envs. It is listed by its first env.
+        Other jobs may take long to unpickle, so a worker that has one is listed if it is stopped.
         """
         at, moved = self._links.at_work()
         found = []
@@ -186,14 +187,15 @@ class Recovery:
         return found
 
     def _has_to_begin(self, index: int) -> bool:
-        """Return whether a worker owes the answer to a command that its envs begin at once."""
+        """Return whether a worker owes an answer and should have begun with an env."""
         native, job_of = self._links.native, self._commands.job_of
-        return any(
-            native.in_flight(group)
-            and not native.is_ready(group)
-            and ((job := job_of(group)) is None or job.of_members)
+        owed = [
+            job_of(group)
             for group in self._links.groups_of[index]
-        )
+            if native.in_flight(group) and not native.is_ready(group)
+        ]
+        at_once = any(job is None or job.of_members for job in owed)
+        return at_once or (len(owed) > 0 and self._processes.children[index].stopped())
 
     def _worked(self, since: int, patience: int) -> int:
         """Return for how many ns an env has been at work; exact only from ``patience`` on."""

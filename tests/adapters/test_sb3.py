@@ -717,3 +717,49 @@ def test_reset_drops_a_pending_step():
     same(envs.reset(), first)
     assert envs.step(np.zeros(2, int))[1].tolist() == [1, 1]
     envs.close()
+
+
+class Assorted(gym.Env):
+    """Returns infos of types and shapes that differ from env to env."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+    values = (1, 1.5, True, np.float32(2.5), "text", None, np.arange(2), [1, 2])
+
+    def __init__(self, number):
+        self.number, self.steps = number, 0
+
+    def results(self):
+        some = {"assorted": self.values[self.number], "row": np.zeros(self.number % 3 + 1)}
+        return np.zeros(1, np.float32), {
+            **some,
+            "inner": {"one": 1 if self.number < 4 else 1.5},
+        }
+
+    def reset(self, *, seed=None, options=None):
+        return self.results()
+
+    def step(self, action):
+        self.steps += 1
+        observation, info = self.results()
+        return observation, 0.0, self.steps % 3 == 0, False, info
+
+
+def described(info):
+    return {
+        key: described(one) if isinstance(one, dict) else (type(one), str(one))
+        for key, one in info.items()
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_infos_keep_the_types_that_each_env_gives_them(workers):
+    makers = [functools.partial(Assorted, number) for number in range(8)]
+    envs, theirs = VecEnv(makers, num_workers=workers), DummyVecEnv(makers)
+    envs.reset()
+    theirs.reset()
+    assert [*map(described, envs.reset_infos)] == [*map(described, theirs.reset_infos)]
+    for _ in range(7):
+        ours, expected = envs.step([0] * 8)[3], theirs.step([0] * 8)[3]
+        assert [*map(described, ours)] == [*map(described, expected)]
+    envs.close()

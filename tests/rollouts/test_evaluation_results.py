@@ -282,6 +282,15 @@ def test_statistics_get_infos_that_some_steps_lack(where):
     assert [one.statistics for one in evaluation.episodes] == [{"any": 1.0}] * 3
 
 
+def test_a_model_that_needs_action_masks_is_refused():
+    class Masked:
+        def predict(self, observations, deterministic=False, action_masks=None):
+            raise AssertionError
+
+    with pytest.raises(TypeError, match=r"Masked\.predict takes action_masks, and a policy gets"):
+        pysampler.evaluate("CartPole-v1", Masked(), 2)
+
+
 def test_a_model_with_predict_is_a_policy():
     class Model:
         def predict(self, observations, deterministic):

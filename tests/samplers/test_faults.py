@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from scripted import Mortal
+from suspended import suspended
 
 import pysampler
 from pysampler._vector import core
@@ -295,4 +296,28 @@ def test_ctrl_c_does_not_wait_for_an_env_in_a_long_step(owned, sample, tmp_path,
     thread.join()
     assert sampler.closed
     assert envs.closed == owned
+    envs.close(terminate=True)
+
+
+def lent_to_rollouts(envs):
+    with pysampler.Rollouts(envs, policy, 200, policy_in="workers") as rollouts:
+        while True:
+            yield next(rollouts)
+
+
+def lent_to_actors(envs):
+    with pysampler.Actors(envs, policy) as actors:
+        while True:
+            yield actors.take(1000)
+
+
+@pytest.mark.filterwarnings("ignore:.*closed with a rollout under way")  # while it is stopped
+@pytest.mark.parametrize("sampled", [lent_to_rollouts, lent_to_actors])
+def test_a_worker_that_stops_between_steps_of_a_sampler_is_late(sampled):
+    envs = pysampler.VectorEnv([Mortal] * 2, num_workers=1, step_timeout=0.3)
+    samples = sampled(envs)
+    next(samples)
+    with suspended(envs._pool.pids), pytest.raises(EnvTimeoutError, match="env 0 in worker 0"):
+        while True:
+            next(samples)
     envs.close(terminate=True)

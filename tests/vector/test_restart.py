@@ -408,6 +408,14 @@ def test_worker_stopped_between_steps_exceeds_step_timeout(on_hang):
     envs.close()
 
 
+def test_worker_stopped_before_a_call_exceeds_step_timeout():
+    with make(step_timeout=0.3, num_workers=2) as envs:
+        envs.reset()
+        with suspended([envs._pool.pids[1]]), pytest.raises(EnvTimeoutError, match="env 3 in"):
+            envs.get_attr("spec")
+        assert envs.call_wait() == (None,) * 6
+
+
 def test_on_hang_wait_warns_and_keeps_waiting(tmp_path):
     envs = make(step_timeout=0.3, on_hang="wait")
     envs.reset()
