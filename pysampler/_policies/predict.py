@@ -26,9 +26,9 @@ def predict_policy(model: Any, vec_normalize: Any = None) -> PredictPolicy:
     """
     if _takes(model.predict, "action_masks"):
         raise TypeError(
-            f"cannot evaluate: {type(model).__name__}.predict takes action_masks, and a policy gets "
-            "only observations; wrap the env so that these have the mask too, and pass a function "
-            "that calls model.predict(..., action_masks=observations['action_mask'])"
+            f"cannot evaluate: {type(model).__name__}.predict takes action_masks, and a policy "
+            "gets only observations; wrap the env so that these have the mask too, and pass a "
+            "function that calls model.predict(..., action_masks=observations['action_mask'])"
         )
     recurrent = hasattr(getattr(model, "policy", None), "lstm_actor")
     return (RecurrentPredictPolicy if recurrent else PredictPolicy)(model, vec_normalize)

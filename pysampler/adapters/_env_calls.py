@@ -7,31 +7,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces.utils import is_space_dtype_shape_equiv
-from gymnasium.vector.utils import batch_differing_spaces
 
 from pysampler._vector.env_calls import attribute_of, call, is_several
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "MASK",
-    "AnyObject",
     "ClassName",
     "MaskInfo",
     "TuplesAsDicts",
-    "WithSpaces",
     "call_method",
     "get_attribute",
     "has_attribute",
     "has_tuples",
     "is_wrapped",
     "make_with_masks",
-    "make_with_spaces",
-    "seed_action_space",
     "set_attribute",
-    "set_unwrapped",
 ]
 
 MASK = "action_mask"  # the key of infos
@@ -66,58 +59,6 @@ def make_with_masks(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any
     if isinstance(env, gym.Env) and has_attribute(env, "action_masks"):
         return MaskInfo(env)
     return env
-
-
-class AnyObject(gym.Space[Any]):
-    """A space that contains any object, for envs without spaces; its values are pickled."""
-
-    def contains(self, x: Any) -> bool:  # noqa: ARG002
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyObject)
-
-    __hash__ = gym.Space.__hash__
-
-
-def _batch_of_any(spaces: Sequence[AnyObject]) -> gym.spaces.Space[Any]:
-    return gym.spaces.Tuple(spaces)
-
-
-def _is_any(one: AnyObject, other: gym.Space[Any]) -> bool:
-    return one == other
-
-
-_by_class: Any = batch_differing_spaces  # typed as a function, but dispatches by class
-_by_class.register(AnyObject, _batch_of_any)
-is_space_dtype_shape_equiv.register(AnyObject, _is_any)
-
-
-class WithSpaces(gym.Wrapper[Any, Any, Any, Any]):
-    """Add ``AnyObject`` for spaces that an env lacks, or that gymnasium cannot batch."""
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
-        for name in ("observation_space", "action_space"):
-            if not _can_be_batched(env, name):
-                setattr(self, name, AnyObject())
-
-
-def make_with_spaces(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
-    """Make an env, with ``WithSpaces`` if it needs it."""
-    env = env_fn()
-    names = "observation_space", "action_space"
-    if isinstance(env, gym.Env) and not all(_can_be_batched(env, name) for name in names):
-        return WithSpaces(env)
-    return env
-
-
-def _can_be_batched(env: gym.Env[Any, Any], name: str) -> bool:
-    try:
-        batch_differing_spaces([getattr(env, name)])
-    except (AttributeError, TypeError):
-        return False
-    return True
 
 
 class TuplesAsDicts(gym.ObservationWrapper[Any, Any, Any]):
@@ -188,16 +129,6 @@ def set_attribute(env: gym.Env[Any, Any], name: str, value: Any) -> None:
             f"cannot set {name} of some envs: {type(env).__name__} is a vector env; set it for all"
         )
     env.set_wrapper_attr(name, value)
-
-
-def set_unwrapped(env: gym.Env[Any, Any], name: str, value: Any) -> None:
-    """Set an attribute of the env without its wrappers."""
-    setattr(env.unwrapped, name, value)
-
-
-def seed_action_space(env: gym.Env[Any, Any], seed: int | None) -> None:
-    """Seed the action space, from which random actions are drawn."""
-    env.action_space.seed(seed)
 
 
 def call_method(env: gym.Env[Any, Any], name: str, args: Any, kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,20 +13,23 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
+from pysampler._vector.arguments import env_ids
 from pysampler._vector.transforms import adopted
 from pysampler._vector.vector_env import VectorEnv, core_of
 from pysampler.adapters import _env_calls
 from pysampler.adapters._env_calls import MASK
-from pysampler.adapters._rows import env_indices, info_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import gymnasium as gym
 
     from pysampler._workers.counters import Stats
 
 __all__ = ["VecEnv"]
+
+# Dtypes of batched Python numbers and bools. NumPy scalars in infos rarely have them.
+_PYTHON_TYPES = (np.dtype(float), np.dtype(int), np.dtype(bool))
 
 
 class VecEnv(Sb3VecEnv):  # type: ignore[misc]
@@ -113,7 +117,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         options = [one or None for one in self._options]
         observations, infos = self.envs.reset(seed=list(self._seeds), options=options)
         self._masks = _masks_in(infos)
-        self.reset_infos = info_rows(infos, self.num_envs)
+        self.reset_infos = _info_rows(infos, self.num_envs)
         self._reset_seeds()
         self._reset_options()
         return observations
@@ -148,7 +152,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         observations, rewards, terminated, truncated, infos = self.envs.step_wait()
         self._masks = _masks_in(infos)
         done = terminated | truncated
-        rows = info_rows(infos, self.num_envs)
+        rows = _info_rows(infos, self.num_envs)
         for env in np.flatnonzero(done).tolist():
             row = rows[env]
             last = {**row.pop("final_info", {}), "terminal_observation": row.pop("final_obs")}
@@ -246,7 +250,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         return list(self.envs.apply(function, *args, envs=self._get_indices(indices)))
 
     def _get_indices(self, indices: Any) -> list[int]:
-        return env_indices(super()._get_indices(indices), self.num_envs)
+        return _env_indices(super()._get_indices(indices), self.num_envs)
 
     def _forget_masks(self) -> None:
         """Ask the envs for masks until the next step, because a call may have changed them."""
@@ -269,3 +273,32 @@ def _masks_in(infos: dict[str, Any]) -> np.ndarray | None:
     if MASK not in infos or not infos[f"_{MASK}"].all() or infos[MASK].dtype.kind == "O":
         return None
     return np.asarray(infos[MASK])
+
+
+def _info_rows(infos: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """Return batched infos as one dict for each of ``count`` envs."""
+    rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is None:  # it is a mask itself
+            continue
+        present: Iterable[int] = np.flatnonzero(mask).tolist()
+        if isinstance(values, dict):
+            inner = _info_rows(values, count)
+            for row in present:
+                rows[row][key] = inner[row]
+        else:
+            if values.ndim == 1 and values.dtype in _PYTHON_TYPES:
+                values = values.tolist()
+            for row in present:
+                value = values[row]
+                rows[row][key] = deepcopy(value) if isinstance(value, np.ndarray) else value
+    return rows
+
+
+def _env_indices(given: Iterable[int], count: int) -> list[int]:
+    """Return valid indices of envs, or raise. Negative ones count from the end."""
+    envs: list[int] = env_ids(list(given)).tolist()
+    if bad := [index for index in envs if not -count <= index < count]:
+        raise IndexError(f"cannot choose env {bad[0]}: expected {-count} to {count - 1}")
+    return [index % count for index in envs]

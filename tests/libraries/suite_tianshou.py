@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["pytest>=8", "pytest-timeout>=2.3", "tianshou>=2"]
 # ///
-"""Our tests of the Tianshou adapter with the newest Tianshou, whose own tests are not on PyPI."""
+"""Our tests of the recipe with the newest Tianshou, whose own tests are not on PyPI."""
 
 import importlib.metadata
 

@@ -284,7 +284,7 @@ def test_statistics_get_infos_that_some_steps_lack(where):
 
 def test_a_model_that_needs_action_masks_is_refused():
     class Masked:
-        def predict(self, observations, deterministic=False, action_masks=None):
+        def predict(self, observations, *, deterministic, action_masks=None):
             raise AssertionError
 
     with pytest.raises(TypeError, match=r"Masked\.predict takes action_masks, and a policy gets"):

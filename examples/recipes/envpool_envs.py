@@ -1,0 +1,94 @@
+# /// script
+# dependencies = ["envpool>=1.2"]
+# ///
+"""EnvPool's envs as a gymnasium vector env, for pysampler's samplers.
+
+Copy the class. EnvPool's own objects differ from gymnasium's: they have the spaces of one env,
+infos without masks, rewards of float32, and take seeds only in `make`.
+
+python envpool_envs.py --rollouts 100
+"""
+
+import argparse
+
+import envpool
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+import pysampler
+
+
+class VectorEnv(gym.vector.VectorEnv):
+    """EnvPool's envs. Pass it to `pysampler.Rollouts`, `evaluate` or gymnasium's wrappers.
+
+    Args:
+        task_id: The id of an env in EnvPool, for one player.
+        num_envs: The number of envs.
+        options: Further arguments of `envpool.make`, such as `num_threads`.
+    """
+
+    def __init__(self, task_id, num_envs=1, **options):
+        self.how = {"task_id": task_id, "env_type": "gymnasium", "num_envs": num_envs, **options}
+        self.envs = envpool.make(**self.how)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.num_envs = num_envs
+        self.single_observation_space = self.envs.observation_space
+        self.single_action_space = self.envs.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        """Reset all envs. With a seed they are made again: EnvPool takes seeds only then."""
+        if options:
+            raise ValueError(f"cannot reset envs: EnvPool takes no options, got {options}")
+        if seed is not None:
+            seeds = [seed + i for i in range(self.num_envs)] if np.ndim(seed) == 0 else seed
+            self.envs.close()
+            self.how["seed"] = [int(one) % 2**31 for one in seeds]
+            self.envs = envpool.make(**self.how)
+        observations, infos = self.envs.reset()
+        return observations, self.with_masks(infos)
+
+    def step(self, actions):
+        """Step all envs. EnvPool itself checks no actions."""
+        actions = np.asarray(actions)
+        if actions.shape != self.action_space.shape:
+            raise ValueError(f"actions of {actions.shape}, expected {self.action_space.shape}")
+        chosen = actions.astype(self.single_action_space.dtype, casting="same_kind")
+        observations, rewards, terminated, truncated, infos = self.envs.step(chosen)
+        ends = terminated.astype(bool), truncated.astype(bool)
+        return observations, rewards.astype(np.float64), *ends, self.with_masks(infos)
+
+    def with_masks(self, infos):
+        """Return EnvPool's infos in gymnasium's form."""
+        masked = {}
+        for key, value in infos.items():
+            if key not in ("env_id", "players"):
+                masked[key] = self.with_masks(value) if isinstance(value, dict) else value
+                masked[f"_{key}"] = np.ones(self.num_envs, bool)
+        return masked
+
+    def close_extras(self, **_):
+        """Close EnvPool's envs."""
+        self.envs.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rollouts", type=int, default=10)
+    options = parser.parse_args()
+
+    def policy(observations):  # push the cart to where the pole leans
+        return (observations[:, 2] > 0).astype(np.int32)
+
+    envs = VectorEnv("CartPole-v1", 64, num_threads=2)
+    with pysampler.Rollouts(envs, policy, horizon=128, seed=1) as rollouts:
+        rewards = [next(rollouts).rewards.sum() for _ in range(options.rollouts)]
+    envs.close()
+    print(f"EnvPool: {options.rollouts} rollouts, {np.mean(rewards):.0f} rewards in each")
+
+
+if __name__ == "__main__":
+    main()
