@@ -6,9 +6,7 @@ not make. The statistics belong to the vector env: a model that was loaded witho
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import inspect
 from typing import Any
 
 __all__ = ["PredictPolicy", "predict_policy"]
@@ -24,21 +22,13 @@ def predict_policy(model: Any, vec_normalize: Any = None) -> PredictPolicy:
     Raises:
         TypeError: The model chooses among the actions of a mask, which a policy does not get.
     """
-    if _takes(model.predict, "action_masks"):
+    if "action_masks" in getattr(getattr(model.predict, "__code__", None), "co_varnames", ()):
         raise TypeError(
             f"cannot evaluate: {type(model).__name__}.predict takes action_masks, and a policy "
-            "gets only observations; wrap the env so that these have the mask too, and pass a "
-            "function that calls model.predict(..., action_masks=observations['action_mask'])"
+            "gets observations; put the mask into these, and pass a function that predicts with it"
         )
     recurrent = hasattr(getattr(model, "policy", None), "lstm_actor")
     return (RecurrentPredictPolicy if recurrent else PredictPolicy)(model, vec_normalize)
-
-
-def _takes(function: Any, name: str) -> bool:
-    """Return whether a function is known to have a parameter of this name."""
-    with contextlib.suppress(ValueError, TypeError):  # it is not written in Python
-        return name in inspect.signature(function).parameters
-    return False
 
 
 class PredictPolicy:
@@ -50,11 +40,10 @@ class PredictPolicy:
             vec_normalize = model.get_vec_normalize_env()
         # SB3 saves this attribute with a model, and sets it only in VecNormalize.
         if vec_normalize is None and getattr(model, "_last_original_obs", None) is not None:
-            name = type(model).__name__
             raise ValueError(
                 "cannot evaluate: the model was trained in VecNormalize, whose statistics it "
-                f"lacks; expected {name}.load(FILE, env=VecNormalize.load(STATISTICS, envs)), or "
-                "on the command line --vec-normalize STATISTICS"
+                f"lacks; expected {type(model).__name__}.load(FILE, env=VecNormalize.load("
+                "STATISTICS, envs)), or on the command line --vec-normalize STATISTICS"
             )
         self.vec_normalize = None if vec_normalize is None else _frozen(vec_normalize)
 
@@ -94,7 +83,6 @@ class RecurrentPredictPolicy(PredictPolicy):
         """Return the most likely actions, and the next state."""
         if state is not None:
             state = tuple(part.swapaxes(0, 1) for part in state)
-        actions, state = self.model.predict(
-            self.normalized(observations), state, deterministic=True
-        )
+        seen = self.normalized(observations)
+        actions, state = self.model.predict(seen, state, deterministic=True)
         return actions, {"state": tuple(part.swapaxes(0, 1) for part in state)}

@@ -409,7 +409,7 @@ def vector_env_of(
             "torch module; are the envs and the policy swapped?"
         )
     kwargs = dict(env_kwargs or {})
-    given = [*(["num_envs"] if num_envs is not None else []), *(vector_kwargs or ())]
+    given = ["num_envs"] * (num_envs is not None) + list(vector_kwargs or ())
     given += ["env_kwargs"] * bool(kwargs)
     if isinstance(envs, GymVectorEnv):
         if given:

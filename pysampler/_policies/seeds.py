@@ -64,7 +64,6 @@ def seed_policy(policy: Any, seeds: np.random.SeedSequence, *, own_process: bool
 
 # Modules whose classes and functions are not searched for a policy's generators.
 _FOREIGN = sys.stdlib_module_names | {"gymnasium", "numpy", "pysampler", "torch"}
-_CONTAINERS = dict, list, tuple, set, frozenset
 
 
 def _generators_of(policy: Any, *, own_process: bool) -> list[Any]:
@@ -91,14 +90,12 @@ def _held_by(one: Any, *, own_process: bool) -> list[Any]:
     """Return objects to which an object refers and in which generators of a policy may be."""
     if isinstance(one, Mapping):
         return list(one.values())
-    if isinstance(one, _CONTAINERS):
+    if isinstance(one, (list, tuple, set, frozenset)):
         return list(one)
     if isinstance(one, partial):
         return [one.func, *one.args, *one.keywords.values()]
-    if isinstance(one, MethodType):
-        return [one.__func__, one.__self__]
-    if isinstance(one, (classmethod, staticmethod)):
-        return [one.__func__]
+    if isinstance(one, (MethodType, classmethod, staticmethod)):
+        return [one.__func__, getattr(one, "__self__", None)]
     if str(getattr(one, "__module__", None)).partition(".")[0] in _FOREIGN:
         return list(getattr(one, "__dict__", {}).values()) if not isinstance(one, type) else []
     if isinstance(one, FunctionType):

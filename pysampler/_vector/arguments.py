@@ -210,6 +210,17 @@ def workers(given: int | None, envs: int, most: int | None) -> int:
     return min(wanted, envs, envs if most is None else int(most))
 
 
+def main_envs(given: int, envs: int) -> int:
+    """Return the number of envs that this process steps beside workers, or raise ValueError."""
+    inline = whole_number("make vector env", "main_envs", given, 0)
+    if inline >= envs:
+        raise ValueError(
+            f"cannot make vector env: main_envs {inline}, expected fewer than the {envs} envs; "
+            "num_workers=0 steps all of them in this process"
+        )
+    return inline
+
+
 def max_concurrency(given: int | None) -> int | None:
     """Return the largest number of processes that step envs, or raise ValueError."""
     # gymnasium's messages

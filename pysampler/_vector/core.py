@@ -28,7 +28,7 @@ from pysampler._frames.frames import Frames, Plan, info_bytes
 from pysampler._vector import arguments
 from pysampler._vector.errors import VectorClosedError, VectorTimeoutError
 from pysampler._vector.jobs import AddColumns, AttachFrames
-from pysampler._vector.results import Results
+from pysampler._vector.results import Batcher, Results
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 from pysampler.errors import (
     BusyError,
@@ -127,7 +127,7 @@ class VectorCore:
         self.tuner: BatchTuner | None = None
         self.batch_sizes: Counter[int] = Counter()
         self.options_version = 0
-        self.keeps_info_types = False
+        self.batcher = Batcher()
         self.hurry = False  # closing after an interrupt: do not wait for long steps
         self._closed_message = closed_message
         self._usual = usual
@@ -164,24 +164,18 @@ class VectorCore:
             self.groups,
             columns,
             self.pool.error_of,
+            self.batcher,
             copy=self._copy,
             final=final,
             restarts=self._restarts,
             workers=len(self.pool.assignments) > 0,
         )
         results.show_versions = self.options_version > 0
-        if self.keeps_info_types:
-            results.keep_info_types()
         if self._carried is not None:
             results.take_last(self._carried)
         self.results, self._carried = results, None
         self.call.use_frames(results.access)
         return frames, segment
-
-    def keep_info_types(self) -> None:
-        """Keep values of infos as they are where gymnasium would convert them to one dtype."""
-        self.keeps_info_types = True
-        self.results.keep_info_types()
 
     @property
     def why_no_chunks(self) -> str | None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pysampler import _core
-from pysampler._common.numbers import whole_number
 from pysampler._vector import arguments
 from pysampler._vector.waiting import MOST_ON_CPU
 from pysampler._workers.counters import with_unit
@@ -150,15 +149,10 @@ def divide(
         seconds = try_env(env_fns[0])[0]
         inline = min(range(1, envs - workers + 1), key=lambda n: _round(envs, workers, n, seconds))
         return Division(workers, inline, seconds, _round(envs, workers, inline, seconds))
-    inline = whole_number("make vector env", "main_envs", main_envs, 0)
+    inline = arguments.main_envs(main_envs, envs)
     if inline == 0:
         workers = arguments.workers(num_workers, envs, most)
         return Division(workers, envs * (not workers), untried=untried)
-    if inline >= envs:
-        raise ValueError(
-            f"cannot make vector env: main_envs {inline}, expected fewer than the {envs} envs; "
-            "num_workers=0 steps all of them in this process"
-        )
     if num_workers is None:
         num_workers = max(1, cpus - 1)
     workers = arguments.workers(num_workers, envs - inline, most)

@@ -205,10 +205,8 @@ class EnvServer(Server):
         made = {id(env): env for env in self.envs if env is not None}
         found = interfering(made.values()) if len(made) > 1 else []
         found = [f"{one}; pass isolate=True" for one in found]
-        single = [
-            env for i, env in enumerate(self.envs) if env is not None and i not in self.nested
-        ]
-        if len({id(env.unwrapped) for env in single}) < len(single):
+        ones = [env for i, env in enumerate(self.envs) if env is not None and i not in self.nested]
+        if len({id(env.unwrapped) for env in ones}) < len(ones):
             found.append("several env_fns return one env, so its episodes mix: make one in each")
         return found
 

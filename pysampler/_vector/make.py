@@ -287,26 +287,19 @@ def _make_nested(
     """Return a vector env of vector envs, one for each group of each worker and of this process."""
     count = whole_number("make vector env", "num_envs", num_envs, 1)
     options = dict(vector_kwargs)
-    inline = whole_number("make vector env", "main_envs", options.pop("main_envs", 0), 0)
+    inline = options.pop("main_envs", 0)
     groups = whole_number("make vector env", "groups", options.get("groups", 1), 1)
     isolated = arguments.word_or_bool("isolate", options.get("isolate", False), "check") is True
-    if isolated:
-        inline = 0
-    if inline >= count:
-        raise ValueError(
-            f"cannot make vector env: main_envs {inline}, expected fewer than the {count} envs; "
-            "num_workers=0 steps all of them in this process"
-        )
+    inline = 0 if isolated else arguments.main_envs(inline, count)
     workers = options.get("num_workers")
     if workers is None or workers == "auto":
         workers = max(1, usable_cpus() - bool(inline))
     workers = whole_number("make vector env", "num_workers", workers, 0)
     parts = count if isolated else max(1, workers) * groups
     sizes = arguments.parts(count - inline, min(parts, count - inline))
-    functions = [
-        functools.partial(make, num_envs=size) for size in [*sizes, *([inline] * bool(inline))]
-    ]
     options |= {"num_workers": min(workers, len(sizes)), "main_envs": int(inline > 0)}
+    sizes += [inline] * bool(inline)
+    functions = [functools.partial(make, num_envs=size) for size in sizes]
     envs = VectorEnv(functions, **options)
     if envs.num_envs != count:
         envs.close()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
     ]
 
-__all__ = ["Results", "first"]
+__all__ = ["Batcher", "Results", "first"]
 
 _BLOCK = _core.EnvBlock
 _NO_RESULTS = _BLOCK.ERROR, _BLOCK.NO_RESULTS
@@ -51,6 +51,7 @@ class Results:
         groups: Sequence[range],
         columns: list[Column],
         error_of: Callable[[int, Failure], EnvError],
+        batcher: Batcher,
         *,
         copy: bool,
         final: bool,
@@ -58,7 +59,7 @@ class Results:
         workers: bool,
     ) -> None:
         self._warnings: set[Any] = set()
-        self._batcher = _Batcher()
+        self._batcher = batcher
         self._infos = Infos(frames, columns, self._batcher.add, pickled=workers)
         self.frames = frames
         self._spec = frames.spec
@@ -297,10 +298,6 @@ class Results:
         for leaf in (*self.frames.observations, *ends):
             leaf[np.concatenate(frames), envs] = leaf[at, envs]
 
-    def keep_info_types(self) -> None:
-        """Keep values of infos as they are where gymnasium would convert them to one dtype."""
-        self._batcher.keeps_types = True
-
     def take_last(self, before: Results) -> None:
         """Take the last observations that the caller has seen from results in other frames."""
         for group, envs in enumerate(self._ids):
@@ -533,7 +530,7 @@ def _nothing(_: int) -> None:
     """Stand for parts of observations without a fixed shape, of which there are none."""
 
 
-class _Batcher(GymVectorEnv[Any, Any, Any]):
+class Batcher(GymVectorEnv[Any, Any, Any]):
     """Batches infos with gymnasium's method.
 
     It has no reference to the vector env: the cycle would keep the workers alive after the vector

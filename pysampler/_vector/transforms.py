@@ -42,16 +42,12 @@ if TYPE_CHECKING:
 __all__ = ["Transforms", "adopted", "is_ours", "unwrapped"]
 
 # Methods of wrappers that only call observations() or rewards().
-_TRANSFORMING_STEPS = (
+_STEPS = (
     VectorObservationWrapper.step,
     VectorizeTransformObservation.step,
     VectorRewardWrapper.step,
 )
-_TRANSFORMING_RESETS = (
-    VectorObservationWrapper.reset,
-    VectorWrapper.reset,
-    NormalizeObservation.reset,
-)
+_RESETS = VectorObservationWrapper.reset, VectorWrapper.reset, NormalizeObservation.reset
 
 # What to do without a wrapper; by default, wrap each env.
 _INSTEAD = {
@@ -152,10 +148,7 @@ def unwrapped(envs: Any, purpose: str) -> tuple[VectorEnv, list[Any]]:
     """
     wrappers: list[Any] = []
     while isinstance(envs, VectorWrapper):
-        if (
-            type(envs).step not in _TRANSFORMING_STEPS
-            or type(envs).reset not in _TRANSFORMING_RESETS
-        ):
+        if type(envs).step not in _STEPS or type(envs).reset not in _RESETS:
             instead = _INSTEAD.get(type(envs), "wrap each env instead")
             raise TypeError(
                 f"cannot {purpose}: the vector env is wrapped in {type(envs).__name__}, which does "

@@ -98,7 +98,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
                 self.envs.single_observation_space,
                 self.envs.single_action_space,
             )
-            core_of(self.envs).keep_info_types()
+            core_of(self.envs).batcher.keeps_types = True
             self._has_mask_method = self.has_attr("action_masks")
         except BaseException:
             self.envs.close(terminate=True)

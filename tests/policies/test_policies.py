@@ -154,7 +154,7 @@ def test_unknown_required_parameters_are_refused(envs, policy, takes):
     with pytest.raises(TypeError, match="named 'state', or the attribute recurrent = True"):
         pysampler.Actors(envs, policy)
     with pytest.raises(TypeError, match=r"expected \(observations, tasks, params\)"):
-        pysampler.MultiTaskSampler("Navigation2D-v0", policy, num_envs=1)
+        pysampler.MultiTaskSampler("pysampler.envs.meta:Navigation2D-v0", policy, num_envs=1)
 
 
 def test_settings_are_passed_by_name(envs):

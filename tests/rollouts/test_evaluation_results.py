@@ -287,7 +287,7 @@ def test_a_model_that_needs_action_masks_is_refused():
         def predict(self, observations, *, deterministic, action_masks=None):
             raise AssertionError
 
-    with pytest.raises(TypeError, match=r"Masked\.predict takes action_masks, and a policy gets"):
+    with pytest.raises(TypeError, match=r"Masked\.predict takes action_masks, and a policy "):
         pysampler.evaluate("CartPole-v1", Masked(), 2)
 
 

@@ -100,7 +100,7 @@ class Handles(Plain):
         (SetsWithoutEffect, ["the env changes environment variables: PLAIN_LEVEL"]),
         (ReadsGlobals, ["observations of step", "SETTINGS"]),
         (Numbered, ["observations of the reset", "numbers"]),
-        (ResetByClose, ["; this begins when one of the others is closed", "ResetByClose.open"]),
+        (ResetByClose, ["observations of step", "ResetByClose.open"]),
         (Handles, ["raised ValueError being made: signal only works in main thread"]),
     ],
 )

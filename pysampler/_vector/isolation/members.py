@@ -55,7 +55,6 @@ class RunResult:
         failed: What raised an exception, and the exception; None if nothing did.
         batch: The name of the class, if the function made a BatchEnv.
         causes: Shared state that the envs changed: its kind, and a sentence.
-        closed: How many records there were when the first sibling was closed.
     """
 
     name: str = ""
@@ -66,7 +65,6 @@ class RunResult:
     failed: tuple[str, Report] | None = None
     batch: str = ""
     causes: list[tuple[str, str]] = field(default_factory=list)
-    closed: int = 0
 
 
 class BatchMadeError(Exception):

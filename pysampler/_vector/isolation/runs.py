@@ -157,7 +157,6 @@ class _Run:
             if step == resets and job.beside:
                 self._each(lambda one: one.reset("a reset"), _AFTER)
             if step == closes and job.beside:
-                self.result.closed = len(self.result.records)
                 self._each(Member.close, _BEFORE)
                 del self._members[_BEFORE]
             if self._is_second(step, time.perf_counter() - begun):

@@ -122,24 +122,19 @@ def _compared(
         return _found(alone, text, *causes, isolated=False)
     if again.failed is not None:
         doing, raised = again.failed
-        text = f"it is not deterministic: run again alone, it raised {raised.kind} {doing}: "
-        text += raised.text
-        return _found(alone, text, isolated=None)
+        text = f"it is not deterministic: run again alone, it raised {raised.kind} {doing}"
+        return _found(alone, f"{text}: {raised.text}", isolated=None)
     unsteady = list(_differences(alone, again))
     opaque = {path for _, values in alone.records for path, one in values.items() if one.opaque}
     ignored = sorted(opaque | {path for _, path, _ in unsteady if path.startswith("infos")})
     if different := [one for one in unsteady if one[1] not in ignored]:
-        text = _described(different, "it is not deterministic: run again alone")
+        text = _described(different[0], "it is not deterministic: run again alone")
         return _found(alone, text, isolated=None)
     different = [one for one in _differences(alone, beside) if one[1] not in ignored]
     if not different:
         return _found(alone, isolated=True, ignored=ignored)
-    causes = causes or [_UNEXPLAINED]
-    text = _described(different, where)
-    first = [call for call, _ in beside.records].index(different[0][0])
-    if 0 < beside.closed <= first:
-        text += "; this begins when one of the others is closed"
-    return _found(alone, text, *causes, isolated=False, ignored=ignored)
+    reasons = _described(different[0], where), *(causes or [_UNEXPLAINED])
+    return _found(alone, *reasons, isolated=False, ignored=ignored)
 
 
 # A call, the path of a result of it that differs, and the two values, if they are short.
@@ -160,12 +155,10 @@ def _differences(one: RunResult, other: RunResult) -> Iterator[_Difference]:
                 yield call, path, f"{b.text}, not {a.text}" if a and b and a.text and b.text else ""
 
 
-def _described(different: Sequence[_Difference], where: str) -> str:
-    """Return a sentence on the first difference, with the names of all results that differ."""
-    call, path, values = different[0]
-    text = f"{where}, {path} of {call} differ" + (f" ({values})" if values else "")
-    others = list(dict.fromkeys(p for _, p, _ in different if p != path))
-    return f"{text}; later also {listed(others)}" if others else text
+def _described(different: _Difference, where: str) -> str:
+    """Return a sentence on a difference."""
+    call, path, values = different
+    return f"{where}, {path} of {call} differ" + (f" ({values})" if values else "")
 
 
 def listed(names: Sequence[str]) -> str:
