@@ -983,11 +983,11 @@ class Block:
         ...
 class Pool:
     @staticmethod
-    def size_of(groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], own: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
+    def size_of(groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], inline: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         """
         Return how many bytes it takes in a segment.
         """
-    def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], capacity: typing.SupportsInt | typing.SupportsIndex, policy: WaitPolicy | None = None, own: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
+    def __init__(self, segment: Segment, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], capacity: typing.SupportsInt | typing.SupportsIndex, policy: WaitPolicy | None = None, inline: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
@@ -1009,7 +1009,7 @@ class Pool:
         """
         Add the ns that this process waits to the number in `counter`.
         """
-    def flush(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
+    def flush(self, timeout: typing.Any = None, *, deadline: typing.Any = None) -> bool:
         """
         Wait until every command has gone to its worker; return False at the deadline.
         """
@@ -1047,7 +1047,7 @@ class Pool:
         """
     def note_inline(self, note: typing.Any) -> None:
         """
-        Add an inline note, in order with the commands.
+        Add an inline note in order.
         """
     def number_of(self, group: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
@@ -1079,7 +1079,7 @@ class Pool:
         """
     def set_inline_blocks(self, blocks: list) -> None:
         """
-        Set the blocks of the inline groups, which run_inline() steps.
+        Set the blocks of the inline groups, for run_inline().
         """
     def set_overflow(self, overflow: bool) -> None:
         """
@@ -1109,11 +1109,11 @@ class Pool:
         """
         Return when a wait must end: at its deadline or at `look_at`.
         """
-    def wait(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
+    def wait(self, timeout: typing.Any = None, *, deadline: typing.Any = None) -> bool:
         """
         Wait until all groups in flight are back; return False at the deadline.
         """
-    def wait_some(self, least: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex, *, deadline: int | None = None) -> list[int]:
+    def wait_some(self, least: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex, *, deadline: typing.Any = None) -> list[int]:
         """
         Wait until the groups that are back weigh `least`, or until the deadline; return them, longest ready first, up to a weight of `most`.
         """
@@ -1128,7 +1128,7 @@ class Pool:
     @property
     def due(self) -> typing.Any:
         """
-        The inline job or note to run next: (kind, group, frame, note), or None.
+        The inline job or note to run next: (kind, group, frame, note).
         """
     @property
     def groups_with_mail(self) -> list[int]:
@@ -1171,15 +1171,15 @@ class Pool:
     @property
     def satisfied(self) -> bool:
         """
-        Whether the last wait_some() ended before its deadline.
+        If wait_some() was in time.
         """
     @property
     def unsent(self) -> int:
         """
-        How many commands have not yet gone to their worker entirely.
+        How many commands have not gone yet.
         """
 class Worker:
-    def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, meter: Meter, policy: WaitPolicy | None = None, own: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
+    def __init__(self, segment: Segment, offset: typing.SupportsInt | typing.SupportsIndex, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], index: typing.SupportsInt | typing.SupportsIndex, meter: Meter, policy: WaitPolicy | None = None, inline: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         ...
     def __reduce__(self) -> tuple:
         ...
@@ -1280,7 +1280,7 @@ class OwnChild(Pidfd):
         ...
     def status(self) -> int | None:
         """
-        Kill its process group and reap it, if it has ended. Return its exit code, or minus the signal, if known.
+        Reap it and kill its group; return its exit code, or minus the signal, if known.
         """
     @property
     def pid(self) -> int:
@@ -1359,7 +1359,7 @@ class FrameBlock(Block):
         """
     def rest(self, i: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Let steps leave env i alone until it is reset.
+        Let steps leave env i alone until a reset.
         """
     def set_ended(self, i: typing.SupportsInt | typing.SupportsIndex, ended: bool) -> None:
         """
@@ -1440,7 +1440,7 @@ class FrameBlock(Block):
     @property
     def used(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        The version of the options of each env's episode.
+        By env, the version of its options.
         """
 class EnvBlock(FrameBlock):
     def __init__(self, envs: list, first: typing.SupportsInt | typing.SupportsIndex, meter: Meter, inline: bool = False) -> None:
@@ -1531,14 +1531,6 @@ class FrameAccess:
         """
         Return the groups of these envs, which must be whole groups.
         """
-    def mark_all_seen(self) -> None:
-        """
-        Note that the caller sees the frame of all envs.
-        """
-    def mark_seen(self, groups: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
-        """
-        Note that the caller sees the frames of these groups.
-        """
     def next_frame(self) -> int:
         """
         Choose and return the frame that all envs use next.
@@ -1610,14 +1602,6 @@ class Call:
         Use these frames from now on; None: there are none until they are laid out anew.
         """
     @property
-    def interrupted(self) -> bool:
-        """
-        Whether results are on their way; set it when an exception keeps them from the caller.
-        """
-    @interrupted.setter
-    def interrupted(self, arg1: bool) -> None:
-        ...
-    @property
     def laid_out(self) -> bool:
         """
         Whether there are frames to use.
@@ -1625,7 +1609,7 @@ class Call:
     @property
     def name(self) -> typing.Any:
         """
-        The name of the pending call, or None; a send's until another call.
+        The pending call; a send until another.
         """
     @property
     def on_their_way(self) -> typing.Any:
@@ -1635,7 +1619,7 @@ class Call:
     @property
     def returned(self) -> bool:
         """
-        Whether no results are on their way; set it right before returning them.
+        Whether no results are on their way; set it right before returning them, or to False when an exception keeps them from the caller.
         """
     @returned.setter
     def returned(self, arg1: bool) -> None:

@@ -93,8 +93,7 @@ std::pair<py::object, py::object> BatchRows::write(
         skipped.resize(count_);
         write_flags("uncounted", skipped.data(), uncounted, chosen);
     }
-    const std::int64_t each =
-        lap() / std::max<std::int64_t>(1, static_cast<std::int64_t>(chosen.count));
+    const std::int64_t each = lap(chosen);
     for (std::size_t k = 0; k < chosen.count; ++k) {
         const std::size_t i = chosen.env(k);
         if (skipped.empty() || skipped[i] == std::byte{0}) meter_->stepped(first_ + i, each);
@@ -121,8 +120,7 @@ py::object BatchRows::write_resets(std::uint32_t frame, const Ids& ids,
     }
     py::object rest = py::none();
     if (all_infos_) rest = or_none(infos_->store_rows(frame, first_, chosen, infos, false));
-    const std::int64_t each =
-        lap() / std::max<std::int64_t>(1, static_cast<std::int64_t>(chosen.count));
+    const std::int64_t each = lap(chosen);
     for (std::size_t k = 0; k < chosen.count; ++k) {
         meter_->was_reset(first_ + chosen.env(k), each);
     }
@@ -173,10 +171,11 @@ Chosen BatchRows::chosen_of(const Ids& envs, const Ids& rows) const {
     return chosen;
 }
 
-// Returns the time since the step, or since the last call.
-std::int64_t BatchRows::lap() {
+// Returns each env's share of the time since the step, or since the last call.
+std::int64_t BatchRows::lap(const Chosen& chosen) {
     const std::int64_t now = now_ns();
-    return now - std::exchange(began_, now);
+    const auto envs = std::max<std::int64_t>(1, static_cast<std::int64_t>(chosen.count));
+    return (now - std::exchange(began_, now)) / envs;
 }
 
 // Counts the step, and truncates episodes at the limit.

@@ -65,7 +65,7 @@ class BatchRows {
     void expect(std::uint32_t frame) const;
     Chosen chosen_of(const Ids& envs) const;
     Chosen chosen_of(const Ids& envs, const Ids& rows) const;
-    std::int64_t lap();
+    std::int64_t lap(const Chosen& chosen);
     void count_step(std::uint32_t frame, const Chosen& chosen);
     py::object ended_rows(std::uint32_t frame, const Chosen& chosen) const;
     void write_observations(std::uint32_t frame, const py::array& array, const Chosen& chosen);

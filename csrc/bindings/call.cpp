@@ -65,20 +65,18 @@ class Call {
     bool returned() const { return !read_.any; }
     // The groups that were handed over and not returned, or None.
     py::object on_their_way() const { return read_.any ? py::cast(read_.groups) : py::none(); }
-    // The caller gets these results now. The value is ignored: this is a property because Python
-    // runs signal handlers after a call but not after an assignment. After send(), other groups may
-    // still be pending.
-    void set_returned(bool) {
-        const Read read = std::exchange(read_, {});
+    // The caller gets these results now; false: an exception keeps them, so any thread may ask for
+    // them. A property, because Python runs signal handlers after a call but not after an
+    // assignment. After send(), other groups may still be pending.
+    void set_returned(bool returned) {
+        const Read read = returned ? std::exchange(read_, {}) : Read{};
         if (read.seen && laid_out()) {
             read.groups ? frames_->mark_seen(*read.groups) : frames_->mark_all_seen();
         }
         if (read.any && !pool_.closed()) read.groups ? pool_.take(*read.groups) : pool_.take_all();
-        if (name_ != kSend) name_ = kNone;
+        if (returned && name_ != kSend) name_ = kNone;
         entry_.returned();
     }
-    // An exception keeps the results from the caller: from now on any thread may ask for them.
-    void set_interrupted(bool) { entry_.returned(); }
     void forget() {
         read_ = {};
         name_ = kNone;
@@ -240,9 +238,7 @@ inline constexpr bool is_bound<Call> = true;
 void register_call(py::module_& m) {
     Class<Call> call(m, "Call");
     call.def(py::init<const py::object&, const py::object&>(), py::arg("pool"), py::arg("entry"))
-        .def_property_readonly(
-            "name", &Call::name,
-            "The name of the pending call, or None; a send's until another call.")
+        .def_property_readonly("name", &Call::name, "The pending call; a send until another.")
         .def("begin", &Call::begin, py::arg("name"),
              "Note that this call is pending, before its first command is sent.")
         .def("hand_over", &Call::hand_over, py::arg("groups"), py::arg("seen"),
@@ -252,12 +248,8 @@ void register_call(py::module_& m) {
                                "The groups that were handed over and not returned, or None.")
         .def_property(
             "returned", [](const Call& self) { return self.returned(); }, &Call::set_returned,
-            "Whether no results are on their way; set it right before returning them.")
-        .def_property(
-            "interrupted", [](const Call& self) { return !self.returned(); },
-            &Call::set_interrupted,
-            "Whether results are on their way; set it when an exception keeps them from the "
-            "caller.")
+            "Whether no results are on their way; set it right before returning them, or to False "
+            "when an exception keeps them from the caller.")
         .def("forget", &Call::forget, "Note that nothing is pending.")
         .def("use_frames", &Call::use_frames, py::arg("frames"),
              "Use these frames from now on; None: there are none until they are laid out anew.")

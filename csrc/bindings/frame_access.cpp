@@ -385,20 +385,11 @@ void register_frame_access(py::module_& m) {
         .def("write", &FrameAccess::write, py::arg("frame"), py::arg("actions"),
              "Write actions of a common kind to the frame; return False for any other kind.")
         .def_property_readonly("frame", &FrameAccess::frame, "The frame that all envs use.")
-        .def(
-            "next_frame",
-            [](FrameAccess& self) {
-                self.use(self.next());
-                return self.frame();
-            },
-            "Choose and return the frame that all envs use next.")
+        .def("next_frame", &FrameAccess::next_frame,
+             "Choose and return the frame that all envs use next.")
         .def("frame_of", &FrameAccess::frame_of, py::arg("group"), "The frame that a group uses.")
         .def("start", &FrameAccess::start, py::arg("groups"),
              "Choose the frame that each of these groups uses next; return (group, frame) pairs.")
-        .def("mark_all_seen", &FrameAccess::mark_all_seen,
-             "Note that the caller sees the frame of all envs.")
-        .def("mark_seen", &FrameAccess::mark_seen, py::arg("groups"),
-             "Note that the caller sees the frames of these groups.")
         .def("seen", &FrameAccess::seen, py::arg("group"),
              "The frame in which the caller last saw a group.")
         .def("read", &FrameAccess::read, py::arg("frame"),

@@ -71,6 +71,7 @@ class FrameAccess {
     std::uint32_t frame() const { return frame_; }
     std::uint32_t next() const;
     void use(std::uint32_t frame) { frame_ = frame; }
+    std::uint32_t next_frame() { return frame_ = next(); }
     // The same for groups that are commanded independently.
     std::uint32_t frame_of(std::uint32_t group) const { return frame_of_.at(group); }
     GroupFrames start(const std::vector<std::uint32_t>& groups);

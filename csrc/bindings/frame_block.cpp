@@ -206,8 +206,7 @@ void register_frame_block(py::module_& m) {
              py::arg("version"), "Use these options for env i from its next reset on.")
         .def("set_ended", &FrameBlock::set_ended, py::arg("i"), py::arg("ended"),
              "Set whether the next step resets env i, which is not fresh any more.")
-        .def("rest", &FrameBlock::rest, py::arg("i"),
-             "Let steps leave env i alone until it is reset.")
+        .def("rest", &FrameBlock::rest, py::arg("i"), "Let steps leave env i alone until a reset.")
         .def("stop", &FrameBlock::stop,
              "End the interrupted call as soon as its env returns; for signal handlers.")
         .def("peek_overflow", &FrameBlock::peek_overflow,
@@ -231,8 +230,7 @@ void register_frame_block(py::module_& m) {
         .def_property_readonly(
             "resting", [](const FrameBlock& self) { return self.resting().array(); },
             "Whether steps leave each env alone.")
-        .def_property_readonly("used", &FrameBlock::used,
-                               "The version of the options of each env's episode.")
+        .def_property_readonly("used", &FrameBlock::used, "By env, the version of its options.")
         .def_readwrite("double_rewards", &FrameBlock::double_rewards,
                        "Which envs' last rewards were NumPy's float64; True: those of all.");
     block.attr("INFO") = static_cast<int>(FrameBlock::kInfo);

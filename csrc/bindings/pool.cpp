@@ -164,7 +164,7 @@ void register_pool(py::module_& m) {
                       const std::vector<std::uint64_t>&, std::uint64_t,
                       const std::optional<WaitPolicy>&, std::uint32_t>(),
              py::arg("segment"), py::arg("groups"), py::arg("weights"), py::arg("capacity"),
-             py::arg("policy") = std::nullopt, py::arg("own") = 0)
+             py::arg("policy") = std::nullopt, py::arg("inline") = 0)
         .def("step", &PyPool::step, py::arg("frame"),
              "Send a step to every group; return False if commands remain to be flushed.")
         .def("round", &PyPool::round, py::arg("frame"),
@@ -182,71 +182,39 @@ void register_pool(py::module_& m) {
             py::arg("requests"),
             "Send commands (group, kind, frame, message or None, steps), all or none of them; "
             "return False if commands remain to be flushed.")
-        .def(
-            "resend",
-            [](PyPool& self,
-               const std::vector<std::pair<std::uint32_t, std::optional<py::bytes>>>& groups) {
-                std::vector<std::pair<std::uint32_t, std::optional<std::string>>> all;
-                all.reserve(groups.size());
-                for (const auto& [group, message] : groups) all.emplace_back(group, message);
-                return self.resend(all);
-            },
-            py::arg("groups"),
-            "Send groups in flight their last commands again, each with the message of a request, "
-            "or None: (group, message) pairs. Return False if commands remain to be flushed.")
-        .def(
-            "note",
-            [](PyPool& self, const std::vector<std::pair<std::uint32_t, py::bytes>>& messages) {
-                std::vector<std::pair<std::uint32_t, std::string>> all;
-                all.reserve(messages.size());
-                for (const auto& [worker, message] : messages) all.emplace_back(worker, message);
-                self.note(all);
-            },
-            py::arg("messages"),
-            "Send messages to workers before their next commands: (worker, message) pairs.")
+        .def("resend", &PyPool::resend, py::arg("groups"),
+             "Send groups in flight their last commands again, each with the message of a request, "
+             "or None: (group, message) pairs. Return False if commands remain to be flushed.")
+        .def("note", &PyPool::note, py::arg("messages"),
+             "Send messages to workers before their next commands: (worker, message) pairs.")
         .def("send_notes", &PyPool::send_notes, py::arg("worker"),
              "Send a worker these messages now, without a command; return False if some remain to "
              "be flushed.")
         .def("set_inline_blocks", &PyPool::set_inline_blocks, py::arg("blocks"),
-             "Set the blocks of the inline groups, which run_inline() steps.")
+             "Set the blocks of the inline groups, for run_inline().")
         .def("run_inline", &PyPool::run_inline,
              "Step the inline groups that are due, up to a job or a note; return whether nothing "
              "is left.")
-        .def_property_readonly(
-            "due", &PyPool::due,
-            "The inline job or note to run next: (kind, group, frame, note), or None.")
-        .def("note_inline", &PyPool::note_inline, py::arg("note"),
-             "Add an inline note, in order with the commands.")
+        .def_property_readonly("due", &PyPool::due,
+                               "The inline job or note to run next: (kind, group, frame, note).")
+        .def("note_inline", &PyPool::note_inline, py::arg("note"), "Add an inline note in order.")
         .def("set_overflow", &PyPool::set_overflow, py::arg("overflow"),
              "Set whether the next inline step has overflow, whatever its block returns.")
         .def("complete_inline", &PyPool::complete_inline, py::arg("message"),
              "Complete the job or note that was due; `message`: its answer must be read.")
         .def("cancel_inline", &PyPool::cancel_inline,
              "Drop the inline commands that are due; they are no longer in flight.")
-        .def(
-            "flush",
-            [](PyPool& self, const Seconds& timeout, const Nanoseconds& deadline) {
-                return self.flush(timeout, deadline);
-            },
-            py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none(),
-            "Wait until every command has gone to its worker; return False at the deadline.")
-        .def_property_readonly("unsent", &PyPool::unsent,
-                               "How many commands have not yet gone to their worker entirely.")
-        .def(
-            "wait",
-            [](PyPool& self, const Seconds& timeout, const Nanoseconds& deadline) {
-                return self.wait(timeout, deadline);
-            },
-            py::arg("timeout") = py::none(), py::kw_only(), py::arg("deadline") = py::none(),
-            "Wait until all groups in flight are back; return False at the deadline.")
-        .def(
-            "wait_some",
-            [](PyPool& self, std::uint64_t least, std::uint64_t most, const Nanoseconds& deadline) {
-                return self.wait_some(least, most, deadline);
-            },
-            py::arg("least"), py::arg("most"), py::kw_only(), py::arg("deadline") = py::none(),
-            "Wait until the groups that are back weigh `least`, or until the deadline; return "
-            "them, longest ready first, up to a weight of `most`.")
+        .def("flush", &PyPool::flush, py::arg("timeout") = py::none(), py::kw_only(),
+             py::arg("deadline") = py::none(),
+             "Wait until every command has gone to its worker; return False at the deadline.")
+        .def_property_readonly("unsent", &PyPool::unsent, "How many commands have not gone yet.")
+        .def("wait", &PyPool::wait, py::arg("timeout") = py::none(), py::kw_only(),
+             py::arg("deadline") = py::none(),
+             "Wait until all groups in flight are back; return False at the deadline.")
+        .def("wait_some", &PyPool::wait_some, py::arg("least"), py::arg("most"), py::kw_only(),
+             py::arg("deadline") = py::none(),
+             "Wait until the groups that are back weigh `least`, or until the deadline; return "
+             "them, longest ready first, up to a weight of `most`.")
         .def("take", &PyPool::take, py::arg("groups"),
              "Take groups that are back, or whose answers are no longer wanted.")
         .def("take_all", &PyPool::take_all, "Take all groups in flight.")
@@ -257,8 +225,7 @@ void register_pool(py::module_& m) {
              "Wake the workers that others should have woken, but may not have.")
         .def("until", &PyPool::until, py::arg("deadline"),
              "Return when a wait must end: at its deadline or at `look_at`.")
-        .def_property_readonly("satisfied", &PyPool::satisfied,
-                               "Whether the last wait_some() ended before its deadline.")
+        .def_property_readonly("satisfied", &PyPool::satisfied, "If wait_some() was in time.")
         .def_property_readonly("ready_weight", &PyPool::ready_weight,
                                "The weight of groups that are back and not taken.")
         .def_property_readonly("pending_weight", &PyPool::pending_weight,
@@ -296,7 +263,7 @@ void register_pool(py::module_& m) {
                 self.count_waits_in({});
             },
             "Release the memory.")
-        .def_static("size_of", &size_of, py::arg("groups"), py::arg("own") = 0,
+        .def_static("size_of", &size_of, py::arg("groups"), py::arg("inline") = 0,
                     "Return how many bytes it takes in a segment.")
         .def("__repr__", &PyPool::state);
     Hot<PyPool, OfNumber<&PyPool::step>>::install(pool, "step");
@@ -309,7 +276,7 @@ void register_pool(py::module_& m) {
                       std::uint32_t, const std::shared_ptr<Meter>&,
                       const std::optional<WaitPolicy>&, std::uint32_t>(),
              py::arg("segment"), py::arg("offset"), py::arg("groups"), py::arg("index"),
-             py::arg("meter"), py::arg("policy") = std::nullopt, py::arg("own") = 0)
+             py::arg("meter"), py::arg("policy") = std::nullopt, py::arg("inline") = 0)
         .def("serve", &PyWorker::serve, py::arg("blocks"), py::arg("report"), py::arg("flush"),
              "Step blocks as commanded until another command comes; return that one as (kind, "
              "group, frame, number).")

@@ -52,8 +52,6 @@ class OwnChild : public Pidfd {
  public:
     // `start` returns its pid: 0 in a fork, where the object owns nothing.
     explicit OwnChild(const py::object& start) : OwnChild(start().cast<pid_t>()) {}
-    OwnChild(const OwnChild&) = delete;
-    OwnChild& operator=(const OwnChild&) = delete;
     ~OwnChild() {
         if (reaped_ || getpid() != parent_) return;
         syscall(SYS_pidfd_send_signal, fileno(), SIGKILL, nullptr, 0);
@@ -164,8 +162,7 @@ void register_process(py::module_& m) {
         .def(py::init<const py::object&>(), py::arg("start"))
         .def_property_readonly("pid", &OwnChild::pid, "Its pid; 0 in a fork.")
         .def("status", &OwnChild::status,
-             "Kill its process group and reap it, if it has ended. Return its exit code, or minus "
-             "the signal, if known.");
+             "Reap it and kill its group; return its exit code, or minus the signal, if known.");
     Class<Detached>(m, "Detached")
         .def(py::init<const py::object&>(), py::arg("socket"))
         .def("fileno", &Detached::fileno, "Return the descriptor, or -1 once it is closed.")

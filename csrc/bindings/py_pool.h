@@ -23,17 +23,17 @@ namespace pysampler::bindings {
 
 using Groups = std::vector<std::uint32_t>;
 
-// The bytes of a pool's part of the segment. `counts`: how many groups each worker has; `own`: how
-// many this process runs itself.
-inline std::size_t size_of(const Groups& counts, std::uint32_t own) {
+// The bytes of a pool's part of the segment. `counts`: how many groups each worker has;
+// `inline_groups`: how many this process runs itself.
+inline std::size_t size_of(const Groups& counts, std::uint32_t inline_groups) {
     for (const std::uint32_t count : counts) {
         if (count == 0 || count > PoolLayout::kGroups) {
             throw py::value_error("cannot make pool: a worker of " + std::to_string(count) +
                                   " groups, expected 1 to " + std::to_string(PoolLayout::kGroups));
         }
     }
-    if (counts.empty() && own == 0) throw py::value_error("cannot make pool: no groups");
-    return PoolLayout(counts, own).bytes();
+    if (counts.empty() && inline_groups == 0) throw py::value_error("cannot make pool: no groups");
+    return PoolLayout(counts, inline_groups).bytes();
 }
 
 // The parent's end.
@@ -46,15 +46,16 @@ class PyPool : public Handle {
  public:
     PyPool(const PySegment& segment, const Groups& counts,
            const std::vector<std::uint64_t>& weights, std::uint64_t capacity,
-           const std::optional<WaitPolicy>& policy, std::uint32_t own)
-        : PyPool(Place(segment, py::none(), size_of(counts, own)), counts, weights, capacity,
-                 policy, own) {}
+           const std::optional<WaitPolicy>& policy, std::uint32_t inline_groups)
+        : PyPool(Place(segment, py::none(), size_of(counts, inline_groups)), counts, weights,
+                 capacity, policy, inline_groups) {}
 
     PyPool(const Place& place, const Groups& counts, const std::vector<std::uint64_t>& weights,
-           std::uint64_t capacity, const std::optional<WaitPolicy>& policy, std::uint32_t own)
+           std::uint64_t capacity, const std::optional<WaitPolicy>& policy,
+           std::uint32_t inline_groups)
         : Handle("pool", place.segment, place.at),
-          own_(own),
-          parts_(pool_parts(place.memory, counts, own)),
+          inline_(inline_groups),
+          parts_(pool_parts(place.memory, counts, inline_groups)),
           pool_(parts_, inboxes(*place.segment, counts.size(), capacity), counts,
                 checked(weights, parts_.groups)),
           site_(policy) {
@@ -86,20 +87,23 @@ class PyPool : public Handle {
     }
 
     // Sends groups in flight their last commands again, some with a message. False as above.
-    bool resend(const std::vector<std::pair<std::uint32_t, std::optional<std::string>>>& groups) {
+    bool resend(const std::vector<std::pair<std::uint32_t, std::optional<py::bytes>>>& groups) {
         const Pin pin(*this, "send to");
         take_notes();
         for (const auto& [group, message] : groups) {
-            if (pool_.in_flight(known(group))) pool_.resend(group, message);
+            std::optional<std::string> bytes;
+            if (message) bytes = static_cast<std::string>(*message);
+            if (pool_.in_flight(known(group))) pool_.resend(group, std::move(bytes));
         }
         return pool_.unsent() == 0;
     }
 
     // Sends messages to workers, before their next commands and without an answer. Any thread.
-    void note(const std::vector<std::pair<std::uint32_t, std::string>>& messages) {
+    void note(const std::vector<std::pair<std::uint32_t, py::bytes>>& messages) {
         const Pin pin(*this, "send to");
         for (const auto& [worker, message] : messages) known_worker(worker);
-        for (const auto& [worker, message] : messages) add_note({worker, message, {}});
+        for (const auto& [worker, message] : messages)
+            add_note({worker, static_cast<std::string>(message), {}});
     }
     // Sends a worker these messages now. False if some remain to be flushed.
     bool send_notes(std::uint32_t worker) {
@@ -126,7 +130,7 @@ class PyPool : public Handle {
             const Turn turn(*this, waiting_, "wait on");
             if (!is_for_block(*due)) return false;
             const Command command = *due;
-            const std::uint32_t at = command.group - (pool_.groups() - own_);
+            const std::uint32_t at = command.group - (pool_.groups() - inline_);
             if (at >= inline_blocks_.size()) throw py::value_error("cannot use pool: no blocks");
             const py::object block = inline_blocks_[at];
             const std::uint64_t before = given_up_;
@@ -168,7 +172,7 @@ class PyPool : public Handle {
         if (due->kind == Command::kNote) {
             notes_.pop_front();
         } else {
-            mend_block(due->group - (pool_.groups() - own_));
+            mend_block(due->group - (pool_.groups() - inline_));
         }
         pool_.complete_inline(message, now_ns());
     }
@@ -511,7 +515,7 @@ class PyPool : public Handle {
         return outcome;
     }
 
-    std::uint32_t own_;  // how many groups, the last ones, are inline
+    std::uint32_t inline_;  // how many groups, the last ones, are inline
     py::list inline_blocks_;
     std::deque<py::object> notes_;  // the inline notes that are due
     std::mutex noting_;             // guards noted_

@@ -47,11 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, help="rows of each call of the policy")
     parser.add_argument("--chunk", type=int, help="steps that the policy acts for at once")
     parser.add_argument("--videos", metavar="FOLDER", help="film episodes to this directory")
-    parser.add_argument(
-        "--record",
-        type=_record,
-        help="how many episodes to film (4), or best:2, worst:1 or best:2,worst:1",
-    )
+    parser.add_argument("--record", type=int, help="how many episodes to film (4)")
     parser.add_argument("--resume", metavar="FILE", help="keep results here, and continue there")
     parser.add_argument("--max-steps", type=int, default=100_000, help="of an episode (100000)")
     parser.add_argument("--isolate", action="store_true", help="a process for each env")
@@ -59,16 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-timeout", type=float, metavar="S", help="seconds of a step")
     parser.add_argument("--on-worker-loss", choices=("raise", "restart"), default="raise")
     parser.add_argument("--csv", metavar="FILE", help="write a table with a row per episode")
-
-
-def _record(text: str) -> Any:
-    """Return which episodes to film."""
-    if text.isdecimal():
-        return int(text)
-    pairs = [part.partition(":") for part in text.split(",")]
-    if not all(kind in ("best", "worst") and count.isdecimal() for kind, _, count in pairs):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected 4, best:2, worst:1 or best:2,worst:1")
-    return {kind: int(count) for kind, _, count in pairs}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -214,7 +214,7 @@ class Averaging(Uncopyable, Closing):
             try:
                 return self._round(steps, deadline)
             except (EnvError, LostError):
-                self._pool.kill()
+                self._pool.abandon()
                 raise
             finally:
                 if self._pool.closed:
@@ -315,7 +315,7 @@ class Averaging(Uncopyable, Closing):
                 self._end()
 
     def _end(self) -> None:
-        self._pool.kill()
+        self._pool.abandon()
         for board in self._boards:
             board.close()
 

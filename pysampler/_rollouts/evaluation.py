@@ -59,7 +59,7 @@ def evaluate(
     record: Record | None = None,
     order: Evaluation | None = None,
     resume: str | os.PathLike[str] | None = None,
-    progress: bool = False,
+    progress: bool | Callable[[int], Any] = False,
     seed: int | None = None,
     **options: Unpack[VectorOptions],
 ) -> Evaluation:
@@ -114,8 +114,7 @@ def evaluate(
             envs with ``render_mode="rgb_array"``: an env id is made so, and functions and vector
             envs must make such envs. If filming fails, you get a warning and the results. Needs
             ``imageio[ffmpeg]``.
-        record: Which episodes to film: how many of the first ones (4),
-            ``{"best": 3, "worst": 3}`` by their returns, or a function of an
+        record: Which episodes to film: how many of the first ones (4), or a function of an
             :class:`pysampler.EpisodeResult`.
         order: An earlier evaluation with the same seeds: begin with the episodes that were longest
             in it, so that no long one is left for the end. The results keep their order.
@@ -123,7 +122,9 @@ def evaluate(
             in it: after Ctrl-C or a crash, the same call runs only the missing episodes. A file of
             other episodes, spaces or statistics is refused; another policy cannot be told.
         progress: Show how many episodes are over and the time that is left, on stderr: a bar if
-            ``tqdm`` is installed, otherwise a line. If stderr is no terminal: a line every 10 %.
+            ``tqdm`` is installed and stderr is a terminal, otherwise a line every 10 %. Or a
+            function that is called with the number of episodes that are over since its last call,
+            such as ``tqdm(total=100).update``.
         seed: The seed of the first episode; the next ones count up from it. None: a random one.
         options: Options of :class:`pysampler.VectorEnv`, such as ``num_workers``, for the
             envs to make.
@@ -215,13 +216,13 @@ def evaluate(
             left = [start for start in starts if start.index not in found]
             if order is not None:
                 left = longest_first(left, [(one.seed, one.length) for one in order.episodes])
-            shown = (
-                stack.enter_context(Progress(len(specs), len(found)))
-                if progress and sys.stderr is not None
-                else None
-            )
-            if shown is not None and file is not None and found:
-                shown.read(file.path)
+            shows = bool(progress) and not callable(progress) and sys.stderr is not None
+            silent = None if shows else _nothing
+            if shows and file is not None and found:
+                text = f"{len(found)} of {len(specs)} episodes were read from {file.path}"
+                print(f"pysampler: {text}", file=sys.stderr)
+            advance = progress if callable(progress) else silent
+            over = stack.enter_context(Progress(advance, len(specs), len(found)))
             begin = [one.begin for one in (film, file) if one is not None]
             for index, result in runs.run(
                 *(left, statistics, envs, num_envs, vector_kwargs), begin=begin
@@ -229,14 +230,13 @@ def evaluate(
                 found[index] = result
                 if file is not None:
                     file.add(index, result)
-                if shown is not None:
-                    shown.add(result.return_)
+                over.add(result.return_)
             if film is not None:
                 again = film.starts(starts, found)
                 films = runs.run(again, None, *film.envs(len(again)), **film.making)
-                for _ in film.film(found, films, again):
-                    if shown is not None:
-                        shown.film(len(again))
+                filmed = stack.enter_context(Progress(silent, len(again), noun="films"))
+                for result in film.film(found, films, again):
+                    filmed.add(result.return_)
         return _evaluation_of(found, envs)
     except BaseException as error:
         _keep_results(error, _evaluation_of(found, envs), len(specs), file)
@@ -316,6 +316,10 @@ class _Runs:
                         statistics=one.statistics,
                     ),
                 )
+
+
+def _nothing(_: int) -> None:
+    """Show no progress."""
 
 
 def _expect_plain(specs: Sequence[EpisodeSpec]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import json
 import os
 import warnings
@@ -17,7 +16,7 @@ import numpy as np
 from pysampler._rollouts.intervals import Interval, bootstrap, wilson
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -28,7 +27,6 @@ COLUMNS = (
     *("seed", "task", "return", "length", "terminated", "success", "seconds"),
     *("steps_per_second", "video"),
 )
-_SHOWN = 20  # rows of a table in a notebook
 
 
 @dataclass(frozen=True)
@@ -301,22 +299,3 @@ class Evaluation:
             if silent := sum(one.success is None for one in self.episodes):
                 text += f", {silent} without a success in their infos counted as failures"
         return text
-
-    def _repr_html_(self) -> str:
-        return "".join(self._html())
-
-    def _html(self) -> Iterator[str]:
-        columns = self._columns
-        yield f"<p>{html.escape(str(self))}</p><table><tr>"
-        yield "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-        for one in self.episodes[:_SHOWN]:
-            row = one.row
-            cells = (_text(row[name]) if name in row else "" for name in columns)
-            yield "</tr><tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        yield "</tr></table>"
-        if (left := len(self.episodes) - _SHOWN) > 0:
-            yield f"<p>and {left} more</p>"
-
-
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,6 @@
 """Videos of episodes of an evaluation.
 
-Which episodes are the best is known at the end, so the chosen ones run once more, in envs that
+Which episodes to film may depend on their results, so the chosen ones run once more, in envs that
 film: an episode with the same seed goes the same way. This costs the time of these episodes only,
 and rendering slows down none of the others.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +28,14 @@ from pysampler._workers.exceptions import Raised
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from pysampler._rollouts.episodes import Start
     from pysampler._rollouts.evaluation_results import EpisodeResult
 
 __all__ = ["Filmed", "Record", "Videos"]
 
-Record = int | Mapping[str, int] | Callable[["EpisodeResult"], bool]
+Record = int | Callable[["EpisodeResult"], bool]
 
 # Options of the evaluation's vector env: one for films may have fewer envs, and not the same trace.
 _NOT_FOR_FILMS = "main_envs", "spare_envs", "trace"
@@ -46,13 +46,6 @@ def _no_pictures(env: Any, mode: str | None) -> str:
     return (
         f"cannot film {env}: its render_mode is {mode!r}, expected 'rgb_array'; pass the id of an "
         "env, or a function that makes envs with this mode"
-    )
-
-
-def _bad_record(record: Any) -> str:
-    return (
-        f'cannot evaluate: record {record!r}, expected a number, {{"best": 3, "worst": 3}} or a '
-        "function of an EpisodeResult"
     )
 
 
@@ -136,14 +129,12 @@ class Videos:
         expect_writer("evaluate")
         self._folder = Path(folder)
         self._record = record
-        if isinstance(record, Mapping):
-            if not record or record.keys() - {"best", "worst"}:
-                raise ValueError(_bad_record(record))
-            for name, count in record.items():
-                whole_number("evaluate", f"record[{name!r}]", count, 0)
-        elif not callable(record):
+        if not callable(record):
             if not isinstance(record, (int, float, np.number)):
-                raise ValueError(_bad_record(record))
+                raise ValueError(
+                    f"cannot evaluate: record {record!r}, expected a number or a function of an "
+                    "EpisodeResult"
+                )
             whole_number("evaluate", "record", record, 0)
         self._envs = envs
         self._options = {
@@ -207,11 +198,7 @@ class Videos:
         record = self._record
         if callable(record):
             return {index for index, result in results.items() if record(result)}
-        if not isinstance(record, Mapping):
-            return set(sorted(results)[:record])
-        ordered = sorted(results, key=lambda index: results[index].return_)
-        worst = ordered[: record.get("worst", 0)]
-        return {*worst, *ordered[max(0, len(ordered) - record.get("best", 0)) :]}
+        return set(sorted(results)[:record])
 
     def _path(self, index: int) -> Path:
         return self._folder / f"episode-{index}.mp4"
@@ -221,10 +208,10 @@ class Videos:
         results: dict[int, EpisodeResult],
         films: Generator[tuple[int, EpisodeResult]],
         chosen: Sequence[Start],
-    ) -> Iterator[None]:
+    ) -> Iterator[EpisodeResult]:
         """Film episodes, and name their files by their results, which get the names.
 
-        Yields after each. If filming fails, it is a warning: the results are there already.
+        Yields each result. If filming fails, it is a warning: the results are there already.
         """
         before = dict(results)
         filmed: dict[int, EpisodeResult] = {}
@@ -234,7 +221,7 @@ class Videos:
                     filmed[index] = result
                     path = self._path(index).rename(self._name(index, result))
                     results[index] = replace(results[index], video=str(path))
-                    yield
+                    yield results[index]
         except Exception as error:
             warnings.warn(f"pysampler: cannot film all episodes: {error}", stacklevel=3)
         finally:

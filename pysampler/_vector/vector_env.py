@@ -597,7 +597,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             if isinstance(results, bool):  # False: nothing was sent. True: Python waits and reads.
                 results = self._step(actions, sent=results)
         except BaseException:
-            core.call.interrupted = True
+            core.call.returned = False
             raise
         core.call.returned = True
         self.observations = results[0]
@@ -707,7 +707,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             else:
                 last = results[0]
         except BaseException:
-            core.call.interrupted = True
+            core.call.returned = False
             raise
         core.call.returned = True
         self.observations = last

@@ -413,3 +413,21 @@ def test_an_unpicklable_make_is_refused():
         Averaging(make, 1)
     with Averaging(make, 1, context="fork") as averaging:
         averaging.round(1)
+
+
+def test_a_failed_round_closes_the_trainer_of_this_process():
+    class Fails(Adds):
+        closed = 0
+
+        def train(self, steps):
+            raise ValueError
+
+        def close(self):
+            Fails.closed += 1
+
+    averaging = Averaging(Fails, workers=0)
+    with pytest.raises(EnvError):
+        averaging.round(1)
+    assert Fails.closed == 1
+    averaging.close()
+    assert Fails.closed == 1

@@ -62,7 +62,11 @@ def test_tasks_are_sampled_on_a_device():
         return params - observations
 
     with pysampler.MultiTaskSampler(
-        "pysampler.envs.meta:Navigation2D-v0", policy, num_envs=4, vector_kwargs={"num_workers": 0}, device="cpu"
+        "pysampler.envs.meta:Navigation2D-v0",
+        policy,
+        num_envs=4,
+        vector_kwargs={"num_workers": 0},
+        device="cpu",
     ) as sampler:
         assert sampler.sample(5, params=0.5).steps == 20
 

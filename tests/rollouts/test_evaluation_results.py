@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 
 import gymnasium as gym
 import numpy as np
@@ -107,14 +106,6 @@ def test_a_table_has_a_row_for_each_episode(tmp_path):
     assert json.loads(rows[0]["task"]) == {"goal": 1}
     assert rows[1]["task"] == ""
     assert [row["up"] for row in rows] == ["3.0", "4.0"]
-
-
-def test_a_table_is_shown_in_notebooks():
-    shown = made(range(30), task=["<b>"] * 30)._repr_html_()
-    assert shown.count("<tr>") == 21
-    assert "and 10 more" in shown
-    assert "<b>" not in shown
-    assert re.search("<th>seed</th><th>task</th><th>return</th>", shown)
 
 
 def test_a_data_frame_has_a_row_for_each_episode():

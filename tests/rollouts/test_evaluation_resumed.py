@@ -277,12 +277,13 @@ def test_episodes_begin_in_the_order_of_earlier_lengths(begun):
 
 
 def test_progress_says_how_much_is_left(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # not installed
     pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2, progress=True)
-    assert "pysampler: 9 of 9 episodes, 0:00 left, mean return 10 " in capsys.readouterr().err
+    assert "pysampler: 9 of 9 episodes, 0:00 left, mean return 10\n" in capsys.readouterr().err
 
 
-def test_progress_is_a_line_every_tenth_unless_stderr_is_a_terminal(capsys):
+def test_progress_is_a_line_every_tenth_without_a_bar(capsys):
     pysampler.evaluate(Steps, still, 35, num_workers=0, num_envs=1, seed=2, progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == [
@@ -304,6 +305,15 @@ def test_progress_is_a_bar_of_tqdm(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2, progress=True)
     assert "9/9" in capsys.readouterr().err
+
+
+def test_progress_is_told_to_a_function(capsys, tmp_path):
+    over = []
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+    pysampler.evaluate(Steps, still, SPECS[:3], **arguments, progress=over.append)
+    pysampler.evaluate(Steps, still, SPECS, **arguments, progress=over.append)
+    assert over == [1] * 3 + [3] + [1] * 6
+    assert capsys.readouterr().err == ""
 
 
 def test_progress_is_dropped_without_stderr(monkeypatch):

@@ -89,8 +89,7 @@ def judged(
         threads: Whether the envs of that run were in threads.
     """
     where = f"beside others{' in threads' * threads}"
-    shared: set[str] = set()
-    equal = False
+    shared, equal = set[str](), False
     if isinstance(beside, str):
         found = _found(alone, f"{where}, {beside}", isolated=False)
     else:
