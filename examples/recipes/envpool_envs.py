@@ -6,7 +6,7 @@
 Copy the class. EnvPool's own objects differ from gymnasium's: they have the spaces of one env,
 infos without masks, rewards of float32, and take seeds only in `make`.
 
-python envpool_envs.py --rollouts 100
+python envpool_envs.py --steps 10000
 """
 
 import argparse
@@ -77,7 +77,7 @@ class VectorEnv(gym.vector.VectorEnv):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rollouts", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=1280, help="of each env")
     options = parser.parse_args()
 
     def policy(observations):  # push the cart to where the pole leans
@@ -85,9 +85,9 @@ def main():
 
     envs = VectorEnv("CartPole-v1", 64, num_threads=2)
     with pysampler.Rollouts(envs, policy, horizon=128, seed=1) as rollouts:
-        rewards = [next(rollouts).rewards.sum() for _ in range(options.rollouts)]
+        returns = [next(rollouts).ended.returns for _ in range(options.steps // 128)]
     envs.close()
-    print(f"EnvPool: {options.rollouts} rollouts, {np.mean(rewards):.0f} rewards in each")
+    print(f"EnvPool: {options.steps} steps of each env, return {np.concatenate(returns).mean():.0f}")
 
 
 if __name__ == "__main__":
