@@ -87,7 +87,9 @@ def main():
     with pysampler.Rollouts(envs, policy, horizon=128, seed=1) as rollouts:
         returns = [next(rollouts).ended.returns for _ in range(options.steps // 128)]
     envs.close()
-    print(f"EnvPool: {options.steps} steps of each env, return {np.concatenate(returns).mean():.0f}")
+    print(
+        f"EnvPool: {options.steps} steps of each env, return {np.concatenate(returns).mean():.0f}"
+    )
 
 
 if __name__ == "__main__":
