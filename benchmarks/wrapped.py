@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import runpy
 import statistics
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -56,9 +58,9 @@ def make_env(env_id: str) -> gym.Env:
 
 def pool(env_id: str, count: int, workers: int, *, normalized: bool = True) -> Any:
     """Return EnvPool's envs in the same wrappers for vector envs, or only with statistics."""
-    from pysampler.adapters import envpool
-
-    envs: Any = envpool.VectorEnv(env_id, count, num_threads=workers)
+    recipes = Path(__file__).parents[1] / "examples" / "recipes"
+    own = runpy.run_path(str(recipes / "envpool_envs.py"))["VectorEnv"]
+    envs: Any = own(env_id, count, num_threads=workers)
     envs = wrappers.vector.RecordEpisodeStatistics(envs)
     if not normalized:
         return envs

@@ -71,9 +71,9 @@ if TYPE_CHECKING:
     from pysampler._learning.sequences import Sequences
     from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.collected import Collected
-    from pysampler._rollouts.episodes import EpisodeSpec
+    from pysampler._rollouts.episodes import EpisodeResult, EpisodeSpec
     from pysampler._rollouts.evaluation import evaluate
-    from pysampler._rollouts.evaluation_results import Comparison, EpisodeResult, Evaluation
+    from pysampler._rollouts.evaluation_results import Comparison, Evaluation
     from pysampler._rollouts.gae import gae
     from pysampler._rollouts.intervals import Interval
     from pysampler._rollouts.multi_task import MultiTaskSampler, Ready
@@ -161,7 +161,7 @@ _HOMES = {
     "Division": "_vector.division",
     "Ended": "_rollouts.rollout",
     "Episode": "_rollouts.rollout",
-    "EpisodeResult": "_rollouts.evaluation_results",
+    "EpisodeResult": "_rollouts.episodes",
     "EpisodeSpec": "_rollouts.episodes",
     "EpisodeStatistics": "_learning.episode_statistics",
     "Isolation": "_vector.isolation.verdict",

@@ -1009,7 +1009,7 @@ class Pool:
         """
         Add the ns that this process waits to the number in `counter`.
         """
-    def flush(self, timeout: typing.Any = None, *, deadline: typing.Any = None) -> bool:
+    def flush(self, timeout: float | None = None, *, deadline: int | None = None) -> bool:
         """
         Wait until every command has gone to its worker; return False at the deadline.
         """
@@ -1113,7 +1113,7 @@ class Pool:
         """
         Wait until all groups in flight are back; return False at the deadline.
         """
-    def wait_some(self, least: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex, *, deadline: typing.Any = None) -> list[int]:
+    def wait_some(self, least: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex, *, deadline: int | None = None) -> list[int]:
         """
         Wait until the groups that are back weigh `least`, or until the deadline; return them, longest ready first, up to a weight of `most`.
         """

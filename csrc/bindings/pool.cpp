@@ -25,15 +25,15 @@ class PyWorker : public Handle {
  public:
     PyWorker(const PySegment& segment, std::size_t offset, const Groups& counts,
              std::uint32_t index, const std::shared_ptr<Meter>& meter,
-             const std::optional<WaitPolicy>& policy, std::uint32_t own)
-        : PyWorker(Place(segment, py::int_(offset), size_of(counts, own)), counts, index, meter,
-                   policy, own) {}
+             const std::optional<WaitPolicy>& policy, std::uint32_t inline_groups)
+        : PyWorker(Place(segment, py::int_(offset), size_of(counts, inline_groups)), counts, index,
+                   meter, policy, inline_groups) {}
 
     PyWorker(const Place& place, const Groups& counts, std::uint32_t index,
              const std::shared_ptr<Meter>& meter, const std::optional<WaitPolicy>& policy,
-             std::uint32_t own)
+             std::uint32_t inline_groups)
         : Handle("worker", place.segment, place.at),
-          worker_(pool_parts(place.memory, counts, own),
+          worker_(pool_parts(place.memory, counts, inline_groups),
                   index < counts.size() ? index : throw py::index_error("no such worker")),
           first_(std::accumulate(counts.begin(), counts.begin() + index, std::uint32_t{0})),
           meter_(meter),

@@ -1,7 +1,6 @@
 // Processes: pidfds, descriptors, fork, and this process's signals and title.
 #include "process.h"
 
-#include <poll.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <signal.h>
@@ -53,11 +52,12 @@ class OwnChild : public Pidfd {
     // `start` returns its pid: 0 in a fork, where the object owns nothing.
     explicit OwnChild(const py::object& start) : OwnChild(start().cast<pid_t>()) {}
     ~OwnChild() {
+        siginfo_t info{};
         if (reaped_ || getpid() != parent_) return;
-        syscall(SYS_pidfd_send_signal, fileno(), SIGKILL, nullptr, 0);
-        pollfd entry{fileno(), POLLIN, 0};
-        poll(&entry, 1, kDyingMs);
-        status();
+        const py::gil_scoped_release released;
+        // By its number, which is its own until it is reaped.
+        if (waitid(P_PID, pid_, &info, WEXITED | WNOWAIT | WNOHANG) == 0) ::kill(pid_, SIGKILL);
+        for (int ms = 0; ms < kDyingMs && (status(), !reaped_); ++ms) usleep(1000);
     }
 
     pid_t pid() const { return pid_; }
@@ -84,7 +84,7 @@ class OwnChild : public Pidfd {
     explicit OwnChild(pid_t pid) try : Pidfd(pid), pid_(pid), reaped_(pid <= 0) {
     } catch (...) {  // out of descriptors
         ::kill(pid, SIGKILL);
-        waitpid(pid, nullptr, 0);
+        while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) continue;
         throw;
     }
 

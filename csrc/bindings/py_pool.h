@@ -198,7 +198,7 @@ class PyPool : public Handle {
     }
 
     // Waits until every command, and its message, has gone to its worker. False at the deadline.
-    bool flush(const py::handle& timeout, const py::handle& deadline) {
+    bool flush(const Seconds& timeout, const Nanoseconds& deadline) {
         const std::int64_t until = deadline_of(timeout, deadline);
         const Turn turn(*this, waiting_, "send to");
         if (pool_.unsent() == 0) return true;
@@ -248,7 +248,7 @@ class PyPool : public Handle {
     // Waits until the groups that are back weigh `least` (or all in flight are back), or until the
     // deadline. Returns them, not taken, longest ready first, up to a weight of `most`. A message
     // follows from groups_with_mail().
-    Groups wait_some(std::uint64_t least, std::uint64_t most, const py::handle& deadline) {
+    Groups wait_some(std::uint64_t least, std::uint64_t most, const Nanoseconds& deadline) {
         const std::int64_t until = deadline_of(py::none(), deadline);
         const Turn turn(*this, waiting_, "wait on");
         with_mail_.clear();

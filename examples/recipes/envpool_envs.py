@@ -32,6 +32,8 @@ class VectorEnv(gym.vector.VectorEnv):
     def __init__(self, task_id, num_envs=1, **options):
         self.how = {"task_id": task_id, "env_type": "gymnasium", "num_envs": num_envs, **options}
         self.envs = envpool.make(**self.how)
+        if self.envs.config["batch_size"] not in (0, num_envs):
+            raise ValueError("gymnasium's step is for all envs, expected no batch_size")
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.num_envs = num_envs
         self.single_observation_space = self.envs.observation_space
@@ -45,8 +47,12 @@ class VectorEnv(gym.vector.VectorEnv):
             raise ValueError(f"cannot reset envs: EnvPool takes no options, got {options}")
         if seed is not None:
             seeds = [seed + i for i in range(self.num_envs)] if np.ndim(seed) == 0 else seed
+            drawn = np.random.default_rng().integers(2**31, size=self.num_envs)
             self.envs.close()
-            self.how["seed"] = [int(one) % 2**31 for one in seeds]
+            self.how["seed"] = [
+                int(other if one is None else one % 2**31)
+                for one, other in zip(seeds, drawn, strict=True)
+            ]
             self.envs = envpool.make(**self.how)
         observations, infos = self.envs.reset()
         return observations, self.with_masks(infos)
@@ -56,7 +62,12 @@ class VectorEnv(gym.vector.VectorEnv):
         actions = np.asarray(actions)
         if actions.shape != self.action_space.shape:
             raise ValueError(f"actions of {actions.shape}, expected {self.action_space.shape}")
-        chosen = actions.astype(self.single_action_space.dtype, casting="same_kind")
+        space = self.single_action_space
+        if isinstance(space, gym.spaces.Discrete):
+            outside = (actions < space.start) | (actions >= space.start + space.n)
+            if outside.any():
+                raise ValueError(f"actions {actions[outside]}, expected each one in {space}")
+        chosen = actions.astype(space.dtype, casting="same_kind")
         observations, rewards, terminated, truncated, infos = self.envs.step(chosen)
         ends = terminated.astype(bool), truncated.astype(bool)
         return observations, rewards.astype(np.float64), *ends, self.with_masks(infos)

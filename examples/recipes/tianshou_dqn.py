@@ -4,7 +4,8 @@
 """Tianshou's DQN on pysampler: pass `VectorEnv` where you passed `SubprocVectorEnv`.
 
 Copy the class. Collectors step subsets of the envs and reset those whose episodes have ended, so
-each env is a group. Observations are arrays or dicts of arrays.
+each env is a group. Observations are arrays or dicts of arrays. Infos are batched as gymnasium
+batches them, so the values of a key have one type.
 
 python tianshou_dqn.py --steps 50000
 """
@@ -62,7 +63,7 @@ class VectorEnv(BaseVectorEnv):
 
     def step(self, action, id=None):  # noqa: A002 - as Tianshou has it
         if action is None:  # wait for these envs, of which all are stepping
-            envs = [env % self.env_num for env in self._wrap_id(id)]
+            envs = [range(self.env_num)[env] for env in self._wrap_id(id)]
             rows = self.ready_rows(len(envs))
         else:
             envs = self.chosen(id)
@@ -84,7 +85,7 @@ class VectorEnv(BaseVectorEnv):
     def chosen(self, env_id):
         """Return the indices of envs, none of which may be stepping."""
         self._assert_is_not_closed()
-        envs = [env % self.env_num for env in self._wrap_id(env_id)]
+        envs = [range(self.env_num)[env] for env in self._wrap_id(env_id)]
         if self.is_async:
             self._assert_id(envs)
         return envs
@@ -159,7 +160,10 @@ def info_rows(infos, count):
     for key, values in infos.items():
         if (present := infos.get(f"_{key}")) is None:  # it says which envs have another key
             continue
-        values = info_rows(values, count) if isinstance(values, dict) else values.tolist()
+        if isinstance(values, dict):
+            values = info_rows(values, count)
+        elif values.ndim == 1 and values.dtype in (int, float, bool):
+            values = values.tolist()  # numbers of Python
         for row in np.flatnonzero(present):
             rows[row][key] = values[row]
     return rows

@@ -86,8 +86,7 @@ def _on_cpu(value: Any, device: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _on_cpu(one, device) for key, one in value.items()}
     if isinstance(value, (tuple, list)):
-        parts = [_on_cpu(one, device) for one in value]
-        return parts if isinstance(value, list) else tuple(parts)
+        return (list if isinstance(value, list) else tuple)(_on_cpu(one, device) for one in value)
     return value
 
 

@@ -7,6 +7,7 @@ not make. The statistics belong to the vector env: a model that was loaded witho
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 __all__ = ["PredictPolicy", "predict_policy"]
@@ -22,7 +23,7 @@ def predict_policy(model: Any, vec_normalize: Any = None) -> PredictPolicy:
     Raises:
         TypeError: The model chooses among the actions of a mask, which a policy does not get.
     """
-    if "action_masks" in getattr(getattr(model.predict, "__code__", None), "co_varnames", ()):
+    if "action_masks" in inspect.signature(model.predict).parameters:
         raise TypeError(
             f"cannot evaluate: {type(model).__name__}.predict takes action_masks, and a policy "
             "gets observations; put the mask into these, and pass a function that predicts with it"

@@ -5,13 +5,14 @@ The rows live in the process in which the policy acts: the main process, or a wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pysampler._frames.frames import BEGUN
 from pysampler._rollouts.episode_recorder import EpisodeRecorder
+from pysampler._rollouts.episodes import EpisodeResult
 from pysampler._vector.frozen import RETURN
 from pysampler.sync import now
 
@@ -30,29 +31,19 @@ __all__ = ["EpisodeRows", "Finished"]
 _SUCCESS = "is_success", "success"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Finished:
-    """The result of an episode.
+    """An episode that is over.
 
     Attributes:
         env: The env that ran it.
         index: The episode.
-        total: The sum of its rewards.
-        length: The number of its steps.
-        terminated: Whether it terminated; otherwise it was truncated.
-        seconds: The time from its first observation to its last.
-        success: What the last info says under "is_success" or "success"; None if it does not.
-        statistics: The user's statistics.
+        result: Its result, without its task.
     """
 
     env: int
     index: int
-    total: float
-    length: int
-    terminated: bool
-    seconds: float
-    success: bool | None = None
-    statistics: dict[str, float] = field(default_factory=dict)
+    result: EpisodeResult
 
 
 class EpisodeRows:
@@ -174,18 +165,16 @@ class EpisodeRows:
             if info.get("worker_lost"):
                 self.lost[env] = start
                 continue
-            finished.append(
-                Finished(
-                    env,
-                    start.index,
-                    float(own.get(env, self._returns[env])),
-                    int(lengths[row]),
-                    bool(terminated[row]),
-                    (done - int(self._began[env])) / 1e9,
-                    _success(info),
-                    {} if recorder is None else recorder.describe(at, env),
-                )
+            result = EpisodeResult(
+                seed=start.seed,
+                return_=float(own.get(env, self._returns[env])),
+                length=int(lengths[row]),
+                terminated=bool(terminated[row]),
+                success=_success(info),
+                seconds=(done - int(self._began[env])) / 1e9,
+                statistics={} if recorder is None else recorder.describe(at, env),
             )
+            finished.append(Finished(env, start.index, result))
         return finished
 
     def _check(self, rows: slice, ended: npt.NDArray[np.bool_]) -> None:

@@ -1,17 +1,17 @@
-"""Episodes to run: their seeds, options, tasks and states, in the order of the results."""
+"""Episodes: their seeds, options, tasks and states, in the order of the results; and these."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pysampler._common.numbers import whole_number
 
-__all__ = ["EpisodeSpec", "Start", "longest_first", "name_episodes", "starts_of"]
+__all__ = ["EpisodeResult", "EpisodeSpec", "Start", "longest_first", "name_episodes", "starts_of"]
 
 _NAMED = 5  # episodes in an error
 
@@ -39,6 +39,54 @@ class EpisodeSpec:
         named = {"task": self.task, "state": self.state}
         own = {name: value for name, value in named.items() if value is not None}
         return None if self.options is None and not own else {**(self.options or {}), **own}
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """The result of one episode.
+
+    Two results are equal if the episodes went the same way, at whatever speed.
+
+    Attributes:
+        seed: The seed of its reset and of the policy's random numbers. None if a vector env reset
+            itself.
+        return_: The sum of its rewards.
+        length: The number of its steps.
+        terminated: Whether it terminated; otherwise it was truncated.
+        success: The last info's "is_success" or "success"; None if it has neither.
+        task: Its task, if its :class:`pysampler.EpisodeSpec` has one.
+        seconds: The time from its first observation to its last, in which the process steps other
+            envs too: ``steps_per_second`` of a row is its length by this time.
+        statistics: Your statistics, by name.
+        video: The file of its video, if it was filmed.
+    """
+
+    seed: int | None
+    return_: float
+    length: int
+    terminated: bool
+    success: bool | None = None
+    task: Any = None
+    seconds: float = field(default=0.0, compare=False)
+    statistics: dict[str, float] = field(default_factory=dict)
+    video: str | None = field(default=None, compare=False)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The columns of this episode in a table, without those that are None."""
+        columns = {
+            "seed": self.seed,
+            "task": self.task,
+            "return": self.return_,
+            "length": self.length,
+            "terminated": self.terminated,
+            "success": self.success,
+            "seconds": self.seconds,
+            "steps_per_second": self.length / self.seconds if self.seconds > 0 else None,
+            **self.statistics,
+            "video": self.video,
+        }
+        return {name: value for name, value in columns.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pysampler._rollouts.episode_sampler import EpisodeSampler
 from pysampler._rollouts.episodes import EpisodeSpec, longest_first, starts_of
 from pysampler._rollouts.evaluation_file import EvaluationFile, identity_of
 from pysampler._rollouts.evaluation_progress import Progress
-from pysampler._rollouts.evaluation_results import EpisodeResult, Evaluation
+from pysampler._rollouts.evaluation_results import Evaluation
 from pysampler._rollouts.evaluation_videos import Videos
 from pysampler._rollouts.options import RolloutOptions
 from pysampler._rollouts.rollouts import Rollouts
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pysampler._policies.normalize import Normalizer
     from pysampler._rollouts.episode_recorder import Describes
-    from pysampler._rollouts.episodes import Start
+    from pysampler._rollouts.episodes import EpisodeResult, Start
     from pysampler._rollouts.evaluation_videos import Record
     from pysampler._rollouts.options import PolicyIn
     from pysampler._vector.options import VectorOptions
@@ -133,6 +133,7 @@ def evaluate(
         The results of the episodes.
 
     Raises:
+        TypeError: The policy is a model whose ``predict`` takes ``action_masks``.
         ValueError: An episode did not end within ``max_steps``, or the envs have a wrapper that
             would learn from the evaluation, because it has seen nothing yet.
         EnvError: An env raised an exception.
@@ -297,25 +298,11 @@ class _Runs:
             if sampler.resets_itself:
                 _expect_plain(self.specs)
             first = {start.index for start in starts[: sampler.envs.num_envs]}
-            seeds = {
-                start.index: start.seed
-                for start in starts
-                if start.index in first or not sampler.resets_itself
-            }
             for one in finished:
-                yield (
-                    one.index,
-                    EpisodeResult(
-                        seed=seeds.get(one.index),
-                        task=self.specs[one.index].task,
-                        return_=one.total,
-                        length=one.length,
-                        terminated=one.terminated,
-                        success=one.success,
-                        seconds=one.seconds,
-                        statistics=one.statistics,
-                    ),
-                )
+                seeded = one.index in first or not sampler.resets_itself
+                seed = one.result.seed if seeded else None
+                task = self.specs[one.index].task
+                yield one.index, replace(one.result, seed=seed, task=task)
 
 
 def _nothing(_: int) -> None:

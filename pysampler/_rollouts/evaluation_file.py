@@ -21,7 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from pysampler._common.closing import Closing
-from pysampler._rollouts.evaluation_results import EpisodeResult
+from pysampler._rollouts.episodes import EpisodeResult
 
 if TYPE_CHECKING:
     import os

@@ -6,13 +6,14 @@ import csv
 import json
 import os
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._rollouts.episodes import EpisodeResult
 from pysampler._rollouts.intervals import Interval, bootstrap, wilson
 
 if TYPE_CHECKING:
@@ -20,61 +21,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["COLUMNS", "Comparison", "EpisodeResult", "Evaluation"]
+__all__ = ["COLUMNS", "Comparison", "Evaluation"]
 
 # The columns of a table that statistics cannot have.
 COLUMNS = (
     *("seed", "task", "return", "length", "terminated", "success", "seconds"),
     *("steps_per_second", "video"),
 )
-
-
-@dataclass(frozen=True)
-class EpisodeResult:
-    """The result of one episode.
-
-    Two results are equal if the episodes went the same way, at whatever speed.
-
-    Attributes:
-        seed: The seed of its reset and of the policy's random numbers. None if a vector env reset
-            itself.
-        return_: The sum of its rewards.
-        length: The number of its steps.
-        terminated: Whether it terminated; otherwise it was truncated.
-        success: The last info's "is_success" or "success"; None if it has neither.
-        task: Its task, if its :class:`pysampler.EpisodeSpec` has one.
-        seconds: The time from its first observation to its last, in which the process steps other
-            envs too: ``steps_per_second`` of a row is its length by this time.
-        statistics: Your statistics, by name.
-        video: The file of its video, if it was filmed.
-    """
-
-    seed: int | None
-    return_: float
-    length: int
-    terminated: bool
-    success: bool | None = None
-    task: Any = None
-    seconds: float = field(default=0.0, compare=False)
-    statistics: dict[str, float] = field(default_factory=dict)
-    video: str | None = field(default=None, compare=False)
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """The columns of this episode in a table, without those that are None."""
-        columns = {
-            "seed": self.seed,
-            "task": self.task,
-            "return": self.return_,
-            "length": self.length,
-            "terminated": self.terminated,
-            "success": self.success,
-            "seconds": self.seconds,
-            "steps_per_second": self.length / self.seconds if self.seconds > 0 else None,
-            **self.statistics,
-            "video": self.video,
-        }
-        return {name: value for name, value in columns.items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from pysampler._rollouts.episodes import Start
-    from pysampler._rollouts.evaluation_results import EpisodeResult
+    from pysampler._rollouts.episodes import EpisodeResult, Start
 
 __all__ = ["Filmed", "Record", "Videos"]
 

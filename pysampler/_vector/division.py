@@ -153,8 +153,7 @@ def divide(
     if inline == 0:
         workers = arguments.workers(num_workers, envs, most)
         return Division(workers, envs * (not workers), untried=untried)
-    if num_workers is None:
-        num_workers = max(1, cpus - 1)
+    num_workers = max(1, cpus - 1) if num_workers is None else num_workers
     workers = arguments.workers(num_workers, envs - inline, most)
     if workers == 0:
         raise ValueError(

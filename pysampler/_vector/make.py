@@ -287,7 +287,7 @@ def _make_nested(
     """Return a vector env of vector envs, one for each group of each worker and of this process."""
     count = whole_number("make vector env", "num_envs", num_envs, 1)
     options = dict(vector_kwargs)
-    inline = options.pop("main_envs", 0)
+    inline = whole_number("make vector env", "main_envs", options.pop("main_envs", 0), 0)
     groups = whole_number("make vector env", "groups", options.get("groups", 1), 1)
     isolated = arguments.word_or_bool("isolate", options.get("isolate", False), "check") is True
     inline = 0 if isolated else arguments.main_envs(inline, count)

@@ -550,7 +550,8 @@ class Batcher(GymVectorEnv[Any, Any, Any]):
         for key, value in info.items() if self.keeps_types else ():
             array = infos.get(key)
             if isinstance(array, np.ndarray) and not array.dtype.hasobject:
-                one = np.asarray(value)
+                numbers = isinstance(value, (int, float, np.number, np.bool_, np.ndarray))
+                one = np.asarray(value if numbers else None)
                 if one.dtype != array.dtype or one.shape != array.shape[1:]:
                     infos[key] = np.full(len(array), None, object)
                     infos[key][:] = [*array] if array.ndim > 1 else array.tolist()

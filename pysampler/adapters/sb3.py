@@ -270,9 +270,12 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
 
 def _masks_in(infos: dict[str, Any]) -> np.ndarray | None:
     """Return the masks of all envs, ``[N, ...]``, or None if an env returned none."""
-    if MASK not in infos or not infos[f"_{MASK}"].all() or infos[MASK].dtype.kind == "O":
+    if MASK not in infos or not infos[f"_{MASK}"].all():
         return None
-    return np.asarray(infos[MASK])
+    masks: np.ndarray = infos[MASK]
+    if masks.dtype == object and len({np.shape(one) for one in masks}) == 1:
+        masks = np.stack([*masks])  # their dtypes differ
+    return None if masks.dtype == object else np.asarray(masks)
 
 
 def _info_rows(infos: dict[str, Any], count: int) -> list[dict[str, Any]]:

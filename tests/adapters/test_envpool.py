@@ -113,6 +113,13 @@ def test_interface_is_gymnasiums(adapter):
     envs.close()
 
 
+def test_fewer_episodes_than_envs_are_evaluated(adapter):
+    envs = adapter("CartPole-v1", 4)
+    found = pysampler.evaluate(envs, lambda o: np.ones(len(o), int), 2, seed=1)
+    assert len(found.returns) == 2
+    envs.close()
+
+
 def test_seeds_repeat_episodes(adapter):
     envs = adapter("CartPole-v1", 3, seed=8)
     runs = []
@@ -129,6 +136,7 @@ MISTAKES = {
     "options": lambda e: e.reset(options={"low": 1}),
     "too few actions": lambda e: e.step(np.ones(3, int)),
     "too many actions": lambda e: e.step(np.ones(5, int)),
+    "an action outside": lambda e: e.step(np.array([0, 1, 7, 0])),
     "fractions": lambda e: e.step(np.full(4, 0.9)),
 }
 
@@ -137,7 +145,7 @@ MISTAKES = {
 def test_mistakes_raise_and_change_nothing(what, adapter):
     envs, other = adapter("CartPole-v1", 4), adapter("CartPole-v1", 4)
     same(envs.reset(seed=1)[0], other.reset(seed=1)[0])
-    with pytest.raises((ValueError, TypeError), match="EnvPool takes no|actions of|Cannot cast"):
+    with pytest.raises((ValueError, TypeError), match="EnvPool takes no|actions |Cannot cast"):
         MISTAKES[what](envs)
     same(envs.step(np.ones(4, int))[:4], other.step(np.ones(4, int))[:4])
     envs.close()

@@ -719,12 +719,29 @@ def test_reset_drops_a_pending_step():
     envs.close()
 
 
+def test_masks_of_other_dtypes_are_masks(tmp_path):
+    class Masked(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (1,))
+        action_space = gym.spaces.Discrete(3)
+
+        def __init__(self, dtype):
+            self.mask = np.array([1, 0, 1], dtype)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {"action_mask": self.mask}
+
+    envs = VecEnv([lambda: Masked(bool), lambda: Masked("i1")], num_workers=1)
+    envs.reset()
+    assert np.stack(envs.env_method("action_masks")).tolist() == [[1, 0, 1]] * 2
+    envs.close()
+
+
 class Assorted(gym.Env):
     """Returns infos of types and shapes that differ from env to env."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,))
     action_space = gym.spaces.Discrete(2)
-    values = (1, 1.5, True, np.float32(2.5), "text", None, np.arange(2), [1, 2])
+    values = (1, 1.5, True, np.float32(2.5), "text", None, np.arange(2), [1, [2]])
 
     def __init__(self, number):
         self.number, self.steps = number, 0

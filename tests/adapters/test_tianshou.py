@@ -260,6 +260,8 @@ def test_negative_ids_count_from_the_end():
         assert [info["env_id"] % 4 for info in infos] == [3, 0]
         envs.set_env_attr("gravity", 5.0, [-2])
         assert envs.get_env_attr("gravity", [2, -1]) == [5.0, 9.8]
+        with pytest.raises(IndexError):
+            envs.step(np.zeros(1, int), [4])
     close(*made)
 
 

@@ -278,6 +278,12 @@ def test_a_model_that_needs_action_masks_is_refused():
         def predict(self, observations, *, deterministic, action_masks=None):
             raise AssertionError
 
+    class Wrapped:
+        def predict(self, observations, *, deterministic):
+            action_masks = observations > 0
+            return action_masks[:, 2].astype(int), None
+
+    assert len(pysampler.evaluate("CartPole-v1", Wrapped(), 2).returns) == 2
     with pytest.raises(TypeError, match=r"Masked\.predict takes action_masks, and a policy "):
         pysampler.evaluate("CartPole-v1", Masked(), 2)
 

@@ -354,7 +354,6 @@ def test_fork_server_with_an_unread_answer_exits_silently(capfd):
         os.sched_yield()
     left.load([])
     left._door.close()  # as at the end of the process, with an unread answer
-    left._used = True
     assert left._process.ended(timeout=100)
     assert left._process.status() == 0
     assert not capfd.readouterr().err
@@ -459,6 +458,32 @@ def test_a_child_ends_with_its_owner_and_is_reaped():
     del child
     assert not psutil.pid_exists(pid)
     wait_until(lambda: not alive(descendant.pid))
+
+
+def test_a_child_is_reaped_though_signals_come_meanwhile():
+    sleep = shutil.which("sleep")
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        for _ in range(20):
+            child = _core.OwnChild(lambda: os.posix_spawn(sleep, [sleep, "1000"], os.environ))
+            pid = child.pid
+            del child
+            assert not psutil.pid_exists(pid)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_child_ends_with_its_owner_if_another_file_has_the_number_of_its_descriptor():
+    child, descendant = start_leader("exec sleep 1000", owner=_core.OwnChild)
+    pid, number = child.pid, child.fileno()
+    another = os.pidfd_open(descendant.pid)
+    os.dup2(another, number)  # as a program does that closes all files and opens others
+    del child
+    assert not psutil.pid_exists(pid)
+    os.close(another)
+    os.close(number)
 
 
 def test_a_fork_does_not_end_the_children_of_its_parent():
