@@ -54,10 +54,11 @@ class OwnChild : public Pidfd {
     ~OwnChild() {
         siginfo_t info{};
         if (reaped_ || getpid() != parent_) return;
-        const py::gil_scoped_release released;
+        PyThreadState* const thread = PyEval_SaveThread();
         // By its number, which is its own until it is reaped.
         if (waitid(P_PID, pid_, &info, WEXITED | WNOWAIT | WNOHANG) == 0) ::kill(pid_, SIGKILL);
         for (int ms = 0; ms < kDyingMs && (status(), !reaped_); ++ms) usleep(1000);
+        PyEval_RestoreThread(thread);
     }
 
     pid_t pid() const { return pid_; }
