@@ -23,6 +23,9 @@ import pysampler
 class VectorEnv(gym.vector.VectorEnv):
     """EnvPool's envs. Pass it to `pysampler.Rollouts`, `evaluate` or gymnasium's wrappers.
 
+    EnvPool resets envs itself, so only the first episode of each env has a seed of its own in
+    `evaluate`, and results depend on the number of envs. It draws no pictures for videos.
+
     Args:
         task_id: The id of an env in EnvPool, for one player.
         num_envs: The number of envs.

@@ -3,9 +3,9 @@
 # ///
 """Tianshou's DQN on pysampler: pass `VectorEnv` where you passed `SubprocVectorEnv`.
 
-Copy the class. Collectors step subsets of the envs and reset those whose episodes have ended, so
-each env is a group. Observations are arrays or dicts of arrays. Infos are batched as gymnasium
-batches them, so the values of a key have one type.
+Copy the class and the three functions below it. Collectors step subsets of the envs and reset those
+whose episodes have ended, so each env is a group. Observations are arrays or dicts of arrays. Infos
+are batched as gymnasium batches them, so the values of a key have one type.
 
 python tianshou_dqn.py --steps 50000
 """

@@ -169,6 +169,10 @@ def evaluate(
         )
     if normalize is not None:
         expect_normalizer(normalize, "evaluate")
+    if not (isinstance(progress, bool) or callable(progress)):
+        raise TypeError(
+            f"cannot evaluate: progress {progress!r}, expected True, False or a function"
+        )
     if videos is None and record is not None:
         raise ValueError(
             f"cannot evaluate: record {record!r} without videos, expected a directory for them"
@@ -217,7 +221,7 @@ def evaluate(
             left = [start for start in starts if start.index not in found]
             if order is not None:
                 left = longest_first(left, [(one.seed, one.length) for one in order.episodes])
-            shows = bool(progress) and not callable(progress) and sys.stderr is not None
+            shows = progress is True and sys.stderr is not None
             silent = None if shows else _nothing
             if shows and file is not None and found:
                 text = f"{len(found)} of {len(specs)} episodes were read from {file.path}"

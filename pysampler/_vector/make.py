@@ -253,7 +253,7 @@ def vector_options(
 def _hint(name: str, function: Callable[..., Any] | None = None) -> str:
     """Return a suggestion for an unknown option, as the end of an error; "" if none is close."""
     own = () if function is None else inspect.signature(function).parameters
-    close = difflib.get_close_matches(name, sorted(OPTIONS.union(own)), n=1)
+    close = difflib.get_close_matches(name, sorted(OPTIONS.union(own) - {"worker"}), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -32,6 +32,7 @@ from pysampler.errors import (
     LostError,
     PysamplerError,
     WaitTimeoutError,
+    WorkerLostError,
 )
 from pysampler.sync import Segment, now
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from pysampler._workers.renewal import Renewal
     from pysampler._workers.setup import MakeServer
     from pysampler._workers.threads import Threads, WorkerThread
-    from pysampler.errors import WorkerLostError
 
 __all__ = ["Pool"]
 
@@ -582,6 +582,8 @@ class Pool:
 
     def _recover(self, error: LostError) -> None:
         """Replace lost workers, or end the pool and raise."""
+        if isinstance(error, WorkerLostError):  # a late one was one loss too many
+            raise error
         if self.closed:
             raise ClosedError("cannot go on: the pool was closed meanwhile") from None
         self._recovery.recover(error)

@@ -316,6 +316,12 @@ def test_progress_is_told_to_a_function(capsys, tmp_path):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("progress", ["yes", 1, None])
+def test_other_progress_is_refused(progress):
+    with pytest.raises(TypeError, match="cannot evaluate: progress .*, expected True, False or a"):
+        pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2, progress=progress)
+
+
 def test_progress_is_dropped_without_stderr(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     pysampler.evaluate(Steps, still, SPECS, num_workers=0, seed=2, progress=True)

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import gc
+import itertools
 import logging
 import os
 import pickle
@@ -118,10 +119,10 @@ def test_make_vec_passes_parameters_of_the_env_to_the_env():
 
 
 def test_unknown_option_error_suggests_the_nearest_name():
-    for env in ("CartPole-v1", TellingEnv):
-        with pytest.raises(TypeError, match="num_worker'") as raised:
-            pysampler.make_vec(env, 2, num_worker=2, num_workers=0)
-        told = "neither VectorEnv nor the env takes 'num_worker'; did you mean 'num_workers'?"
+    for env, name in itertools.product(("CartPole-v1", TellingEnv), ("num_worker", "workers")):
+        with pytest.raises(TypeError, match=f"{name}'") as raised:
+            pysampler.make_vec(env, 2, **{name: 2}, num_workers=0)
+        told = f"neither VectorEnv nor the env takes {name!r}; did you mean 'num_workers'?"
         assert raised.value.__notes__[-1] == told
         with pytest.raises(TypeError, match="zzz") as raised:
             pysampler.make_vec(env, 2, zzz=2, num_workers=0)

@@ -317,6 +317,33 @@ def test_error_after_too_many_losses_lists_the_earlier_ones():
     assert envs.closed
 
 
+@pytest.mark.parametrize("receives", [False, True])
+def test_error_after_too_many_hangs_lists_the_earlier_ones(receives):
+    options = {"max_restarts": 1, "restart_window": 60, "autoreset_mode": SAME_STEP}
+    envs = make(step_timeout=0.3, on_hang="restart", **options)
+    envs.reset()
+    step(envs, env_4=Counting.HANG)
+    with pytest.raises(WorkerLostError, match="killed, since env 5 .* it was replaced") as caught:
+        if receives:
+            envs.send(np.array([0] * 5 + [Counting.HANG]))
+            while True:
+                envs.recv()
+        step(envs, env_5=Counting.HANG)
+    assert (caught.value.env, caught.value.worker) == (5, 2)
+    assert envs.closed
+
+
+@pytest.mark.slow
+def test_an_env_that_hangs_each_time_is_given_up_whatever_the_window():
+    options = {"step_timeout": 2.0, "max_restarts": 2, "restart_window": 3.0}
+    envs = make(on_hang="restart", **options)
+    envs.reset()
+    with pytest.raises(WorkerLostError, match="it was replaced before"):
+        for _ in range(9):
+            step(envs, env_4=Counting.HANG)
+    assert envs.closed
+
+
 def test_max_restarts_0_raises_at_the_first_loss():
     envs = make(autoreset_mode=SAME_STEP, max_restarts=0, restart_window=60)
     envs.reset()
