@@ -159,7 +159,8 @@ def files():
 @functools.cache
 def text_of_tests():
     """Return the text of all tests."""
-    return "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.*"))
+    found = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "tests").rglob("test_*.cpp")]
+    return "".join(path.read_text() for path in found)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
