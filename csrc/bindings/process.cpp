@@ -69,7 +69,7 @@ class OwnChild : public Pidfd {
         if (reaped_) return status_;
         siginfo_t info{};
         // Its number is its own until it is reaped. After that no process gets the number of a
-        // group that has members, so whoever has it leads another group.
+        // group that has members, so a process with this number leads another group.
         if (waitid(P_PID, pid_, &info, WEXITED | WNOWAIT | WNOHANG) == 0 ||
             (::kill(pid_, 0) != 0 && errno == ESRCH)) {
             killpg(pid_, SIGKILL);

@@ -23,8 +23,8 @@ import pysampler
 class VectorEnv(gym.vector.VectorEnv):
     """EnvPool's envs. Pass it to `pysampler.Rollouts`, `evaluate` or gymnasium's wrappers.
 
-    EnvPool resets envs itself, so only the first episode of each env has a seed of its own in
-    `evaluate`, and results depend on the number of envs. It draws no pictures for videos.
+    EnvPool resets its envs itself: `evaluate` seeds only the first episode of each, so its results
+    depend on the number of envs. It makes no videos of them.
 
     Args:
         task_id: The id of an env in EnvPool, for one player.

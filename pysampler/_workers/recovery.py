@@ -119,8 +119,7 @@ class Recovery:
         self._ended = ended
         # By worker: the time of each loss, by time.monotonic(), and its error.
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in assignments]
-        # By worker and pid: the seconds that late envs had taken until its loss.
-        self._hung: list[dict[int, float]] = [{} for _ in assignments]
+        self._late: set[int] = set()  # pids of workers that were killed because an env was late
         # By worker: how many losses in a row had one command, and the job that was sent again.
         self._repeats: dict[int, tuple[int, Job | None]] = {}
         self._timed: frozenset[int] | None = None  # the envs that may be late; None: all
@@ -247,7 +246,7 @@ class Recovery:
             if self.faults.on_hang == "restart":
                 # Before the kill, after which a signal handler may raise: it is not another loss.
                 self._killed[index] = pid, f"killed, since {text},"
-                self._hung[index][pid] = self.faults.step_timeout
+                self._late.add(pid)
                 self._replaceable().children[index].kill()
                 self._replace(index, self._killed[index][1])
             elif self.faults.on_hang == "raise":
@@ -387,11 +386,12 @@ class Recovery:
         count = 1 + count * any(job is last for job in self._pending_jobs(index))
         self._repeats[index] = count, last
         recent: list[tuple[float, WorkerLostError]] = []
-        hung = 0.0  # does not count: an env that is late each time would outlast any window
+        # The time of late envs does not count: an env that always is would outlast any window.
+        hung = 0.0
         for left, (t, e) in enumerate(reversed(losses), 1):
             if left <= count or at - t - hung <= self.faults.restart_window:
                 recent.insert(0, (t, e))
-            hung += self._hung[index].get(e.pid, 0.0)
+            hung += (self.faults.step_timeout or 0.0) * (e.pid in self._late)
         # An error with a cause: the worker could not even start.
         if len(recent) > self.faults.max_restarts or error.__cause__ is not None:
             if story := "; ".join(f"{at - t:.1f} s ago {e}" for t, e in recent[:-1]):

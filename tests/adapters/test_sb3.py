@@ -719,7 +719,7 @@ def test_reset_drops_a_pending_step():
     envs.close()
 
 
-def test_masks_of_other_dtypes_are_masks(tmp_path):
+def test_masks_of_other_dtypes_are_masks():
     class Masked(gym.Env):
         observation_space = gym.spaces.Box(-1, 1, (1,))
         action_space = gym.spaces.Discrete(3)
