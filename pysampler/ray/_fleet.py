@@ -1,12 +1,13 @@
 """Fleet: the driver's calls of a sampler's hosts, their losses and restarts.
 
 A host *starts* (Ray starts its process, which then makes its sampler), *serves* (up to
-``in_flight`` calls are on their way to it), and is *gone* once it will not come back. A lost host
-starts again if ``on_host_loss`` is "restart". The fleet does not look into requests and answers.
+``in_flight`` calls are on their way to it), and is *gone* once it will not come back. If
+``on_host_loss`` is "restart", a lost host starts again as a new Ray actor: Ray restarts none. The
+fleet does not look into requests and answers.
 
 A signal handler may raise after any line: an answer stays with its host until it has been taken,
-and an error in a queue until it has been raised. Only a call that is interrupted while Ray sends it
-is lost with its answer; its number is then missing.
+and an error until it has been raised. Only a call that is interrupted while Ray sends it is lost
+with its answer; its number is then missing.
 """
 
 from __future__ import annotations
@@ -19,13 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnschedulableError,
-    GetTimeoutError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayError, RayTaskError
 
 import pysampler
 from pysampler._vector import arguments
@@ -47,13 +42,10 @@ __all__ = ["Fleet"]
 log = logging.getLogger("pysampler.ray")
 
 _SECOND = 1_000_000_000
-# The longest single wait for answers, after which the states of all hosts are checked. Also the
-# delay before an unreachable host is called again.
+# The longest single wait for answers, after which the states of all hosts are checked.
 _LOOK_NS = _SECOND // 2
 # Seconds to wait for an answer that has arrived to be read, or for a host to close its envs.
 _PATIENCE = 5.0
-# Errors of actors that Ray does not restart.
-_PERMANENT = ActorDiedError, ActorUnschedulableError
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Time for Ray to report the answer of a host that seems to hang, in ns.
 _REPORT_NS = 5 * _SECOND
@@ -78,7 +70,6 @@ class Fleet:
         closed: Whether ``close`` has begun.
         ended: Whether ``close`` has finished.
         stopped: Whether the samplers were asked to stop.
-        lost: The number of host losses.
         calls: The number of calls made, control calls included.
     """
 
@@ -101,12 +92,10 @@ class Fleet:
         self._request = request
         self._greeting = greeting
         self._doing = options.doing
-        self._errors: tuple[Exception, ...] = ()  # errors with a traceback have been raised
         self._taken = 0
         self._unserved_since: int | None = None  # since when no host has served, in ns
         self.hosts: list[Host] = []
         self.closed = self.ended = self.stopped = False
-        self.lost = 0
         self.calls = 0
 
     @property
@@ -118,6 +107,11 @@ class Fleet:
     def present(self) -> list[Host]:
         """The hosts that serve or start."""
         return [host for host in self.hosts if not host.gone]
+
+    @property
+    def lost(self) -> int:
+        """The number of host losses."""
+        return sum(host.lost for host in self.hosts)
 
     @property
     def over(self) -> bool:
@@ -148,23 +142,14 @@ class Fleet:
 
     def _add(self, place: Any) -> None:
         if (actor := self._placement.actor(place)) is not None:
-            host = Host(len(self.hosts), place, actor)
-            self.hosts.append(host)
-            self._start(host)
-
-    def _start(self, host: Host) -> None:
-        """Call ``ready`` on a host; Ray starts its process if it does not run."""
-        host.begins, host.starting = False, host.actor.ready.remote()
-        self.calls += 1
+            self.hosts.append(Host(len(self.hosts), place, actor, starting=actor.ready.remote()))
+            self.calls += 1
 
     def _begin(self, host: Host) -> None:
         setup = self._setup_of(host.index, host.generation)
         version, state = self._policies.version, self._policies.newest
-        answer, at = (
-            host.actor.begin.remote(self._setup, self._specs, setup, version, state),
-            now(),
-        )
-        host.loaded, host.starting, host.begins, host.started_at = version, answer, True, at
+        answer = host.actor.begin.remote(self._setup, self._specs, setup, version, state)
+        host.become(loaded=version, starting=answer, begins=True, started_at=now())
         self.calls += 1
 
     def _starting(self) -> list[Any]:
@@ -179,7 +164,7 @@ class Fleet:
             while not host.ended and len(host.calls) < self._options.in_flight:
                 request, number = self._request(host), host.sent
                 host.sent, self.calls = number + 1, self.calls + 1
-                ref = host.actor.call.remote(host.generation, request, version, state)
+                ref = host.actor.call.remote(request, version, state)
                 host.calls.append(Call(ref, now(), number))
 
     def announce(self) -> None:
@@ -190,7 +175,7 @@ class Fleet:
         done = set(_ready(busy, len(busy), 0.0))
         for host in behind:
             if host.loading is None or host.loading in done:
-                host.loading = host.actor.load.remote(host.generation, version, state)
+                host.loading = host.actor.load.remote(version, state)
                 host.loaded = version
                 self.calls += 1
 
@@ -214,7 +199,8 @@ class Fleet:
             deadline: When to stop waiting, in ns.
         """
         began = now()
-        self._errors = tuple(one for one in self._errors if one.__traceback__ is None)
+        for host in self.hosts:
+            host.errors = [error for error in host.errors if error.__traceback__ is None]
         while True:
             self._raise_errors()
             self._look_after_hosts()
@@ -264,12 +250,10 @@ class Fleet:
             self._give_up(host, error.with_traceback(None))
             return
         except RayError as error:
-            self._lose(host, _text_of(error), died=isinstance(error, _PERMANENT))
+            self._lose(host, _text_of(error))
             return
         host.answered_at = now()
-        if answer is None:
-            self._lose(host, "its process died, and Ray has started another")
-        elif answer.failure is None:
+        if answer.failure is None:
             call.answer = answer
         elif answer.lost:
             self._lose(host, answer.failure.text)
@@ -279,7 +263,7 @@ class Fleet:
                 self._give_up(host, raised)
             else:
                 rest = deque(list(host.calls)[1:])
-                self._errors, host.calls = (*self._errors, raised), rest
+                host.become(errors=[*host.errors, raised], calls=rest)
 
     # -- losses ----------------------------------------------------------------------------------
 
@@ -297,11 +281,9 @@ class Fleet:
         for ref in _ready(refs, len(refs), 0.0):
             self._continue_start(asked[ref])
         for host in self.present:
-            if not host.serves and host.starting is None and now() >= host.call_again_at:
-                self._start(host)
             seconds = self._options.start_timeout
             if host.begins and seconds is not None and now() - host.started_at > seconds * _SECOND:
-                self._kill(host)
+                self._kill_workers(host)
                 self._lose(host, f"has not made its sampler for {seconds} s (start_timeout)")
 
     def _continue_start(self, host: Host) -> None:
@@ -313,8 +295,7 @@ class Fleet:
         except RayTaskError as error:
             self._give_up(host, error.with_traceback(None))
         except RayError as error:
-            died = isinstance(error, _PERMANENT)
-            if getattr(error, "actor_init_failed", False):  # a restart would fail again
+            if getattr(error, "actor_init_failed", False):  # another one would fail, too
                 self._give_up(
                     host,
                     HostLostError(
@@ -322,13 +303,10 @@ class Fleet:
                         f"{_lines(error)[-1]}; expected pysampler and its dependencies on each node"
                     ),
                 )
-            elif host.begins or died:
-                # Do not count a lost host a second time while Ray restarts it.
-                known = not host.begins and host.generation > 0
-                why = f"while it started, {_text_of(error)}"
-                self._lose(host, why, died=died, known=known)
-            else:  # Ray has not restarted it yet
-                host.starting, host.call_again_at = None, now() + _LOOK_NS
+            elif isinstance(error, ActorUnschedulableError):
+                self._leave(host)
+            else:
+                self._lose(host, f"while it started, {_text_of(error)}")
         else:
             started: Started = answer
             if not host.begins:
@@ -351,62 +329,62 @@ class Fleet:
                     )
                 self._give_up(host, raised)
             else:
-                host.pid, host.node = started.pid, started.node
-                host.description = started.description
-                host.starting, host.loading, host.begins = None, None, False
-                host.answered_at = now()
-                host.serves = True
+                host.become(
+                    pid=started.pid,
+                    node=started.node,
+                    description=started.description,
+                    starting=None,
+                    loading=None,
+                    begins=False,
+                    answered_at=now(),
+                    serves=True,
+                )
                 if (function := self._greeting(host.index)) is not None:
-                    host.actor.control.remote(host.generation, function)
+                    host.actor.control.remote(function)
                 if host.generation > 0:
                     log.warning("pysampler: %s is back, with new envs", host)
 
-    def _lose(self, host: Host, why: str, *, died: bool = False, known: bool = False) -> None:
-        """Drop the calls of a lost host; restart it, or give it up with an error.
+    def _lose(self, host: Host, why: str) -> None:
+        """Drop the calls of a lost host; replace it, or give it up with an error.
 
         Args:
             host: The host.
             why: The cause, for the message.
-            died: Whether the actor has died for good, so that Ray does not restart its process.
-            known: Whether this loss has already been counted.
         """
         options, at = self._options, now()
-        window = options.restart_window * _SECOND
-        losses = deque(one for one in host.losses if one >= at - window)
-        lost = self.lost
-        if not known:
-            losses.append(at)
-            lost += 1
+        since = at - options.restart_window * _SECOND
+        losses = [*(one for one in host.losses if one >= since), at]
         message = f"{host} lost: {why}"
         too_often = len(losses) > options.max_restarts
         if options.on_host_loss == "restart" and not too_often:
-            actor = self._placement.actor(host.place) if died else host.actor
-            generation = host.generation + (not known)
-            if actor is not None:
-                calls = deque[Call]()
-                # One statement without a call: a signal handler may raise after any other.
-                (
-                    host.serves,
-                    host.begins,
-                    host.starting,
-                    host.calls,
-                    host.generation,
-                    host.actor,
-                    host.losses,
-                    host.memory,
-                    self.lost,
-                ) = (False, False, None, calls, generation, actor, losses, None, lost)
-                if not known:
-                    log.warning("pysampler: %s; restarting it", message)
-            else:
-                self._give_up(host, None, lost)
-                log.warning("pysampler: %s; its node is gone", message)
+            _kill(host)
+            if (actor := self._placement.actor(host.place)) is None:
+                # A process that had not begun replaced one whose loss has been counted.
+                self._leave(host, lost=host.lost + (host.serves or host.begins))
+                return
+            host.become(
+                actor=actor,
+                generation=host.generation + 1,
+                serves=False,
+                begins=False,
+                starting=actor.ready.remote(),
+                calls=deque(),
+                losses=losses,
+                lost=host.lost + 1,
+                memory=None,
+            )
+            self.calls += 1
+            log.warning("pysampler: %s; restarting it", message)
             return
         if too_often:
             message += f"; {len(losses)} times in {options.restart_window} s"
         error = HostLostError(message)
         error.host = host.index
-        self._give_up(host, error, lost)
+        self._give_up(host, error, lost=host.lost + 1)
+
+    def _leave(self, host: Host, **values: Any) -> None:
+        self._give_up(host, None, **values)
+        log.warning("pysampler: %s lost: its node is gone", host)
 
     def _look_for_hung(self, hosts: Iterable[Host]) -> None:
         """Kill hosts that have not answered for longer than ``host_timeout``.
@@ -428,40 +406,41 @@ class Fleet:
             if call.overdue_at is None:
                 call.overdue_at = at
             elif at - call.overdue_at > min(_REPORT_NS, longest) and not _exists(call.ref):
-                self._kill(host)
+                self._kill_workers(host)
                 self._lose(host, f"no answer for {seconds} s (host_timeout)")
 
-    def _kill(self, host: Host) -> None:
-        """Kill a host's process, which may be stopped, and its workers; Ray starts another."""
+    def _kill_workers(self, host: Host) -> None:
+        """Kill the workers of a host, if its process runs: a stopped one would outlive it."""
         with contextlib.suppress(RayError):
-            # The workers first, if the process runs: a stopped worker would outlive it.
             _ready([host.actor.kill_workers.remote()], 1, 1.0)
-            ray.kill(host.actor, no_restart=False)
 
-    def _give_up(self, host: Host, error: Exception | None, lost: int | None = None) -> None:
-        """Mark a host as gone and kill it; queue the error, which is raised once.
+    def _give_up(self, host: Host, error: Exception | None, **values: Any) -> None:
+        """Mark a host as gone and kill it.
 
         Args:
             host: The host.
-            error: The error, if any.
-            lost: The new number of losses, if this counts as one.
+            error: An error to raise once.
+            values: Other attributes of the host to set.
         """
-        errors = self._errors if error is None else (*self._errors, error)
-        lost, calls = self.lost if lost is None else lost, deque[Call]()
-        # One statement without a call: a signal handler may raise after any other.
-        host.serves, host.gone, host.starting, host.memory, host.calls, self._errors, self.lost = (
-            *(False, True, None, None),
-            *(calls, errors, lost),
+        errors = [*host.errors, *([] if error is None else [error])]
+        host.become(
+            serves=False,
+            gone=True,
+            starting=None,
+            memory=None,
+            calls=deque(),
+            errors=errors,
+            **values,
         )
-        with contextlib.suppress(RayError):
-            ray.kill(host.actor, no_restart=True)
+        _kill(host)
 
     def _raise_errors(self) -> None:
         if self.closed:  # closed by a signal handler during a wait
             raise ClosedError(f"cannot {self._doing}: they are closed")
-        for error in self._errors:
-            if error.__traceback__ is None:
-                raise error
+        for host in self.hosts:
+            for error in host.errors:
+                if error.__traceback__ is None:
+                    raise error
         if not (self.present or self.stopped or self._placement.grows):
             raise HostLostError(f"cannot {self._doing}: all hosts are gone")
 
@@ -487,7 +466,7 @@ class Fleet:
             function_for: Returns the function for a host, given the host's index.
         """
         for host in self.serving:
-            host.actor.control.remote(host.generation, function_for(host.index))
+            host.actor.control.remote(function_for(host.index))
             self.calls += 1
 
     def end_host(self, host: Host) -> None:
@@ -509,15 +488,19 @@ class Fleet:
                 refs = [host.actor.close.remote() for host in self.serving]
                 _ready(refs, len(refs), _PATIENCE)
         for host in self.hosts:
-            host.serves, host.gone, host.memory = False, True, None
+            host.become(serves=False, gone=True, memory=None)
             if not at_once:  # else an interrupted call may still read the answers
                 host.calls.clear()
             if connected:
-                with contextlib.suppress(RayError):
-                    ray.kill(host.actor, no_restart=True)
+                _kill(host)
         if connected:
             self._placement.end()
         self.ended = True
+
+
+def _kill(host: Host) -> None:
+    with contextlib.suppress(RayError):
+        ray.kill(host.actor)
 
 
 def _ready(refs: Sequence[Any], count: int, seconds: float) -> list[Any]:

@@ -100,15 +100,11 @@ class HostSetup:
     """The arguments that differ between the hosts' samplers.
 
     Attributes:
-        index: The index of the host.
-        generation: The number of samplers that the host has made before.
         seed: The seed of the sampler.
         entropy: The seed of the other random numbers of the host's process.
         settings: The settings of actors for the envs of this host.
     """
 
-    index: int
-    generation: int
     seed: int | None
     entropy: tuple[int, ...]
     settings: dict[str, Any] | None = None
@@ -164,8 +160,7 @@ class HostActor:
     def __init__(self) -> None:
         self._lock, self._calling = threading.Lock(), threading.Lock()
         self._hosted: HostedSampler
-        self._sampler: Any = None
-        self._generation = -1
+        self._sampler: Any = None  # until ``begin``, and after ``close``
         self._version = 0  # in use, of the policy
         self._newest: tuple[int, Any] = 0, None
 
@@ -176,9 +171,7 @@ class HostActor:
     def begin(
         self, pickled: bytes, specs: bytes, setup: HostSetup, version: int, state: Any
     ) -> Started:
-        """Make the sampler; it replaces an earlier one."""
-        self.close()
-        vars(self).pop("_hosted", None)  # it refers to the frames of the earlier sampler
+        """Make the sampler."""
         failure = description = None
         try:
             if specs:
@@ -194,25 +187,24 @@ class HostActor:
             with self._lock:
                 self._hosted, self._sampler = hosted, sampler
                 self._version, self._newest = version, (version, state)
-                self._generation = setup.generation
         except Exception as error:
             failure = report(error)
         return Started(failure, os.getpid(), _node(), description)
 
-    def call(self, generation: int, request: Any, version: int, state: Any) -> Answer | None:
+    def call(self, request: Any, version: int, state: Any) -> Answer | None:
         """Call the sampler, with a policy at least as new as this one, and return its answer.
 
-        Returns None if Ray has restarted this process and it has no sampler yet.
+        Returns None after ``close``.
         """
         with self._calling:
-            return self._call(generation, request, version, state)
+            return self._call(request, version, state)
 
-    def _call(self, generation: int, request: Any, version: int, state: Any) -> Answer | None:
-        if generation != self._generation:
+    def _call(self, request: Any, version: int, state: Any) -> Answer | None:
+        if (sampler := self._sampler) is None:
             return None
-        sampler, began = self._sampler, time.monotonic()
+        began = time.monotonic()
         try:
-            self.load(generation, version, state)
+            self.load(version, state)
             self._use_newest()
             content = self._hosted.call(request)
             answer = Answer(content, None, seconds=time.monotonic() - began)
@@ -225,10 +217,10 @@ class HostActor:
         return answer
 
     @_control
-    def load(self, generation: int, version: int, state: Any) -> None:
+    def load(self, version: int, state: Any) -> None:
         """Store this version of the policy if it is newer; may be a control call."""
         with self._lock:
-            if generation != self._generation or version <= self._newest[0]:
+            if self._sampler is None or version <= self._newest[0]:
                 return
             self._newest = version, state
         if self._hosted.takes_policy_at_once:
@@ -236,9 +228,9 @@ class HostActor:
                 self._use_newest()
 
     @_control
-    def control(self, generation: int, function: Callable[[Any], Any]) -> Any:
+    def control(self, function: Callable[[Any], Any]) -> Any:
         """Call a function with the sampler; always a control call."""
-        return function(self._sampler) if generation == self._generation else None
+        return None if (sampler := self._sampler) is None else function(sampler)
 
     @_control
     def kill_workers(self) -> None:
@@ -250,7 +242,7 @@ class HostActor:
     def close(self) -> None:
         """Close the sampler, or end the pending call, which closes it; may be a control call."""
         with self._lock:
-            sampler, self._sampler, self._generation = self._sampler, None, -1
+            sampler, self._sampler = self._sampler, None
         if sampler is not None:
             try:
                 sampler.close()

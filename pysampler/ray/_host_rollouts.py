@@ -1,14 +1,12 @@
-"""The rollouts that ``take`` returns, and the learner's buffers that hold them.
+"""The rollouts that ``take`` returns: those of several hosts, with their envs side by side.
 
 Ray's store keeps a host's rollout, read-only, while anything refers to it; a host on the driver's
-machine keeps it in its frames (_host_memory.py). The learner copies it once, to a buffer that holds
-the envs of all hosts side by side: the rollouts of several hosts are one batch without a second
-copy.
+machine keeps it in its frames (_host_memory.py). The learner copies it once, to arrays with the
+envs of all hosts, so that the rollouts of several hosts are one batch without a second copy.
 """
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from pysampler import _core
 from pysampler._policies.trees import mapped
 from pysampler._rollouts.info_arrays import of_unlike_shapes
 from pysampler._rollouts.rollout import STEP_FIELDS, Ended, Rollout
@@ -31,7 +28,15 @@ if TYPE_CHECKING:
     from pysampler.ray._host_memory import HostMemory
     from pysampler.sync import Segment
 
-__all__ = ["HostRollout", "HostRollouts", "InfoShapes", "LearnerBuffer", "Packed", "packed"]
+__all__ = [
+    "HostRollout",
+    "HostRollouts",
+    "InfoShapes",
+    "Packed",
+    "of_host",
+    "packed",
+    "side_by_side",
+]
 
 _FINAL = "final_observations"
 
@@ -121,10 +126,10 @@ class Packed:
 
 
 class InfoShapes:
-    """The shapes of infos, by path: the first that any host has sent."""
+    """The shapes of infos, by path: the first that any host has sent; and dtypes that fit all."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[Any, Any]] = {}  # with the dtypes
+        self._known: dict[Path, tuple[Any, Any]] = {}
         self._warned: set[Path] = set()
 
     def fitting(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +153,7 @@ class InfoShapes:
                     self._warned.add(place)
                     warnings.warn(
                         f"pysampler: {of_unlike_shapes(place, known, shape)}",
-                        stacklevel=6 + len(place),  # the caller of ``take``
+                        stacklevel=5 + len(place),  # the caller of ``take``
                     )
                 if known == "dict":
                     info, mask = {}, {}
@@ -157,106 +162,57 @@ class InfoShapes:
                     mask = np.zeros(steps, np.bool_)
             elif is_dict:
                 info, mask = self._fitting(place, info, mask, steps)
+            elif dtype != known_dtype:  # such as an integer so far
+                dtype = np.result_type(known_dtype, dtype)
+                self._known[place] = shape, dtype
+                info = info.astype(dtype)
             fitting[name], fitting_masks[name] = info, mask
         return fitting, fitting_masks
 
 
-class LearnerBuffer:
-    """Memory for rollouts of several hosts, reused once nothing refers to any of them.
+def side_by_side(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of some rollouts with the envs of all, in memory of their own.
 
     Args:
-        num_envs: The number of envs of a host.
-        hosts: The initial capacity, in hosts.
-        info_shapes: The shapes of infos.
+        parts: The fields of each rollout, with rows of ``final_observations`` as in ``Packed``.
     """
+    ends = [_ends(part) for part in parts]
+    joined = {name: _joined([part[name] for part in parts]) for name in parts[0] if name != _FINAL}
 
-    def __init__(self, num_envs: int, hosts: int, info_shapes: InfoShapes) -> None:
-        self._num_envs = num_envs
-        self._room = hosts
-        self._info_shapes = info_shapes
-        self._fields: dict[str, Any] = {}
-        self._lent: dict[int, _core.Lent] = {}  # by the id of an array, which it keeps alive
+    def finals(*rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        array = np.zeros((*joined["terminated"].shape, *rows[0].shape[1:]), rows[0].dtype)
+        envs = ends[0].shape[1]
+        for i, (at, of_host) in enumerate(zip(ends, rows, strict=True)):
+            array[:, i * envs : (i + 1) * envs][at] = of_host
+        return array
 
-    @property
-    def held(self) -> bool:
-        """Whether anything refers to a rollout in it."""
-        return any(array.held for array in self._lent.values())
-
-    def reserve(self, hosts: int) -> None:
-        """Make room for this many hosts; growing discards the contents of the buffer."""
-        if hosts > self._room:
-            self._room, self._fields, self._lent = hosts, {}, {}
-
-    def write(self, packed: Packed, position: int) -> None:
-        """Copy a host's rollout to its place."""
-        envs = self._envs(position)
-        for name, tree in self._info_shapes.fitting(packed.fields).items():
-            if name == _FINAL:
-                put = functools.partial(self._put_rows, _ends(packed.fields), envs)
-            else:
-                put = functools.partial(self._put, envs)
-            self._fields[name] = self._written(self._fields.get(name), tree, envs, put)
-
-    def _written(self, target: Any, tree: Any, envs: slice, put: Callable[..., Any]) -> Any:
-        """Copy a tree to ``target``, and return the target, which may have grown."""
-        if isinstance(tree, Mapping):
-            known = target if isinstance(target, dict) else {}
-            # Infos may have new keys, which other hosts' envs may never return.
-            for name in known.keys() - tree.keys():
-                mapped(functools.partial(_clear, envs), known[name])
-            return {
-                **known,
-                **{
-                    name: self._written(known.get(name), part, envs, put)
-                    for name, part in tree.items()
-                },
-            }
-        if isinstance(tree, (tuple, list)):
-            parts = target if isinstance(target, tuple) else (None,) * len(tree)
-            return tuple(
-                self._written(one, part, envs, put) for one, part in zip(parts, tree, strict=True)
-            )
-        return put(target, tree)
-
-    def _put(self, envs: slice, target: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        shape = (array.shape[0], self._room * self._num_envs, *array.shape[2:])
-        if target is None:
-            target = np.zeros(shape, array.dtype)
-        elif (dtype := np.result_type(target, array)) != target.dtype:
-            target = target.astype(dtype)  # an info that was an integer so far
-        target[:, envs] = array
-        return np.asarray(target)
-
-    def _put_rows(
-        self, at: npt.NDArray[np.bool_], envs: slice, target: Any, rows: npt.NDArray[Any]
-    ) -> npt.NDArray[Any]:
-        if target is None:
-            shape = (len(at), self._room * self._num_envs, *rows.shape[1:])
-            target = np.zeros(shape, rows.dtype)
-        target[:, envs][at] = rows
-        return np.asarray(target)
-
-    def _envs(self, position: int, count: int = 1) -> slice:
-        return slice(position * self._num_envs, (position + count) * self._num_envs)
-
-    def views(self, position: int, count: int = 1) -> dict[str, Any]:
-        """Return the fields of the rollouts of some hosts, side by side."""
-        envs = self._envs(position, count)
-        fields = {
-            name: mapped(lambda array: self._view(array)[:, envs], tree)
-            for name, tree in self._fields.items()
-        }
-        return {"state": None, **fields}
-
-    def _view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if (lent := self._lent.get(id(array))) is None:
-            lent = self._lent[id(array)] = _core.Lent(array, of_this_process=True)
-        view: npt.NDArray[Any] = lent.view()
-        return view
+    return {"state": None, **joined, _FINAL: mapped(finals, *(part[_FINAL] for part in parts))}
 
 
-def _clear(envs: slice, array: npt.NDArray[Any]) -> None:
-    array[:, envs] = np.zeros((), array.dtype)
+def of_envs(fields: Mapping[str, Any], envs: slice) -> dict[str, Any]:
+    """Return views of the fields of rollouts, for some envs."""
+    return _mapped(lambda array: array[:, envs], fields)
+
+
+def _mapped(function: Callable[..., Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if tree is None else mapped(function, tree) for name, tree in fields.items()}
+
+
+def of_host(fields: Mapping[str, Any], position: int, num_envs: int) -> dict[str, Any]:
+    """Return views of the fields of rollouts, for the envs of one host."""
+    return of_envs(fields, slice(position * num_envs, (position + 1) * num_envs))
+
+
+def _joined(trees: Sequence[Any]) -> Any:
+    """Return trees of arrays as one; infos that only some of the hosts gave are 0 for others."""
+    first = next(tree for tree in trees if tree is not None)
+    if isinstance(first, Mapping):
+        known = [tree or {} for tree in trees]
+        names = dict.fromkeys(name for tree in known for name in tree)
+        return {name: _joined([tree.get(name) for tree in known]) for name in names}
+    if isinstance(first, tuple):
+        return tuple(map(_joined, zip(*trees, strict=True)))
+    return np.concatenate([np.zeros_like(first) if tree is None else tree for tree in trees], 1)
 
 
 def packed(
@@ -281,23 +237,17 @@ class HostRollouts(Sequence[HostRollout]):
     The host that has waited for longest comes first.
 
     Args:
-        rollouts: The rollouts.
-        buffer: The buffer that holds them, one after the other.
+        rollouts: The rollouts, whose arrays are views of those in ``fields``.
+        fields: Their fields, with the envs of all.
         num_envs: The number of envs of a host.
-        first: The position of the first rollout in the buffer.
     """
 
     def __init__(
-        self,
-        rollouts: Sequence[HostRollout],
-        buffer: LearnerBuffer,
-        num_envs: int,
-        first: int = 0,
+        self, rollouts: Sequence[HostRollout], fields: dict[str, Any], num_envs: int
     ) -> None:
         self._rollouts = list(rollouts)
-        self._buffer = buffer
+        self._fields = fields
         self._num_envs = num_envs
-        self._first = first
 
     def __len__(self) -> int:
         return len(self._rollouts)
@@ -341,7 +291,7 @@ class HostRollouts(Sequence[HostRollout]):
             name: float(np.mean([one.seconds[name] for one in parts])) for name in parts[0].seconds
         }
         return Rollout(
-            **self._buffer.views(self._first, len(parts)),
+            **self._fields,
             lengths=np.concatenate([one.lengths for one in parts]),
             ended=ended,
             version=min(one.version for one in parts),
@@ -352,20 +302,17 @@ class HostRollouts(Sequence[HostRollout]):
 
     def parted(self) -> tuple[HostRollouts, HostRollouts]:
         """Split off the first rollout: return it and a list of the others."""
-        buffer, count, first = self._buffer, self._num_envs, self._first
+        count = self._num_envs
         return (
-            HostRollouts(self._rollouts[:1], buffer, count, first),
-            HostRollouts(self._rollouts[1:], buffer, count, first + 1),
+            HostRollouts(self._rollouts[:1], of_envs(self._fields, slice(count)), count),
+            HostRollouts(self._rollouts[1:], of_envs(self._fields, slice(count, None)), count),
         )
 
     def copy(self) -> HostRollouts:
         """Return copies in separate memory, which you can keep for as long as you like."""
-        count = len(self._rollouts)
-        buffer = LearnerBuffer(self._num_envs, count, InfoShapes())
-        for position, one in enumerate(self._rollouts):
-            buffer.write(packed(one, one.version), position)
-        own = [replace(one, **buffer.views(i)) for i, one in enumerate(self._rollouts)]
-        return HostRollouts(own, buffer, self._num_envs)
-
-    def __repr__(self) -> str:
-        return f"<pysampler.ray.HostRollouts of hosts {self.hosts}>"
+        fields = _mapped(np.copy, self._fields)
+        own = [
+            replace(one, **of_host(fields, i, self._num_envs))
+            for i, one in enumerate(self._rollouts)
+        ]
+        return HostRollouts(own, fields, self._num_envs)

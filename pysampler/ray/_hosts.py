@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pysampler.ray._host import Answer, Description
     from pysampler.sync import Segment
 
@@ -36,13 +38,13 @@ class Call:
 
 @dataclass
 class Host:
-    """The driver's state of a host.
+    """The driver's state of a host, whose process is a new Ray actor after each loss.
 
     Attributes:
         index: The index of the host.
         place: The key of its place, for the placement.
         actor: The Ray actor.
-        generation: The number of samplers that it made before the current one.
+        generation: The number of its earlier processes.
         pid: Its process id.
         node: The address and the beginning of the id of its node.
         description: The description of its sampler.
@@ -51,13 +53,14 @@ class Host:
         ended: Whether its sampler has ended, so that it is not called any more.
         starting: The pending call while it starts: ``ready``, then ``begin``.
         begins: Whether that call is ``begin``.
-        call_again_at: When to call ``ready`` again, in ns.
         calls: The pending calls, the oldest first.
         answered_at: When the last answer was received, in ns.
         taken_at: The number of answers taken from all hosts when one was last taken from this host.
         loading: The last control call with a version of the policy.
         loaded: The version of the policy in that call.
-        losses: The times of its losses, in ns.
+        losses: The times of its last losses, in ns.
+        lost: The number of its losses.
+        errors: Errors to raise. Those that have been raised have a traceback.
         started_at: When ``begin`` was called, in ns.
         sent: The number of calls sent to it.
         served: The number of its answers that were taken.
@@ -76,13 +79,14 @@ class Host:
     ended: bool = False
     starting: Any = None
     begins: bool = False
-    call_again_at: int = 0
     calls: deque[Call] = field(default_factory=deque)
     answered_at: int = 0
     taken_at: int = 0
     loading: Any = None
     loaded: int = 0
-    losses: deque[int] = field(default_factory=deque)
+    losses: Sequence[int] = ()
+    lost: int = 0
+    errors: Sequence[Exception] = ()
     started_at: int = 0
     sent: int = 0
     served: int = 0
@@ -91,3 +95,9 @@ class Host:
     def __str__(self) -> str:
         where = f" (pid {self.pid} on node {self.node})" if self.pid else ""
         return f"host {self.index}{where}"
+
+    def become(self, **values: Any) -> None:
+        """Set attributes in one call, within which no signal handler runs."""
+        memory = self.memory  # dropped after that: Python code runs when a segment is unmapped
+        vars(self).update(values)
+        del memory

@@ -80,15 +80,14 @@ class Placement:
             self._keeper.end()
 
     def _actor(self, strategy: Any, cpus: int) -> Any:
-        """Return a new actor; Ray starts its process, and restarts it whenever it dies."""
+        """Return a new actor; Ray starts its process once."""
         further = self._options.actor_options or {}
         runtime_env = further.get("runtime_env") or {}
         env_vars = {**_INLINE, **(runtime_env.get("env_vars") or {})}
         options = {
             "num_cpus": cpus,
             "scheduling_strategy": strategy,
-            "max_restarts": -1,
-            "max_task_retries": 0,
+            "max_restarts": 0,
             **further,
             "runtime_env": {**runtime_env, "env_vars": env_vars},
         }

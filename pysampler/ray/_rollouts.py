@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,21 +12,20 @@ from pysampler._common.numbers import whole_number
 from pysampler._policies.normalize import expect_normalizer
 from pysampler._policies.seeds import seed_policy
 from pysampler._rollouts.options import RolloutOptions
-from pysampler._rollouts.rollouts import MOST_HELD
 from pysampler._rollouts.rollouts import Rollouts as LocalRollouts
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options
 from pysampler._vector.vector_env import core_of
 from pysampler._workers.seeds import seed_globals
-from pysampler.errors import BusyError
 from pysampler.ray._host import HostedSampler
 from pysampler.ray._host_memory import HostMemory
 from pysampler.ray._host_rollouts import (
     HostRollout,
     HostRollouts,
     InfoShapes,
-    LearnerBuffer,
+    of_host,
     packed,
+    side_by_side,
 )
 from pysampler.ray._options import FleetOptions
 from pysampler.ray._policy_states import policy_on_host, update_policy
@@ -165,10 +163,6 @@ class Rollouts(RemoteSampler):
             wait for nodes. None waits forever.
         actor_options: Further options of Ray's actors, such as ``{"num_gpus": 1}`` or
             ``{"resources": {"sampler": 1}}``.
-        keep_last: How many results of ``take`` you keep at a time. A result is not overwritten
-            while you hold it, or an array or a tensor of it: the next one uses other memory. By
-            default there is room for 8. Raise this to keep more (there is room for
-            ``keep_last + 1``), or keep ``taken.copy()``.
         policy_in: Where the policy acts on a host: in its process ("main") or its "workers"; see
             :class:`pysampler.Rollouts`, as for the following options.
         overlap: On each host, sample the next rollout while the last one is being sent.
@@ -228,7 +222,6 @@ class Rollouts(RemoteSampler):
         host_timeout: float | None = 600.0,
         start_timeout: float | None = 300.0,
         actor_options: Mapping[str, Any] | None = None,
-        keep_last: int = 1,
         policy_in: PolicyIn = "main",
         overlap: bool = False,
         min_envs: int | Literal["auto"] | None = None,
@@ -253,11 +246,11 @@ class Rollouts(RemoteSampler):
             actor_options,
         )
         each = RolloutOptions(
-            *(horizon, policy_in, overlap, keep_last, min_envs, timeout, timeout_from),
+            *(horizon, policy_in, overlap, 1, min_envs, timeout, timeout_from),
             *(allow_partial, reset_each, info_keys, threads, warm_up, device, chunk),
         )
         kwargs = {
-            **{name: value for name, value in vars(each).items() if name != "keep_last"},
+            **vars(each),
             # Those that the driver may still read, beside the one being sampled.
             "keep_last": max(1, fleet_options.in_flight - 1),
             "normalize": normalize,
@@ -279,9 +272,7 @@ class Rollouts(RemoteSampler):
         )
         # Rollouts on their way to the caller, and the calls whose answers were copied to them.
         self._returning: tuple[HostRollouts, list[tuple[Host, Call]]] | None = None
-        self._most_held = max(each.keep_last + 1, MOST_HELD)
         self._info_shapes = InfoShapes()
-        self._buffers: list[LearnerBuffer] = []
         self._publish()
         self._begin()
         if normalize is not None:
@@ -314,10 +305,7 @@ class Rollouts(RemoteSampler):
                 waits forever.
 
         Returns:
-            The rollouts. The host that has waited for longest comes first.
-
-        Raises:
-            BusyError: You hold so many results that there is no room for another.
+            The rollouts, in memory of their own. The host that has waited for longest comes first.
         """
         if min_hosts is not None:
             min_hosts = whole_number("take rollouts", "min_hosts", min_hosts, 1)
@@ -341,10 +329,8 @@ class Rollouts(RemoteSampler):
             self._finish_interrupted()
             taken = None if self._returning is None else self._returning[0]
             if taken is None:
-                buffer = self._free_buffer()
                 self._publish()
-                chosen = self._choose(min_hosts, deadline)[:most]
-                taken = self._received(chosen, buffer)
+                taken = self._received(self._choose(min_hosts, deadline)[:most])
             self._finish_interrupted()
             rest = None
             if self._returning is not None and most is not None and len(taken) > most:
@@ -399,44 +385,26 @@ class Rollouts(RemoteSampler):
         content: Packed = answer.content
         return content
 
-    def _free_buffer(self) -> LearnerBuffer:
-        """Return a buffer that no rollout in use refers to."""
-        if (buffer := self._unheld_buffer()) is not None:
-            return buffer
-        if len(self._buffers) < self._most_held:
-            self._buffers.append(LearnerBuffer(self.num_envs, 1, self._info_shapes))
-            return self._buffers[-1]
-        gc.collect()  # reference cycles may hold some, such as that of a kept exception
-        if (buffer := self._unheld_buffer()) is not None:
-            return buffer
-        raise BusyError(
-            f"cannot take rollouts: you hold the results of {self._most_held} calls, and there is "
-            f"room for {self._most_held}; keep taken.copy(), drop arrays of rollouts that you do "
-            "not need, or pass a larger keep_last"
-        )
-
-    def _unheld_buffer(self) -> LearnerBuffer | None:
-        return next((buffer for buffer in self._buffers if not buffer.held), None)
-
-    def _received(self, chosen: list[Host], buffer: LearnerBuffer) -> HostRollouts:
-        """Copy the rollouts of these hosts to a buffer."""
+    def _received(self, chosen: list[Host]) -> HostRollouts:
+        """Copy the rollouts of these hosts."""
+        if not chosen:
+            return HostRollouts([], {}, self.num_envs)
         began = now()
-        buffer.reserve(max(len(chosen), len(self._fleet.present)))
-        for position, host in enumerate(chosen):
-            buffer.write(self._head(host), position)
+        parts = [self._head(host) for host in chosen]
+        fields = side_by_side(list(map(self._info_shapes.fitting, (one.fields for one in parts))))
         rollouts = []
-        for position, host in enumerate(chosen):
-            packed, answer = self._head(host), host.calls[0].answer
+        for position, (host, part) in enumerate(zip(chosen, parts, strict=True)):
+            answer = host.calls[0].answer
             assert answer is not None
-            lengths, ended = packed.own()
+            lengths, ended = part.own()
             rollouts.append(
                 HostRollout(
-                    **buffer.views(position),
+                    **of_host(fields, position, self.num_envs),
                     lengths=lengths,
                     ended=ended,
-                    version=packed.version,
-                    lag=self._lag_of(packed.version),
-                    seconds=packed.seconds,
+                    version=part.version,
+                    lag=self._lag_of(part.version),
+                    seconds=part.seconds,
                     memory=np.zeros(0, np.uint8),
                     host=host.index,
                     node=host.node,
@@ -445,15 +413,16 @@ class Rollouts(RemoteSampler):
                     host_seconds=answer.seconds,
                 )
             )
-        taken = HostRollouts(rollouts, buffer, self.num_envs)
-        if rollouts:
-            self._lag = float(np.mean([one.lag for one in rollouts]))
-            received = self._bytes + sum(self._head(host).nbytes for host in chosen)
-            took = self._took + len(rollouts)
-            calls = [(host, host.calls[0]) for host in chosen]
-            # One statement without a call: after an interrupt, the next call finds the rollouts
-            # either in the store, not yet counted, or here.
-            self._returning, self._took, self._bytes = (taken, calls), took, received
+        taken = HostRollouts(rollouts, fields, self.num_envs)
+        calls = [(host, host.calls[0]) for host in chosen]
+        # All at once: after an interrupt, the next call finds the rollouts either in the store, not
+        # yet counted, or here.
+        vars(self).update(
+            _returning=(taken, calls),
+            _took=self._took + len(rollouts),
+            _bytes=self._bytes + sum(part.nbytes for part in parts),
+            _lag=float(np.mean([one.lag for one in rollouts])),
+        )
         self._receiving_ns += now() - began
         return taken
 

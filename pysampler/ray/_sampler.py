@@ -168,7 +168,7 @@ class RemoteSampler(Uncopyable, Interruptible):
     # -- hosts -----------------------------------------------------------------------------------
 
     def _setup_of(self, index: int, generation: int) -> HostSetup:
-        """Return the index, generation and seeds of a host's sampler.
+        """Return the seeds of a host's sampler, given the number of its earlier processes.
 
         The first generation of all hosts has the seeds of one vector env with all their envs.
         """
@@ -179,7 +179,7 @@ class RemoteSampler(Uncopyable, Interruptible):
             seed = self._seed + index * self.num_envs
             if generation > 0:
                 seed = number_from(np.random.SeedSequence(entropy))
-        return HostSetup(index, generation, seed, entropy)
+        return HostSetup(seed, entropy)
 
     def _request(self, host: Host) -> Any:
         raise NotImplementedError

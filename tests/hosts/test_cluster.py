@@ -240,17 +240,14 @@ def test_the_object_store_never_spills_and_is_emptied(cluster, monkeypatch, hori
     before, spilled = stored()
     kept = []
     with rollouts(Large, horizon=horizon, vector_kwargs=WORKERS) as some:
-        addresses = set()
         for n in range(takes):
             taken = some.take()
-            addresses.add(taken.joined.observations.__array_interface__["data"][0])
             if n % 10 == 0:
                 kept += [taken[0].ended, taken[1].copy(), taken.joined.ended]
                 kept += [one.copy() for one in taken] if n % 50 == 0 else []
         received = some.stats().bytes_received
         assert received > takes * 2 * 2 * horizon * 100_000
         assert received > size * 100e6
-        assert len(addresses) == 2  # the loop holds one result while it takes the next
         assert stored()[1] == spilled == 0
         # Results under way and ready ones: two of each host at most. Ray frees taken results up
         # to a second later.

@@ -457,8 +457,8 @@ def test_a_call_leaves_its_sampler_to_a_close_that_is_under_way():
             host._sampler = None  # as a control call does, before it closes the sampler
             return "content"
 
-    host._hosted, host._sampler, host._generation = Hosted(), Closing(), 1
-    answer = host.call(1, "request", 0, None)
+    host._hosted, host._sampler = Hosted(), Closing()
+    answer = host.call("request", 0, None)
     assert (answer.content, answer.failure) == ("content", None)
 
 
@@ -486,8 +486,8 @@ def test_close_ends_a_call_that_has_not_begun_its_rollout():
     closing = threading.Thread(target=host.close)
     sampler = pysampler.Rollouts(Life, act, 3, num_envs=2, num_workers=0)
     sampler._lease.stop = stop
-    host._hosted, host._sampler, host._generation = Hosted(), sampler, 1
-    answer = host.call(1, "request", 0, None)
+    host._hosted, host._sampler = Hosted(), sampler
+    answer = host.call("request", 0, None)
     closing.join()
     assert answer.failure is not None
     assert "closed meanwhile" in str(answer.failure)

@@ -39,7 +39,6 @@ BOTH = [
 ]
 OF_ROLLOUTS = [
     ({"horizon": 0}, "horizon 0, expected"),
-    ({"keep_last": 0}, "keep_last 0, expected"),
     ({"policy_in": "learner"}, 'policy_in \'learner\', expected one of "main", "workers"'),
     ({"min_envs": 0}, "min_envs 0, expected"),
     ({"timeout": -1}, "timeout -1, expected"),
@@ -232,7 +231,7 @@ def test_options_reach_ray(simulated):
         assert group.bundles[0]["sampler"] == 2
         for process in simulated.running:
             assert process.options.items() >= options.items()
-            assert (process.options["max_restarts"], process.options["max_task_retries"]) == (-1, 0)
+            assert process.options["max_restarts"] == 0
 
 
 # -- the object ----------------------------------------------------------------------------------

@@ -227,8 +227,7 @@ def test_a_host_that_dies_in_each_start_raises_in_the_end(simulated):
         """Kill the host each time it makes its sampler, except the first."""
         begun.append(simulated.time)
         if len(begun) > 1:
-            process = simulated.running[0]
-            simulated.at(0, lambda: process.die(restart=True))
+            simulated.at(0, simulated.running[0].die)
 
     with rollouts(on_host_loss="restart", max_restarts=3, hosts=1) as some:
         some.take()
@@ -244,13 +243,13 @@ def test_a_host_that_dies_in_each_start_raises_in_the_end(simulated):
 def test_a_host_that_hangs_in_its_start_is_killed(simulated):
     with rollouts(on_host_loss="restart", start_timeout=20, max_restarts=1) as some:
         some.take()
-        process = simulated.process_on(simulated.alive[0])
+        node = simulated.alive[0]
 
         def hangs():
-            process.stopped = True
+            simulated.process_on(node).stopped = True
 
         simulated.when_called["begin"] = hangs
-        simulated.kill_process(simulated.alive[0])
+        simulated.kill_process(node)
         began = simulated.time
         with pytest.raises(HostLostError, match=r"has not made its sampler for 20 s"):
             take_until(lambda: False, some, simulated)
@@ -413,9 +412,9 @@ def test_close_ends_the_rollout_under_way_and_closes_the_envs(tmp_path, options)
         **options,
     )
     host = HostActor()
-    host._hosted, host._sampler, host._generation = Hosted(), sampler, 1
+    host._hosted, host._sampler = Hosted(), sampler
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(host.call, 1, sampler, 0, None)
+        answer = pool.submit(host.call, sampler, 0, None)
         assert stepping.wait(60)
         host.close()  # as Ray does, in the thread of control calls
         assert len(list(tmp_path.iterdir())) == 2

@@ -6,8 +6,8 @@ something waits. As in Ray
 
 - arguments and results are pickled, and arrays in results are read-only views of the store;
 - an actor dies when the last handle to it is gone;
-- a call to an actor that is being restarted fails at once; a call to one that has not started yet
-  waits;
+- a call to an actor that has not started yet waits; if it was to start on a node that is gone, the
+  call fails once Ray has noticed that;
 - ``wait`` returns ready references in the order in which they were passed.
 """
 
@@ -28,7 +28,6 @@ import numpy as np
 import ray
 from ray.exceptions import (
     ActorDiedError,
-    ActorUnavailableError,
     ActorUnschedulableError,
     GetTimeoutError,
     RayTaskError,
@@ -74,12 +73,12 @@ class Node:
 
 
 class Process:
-    """An actor and its current process.
+    """An actor and its process.
 
     Attributes:
         options: The options it was made with.
-        moves: Whether it restarts on another node when its own is removed.
-        state: "new", "starting" (again), "running" or "dead".
+        moves: Whether it may start on another node when its own is removed.
+        state: "new", "running" or "dead".
         stopped: Whether it is frozen, as after SIGSTOP.
         calls: The queued calls: (name, arguments, ref).
         under_way: The running call: (ref, its result, its end).
@@ -91,7 +90,7 @@ class Process:
         self.calls = deque()
         self.instance = None
         self.node = None
-        self.starts_at = ray.time
+        self.starts_at = ray.time + int(ray.start_seconds * SECOND)
         self.under_way = None
 
     def submit(self, name, *args):
@@ -101,8 +100,6 @@ class Process:
             args = [arg if isinstance(arg, Ref) else self.ray.put(arg) for arg in args]
             if self.state == "dead":
                 self.ray.finish(ref, error=ActorDiedError())
-            elif self.state == "starting":
-                self.ray.finish(ref, error=self.why_not())
             elif name in CONTROL and self.state == "running" and not self.stopped:
                 self.ray.finish(ref, *self.returned(name, args))
             else:
@@ -110,32 +107,27 @@ class Process:
                 self.start_next()
         return ref
 
-    def why_not(self):
-        """Return the error of calls while Ray restarts the process."""
-        node = self.place()
-        if self.moves or node.alive or self.ray.time < node.missed_at:
-            return ActorUnavailableError("The actor is temporarily unavailable", None)
-        return ActorUnschedulableError("The node does not exist any more")
-
     def next_event(self):
         """Return the time of the next event here, or None."""
-        if self.state in ("new", "starting"):
+        if self.state == "new":
             node = self.place()
             if node is not None and node.alive and not node.full:
                 return max(self.starts_at, self.ray.time)
+            if not self.moves and not node.alive:
+                return max(node.missed_at, self.ray.time)
         elif self.under_way is not None and not self.stopped:
             return self.under_way[2]
         return None
 
     def step(self):
         if self.under_way is None:
+            if not self.place().alive:
+                self.die(ActorUnschedulableError("The node does not exist any more"))
+                return
             try:
                 self.node, self.instance, self.state = self.place(), self.kind(), "running"
             except ImportError as error:
-                died = ActorDiedError(RayTaskError("__init__", f"...\n{error!r}", error))
-                calls, self.calls, self.state = self.calls, deque(), "dead"
-                for _, _, ref in calls:
-                    self.ray.finish(ref, error=died)
+                self.die(ActorDiedError(RayTaskError("__init__", f"...\n{error!r}", error)))
                 return
         else:
             (ref, returned, _), self.under_way = self.under_way, None
@@ -158,20 +150,18 @@ class Process:
         except Exception as error:
             return None, RayTaskError(name, repr(error), error)
 
-    def die(self, *, restart):
-        """End the process; without a restart the actor is dead."""
+    def die(self, error=None):
+        """End the process: calls fail with ``error``."""
         if self.state == "dead":
             return
         instance, self.instance = self.instance, None
-        self.node, self.stopped = None, False
-        self.state = "starting" if restart else "dead"
-        self.starts_at = self.ray.time + int(self.ray.restart_seconds * SECOND)
+        self.node, self.stopped, self.state = None, False, "dead"
         refs = [ref for _, _, ref in self.calls]
         if self.under_way is not None:
             refs.append(self.under_way[0])
         self.calls, self.under_way = deque(), None
         for ref in refs:
-            self.ray.finish(ref, error=self.why_not() if restart else ActorDiedError())
+            self.ray.finish(ref, error=error or ActorDiedError())
         if instance is not None:
             traced = sys.gettrace() is not None
             with untraced():
@@ -186,7 +176,7 @@ class Handle:
 
     def __init__(self, process):
         self._process = process
-        weakref.finalize(self, process.die, restart=False).atexit = False
+        weakref.finalize(self, process.die).atexit = False
 
     def __getattr__(self, name):
         if name.startswith("_"):
@@ -232,7 +222,7 @@ class SimulatedRay:
 
     Attributes:
         nodes_by_age: The nodes.
-        restart_seconds: The time from the death of a process to its restart.
+        start_seconds: The time from the creation of an actor to the start of its process.
         miss_seconds: The time from the removal of a node until Ray notices it.
         fetch_seconds: The transfer time of a requested result to this node.
         processes: All actors so far.
@@ -247,7 +237,7 @@ class SimulatedRay:
         self.time = now()
         self.WORKER_MODE = ray.WORKER_MODE
         self.nodes_by_age = []
-        self.restart_seconds = 1.0
+        self.start_seconds = 1.0
         self.miss_seconds = 5.0
         self.fetch_seconds = 0.0
         self.processes, self.groups = [], []
@@ -278,9 +268,8 @@ class SimulatedRay:
         """Remove a node ungracefully, with its processes."""
         node.alive, node.missed_at = False, self.time + int(self.miss_seconds * SECOND)
         for process in self.processes:
-            if node in (process.node, None if process.moves else process.place()):
-                process.die(restart=True)
-                process.starts_at = node.missed_at
+            if process.node is node:
+                process.die()
 
     @property
     def running(self):
@@ -292,7 +281,7 @@ class SimulatedRay:
 
     def kill_process(self, node):
         """Kill the process of the actor on a node, like SIGKILL."""
-        self.process_on(node).die(restart=True)
+        self.process_on(node).die()
 
     def at(self, seconds, function):
         """Call a function after some seconds."""
@@ -457,8 +446,8 @@ class SimulatedRay:
         self.processes.append(process)
         return Handle(process)
 
-    def kill(self, handle, *, no_restart=True):
-        handle._process.die(restart=not no_restart)
+    def kill(self, handle):
+        handle._process.die()
 
     def placement_group(self, bundles, strategy="PACK", name=""):
         group = Group(self, bundles, strategy)
