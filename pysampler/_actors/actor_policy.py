@@ -190,7 +190,9 @@ class ActorPolicy(FreeRunningPolicy):
             progress.acting_ns[group] += now() - began
             rows = server.rows(index)
             versions[rows] = version = int(requests.versions[number])
-            if block.step(at + 1) and report.add_overflow(at + 1, server.take_overflow(index)):
+            if block.step(at + 1) and report.add_overflow(
+                self._frames, at + 1, server.take_overflow(index)
+            ):
                 self._stop_if_requested(report)
                 return False
             self._policy.after_step(

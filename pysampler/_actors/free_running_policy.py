@@ -39,7 +39,7 @@ class FreeRunningPolicy(WorkerPolicy):
         failed = False
         for index, block in enumerate(server.blocks):
             block.reset(1, [(None, None)] * len(server.rows(index)))
-            failed = report.add_overflow(1, server.take_overflow(index)) or failed
+            failed = report.add_overflow(self._frames, 1, server.take_overflow(index)) or failed
         envs = envs_of(server)
         self.carry(1, 0, envs)
         self._policy.after_reset(0, envs)
@@ -52,7 +52,8 @@ class FreeRunningPolicy(WorkerPolicy):
         failed = False
         for index, block in enumerate(server.blocks):
             if block.step(at):
-                failed = report.add_overflow(at, server.take_overflow(index)) or failed
+                overflow = server.take_overflow(index)
+                failed = report.add_overflow(self._frames, at, overflow) or failed
         if failed:
             self._stop_if_requested(report)
         return not failed

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler._frames.frames import LOST
 from pysampler._frames.spec import leaf_paths
 from pysampler._policies.signatures import STATE
 
@@ -80,7 +81,8 @@ class Packer:
         self._states = [(f"{STATE}{i}", leaf) for i, leaf in enumerate(states)]
 
     def begin_episodes(self) -> None:
-        """Begin an episode in every env, because all were reset; unpacked steps are lost."""
+        """Begin an episode in every env, because all were reset; the record under way is lost."""
+        self._counts += 1
         self._return[:] = 0
         self._length[:] = 0
 
@@ -119,6 +121,9 @@ class Packer:
             rows[name] = leaf[begins, envs]
         # Before the records are pushed, so that no number is used twice.
         self._counts += len(rows)
+        made = self._by_record(self._frames.has_final[first + 1 : last + 1, envs] != LOST)
+        if not made.all():  # a vector env among the envs lost a worker
+            rows = rows[made if self._single_steps else made.all(axis=2)]
         return rows.reshape(-1)
 
     def _by_record(self, steps: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -3,7 +3,8 @@
 ================================ ==============================================================
 ``env``                          the index of the env
 ``version``                      of the weights that acted; at the beginning of a record of T steps
-``number``                       records that the env had begun before; a gap is a lost record
+``number``                       records that the env had begun before; after a gap, those between
+                                 are lost, and a new episode may begin
 ``observations``                 the observation that was acted on
 ``next_observations``            the one after the step; when an episode ends, its last one
 ``actions``                      the action

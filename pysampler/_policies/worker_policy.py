@@ -6,6 +6,7 @@ a rollout pauses when infos have new keys, until the parent has made columns for
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PolicySetup", "RolloutJob", "RolloutReport", "TakePolicy", "WorkerPolicy"]
 
-# The maximum number of keys and types of infos that are reported immediately.
+# The maximum number of keys and types of infos that a group reports immediately.
 _MAX_REPORTED = 512
 
 
@@ -80,8 +81,9 @@ class RolloutReport:
     policy_ns: int = 0
     seen: dict[str, Moments] | None = None  # moments of the normalization
 
-    def add_overflow(self, frame: int, overflow: Overflow) -> bool:
-        """Add infos and failures of a step; return whether an env raised."""
+    def add_overflow(self, frames: Frames, frame: int, overflow: Overflow) -> bool:
+        """Add infos and failures of a step, and mark lost envs; return whether an env raised."""
+        end_lost_episodes(frames, frame - 1, overflow)
         wanted = _core.EnvBlock.INFO, _core.EnvBlock.ERROR
         self.overflow += [
             (
@@ -167,8 +169,10 @@ class WorkerPolicy:
         self._normalizations: dict[int, Normalization | None] = {}
         self._weights: Any = None
         self._version = 0
-        # Keys and types of infos reported so far.
-        self._reported: set[Any] = set() if before is None else before._reported
+        # Keys and types of infos that each group has reported so far.
+        self._reported: defaultdict[int, set[Any]] = (
+            defaultdict(set) if before is None else before._reported
+        )
         self._track = track
         self._gauges = gauges
         gauges.version(0)
@@ -240,10 +244,9 @@ class WorkerPolicy:
         def add_overflow(at: int) -> bool:
             """Return whether to stop here, because an env raised or there are infos to report."""
             overflow = take_overflow()
-            end_lost_episodes(self._frames, at - 1, overflow)
-            if report.add_overflow(at, overflow):
+            if report.add_overflow(self._frames, at, overflow):
                 return True
-            if at == end or not self._are_new(overflow):
+            if at == end or not self._are_new(group, overflow):
                 return False
             report.unfinished = True
             policy.after_step(at, envs)
@@ -288,19 +291,18 @@ class WorkerPolicy:
             span = at, envs.start, envs.stop - envs.start
             report.policy_ns += self._timed(policy.act, [span])
             overflow = take_overflow() if block.step_chunk(at + 1, steps, last=False) else []
-            end_lost_episodes(self._frames, at, overflow)
-            if report.add_overflow(at + 1, overflow):
+            if report.add_overflow(self._frames, at + 1, overflow):
                 return
             policy.after_chunk(at + 1, envs)
             at += steps
-            if at < end and self._are_new(overflow):
+            if at < end and self._are_new(group, overflow):
                 report.unfinished = True
                 return
             progress.steps[group] += steps
 
-    def _are_new(self, overflow: Overflow) -> bool:
-        """Return whether infos have keys or types that were not reported before."""
-        reported = self._reported
+    def _are_new(self, group: int, overflow: Overflow) -> bool:
+        """Return whether infos have keys or types that their group has not reported before."""
+        reported = self._reported[group]
         if len(reported) >= _MAX_REPORTED:
             return False
         before = len(reported)

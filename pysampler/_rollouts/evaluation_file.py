@@ -176,7 +176,9 @@ class EvaluationFile(Closing):
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
+        if self._file is not None and not self._file.closed:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # forked workers have the file, too
             with contextlib.suppress(OSError):  # a line that was not flushed has raised already
                 self._file.close()
 

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import os
 import resource
 import signal
 import subprocess
@@ -215,6 +216,25 @@ class Unnamed:
 def test_episodes_that_no_file_can_tell_apart_are_refused(tmp_path, spec, text):
     with pytest.raises(ValueError, match=f"cannot resume evaluation: .*{text}"):
         pysampler.evaluate(Steps, still, [spec], num_workers=0, resume=tmp_path / "file")
+
+
+def test_a_fork_does_not_keep_a_file_from_others(tmp_path):
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+    end, other = os.pipe()
+
+    def fork(_):
+        if os.fork() == 0:
+            os.close(other)
+            os.read(end, 1)  # until the test ends
+            os._exit(0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        pysampler.evaluate(Steps, still, 2, **arguments, progress=fork)
+    assert len(pysampler.evaluate(Steps, still, 2, **arguments).episodes) == 2
+    os.close(other)
+    os.wait()
+    os.close(end)
 
 
 def test_only_one_evaluation_writes_to_a_file(tmp_path):
