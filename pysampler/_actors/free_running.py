@@ -169,7 +169,7 @@ class FreeRunningSampler(Sampler):
         )
         segment = prepared.segment
         self._gauges = self._core.pool.gauges
-        self._progress = WorkerProgress(groups, segment)
+        self._progress = WorkerProgress(segment, groups)
         self._lease.stop = functools.partial(_end, self._progress)
         # Workers that do not act still need the initial states of episodes.
         acts = self._device is None or hasattr(self.policy, "initial_state")
@@ -196,8 +196,7 @@ class FreeRunningSampler(Sampler):
             ),
             prepared.policy.outputs,
             self._board.place() if acts and self._board is not None else None,
-            self._progress.offset,
-            groups=groups,
+            self._progress.place,
             entropy=entropy_from(self._seed),
             policies_before=0,
             own_process=in_processes,

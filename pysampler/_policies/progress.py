@@ -25,8 +25,9 @@ class WorkerProgress:
     Any process may set the flags: an env that stops all actors does so in a worker.
     """
 
-    def __init__(self, groups: int, segment: Segment, offset: int | None = None) -> None:
-        self.offset, self._lines = segment.array((groups + 1, _WORDS), np.dtype(np.int64), offset)
+    def __init__(self, segment: Segment, groups: int, offset: int | None = None) -> None:
+        offset, self._lines = segment.array((groups + 1, _WORDS), np.dtype(np.int64), offset)
+        self.place = groups, offset  # for workers
         self.steps = self._lines[:-1, 0]  # negative until the first frame has been copied
         self.blocked_ns = self._lines[:-1, 1]  # of each worker's first group
         self.acting_ns = self._lines[:-1, 2]

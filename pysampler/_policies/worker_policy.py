@@ -6,7 +6,6 @@ a rollout pauses when infos have new keys, until the parent has made columns for
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -56,8 +55,7 @@ class PolicySetup:
     policy: PolicySource
     outputs: PolicyOutputs
     board: Any  # place of the weights' board; None: the policy has its weights
-    progress: int  # offset of WorkerProgress in the segment
-    groups: int
+    progress: tuple[int, int]  # place of WorkerProgress in the segment
     entropy: int | list[int]  # of random numbers
     policies_before: int  # how many policies have been sent before
     own_process: bool  # whether the worker is a process, whose global generators it seeds
@@ -159,7 +157,7 @@ class WorkerPolicy:
         self._policy: FramePolicy = FramePolicy(caller, setup.outputs, frames)
         self._frames = frames
         self._segment = segment
-        self._progress = WorkerProgress(setup.groups, segment, setup.progress)
+        self._progress = WorkerProgress(segment, *setup.progress)
         self._board = None if setup.board is None else setup.board.attach(segment)
         self._statistics: WorkerStatistics | None = None
         if setup.statistics is not None:
@@ -170,9 +168,7 @@ class WorkerPolicy:
         self._weights: Any = None
         self._version = 0
         # Keys and types of infos that each group has reported so far.
-        self._reported: defaultdict[int, set[Any]] = (
-            defaultdict(set) if before is None else before._reported
-        )
+        self._reported: dict[int, set[Any]] = {} if before is None else before._reported
         self._track = track
         self._gauges = gauges
         gauges.version(0)
@@ -302,7 +298,7 @@ class WorkerPolicy:
 
     def _are_new(self, group: int, overflow: Overflow) -> bool:
         """Return whether infos have keys or types that their group has not reported before."""
-        reported = self._reported[group]
+        reported = self._reported.setdefault(group, set())
         if len(reported) >= _MAX_REPORTED:
             return False
         before = len(reported)

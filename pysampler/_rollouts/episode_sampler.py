@@ -244,11 +244,10 @@ class EpisodeSampler(Sampler):
         self._was_reset = True  # the envs are in their first episodes
         self._frame = 0  # with the newest results, if the policy acts here
         if self._in_workers:
-            progress = WorkerProgress(len(self._groups), prepared.segment)
+            progress = WorkerProgress(prepared.segment, len(self._groups))
             setup = EpisodeSetup(
                 source_of(self._policy, in_processes=self._pool.in_processes),
-                *(prepared.policy.outputs, None, progress.offset),
-                groups=len(self._groups),
+                *(prepared.policy.outputs, None, progress.place),
                 entropy=list(entropy),
                 policies_before=0,
                 own_process=self._pool.in_processes,
@@ -413,7 +412,10 @@ class EpisodeSampler(Sampler):
             answer, envs = by_group.get(group), self._groups[group]
             spares = self._spares.pop(group, [])
             if answer is not None and self._were_lost(group, answer):
-                self._begin_again(group)
+                self._resetting.discard(group)
+                lost = {**self._rows.forget(envs), **self._starts.get(group, {})}
+                self._rests[group] = [env for env in envs if env not in lost]
+                self._begin_again(group, lost, self._pool.last_loss(group))
                 self._queue.extendleft(reversed(spares))
             elif self._in_workers:
                 assert answer is not None
@@ -433,7 +435,8 @@ class EpisodeSampler(Sampler):
                 for k in range(self._steps):
                     finished += self._rows.after_step(at + k, envs, infos.get(k, {}))
             if self._rows.lost:
-                self._begin_lost_again(group)
+                lost, self._rows.lost = self._rows.lost, {}
+                self._begin_again(group, lost, WorkerLostError("it was one of a vector env's own"))
         if failures:
             self._failure = self._pool.error_of(*first(failures))
         return finished
@@ -499,44 +502,22 @@ class EpisodeSampler(Sampler):
         at = self._frame_of[group] + (group not in self._resetting)
         return bool((self._has_final[at, self._rows_of(group)] == LOST).any())
 
-    def _begin_again(self, group: int) -> None:
-        """Let a group whose envs replace lost ones begin its episodes again."""
-        self._expect_resets()
-        envs = self._groups[group]
-        self._resetting.discard(group)
-        self._starts[group] = {**self._rows.forget(envs), **self._starts.get(group, {})}
-        self._rests[group] = [env for env in envs if env not in self._starts[group]]
-        loss, most = self._pool.last_loss(group), self._pool.max_restarts
-        for env, start in self._starts[group].items():
+    def _begin_again(self, group: int, lost: Mapping[int, Start], loss: WorkerLostError) -> None:
+        """Let a group begin the episodes of lost envs again; raise if one is lost too often."""
+        if self.resets_itself:
+            raise WorkerLostError(
+                "cannot evaluate: a worker was lost, and its vector envs reset themselves, so that "
+                "their episodes cannot begin again"
+            )
+        self._starts[group] = {**self._starts.get(group, {}), **lost}
+        most = self._pool.max_restarts
+        for env, start in lost.items():
             self._losses[start.index] += loss.env in (None, env)
             if (count := self._losses[start.index]) > most:
                 limit = f"expected at most {most} (max_restarts)"
                 loss.args = (f"its worker was lost {count} times, {limit}; {loss.args[0]}",)
                 loss.env = env
                 raise loss
-
-    def _begin_lost_again(self, group: int) -> None:
-        """Let a group begin the episodes again in which its vector envs lost workers."""
-        self._expect_resets()
-        lost, self._rows.lost = self._rows.lost, {}
-        self._starts.setdefault(group, {}).update(lost)
-        for env, start in lost.items():
-            self._losses[start.index] += 1
-            if (count := self._losses[start.index]) > (most := self._pool.max_restarts):
-                loss = WorkerLostError(
-                    f"a worker of its vector env was lost {count} times, expected at most {most} "
-                    "(max_restarts)"
-                )
-                loss.env = env
-                raise loss
-
-    def _expect_resets(self) -> None:
-        """Raise WorkerLostError if episodes cannot begin again after a loss."""
-        if self.resets_itself:
-            raise WorkerLostError(
-                "cannot evaluate: a worker was lost, and its vector envs reset themselves, so that "
-                "their episodes cannot begin again"
-            )
 
     # -- ending ----------------------------------------------------------------------------------
 

@@ -236,8 +236,7 @@ def evaluate(
                 if file is not None:
                     file.add(index, result)
                 over.add(result.return_)
-            if film is not None:
-                again = film.starts(starts, found)
+            if film is not None and (again := film.starts(starts, found)):
                 films = runs.run(again, None, *film.envs(len(again)), **film.making)
                 filmed = stack.enter_context(Progress(silent, len(again), noun="films"))
                 for result in film.film(found, films, again):

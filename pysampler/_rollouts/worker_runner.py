@@ -41,7 +41,7 @@ class WorkerRunner(RolloutRunner):
                 if self._in_processes
                 else SharedWeights(setup.weights, copies=self._options.overlap)
             )
-        self._progress = WorkerProgress(len(self._groups), segment)
+        self._progress = WorkerProgress(segment, len(self._groups))
         self._gauges = self._pool.gauges
         self._last_frame = 0  # has the newest observations
         self._sent: PolicySource | None = None
@@ -56,8 +56,7 @@ class WorkerRunner(RolloutRunner):
             policy,
             self.policy.outputs,
             None if self._board is None else self._board.place(),
-            self._progress.offset,
-            groups=len(self._groups),
+            self._progress.place,
             entropy=self._entropy,
             policies_before=self._policies_sent,
             own_process=self._in_processes,

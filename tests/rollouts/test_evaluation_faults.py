@@ -270,8 +270,8 @@ def test_an_episode_that_loses_workers_of_a_vector_env_ends_the_evaluation(tmp_p
     with dying(tmp_path / "flag", once=False) as envs, pytest.raises(WorkerLostError) as info:
         pysampler.evaluate(envs, still, 6, seed=BAD - 1, policy_in=policy_in)
     assert str(info.value).startswith(
-        "cannot evaluate episode 1 (seed 5): a worker of its vector env was lost 4 times, expected "
-        "at most 3 (max_restarts)"
+        "cannot evaluate episode 1 (seed 5): its worker was lost 4 times, expected at most 3 "
+        "(max_restarts); it was one of a vector env's own"
     )
     assert info.value.episode == 1
 

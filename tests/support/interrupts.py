@@ -4,7 +4,7 @@ Python checks for signals after a call, at the start of a function and at the en
 ``at_each_point`` runs a program repeatedly, and each time sends a real signal just before the n-th
 of these points within pysampler: its handler raises there.
 
-One point in four is tried, chosen by PYSAMPLER_FAULT_SEED; its default is fixed, so that two runs
+One point in eight is tried, chosen by PYSAMPLER_FAULT_SEED; its default is fixed, so that two runs
 of a commit try the same points. PYSAMPLER_EVERY_POINT=1 (`make test-faults`) tries all.
 """
 
@@ -25,7 +25,7 @@ import pysampler
 OURS = str(Path(pysampler.__file__).parent)
 EVERY_POINT = os.environ.get("PYSAMPLER_EVERY_POINT") == "1"
 SEED = int(os.environ.get("PYSAMPLER_FAULT_SEED", "0"))
-SAMPLED = 4  # one point of this many is tried
+SAMPLED = 8  # one point of this many is tried
 
 
 class Interrupted(BaseException):
