@@ -3,8 +3,7 @@
 ================================ ==============================================================
 ``env``                          the index of the env
 ``version``                      of the weights that acted; at the beginning of a record of T steps
-``number``                       records that the env had begun before; after a gap, those between
-                                 are lost, and a new episode may begin
+``number``                       records that the env had begun before; those in a gap are lost
 ``observations``                 the observation that was acted on
 ``next_observations``            the one after the step; when an episode ends, its last one
 ``actions``                      the action
