@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from typing import Any
+
+import numpy as np
 
 __all__ = ["PredictPolicy", "predict_policy"]
 
@@ -39,13 +42,8 @@ class PredictPolicy:
         self.model = model
         if vec_normalize is None and hasattr(model, "get_vec_normalize_env"):
             vec_normalize = model.get_vec_normalize_env()
-        # SB3 saves this attribute with a model, and sets it only in VecNormalize.
-        if vec_normalize is None and getattr(model, "_last_original_obs", None) is not None:
-            raise ValueError(
-                "cannot evaluate: the model was trained in VecNormalize, whose statistics it "
-                f"lacks; expected {type(model).__name__}.load(FILE, env=VecNormalize.load("
-                "STATISTICS, envs)), or on the command line --vec-normalize STATISTICS"
-            )
+        if vec_normalize is None:
+            _expect_statistics(model)
         self.vec_normalize = None if vec_normalize is None else _frozen(vec_normalize)
 
     def normalized(self, observations: Any) -> Any:
@@ -66,6 +64,36 @@ class PredictPolicy:
     def __call__(self, observations: Any) -> Any:
         """Return the most likely actions."""
         return self.model.predict(self.normalized(observations), deterministic=True)[0]
+
+
+def _expect_statistics(model: Any) -> None:
+    """Raise ValueError if a model without a vector env got normalised observations in its training.
+
+    SB3 saves the last observations with a model, and original ones beside them: on-policy
+    algorithms only in ``VecNormalize``; others always, those before the last, of the env's dtype.
+    """
+    last, original = getattr(model, "_last_obs", None), getattr(model, "_last_original_obs", None)
+    if last is None or original is None or getattr(model, "env", None) is not None:
+        return
+    if not isinstance(original, dict):
+        last, original = {"": last}, {"": original}
+    off_policy = hasattr(model, "replay_buffer_class")
+    expected = (
+        f"expected {type(model).__name__}.load(FILE, env=VecNormalize.load(STATISTICS, envs)), or "
+        "on the command line --vec-normalize STATISTICS"
+    )
+    for name, array in original.items():
+        if last[name].dtype != array.dtype or not (off_policy or np.array_equal(last[name], array)):
+            raise ValueError(
+                "cannot evaluate: the model was trained in VecNormalize, whose statistics it "
+                f"lacks; {expected}"
+            )
+    if off_policy and any(array.dtype == np.float32 for array in last.values()):
+        warnings.warn(
+            "pysampler: if the model was trained in VecNormalize, it lacks its statistics: "
+            f"{expected}. If it was not, load it with env=, which says so",
+            stacklevel=5,
+        )
 
 
 def _frozen(vec_normalize: Any) -> Any:

@@ -203,35 +203,27 @@ class WorkerPolicy:
             self._statistics.hand_over()
 
     def roll_out(
-        self,
-        block: _core.EnvBlock,
-        take_overflow: Callable[[], list[tuple[int, int, Any]]],
-        envs: slice,
-        group: int,
-        frame: int,
-        steps: int,
-        *,
-        last: int,
-        resumes: bool,
-        normalization: Normalization | None,
+        self, server: EnvServer, number: int, frame: int, job: RolloutJob
     ) -> RolloutReport:
         """Act for the envs of a block for some steps, from a frame on.
 
-        ``last`` is the envs' frame before the rollout. ``resumes``: the last report of this rollout
-        was unfinished. Then, and if the envs replace lost ones, they continue from their last step.
+        If the last report of this rollout was unfinished, or the envs replace lost ones, they
+        continue from their last step.
         """
+        block, rows, group = server.blocks[number], server.rows(number), job.group
+        first, count = server.first + rows.start, rows.stop - rows.start
+        envs = slice(first, first + count)
         self.refresh()
         policy, progress = self._policy, self._progress
-        if not resumes or group not in self._normalizations:
-            self._normalizations[group] = normalization
+        if not job.resumes or group not in self._normalizations:
+            self._normalizations[group] = job.normalization
         policy.normalization = self._normalizations[group]
         report = RolloutReport()
         if progress.steps[group] < 0:  # otherwise this rollout may have overwritten the last frame
-            self.carry(last, frame, envs)
+            self.carry(job.last, frame, envs)
             progress.steps[group] = 0
-        at = frame + (int(progress.steps[group]) if block.fresh or resumes else 0)
-        end = frame + steps
-        first, count = envs.start, envs.stop - envs.start
+        at = frame + (int(progress.steps[group]) if block.fresh or job.resumes else 0)
+        end = frame + job.steps
         chunk = policy.caller.chunk
 
         def act(at: int) -> None:
@@ -239,7 +231,7 @@ class WorkerPolicy:
 
         def add_overflow(at: int) -> bool:
             """Return whether to stop here, because an env raised or there are infos to report."""
-            overflow = take_overflow()
+            overflow = server.take_overflow(number)
             if report.add_overflow(self._frames, at, overflow):
                 return True
             if at == end or not self._are_new(group, overflow):
@@ -248,9 +240,7 @@ class WorkerPolicy:
             policy.after_step(at, envs)
             return True
 
-        if chunk is not None:
-            self._take_chunks(block, take_overflow, report, (at, end, chunk), envs, group)
-        else:
+        if chunk is None:
             report.policy_ns += _core.take_turns(
                 act,
                 block,
@@ -258,43 +248,21 @@ class WorkerPolicy:
                 (lambda at: policy.after_step(at, envs)) if policy.needs_after_step else None,
                 *(at, end, *progress.cells(group), self._track),
             )
+        while chunk is not None and at < end and not progress.stopped:
+            report.policy_ns += self._timed(act, at)
+            left = block.step_chunk(at + 1, chunk, last=False)
+            overflow = server.take_overflow(number) if left else []
+            if report.add_overflow(self._frames, at + 1, overflow):
+                break
+            policy.after_chunk(at + 1, envs)
+            at += chunk
+            if at < end and self._are_new(group, overflow):
+                report.unfinished = True
+                break
+            progress.steps[group] += chunk
         if policy.normalization is not None and not report.unfinished:
             report.seen = policy.normalization.seen
         return report
-
-    def _take_chunks(
-        self,
-        block: _core.EnvBlock,
-        take_overflow: Callable[[], list[Any]],
-        report: RolloutReport,
-        frames: tuple[int, int, int],
-        envs: slice,
-        group: int,
-    ) -> None:
-        """Let the policy act and the block make chunks, in turns.
-
-        Args:
-            block: The block.
-            take_overflow: Takes the overflow of a chunk.
-            report: The report to add it to.
-            frames: The first and the last frame, and the number of steps of a chunk.
-            envs: The envs.
-            group: Their group.
-        """
-        policy, progress = self._policy, self._progress
-        at, end, steps = frames
-        while at < end and not progress.stopped:
-            span = at, envs.start, envs.stop - envs.start
-            report.policy_ns += self._timed(policy.act, [span])
-            overflow = take_overflow() if block.step_chunk(at + 1, steps, last=False) else []
-            if report.add_overflow(self._frames, at + 1, overflow):
-                return
-            policy.after_chunk(at + 1, envs)
-            at += steps
-            if at < end and self._are_new(group, overflow):
-                report.unfinished = True
-                return
-            progress.steps[group] += steps
 
     def _are_new(self, group: int, overflow: Overflow) -> bool:
         """Return whether infos have keys or types that their group has not reported before."""
@@ -356,15 +324,4 @@ class RolloutJob(Repeated):
         """Act and step in the worker."""
         policy: WorkerPolicy | None = server.acting
         assert policy is not None
-        rows = server.rows(block)
-        return policy.roll_out(
-            server.blocks[block],
-            lambda: server.take_overflow(block),
-            slice(server.first + rows.start, server.first + rows.stop),
-            self.group,
-            frame,
-            self.steps,
-            last=self.last,
-            resumes=self.resumes,
-            normalization=self.normalization,
-        )
+        return policy.roll_out(server, block, frame, self)

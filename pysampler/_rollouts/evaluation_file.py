@@ -128,7 +128,7 @@ class EvaluationFile(Closing):
         self._file.truncate(self._whole)
         if self._count < len(starts):
             self._new = header
-        self._expect(identity_of(envs))
+        self._expect(self._source, is_all=len(self.results) == len(starts))
         self._expect_names([] if statistics is None else None)
 
     def begin(self, envs: GymVectorEnv[Any, Any, Any]) -> None:
@@ -144,13 +144,19 @@ class EvaluationFile(Closing):
             self._write({_HEADER: {**self._new, "envs": found}})
             self._new = None
 
-    def _expect(self, envs: dict[str, str]) -> None:
+    def _expect(self, envs: dict[str, str], *, is_all: bool = False) -> None:
+        """Raise ValueError if the results are of other envs; ``is_all``: or if that is unknown."""
         for name, value in envs.items():
             if self._envs.get(name, value) != value:
                 raise ValueError(
                     f"cannot resume evaluation: {self.path} has results of envs with the {name} "
                     f"{self._envs[name]}, got {value}; remove the file to begin again"
                 )
+        if is_all and not (self._envs.keys() & envs.keys()):
+            raise ValueError(
+                f"cannot resume evaluation: {self.path} has all results, of {self._envs}, got "
+                f"{envs or 'other envs'}; pass what the file names, or remove it to begin again"
+            )
 
     def _expect_names(self, names: Iterable[str] | None) -> None:
         """Raise ValueError if the results have other statistics; None: any, but not none."""
@@ -177,10 +183,13 @@ class EvaluationFile(Closing):
     def close(self) -> None:
         """Close the file."""
         if self._file is not None and not self._file.closed:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(self._file, fcntl.LOCK_UN)  # forked workers have the file, too
-            with contextlib.suppress(OSError):  # a line that was not flushed has raised already
-                self._file.close()
+            for call in (
+                self._file.flush,  # a line that was not flushed has raised already
+                lambda: fcntl.flock(self._file, fcntl.LOCK_UN),  # forks have the file, too
+                self._file.close,
+            ):
+                with contextlib.suppress(OSError):
+                    call()
 
 
 def identity_of(envs: Any) -> dict[str, str]:

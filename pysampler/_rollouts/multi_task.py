@@ -213,6 +213,8 @@ class MultiTaskSampler(Uncopyable, Closing):
     ) -> None:
         """Begin a sample in which you choose the actions, with ``step_recv`` and ``step_send``.
 
+        The policy is called once, to see its extras.
+
         Args:
             max_length: See ``sample``.
             params: See ``sample``.
@@ -231,9 +233,12 @@ class MultiTaskSampler(Uncopyable, Closing):
             The envs that wait for actions, including those from earlier calls to which you have
             not sent any. None once each env has made all its steps: ``collect`` returns the data of
             the last steps.
+
+        Raises:
+            ValueError: No sample is under way.
         """
-        if self._rollouts is None:
-            return None
+        if self._rollouts is None or not (self._rollouts.opened or self._rollout):
+            raise ValueError("cannot receive: no sample is under way; call begin() first")
         limit = None if timeout is None else arguments.nanoseconds(timeout)
         received = self._rollouts.receive(limit)
         if received is None:

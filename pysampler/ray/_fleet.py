@@ -20,7 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 import pysampler
 from pysampler._vector import arguments
@@ -142,8 +142,11 @@ class Fleet:
 
     def _add(self, place: Any) -> None:
         if (actor := self._placement.actor(place)) is not None:
-            self.hosts.append(Host(len(self.hosts), place, actor, starting=actor.ready.remote()))
+            host = Host(len(self.hosts), place, actor, starting=actor.ready.remote())
+            self.hosts.append(host)
             self.calls += 1
+            if self.closed:  # by a signal handler
+                _kill(host)
 
     def _begin(self, host: Host) -> None:
         setup = self._setup_of(host.index, host.generation)
@@ -303,8 +306,6 @@ class Fleet:
                         f"{_lines(error)[-1]}; expected pysampler and its dependencies on each node"
                     ),
                 )
-            elif isinstance(error, ActorUnschedulableError):
-                self._leave(host)
             else:
                 self._lose(host, f"while it started, {_text_of(error)}")
         else:
@@ -329,6 +330,8 @@ class Fleet:
                     )
                 self._give_up(host, raised)
             else:
+                if (function := self._greeting(host.index)) is not None:
+                    host.actor.control.remote(function)
                 host.become(
                     pid=started.pid,
                     node=started.node,
@@ -339,8 +342,6 @@ class Fleet:
                     answered_at=now(),
                     serves=True,
                 )
-                if (function := self._greeting(host.index)) is not None:
-                    host.actor.control.remote(function)
                 if host.generation > 0:
                     log.warning("pysampler: %s is back, with new envs", host)
 
@@ -351,6 +352,8 @@ class Fleet:
             host: The host.
             why: The cause, for the message.
         """
+        if self.closed:  # by a signal handler
+            return
         options, at = self._options, now()
         since = at - options.restart_window * _SECOND
         losses = [*(one for one in host.losses if one >= since), at]
@@ -360,7 +363,8 @@ class Fleet:
             _kill(host)
             if (actor := self._placement.actor(host.place)) is None:
                 # A process that had not begun replaced one whose loss has been counted.
-                self._leave(host, lost=host.lost + (host.serves or host.begins))
+                self._give_up(host, None, lost=host.lost + (host.serves or host.begins))
+                log.warning("pysampler: %s; its node is gone", message)
                 return
             host.become(
                 actor=actor,
@@ -374,6 +378,8 @@ class Fleet:
                 memory=None,
             )
             self.calls += 1
+            if self.closed:  # by a signal handler
+                _kill(host)
             log.warning("pysampler: %s; restarting it", message)
             return
         if too_often:
@@ -381,10 +387,6 @@ class Fleet:
         error = HostLostError(message)
         error.host = host.index
         self._give_up(host, error, lost=host.lost + 1)
-
-    def _leave(self, host: Host, **values: Any) -> None:
-        self._give_up(host, None, **values)
-        log.warning("pysampler: %s lost: its node is gone", host)
 
     def _look_for_hung(self, hosts: Iterable[Host]) -> None:
         """Kill hosts that have not answered for longer than ``host_timeout``.

@@ -171,7 +171,8 @@ class HostActor:
     def begin(
         self, pickled: bytes, specs: bytes, setup: HostSetup, version: int, state: Any
     ) -> Started:
-        """Make the sampler."""
+        """Make the sampler; it replaces an earlier one, if an interrupted driver calls again."""
+        self.close()
         failure = description = None
         try:
             if specs:

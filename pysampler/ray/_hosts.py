@@ -97,7 +97,7 @@ class Host:
         return f"host {self.index}{where}"
 
     def become(self, **values: Any) -> None:
-        """Set attributes in one call, within which no signal handler runs."""
-        memory = self.memory  # dropped after that: Python code runs when a segment is unmapped
+        """Set attributes in one call, so that no signal handler runs between two of them."""
+        before = {**vars(self)}  # dropped after the call: that may run Python code
         vars(self).update(values)
-        del memory
+        del before

@@ -87,8 +87,8 @@ class Placement:
         options = {
             "num_cpus": cpus,
             "scheduling_strategy": strategy,
-            "max_restarts": 0,
             **further,
+            "max_restarts": 0,
             "runtime_env": {**runtime_env, "env_vars": env_vars},
         }
         kind = ray.remote(concurrency_groups={"control": 1})(HostActor)

@@ -221,9 +221,10 @@ def test_a_host_defaults_to_the_cpus_of_the_smallest_needed_node(simulated, node
 
 def test_options_reach_ray(simulated):
     options = {"num_gpus": 1, "resources": {"sampler": 2}, "num_cpus": 3, "memory": 100}
+    ours = {"max_restarts": 3}
     for node in simulated.alive:
         node.cpus = 3
-    with rollouts(actor_options=options, spread="SPREAD", cpus_per_host=2) as some:
+    with rollouts(actor_options=options | ours, spread="SPREAD", cpus_per_host=2) as some:
         some.take()
         [group] = simulated.groups
         assert group.strategy == "SPREAD"

@@ -1,10 +1,12 @@
 """Signal handlers that raise at any point of a call, on simulated hosts."""
 
+import contextlib
 import functools
 import itertools
 import logging
 import types
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from interrupts import Interrupted, at_each_point, at_point, points
 from simulated_ray import SimulatedRay, installed
 
 import pysampler.ray
-from pysampler.errors import EnvError, HostLostError
+from pysampler.errors import ClosedError, EnvError, HostLostError
 
 
 def functions_in(package):
@@ -220,6 +222,63 @@ def test_an_interrupted_close_can_be_repeated(simulated, make, mode):
         assert simulated.running == [], where
         assert simulated.groups == [], where
         assert simulated.keepers == set(), where
+        if not reached:
+            break
+    assert point > 20
+
+
+LOSSES = {"_lose", "become", "_kill", "_receive", "_receive_one", "_add", "actor", "_actor"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [2, "auto"])
+def test_a_handler_that_closes_during_a_loss_leaves_no_host(monkeypatch, hosts):
+    def sample(some, simulated):
+        with contextlib.suppress(ClosedError):
+            for _ in range(6):
+                some.take(timeout=0.5)
+                simulated.sleep(0.1)
+
+    for point in itertools.count(1, 3):
+        with installed(SimulatedRay(), monkeypatch) as simulated:
+            some = rollouts(num_envs=1, hosts=hosts, on_host_loss="restart")
+            some.take(min_hosts=2)
+            simulated.kill_process(simulated.alive[0])
+            reached, _, where = at_point(
+                *(point, lambda: sample(some, simulated), lambda *_: some.close()),  # noqa: B023
+                only=LOSSES,
+            )
+            some.close()
+            assert simulated.running == [], where
+        if not reached:
+            break
+    assert point > 30
+
+
+class Alone(Life):
+    """Only one may exist in a process at a time."""
+
+    exists: ClassVar[bool] = False
+
+    def __init__(self):
+        super().__init__()
+        assert not Alone.exists
+        Alone.exists = True
+
+    def close(self):
+        Alone.exists = False
+
+
+def test_an_interrupted_begin_makes_no_second_sampler_beside_the_first(monkeypatch):
+    for point in itertools.count(1):
+        with (
+            installed(SimulatedRay(), monkeypatch) as simulated,
+            rollouts(Alone, num_envs=1, hosts=1, on_host_loss="restart") as some,
+        ):
+            some.take(1)
+            simulated.kill_process(simulated.alive[0])
+            reached, _, _ = at_point(point, lambda: some.take(1), only={"_begin"})
+            assert len(some.take(1)) == 1
         if not reached:
             break
     assert point > 20

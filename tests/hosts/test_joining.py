@@ -146,3 +146,18 @@ def test_a_host_waits_for_a_joined_node_that_is_busy(auto):
         auto.after(some, 10)
         assert auto.after(some, 1) == [0, 1, 2]
         assert some.stats().lost == 0
+
+
+@pytest.mark.parametrize("mode", ["raise", "restart"])
+def test_a_node_that_leaves_before_its_host_has_begun_takes_it_along(auto, mode):
+    auto.start_seconds = 3.0
+    with rollouts(hosts="auto", on_host_loss=mode) as some:
+        node = auto.add_node()
+        while len(some.stats().hosts) < 3:
+            auto.after(some, 1)
+        auto.remove_node(node)
+        if mode == "raise":
+            with pytest.raises(HostLostError, match="^host 2 lost: while it started"):
+                auto.after(some, 20)
+        assert auto.after(some, 20) == [0, 1]
+        assert some.stats().hosts[2].gone

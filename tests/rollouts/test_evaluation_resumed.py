@@ -237,6 +237,13 @@ def test_a_fork_does_not_keep_a_file_from_others(tmp_path):
     os.close(end)
 
 
+def test_a_complete_file_is_not_taken_for_envs_that_it_does_not_name(tmp_path):
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+    pysampler.evaluate(Steps, still, 2, **arguments)
+    with pytest.raises(ValueError, match="has all results, of .*Steps.*got {'id': 'CartPole-v1'}"):
+        pysampler.evaluate("CartPole-v1", still, 2, **arguments)
+
+
 def test_only_one_evaluation_writes_to_a_file(tmp_path):
     arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
 

@@ -524,6 +524,16 @@ def test_env_kwargs_reach_each_env():
             pysampler.MultiTaskSampler(one.envs, policy, env_kwargs={"ends": "t"})
 
 
+def test_step_recv_raises_where_no_sample_is_under_way():
+    with sampler() as one:
+        with pytest.raises(ValueError, match=r"no sample is under way; call begin\(\) first"):
+            one.step_recv()
+        one.begin(5, tasks=[1, 2, 3])
+        one.sample_tasks(3)
+        with pytest.raises(ValueError, match="no sample is under way"):
+            one.step_recv()
+
+
 def test_floats_left_out_of_step_send_are_nan():
     def with_log_probs(observations, tasks, params):
         return np.zeros((len(observations), 1)), {"log_probs": np.zeros(len(observations))}
