@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pysampler._common.numbers import whole_number
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from pysampler._actors.actors import Actors
     from pysampler._actors.records import Records
 
 __all__ = ["Phase", "Phases"]
+
+
+class _Actors(Protocol):
+    """The part of actors that phases use."""
+
+    @property
+    def passed(self) -> int: ...
+    @property
+    def stopped(self) -> bool: ...
+    def take(self, count: int) -> Records | None: ...
+    def give_back(self, end: int) -> None: ...
+    def wait_full(self) -> int: ...
+    def _raise_loss(self) -> None: ...
 
 
 class Phase:
@@ -24,7 +36,7 @@ class Phase:
         full: When there were enough records, in ns of :func:`pysampler.sync.now`.
     """
 
-    def __init__(self, actors: Actors, number: int, count: int, filling: int) -> None:
+    def __init__(self, actors: _Actors, number: int, count: int, filling: int) -> None:
         self.number = number
         self.filling = filling
         self.full = now()
@@ -68,7 +80,7 @@ class Phases(Iterator[Phase]):
         drop: Drop the records of a phase that the learner does not take.
     """
 
-    def __init__(self, actors: Actors, *, drop: bool) -> None:
+    def __init__(self, actors: _Actors, *, drop: bool) -> None:
         self._actors = actors
         self._drop = drop
         self._filling: int | None = now()  # when filling began, in ns; None during a phase

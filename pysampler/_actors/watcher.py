@@ -18,7 +18,7 @@ from pysampler._actors.watcher_policy import (
     EPISODE,
     TakeWatcherPolicy,
     WatcherSetup,
-    WatcherState,
+    watcher_state,
 )
 from pysampler._common.numbers import refusal, true_or_false, whole_number
 from pysampler._policies.sampler import vector_env_of
@@ -366,9 +366,9 @@ class Watcher(FreeRunningSampler):
 
     def _make_ring(self, prepared: PreparedFrames) -> tuple[SharedRing, WatcherSetup]:
         ring = SharedRing(_SLOTS, EPISODE, (), prepared.segment, producers=2)
-        self._state = WatcherState(prepared.segment)
+        place, self._state = watcher_state(prepared.segment)
         return ring, WatcherSetup(
-            *(ring.place(), self._state.offset, self._folder, self._video_every, self._fps),
+            *(ring.place(), place, self._folder, self._video_every, self._fps),
             *(self._nice, self._repeat),
         )
 

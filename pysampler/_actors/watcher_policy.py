@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pysampler._vector.env_server import EnvServer
     from pysampler.sync import Segment
 
-__all__ = ["EPISODE", "TakeWatcherPolicy", "WatcherSetup", "WatcherState"]
+__all__ = ["EPISODE", "TakeWatcherPolicy", "WatcherSetup", "watcher_state"]
 
 # An episode of a watcher. ``at`` is the learner's count when it began.
 EPISODE = np.dtype(
@@ -35,7 +35,7 @@ class WatcherSetup:
 
     Attributes:
         ring: The place of the ring that episodes are pushed to.
-        state: Offset of ``WatcherState`` in the segment.
+        state: The place of ``watcher_state`` in the segment.
         folder: The directory to write files to.
         video_every: Film every n-th episode, beginning with the first.
         fps: Frames per second of videos.
@@ -52,35 +52,18 @@ class WatcherSetup:
     repeat: bool
 
 
-def _number(index: int) -> Any:
-    def get(self: WatcherState) -> int:
-        return int(self._numbers[index])
-
-    def set_(self: WatcherState, value: int) -> None:
-        self._numbers[index] = value
-
-    return property(get, set_)
+# Numbers in a segment. The parent writes the learner's count (``at``) and the videos requested by
+# ``film()``; the worker how many of those it made, the episodes that have ended, and how many of
+# these found the ring full.
+_STATE = np.dtype(
+    [(name, "<i8") for name in ("at", "videos_requested", "videos_made", "episodes", "missing")]
+)
 
 
-class WatcherState:
-    """Five numbers in a segment, shared by a watcher and its worker.
-
-    Attributes:
-        at: The learner's count; written by the parent.
-        videos_requested: Videos requested by ``film()``; written by the parent.
-        videos_made: How many of those have been made; written by the worker.
-        episodes: The number of episodes that have ended; written by the worker.
-        missing: How many of those found the ring full; written by the worker.
-    """
-
-    def __init__(self, segment: Segment, offset: int | None = None) -> None:
-        self.offset, self._numbers = segment.array((5,), np.dtype(np.int64), offset)
-
-    at = _number(0)
-    videos_requested = _number(1)
-    videos_made = _number(2)
-    episodes = _number(3)
-    missing = _number(4)
+def watcher_state(segment: Segment, offset: int | None = None) -> tuple[int, Any]:
+    """Return the place in a segment of what a watcher and its worker share, and this, by name."""
+    offset, numbers = segment.array((1,), _STATE, offset)
+    return offset, numbers.view(np.recarray)[0]
 
 
 class WatcherPolicy(FreeRunningPolicy):
@@ -98,7 +81,7 @@ class WatcherPolicy(FreeRunningPolicy):
         nice = max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0))  # only root may lower it
         os.setpriority(os.PRIO_PROCESS, 0, nice)
         ring = setup.ring.attach(self._segment)
-        state = WatcherState(self._segment, setup.state)
+        _, state = watcher_state(self._segment, setup.state)
         report = RolloutReport()
         if is_replacement and not self._restore(server, report):
             return report
