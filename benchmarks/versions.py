@@ -112,13 +112,14 @@ def main():
     parser.add_argument("pythons", nargs="*")
     parser.add_argument("--slices", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--cases", nargs="*", default=[*CASES])
     parser.add_argument("--serve")
     options = parser.parse_args()
     if options.serve:
         serve(options.serve)
         return
     print("| | old, steps/s | new, steps/s | new / old |\n| --- | --- | --- | --- |", flush=True)
-    for case in CASES:
+    for case in options.cases:
         old, new = compared(options.pythons, case, options.slices, options.seconds)
         ratios = [one / other for one, other in zip(new, old, strict=True)]
         low, _, high = quantiles(ratios, n=4)

@@ -133,7 +133,7 @@ class EpisodeRows:
         frames, rows = self._frames, slice(envs.start, envs.stop)
         terminated = frames.terminated[at, rows]
         ended = terminated | frames.truncated[at, rows]
-        own = {env: info.pop(RETURN) for env, info in infos.items() if RETURN in info}
+        own = infos and {env: info.pop(RETURN) for env, info in infos.items() if RETURN in info}
         lengths = self._lengths[rows]
         if self.runs(envs) == [(envs.start, len(envs))] and not self._begins_late:
             self._returns[rows] += frames.rewards[at, rows]

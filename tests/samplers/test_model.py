@@ -69,6 +69,7 @@ class Story(gym.Env):
 
     observation_space = spaces.Box(-(2.0**40), 2.0**40, (3,), np.float64)
     action_space = spaces.Box(-(2.0**40), 2.0**40, (1,), np.float64)
+    takes_tasks = True
 
     def __init__(self, index, events, folder, chunk, parent):
         self.folder, self.events, self.chunk, self.parent = folder, events, chunk, parent
@@ -86,8 +87,6 @@ class Story(gym.Env):
             self.reset_task(task)
         self.step_ = 0
         return self.observe(), {"number": -1}
-
-    takes_tasks = True
 
     def sample_tasks(self, count):
         return [{"number": number} for number in self.np_random.integers(1000, size=count)]
@@ -122,14 +121,12 @@ class Story(gym.Env):
 
 
 class Policy:
-    """Acts by the story; counts steps in its state, and checks it and the last reward."""
+    """Acts by the story; counts the steps of an episode in its state, and checks this."""
 
-    def __init__(self, chunk, *, rewards):
+    def __init__(self, chunk):
         self.chunk = chunk
-        if rewards:
-            self.act, self.__class__ = self._act, _WithRewards
 
-    def _act(self, observations, state):
+    def act(self, observations, state):
         story, step, _ = np.asarray(observations).T.astype(np.int64)
         count = np.zeros(len(story), np.int64) if state is None else np.asarray(state)
         assert (count == step).all(), f"state {count}, expected {step}"
@@ -140,23 +137,23 @@ class Policy:
         return (actions if self.chunk else actions[:, 0]).astype(np.float64), extras
 
     def __call__(self, observations, state):
-        return self._act(observations, state)
+        return self.act(observations, state)
 
 
-class _WithRewards(Policy):
+class WithRewards(Policy):
     def __call__(self, observations, state, previous_rewards):
         story, step, _ = np.asarray(observations).T.astype(np.int64)
         expected = np.where(step > 0, reward_of(story, step), 0)
         assert (np.asarray(previous_rewards) == expected).all(), (
             f"{previous_rewards}, expected {expected}"
         )
-        return self._act(observations, state)
+        return self.act(observations, state)
 
 
-class _WithTasks(Policy):
+class WithTasks(Policy):
     def __call__(self, observations, tasks, params, state):
         assert (params[tasks] == tasks).all(), f"params {params} of tasks {tasks}"
-        return self._act(observations, state)
+        return self.act(observations, state)
 
 
 def together(env_fns, mode, *, workers):
@@ -228,8 +225,10 @@ class Case:
         return pysampler.VectorEnv(fns, **options)
 
     def policy(self):
-        rewards = self.chunk is None and self.dice.random() < 0.5
-        return Policy(self.chunk, rewards=rewards)
+        kinds = (
+            [WithTasks] if self.make is tasks else [Policy] if self.chunk else [Policy, WithRewards]
+        )
+        return self.dice.choice(kinds)(self.chunk)
 
     def call(self, function):
         """Call a function, in which events may raise; return (its result, the exception)."""
@@ -338,9 +337,7 @@ def _checked(rollout, case, last, keys):
 
 def tasks(case, envs):
     """Check rollouts of many tasks, each of which begins with a reset."""
-    policy = case.policy()
-    policy.__class__ = _WithTasks
-    with pysampler.MultiTaskSampler(envs, policy, seed=case.seed, **case.options) as sampler:
+    with pysampler.MultiTaskSampler(envs, case.policy(), seed=case.seed, **case.options) as sampler:
         for number in range(8):
             if number % 3 == 0 or not sampler.tasks:
                 case.call(lambda: sampler.sample_tasks(case.num_envs))
