@@ -65,7 +65,7 @@ def steps_of(case):
     del options["num_envs"]
 
     def evaluated():
-        return int(pysampler.evaluate(envs, policy, 60, seed=1, **options).lengths.sum())
+        return int(pysampler.evaluate(envs, policy, 400, seed=1, **options).lengths.sum())
 
     return evaluated
 

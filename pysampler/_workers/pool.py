@@ -536,7 +536,7 @@ class Pool:
 
     def _drop_answers(self) -> None:
         """Free the answers of groups that were taken, here or by ``_core.Call``."""
-        for group in [one for one in self._answered if not self.is_pending(one)]:
+        for group in self._answered and [one for one in self._answered if not self.is_pending(one)]:
             self._lanes[self.worker_of[group]].drop(group)
             self._answered.discard(group)
 
