@@ -15,6 +15,7 @@ import functools
 import os
 import random
 import signal
+import weakref
 from collections import defaultdict
 
 import gymnasium as gym
@@ -167,6 +168,15 @@ def together(env_fns, mode, *, workers):
 # -- samplers --------------------------------------------------------------------------------------
 
 
+def finalizes(frame):
+    """Return whether a finalizer runs: Python drops an exception that a handler raises there."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Case:
     """A sampler, its envs and their events, drawn at random."""
 
@@ -245,8 +255,8 @@ class Case:
         return result, None
 
     def run(self):
-        def interrupt(*_):
-            if self.armed:
+        def interrupt(_, frame):
+            if self.armed and not finalizes(frame):
                 self.armed = False
                 raise Interrupted
 
