@@ -96,8 +96,9 @@ def compared(pythons, case, slices, seconds):
     for program in programs:
         assert program.stdout.readline() == "ready\n", case
     rates = ([], [])
-    for _ in range(slices):
-        for program, own in zip(programs, rates, strict=True):
+    pairs = list(zip(programs, rates, strict=True))
+    for turn in range(slices):
+        for program, own in pairs if turn % 2 else pairs[::-1]:
             program.stdin.write(f"{seconds}\n")
             program.stdin.flush()
             own.append(float(program.stdout.readline()))
