@@ -61,7 +61,7 @@ _STATE = np.dtype(
 
 
 def watcher_state(segment: Segment, offset: int | None = None) -> tuple[int, Any]:
-    """Return the place in a segment of what a watcher and its worker share, and this, by name."""
+    """Return the place of a watcher's numbers in a segment, and the numbers by name."""
     offset, numbers = segment.array((1,), _STATE, offset)
     return offset, numbers.view(np.recarray)[0]
 

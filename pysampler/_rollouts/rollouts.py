@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from pysampler._vector.options import VectorOptions
 
 
-__all__ = ["MOST_HELD", "Rollouts"]
+__all__ = ["Rollouts"]
 
 # How many rollouts the user may hold at a time, unless ``keep_last`` asks for more.
-MOST_HELD = 8
+_MOST_HELD = 8
 
 
 class Rollouts(Sampler):
@@ -406,7 +406,7 @@ class Rollouts(Sampler):
         if cuda_in_use():  # page-locks all reserved memory, too
             slots = most
         elif not addresses_are_limited():
-            most = max(most, MOST_HELD)
+            most = max(most, _MOST_HELD)
         size = self.horizon + 1
         prepared = self._prepare_frames(
             *(caller, seed, slots * size),

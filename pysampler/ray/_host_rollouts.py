@@ -165,13 +165,13 @@ class InfoShapes:
             elif dtype != known_dtype:  # such as an integer so far
                 dtype = np.result_type(known_dtype, dtype)
                 self._known[place] = shape, dtype
-                info = info.astype(dtype)
+                info = info.astype(dtype, copy=False)
             fitting[name], fitting_masks[name] = info, mask
         return fitting, fitting_masks
 
 
 def side_by_side(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of some rollouts with the envs of all, in memory of their own.
+    """Copy the fields of some rollouts, with their envs side by side.
 
     Args:
         parts: The fields of each rollout, with rows of ``final_observations`` as in ``Packed``.
@@ -182,8 +182,8 @@ def side_by_side(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def finals(*rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         array = np.zeros((*joined["terminated"].shape, *rows[0].shape[1:]), rows[0].dtype)
         envs = ends[0].shape[1]
-        for i, (at, of_host) in enumerate(zip(ends, rows, strict=True)):
-            array[:, i * envs : (i + 1) * envs][at] = of_host
+        for i, (at, own) in enumerate(zip(ends, rows, strict=True)):
+            array[:, i * envs : (i + 1) * envs][at] = own
         return array
 
     return {"state": None, **joined, _FINAL: mapped(finals, *(part[_FINAL] for part in parts))}

@@ -305,7 +305,7 @@ class Rollouts(RemoteSampler):
                 waits forever.
 
         Returns:
-            The rollouts, in memory of their own. The host that has waited for longest comes first.
+            Copies of the rollouts. The host that has waited for longest comes first.
         """
         if min_hosts is not None:
             min_hosts = whole_number("take rollouts", "min_hosts", min_hosts, 1)

@@ -158,7 +158,7 @@ class WithTasks(Policy):
 
 
 def together(env_fns, mode, *, workers):
-    """Return a vector env of gymnasium's, or one with a worker of its own, which may be lost."""
+    """Return a vector env: gymnasium's, or ours with a worker, which may be lost."""
     if workers:
         losses = {"on_worker_loss": "restart", "max_restarts": 10}
         return pysampler.VectorEnv([*env_fns], num_workers=1, autoreset_mode=mode, **losses)
