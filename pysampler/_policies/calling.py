@@ -397,9 +397,10 @@ def _checked_actions(
     at = f" at {place}" if place else ""
     count = rows[0]
     if array.shape != (*rows, *field.shape):
+        steps = "".join(f" with {chunk} actions (chunk={chunk})" for chunk in rows[1:])
         raise ValueError(
             f"cannot act: the policy returned actions of shape {array.shape}{at}, "
-            f"expected {(*rows, *field.shape)}: a row for each env"
+            f"expected {(*rows, *field.shape)}: a row for each env{steps}"
         )
     if array.dtype == bool and field.dtype.itemsize > 1:  # a byte, as of MultiBinary, holds it
         raise TypeError(

@@ -5,8 +5,7 @@ The rows live in the process in which the policy acts: the main process, or a wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +30,7 @@ __all__ = ["EpisodeRows", "Finished"]
 _SUCCESS = "is_success", "success"
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """An episode that is over.
 
     Attributes:

@@ -500,7 +500,7 @@ class EpisodeSampler(Sampler):
         if self._in_workers:
             return isinstance(answer.result, EpisodesReport) and answer.result.replaced
         at = self._frame_of[group] + (group not in self._resetting)
-        return bool((self._has_final[at, self._rows_of(group)] == LOST).any())
+        return LOST in self._has_final[at, self._rows_of(group)].tobytes()  # faster than any()
 
     def _begin_again(self, group: int, lost: Mapping[int, Start], loss: WorkerLostError) -> None:
         """Let a group begin the episodes of lost envs again; raise if one is lost too often."""

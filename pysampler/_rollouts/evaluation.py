@@ -302,10 +302,10 @@ class _Runs:
                 _expect_plain(self.specs)
             first = {start.index for start in starts[: sampler.envs.num_envs]}
             for one in finished:
-                seeded = one.index in first or not sampler.resets_itself
-                seed = one.result.seed if seeded else None
-                task = self.specs[one.index].task
-                yield one.index, replace(one.result, seed=seed, task=task)
+                result, task = one.result, self.specs[one.index].task
+                if sampler.resets_itself and one.index not in first:
+                    result = replace(result, seed=None)
+                yield one.index, result if task is None else replace(result, task=task)
 
 
 def _nothing(_: int) -> None:
@@ -340,5 +340,6 @@ def _keep_results(
         return
     text = f"{len(found.episodes)} of {total} episodes are over"
     if file is not None:
-        text += f" and in {file.path}" + "; the same call runs the others" * stopped
+        rest = "runs the others" if len(found.episodes) < total else "films"
+        text += f" and in {file.path}" + f"; the same call {rest}" * stopped
     error.add_note(f"{text}; the attribute `evaluation` of this exception has their results")

@@ -69,8 +69,10 @@ class EvaluationFile(Closing):
         if not lines and (_BEGIN.startswith(half) or half.startswith(_BEGIN)):
             return  # the first run ended before it had written the header
         self._whole = len("".join(line + "\n" for line in lines).encode())
+        number = 0
         try:
-            for row in map(json.loads, lines):
+            for number, line in enumerate(lines, 1):
+                row = json.loads(line)
                 if _HEADER in row or self._digest is None:
                     header = row[_HEADER]
                     self.seed, self._digest = header["seed"], header["episodes"]
@@ -81,9 +83,10 @@ class EvaluationFile(Closing):
             if self._digest is None:
                 raise ValueError("no header")
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"cannot resume evaluation: {self.path} is not the file of an evaluation"
-            ) from error
+            why = "is not the file of an evaluation"
+            if self._digest is not None:
+                why = f"is damaged: line {number} is no result; remove this line to run its episode"
+            raise ValueError(f"cannot resume evaluation: {self.path} {why}") from error
 
     def open(
         self, seed: int, starts: Sequence[Start], envs: Any, statistics: Describes | None

@@ -42,6 +42,9 @@ _COUNTERS = (
     *(of_envs.NormalizeReward, of_envs.RecordEpisodeStatistics),
     *(of_vectors.NormalizeReward, of_vectors.RecordEpisodeStatistics),
 )
+# Wrappers that learn nothing. Python 3.11 and 3.12 look attributes up more slowly once something has
+# asked for an object's ``vars``: CartPole's step would take 12 % longer for good.
+_NOT_LEARNING = of_envs.TimeLimit, of_envs.OrderEnforcing, of_envs.PassiveEnvChecker
 _NUMBERS = int, float, np.generic, np.ndarray, deque
 _FLAG = "_update_running_mean"  # of gymnasium's wrappers that normalise
 _MISSING = object()
@@ -177,14 +180,15 @@ def _is_of_rewards(layer: Any) -> bool:
 
 def _learned_by(layer: Any) -> list[Any]:
     """Return the running means that a wrapper updates."""
-    if layer is layer.unwrapped or not vars(layer).get(_FLAG, True):
+    if layer is layer.unwrapped or type(layer) in _NOT_LEARNING or not vars(layer).get(_FLAG, True):
         return []
     return [value for value in vars(layer).values() if _is_running_mean(value)]
 
 
 def _is_running_mean(value: Any) -> bool:
-    names = vars(value) if hasattr(value, "__dict__") else {}
-    return {"mean", "var", "count"} <= names.keys() and callable(getattr(value, "update", None))
+    if not (callable(getattr(type(value), "update", None)) and hasattr(value, "__dict__")):
+        return False
+    return {"mean", "var", "count"} <= vars(value).keys()
 
 
 def _learn_nothing(*_: Any, **__: Any) -> None:

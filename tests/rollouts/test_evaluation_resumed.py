@@ -294,6 +294,19 @@ def test_other_files_are_refused(tmp_path, text):
     assert (tmp_path / "file").read_text() == text
 
 
+@pytest.mark.parametrize("line", ["half", "[]", "{}"])
+def test_damaged_line_is_named(tmp_path, line):
+    file = tmp_path / "file"
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": file}
+    expected = pysampler.evaluate(Steps, still, 3, **arguments)
+    header, *results = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([header, results[0], f"{line}\n", *results[2:]]))
+    with pytest.raises(ValueError, match=r"is damaged: line 3 is no result; remove this line"):
+        pysampler.evaluate(Steps, still, 3, **arguments)
+    file.write_text("".join([header, results[0], *results[2:]]))
+    assert pysampler.evaluate(Steps, still, 3, **arguments).episodes == expected.episodes
+
+
 def test_episodes_begin_in_the_order_of_earlier_lengths(begun):
     arguments = {"num_envs": 1, "num_workers": 0, "seed": 2}
     earlier = pysampler.evaluate(Steps, still, SPECS[:6], **arguments)

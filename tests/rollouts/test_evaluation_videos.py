@@ -299,21 +299,19 @@ class Stopping:
 
 
 def test_ctrl_c_while_filming_keeps_the_results_and_whole_films(tmp_path, capsys):
+    folder = tmp_path / "films"
+    arguments = {"seed": 0, "num_envs": 1, "num_workers": 1, "resume": tmp_path / "results"}
     with pytest.raises(KeyboardInterrupt) as info:
-        pysampler.evaluate(
-            *(Shown, Stopping(), 4),
-            seed=0,
-            num_envs=1,
-            num_workers=1,
-            videos=tmp_path,
-            progress=True,
-        )
+        pysampler.evaluate(Shown, Stopping(), 4, **arguments, videos=folder, progress=True)
     assert info.value.evaluation.lengths.tolist() == [1, 2, 3, 4]
     videos = [one.video for one in info.value.evaluation.episodes]
-    assert names(tmp_path) == [Path(one).name for one in videos if one]
+    assert names(folder) == [Path(one).name for one in videos if one]
     assert videos[0]
     assert not videos[2]
     assert "pysampler: 1 of 4 films, 0:" in capsys.readouterr().err
+    assert "; the same call films;" in info.value.__notes__[-1]
+    again = pysampler.evaluate(Shown, still, 4, **arguments, videos=folder)
+    assert all(one.video for one in again.episodes)
 
 
 class Costly(Shown):

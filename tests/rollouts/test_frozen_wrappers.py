@@ -1,5 +1,6 @@
 """evaluate leaves the wrappers of envs as they are, and sums the envs' own rewards."""
 
+import gc
 import os
 import signal
 
@@ -296,6 +297,21 @@ def test_rollouts_that_have_not_begun_are_evaluated():
     with pysampler.Rollouts(cleanrl, still, 5, num_envs=2, num_workers=0) as rollouts:
         returns = pysampler.evaluate(rollouts, still, 6, seed=3).returns
     np.testing.assert_array_equal(returns, own())
+
+
+def test_evaluation_leaves_the_attributes_of_envs_fast():
+    """Python 3.11 reads attributes more slowly once an object's ``vars`` have been asked for."""
+
+    def slowed(env):
+        layers = [env]
+        while layers[-1] is not env.unwrapped:
+            layers.append(layers[-1].env)
+        return [one for one in layers if any(type(held) is dict for held in gc.get_referents(one))]
+
+    with pysampler.VectorEnv([pendulum] * 2, num_workers=0, native=False) as envs:
+        before = [len(one) for one in envs.apply(slowed)]
+        pysampler.evaluate(envs, still, 3, seed=3)
+        assert [len(one) for one in envs.apply(slowed)] == before
 
 
 @pytest.mark.slow
