@@ -368,7 +368,7 @@ class Actors(FreeRunningSampler):
     def _raise_loss(self) -> None:
         """Raise the loss of a worker, now that the caller wants no more of its records."""
         if (loss := self._loss) is not None:
-            self.let_go()
+            self._let_go_after(loss)
             raise loss
 
     def _ring_bytes(self, outputs: PolicyOutputs) -> int:

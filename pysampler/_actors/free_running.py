@@ -325,7 +325,7 @@ class FreeRunningSampler(Sampler):
             if self._closed or self._is_lost():  # closed by another thread or a signal handler
                 return True
             if isinstance(error, PysamplerError):  # otherwise a signal handler raised it
-                self.let_go()
+                self._let_go_after(error)
             raise
         return self._have_all_ended()
 
@@ -348,9 +348,15 @@ class FreeRunningSampler(Sampler):
         ended = self._core.pool.pending == 0
         # Read afterwards: the thread that acts stores its error before it ends the workers.
         if self._central is not None and self._central.error is not None:
-            self.let_go()
+            self._let_go_after(self._central.error)
             raise self._central.error
         return ended
+
+    def _let_go_after(self, error: PysamplerError) -> None:
+        """Close the sampler because of an error, which later calls name."""
+        first_line, *_ = str(error).split("\n")
+        self._after = f", after {type(error).__name__}: {first_line}"
+        self.let_go()
 
     @property
     def closed(self) -> bool:

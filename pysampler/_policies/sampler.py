@@ -90,6 +90,7 @@ class Sampler(Uncopyable, Interruptible):
     _freezes = False  # whether the envs' wrappers stay as they are
 
     _closed = True  # until it is open
+    _after = ""  # the error that has closed it, for the message of later calls
 
     def _lease_envs(self, envs: VectorEnv, *, owned: bool) -> None:
         """Lease a vector env, which is closed with the sampler if it is ``owned``."""
@@ -142,7 +143,7 @@ class Sampler(Uncopyable, Interruptible):
         if not self._in_own_process:
             raise ClosedError(f"cannot {self._purpose}: made by another process, this is a fork")
         if self.closed:
-            raise ClosedError(f"cannot {self._purpose}: they are closed")
+            raise ClosedError(f"cannot {self._purpose}: they are closed{self._after}")
 
     # -- beginning -------------------------------------------------------------------------------
 

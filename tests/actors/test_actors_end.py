@@ -212,7 +212,7 @@ def test_an_env_error_reaches_the_learner():
         with pytest.raises(EnvError, match="env 1 .* raised ValueError") as caught:
             taken(actors, 10**9)
         assert isinstance(caught.value, ValueError)
-        with pytest.raises(ClosedError):
+        with pytest.raises(ClosedError, match="they are closed, after .*: env 1 .* raised Value"):
             actors.take(1)
         envs.reset()
 
@@ -284,7 +284,7 @@ def test_records_pushed_before_a_loss_come_before_its_error(workers):
                 batches.append(actors.take(8, min_records=8).copy())
         assert sum(map(len, batches)) >= 32
         by_env(batches)
-        with pytest.raises(ClosedError):
+        with pytest.raises(ClosedError, match="they are closed, after WorkerLostError: "):
             actors.take(1)
 
 
