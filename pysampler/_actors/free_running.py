@@ -194,12 +194,8 @@ class FreeRunningSampler(Sampler):
             source_of(
                 self.policy if acts else PolicyElsewhere(self.policy), in_processes=in_processes
             ),
-            prepared.policy.outputs,
-            self._board.place() if acts and self._board is not None else None,
-            self._progress.place,
-            entropy=entropy_from(self._seed),
-            policies_before=0,
-            own_process=in_processes,
+            *(prepared.policy.outputs, self._progress.place, entropy_from(self._seed)),
+            board=self._board.place() if acts and self._board is not None else None,
             statistics=None if self._statistics is None else self._statistics.place(),
             settings=places,
         )

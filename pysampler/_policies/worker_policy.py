@@ -54,11 +54,11 @@ class PolicySetup:
 
     policy: PolicySource
     outputs: PolicyOutputs
-    board: Any  # place of the weights' board; None: the policy has its weights
     progress: tuple[int, int]  # place of WorkerProgress in the segment
     entropy: int | list[int]  # of random numbers
-    policies_before: int  # how many policies have been sent before
-    own_process: bool  # whether the worker is a process, whose global generators it seeds
+    board: Any = None  # place of the weights' board; None: the policy has its weights
+    policies_before: int = 0  # how many policies have been sent before
+    own_process: bool = True  # whether the worker is a process, whose global generators it seeds
     statistics: StatisticsPlace | None = None  # for actors; rollouts send them with each job
     # By name, the offset in the segment of the values for all envs, and their dtype.
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)
@@ -295,6 +295,7 @@ class TakePolicy(Note):
     @classmethod
     def send(cls, pool: Pool, setup: PolicySetup) -> None:
         """Send a policy to the workers of a pool, and later to replacements of lost ones."""
+        setup = replace(setup, own_process=pool.in_processes)
         pool.note(lambda envs: cls(replace(setup, first_env=envs.start)), standing=True)
 
     def apply(self, server: EnvServer) -> None:

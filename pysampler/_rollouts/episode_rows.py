@@ -5,7 +5,8 @@ The rows live in the process in which the policy acts: the main process, or a wo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +31,8 @@ __all__ = ["EpisodeRows", "Finished"]
 _SUCCESS = "is_success", "success"
 
 
-class Finished(NamedTuple):
+@dataclass
+class Finished:
     """An episode that is over.
 
     Attributes:

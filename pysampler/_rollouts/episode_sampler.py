@@ -247,10 +247,7 @@ class EpisodeSampler(Sampler):
             progress = WorkerProgress(prepared.segment, len(self._groups))
             setup = EpisodeSetup(
                 source_of(self._policy, in_processes=self._pool.in_processes),
-                *(prepared.policy.outputs, None, progress.place),
-                entropy=list(entropy),
-                policies_before=0,
-                own_process=self._pool.in_processes,
+                *(prepared.policy.outputs, progress.place, list(entropy)),
                 chunk=self._options.chunk,
                 batch=self._batch,
                 max_steps=self._max_steps,

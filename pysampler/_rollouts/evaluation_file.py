@@ -69,24 +69,28 @@ class EvaluationFile(Closing):
         if not lines and (_BEGIN.startswith(half) or half.startswith(_BEGIN)):
             return  # the first run ended before it had written the header
         self._whole = len("".join(line + "\n" for line in lines).encode())
-        number = 0
-        try:
-            for number, line in enumerate(lines, 1):
-                row = json.loads(line)
-                if _HEADER in row or self._digest is None:
-                    header = row[_HEADER]
-                    self.seed, self._digest = header["seed"], header["episodes"]
-                    self._count, self._envs = header["count"], header["envs"]
-                    continue
-                index = row.pop("index")
-                self.results[index] = EpisodeResult(**row)
-            if self._digest is None:
-                raise ValueError("no header")
-        except (ValueError, KeyError, TypeError) as error:
-            why = "is not the file of an evaluation"
-            if self._digest is not None:
-                why = f"is damaged: line {number} is no result; remove this line to run its episode"
-            raise ValueError(f"cannot resume evaluation: {self.path} {why}") from error
+        if not lines:
+            raise self._unreadable(1)
+        for number, line in enumerate(lines, 1):
+            try:
+                self._read_row(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise self._unreadable(number) from error
+
+    def _read_row(self, row: dict[str, Any]) -> None:
+        if _HEADER in row or self._digest is None:
+            header = row[_HEADER]
+            self.seed, self._digest = header["seed"], header["episodes"]
+            self._count, self._envs = header["count"], header["envs"]
+            return
+        index = row.pop("index")
+        self.results[index] = EpisodeResult(**row)
+
+    def _unreadable(self, line: int) -> ValueError:
+        why = "is not the file of an evaluation"
+        if line > 1:
+            why = f"is damaged: line {line} is no result; remove this line to run its episode"
+        return ValueError(f"cannot resume evaluation: {self.path} {why}")
 
     def open(
         self, seed: int, starts: Sequence[Start], envs: Any, statistics: Describes | None

@@ -53,13 +53,9 @@ class WorkerRunner(RolloutRunner):
     def _send(self, policy: PolicySource) -> None:
         self._sent = policy
         setup = PolicySetup(
-            policy,
-            self.policy.outputs,
-            None if self._board is None else self._board.place(),
-            self._progress.place,
-            entropy=self._entropy,
+            *(policy, self.policy.outputs, self._progress.place, self._entropy),
+            board=None if self._board is None else self._board.place(),
             policies_before=self._policies_sent,
-            own_process=self._in_processes,
             chunk=self._options.chunk,
         )
         TakePolicy.send(self._pool, setup)
