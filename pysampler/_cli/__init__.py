@@ -7,8 +7,8 @@
 - ``trace`` reads slices with ``recorder``, links them with ``rounds``, and writes them in the
   format of ``chrome`` to a ``trace_file``
 - ``bench`` and ``tune`` run ``contenders`` in separate processes that take ``turns``; ``sources``
-  finds the function that makes the envs (``scripts`` runs a training script for it, in a
-  ``script_process``), ``choices`` lists the options to try, ``measuring`` is shared by both
+  finds the function that makes the envs, ``choices`` lists the options to try, ``measuring`` is
+  shared by both
 
 ``screen`` makes lines, tables and bars.
 """

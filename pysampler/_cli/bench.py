@@ -6,17 +6,13 @@ processes that never communicate.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
-from pysampler._cli.isolation import isolation_lines
 from pysampler._cli.measuring import (
-    LEAST_TURNS,
-    SCRIPT,
     SHORTEST,
     add_setting,
     busy_remark,
@@ -24,14 +20,21 @@ from pysampler._cli.measuring import (
     counted,
     division_of,
     looked_at,
+    remarks,
     slice_of,
-    stepping_shown,
     table,
 )
 from pysampler._cli.rounds import shown
 from pysampler._cli.screen import Display, width
-from pysampler._cli.scripts import source_for
-from pysampler._cli.turns import Measured, MeasureError, Spread, rate_of, started, take_turns
+from pysampler._cli.turns import (
+    Measured,
+    MeasureError,
+    Spread,
+    make,
+    rate_of,
+    started,
+    turns_until,
+)
 from pysampler._workers.counters import with_unit
 
 if TYPE_CHECKING:
@@ -43,12 +46,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "add_arguments", "advice_of", "run"]
 
-HELP = "compare the speed of pysampler and gymnasium's vector envs, for an env or a script"
+HELP = "compare the speed of pysampler and gymnasium's vector envs, for an env"
 
 IDEAL, DEFAULT, AUTO = "ideal", "pysampler", 'pysampler, num_workers="auto"'
 SYNC, ASYNC = "gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"
-_OF_SB3 = {SYNC: "SB3 DummyVecEnv", ASYNC: "SB3 SubprocVecEnv"}
-_NAMES = [IDEAL, SCRIPT, DEFAULT, AUTO, SYNC, ASYNC]
+_NAMES = [IDEAL, DEFAULT, AUTO, SYNC, ASYNC]
 
 _TURNS = 10  # turns that should fit the time
 _TRACED = 0.5  # seconds
@@ -61,52 +63,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print the results; return 1 if a contender does not run."""
-    begun = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        display = stack.enter_context(Display(quiet=options.json))
-        source = stack.enter_context(source_for(options))
-        names = [name for name in _NAMES if name != SCRIPT or source != options.env]
-        measured = {name: Measured() for name in names}
-        contenders = stack.enter_context(started(names, source, options.limit))
-        setting = looked_at(contenders[IDEAL], source, options)
-        orders = _orders(setting)
-        if setting.call.by_steps:
-            names = [_OF_SB3.get(name, name) for name in names]
-            contenders = dict(zip(names, contenders.values(), strict=True))
-            measured = {name: Measured() for name in names}
-        for name in names:
+    end = time.monotonic() + options.seconds
+    measured = {name: Measured() for name in _NAMES}
+    with (
+        Display(quiet=options.json) as display,
+        started(_NAMES, options.env, options.limit) as contenders,
+    ):
+        ideal = contenders[IDEAL]
+        setting = looked_at(ideal, options)
+        for name, order in _orders(setting).items():
             display.show(_lines(setting, measured), f"starting {name}")
-            try:
-                measured[name].about = contenders[name].ask(
-                    "make", envs=setting.envs, warm=SHORTEST, **orders[name]
-                )
-            except MeasureError as error:
-                if name == IDEAL:
-                    raise MeasureError(f"cannot measure {options.env}: {name}: {error}") from None
-                measured[name].trouble = str(error)
-        ideal = contenders.pop(IDEAL)
+            make(contenders[name], {**order, "envs": setting.envs, "warm": SHORTEST}, measured)
+        if trouble := measured[IDEAL].trouble:
+            raise MeasureError(f"cannot measure {options.env}: {IDEAL}: {trouble}")
         alone: list[float] = []
-        seconds = slice_of(options.seconds, _TURNS * (2 * len(contenders) + 2))
-        end = begun + options.seconds
-        turn = 0
-        while turn < LEAST_TURNS or time.monotonic() < end:
-            turn += 1
-            alone.append(rate_of(ideal.ask("run", seconds=seconds, only=1)))
-            for name in take_turns(ideal, contenders, measured, seconds):
-                left = max(0.0, end - time.monotonic())
+        seconds = slice_of(options.seconds, _TURNS * 2 * len(contenders))
+        for name, progress in turns_until(end, ideal, contenders, measured, seconds):
+            if name == IDEAL:
+                alone.append(rate_of(ideal.ask("run", seconds=seconds, only=1)))
                 setting = dataclasses.replace(setting, step_seconds=1 / Spread.of(alone).middle)
-                lines = _lines(setting, measured)
-                display.show(lines, f"turn {turn}: {name}; {left:.0f} s left")
+            display.show(_lines(setting, measured), progress)
         ours = _best_of_ours(measured)
         parts = {} if measured[ours].trouble else _parts_of(contenders[ours])
         if options.json:
             print(json.dumps(_document(setting, measured, alone, parts)))
         advice, call = advice_of(setting, measured, alone)
-        stepped = stepping_shown(measured[ours].about)
-        lines = [*_lines(setting, measured), *_parts_shown(ours, parts), *stepped]
-        lines += [*isolation_lines(setting.isolation), ""]
-        lines += textwrap.wrap(advice, width())
-        display.end([*lines, *(["", *call] if call else [])])
+        display.end(
+            [
+                *_lines(setting, measured),
+                *_parts_shown(ours, parts),
+                *remarks(setting, measured[ours]),
+                *textwrap.wrap(advice, width()),
+                *(["", *call] if call else []),
+            ]
+        )
     return int(any(one.trouble for one in measured.values()))
 
 
@@ -115,20 +105,13 @@ def _orders(setting: Setting) -> dict[str, dict[str, Any]]:
     workers, auto = dict(setting.isolating), {"num_workers": "auto", **setting.isolating}
     if setting.limited:
         workers["num_workers"] = auto["max_concurrency"] = setting.workers
-    in_loop, in_processes = _others(setting)
     return {
         IDEAL: {"kind": "ideal", "workers": setting.workers},
-        SCRIPT: {"kind": "script"},
         DEFAULT: {"kind": "pysampler", "options": workers},
         AUTO: {"kind": "pysampler", "options": auto},
-        in_loop: {"kind": "sync"},
-        in_processes: {"kind": "async"},
+        SYNC: {"kind": "sync"},
+        ASYNC: {"kind": "async"},
     }
-
-
-def _others(setting: Setting) -> list[str]:
-    """Return the vector envs of the library that the program uses: in a loop, and in processes."""
-    return [_OF_SB3[name] if setting.call.by_steps else name for name in (SYNC, ASYNC)]
 
 
 def _parts_of(contender: Contender) -> dict[str, float]:
@@ -162,12 +145,7 @@ def _document(
 ) -> dict[str, Any]:
     advice, call = advice_of(setting, measured, alone)
     return {
-        "env": setting.env,
-        "found": setting.found,
-        "envs": setting.envs,
-        "processes": setting.workers,
-        "step_seconds": setting.step_seconds,
-        "isolation": setting.isolation,
+        **setting.to_dict(),
         "scaling": scaling(setting, measured[IDEAL], alone),
         "contenders": {name: one.to_dict(measured[IDEAL]) for name, one in measured.items()},
         "round": parts,
@@ -205,19 +183,12 @@ def advice_of(
         name = "max_concurrency" if ours == AUTO else "num_workers"
         options[name] = setting.workers
     advice = []
-    script = measured.get(SCRIPT, Measured())
-    if script.rates and clearly_faster(best, script):
-        times = best.fraction.middle / script.fraction.middle
-        advice.append(f"{ours} is {times:.2f} times as fast as the script.")
-    elif script.rates:
-        advice.append(f"{ours} is not clearly faster than the script.")
-    in_loop, in_processes = _others(setting)
-    others = [in_processes] if setting.isolate else [in_loop, in_processes]
+    others = [ASYNC] if setting.isolate else [SYNC, ASYNC]
     theirs = [name for name in others if clearly_faster(measured[name], best)]
     if theirs:
         fastest = max(theirs, key=lambda name: measured[name].fraction.middle)
         times = measured[fastest].fraction.middle / best.fraction.middle
-        untried = fastest == in_loop and measured[AUTO].about.get("num_workers") != 0
+        untried = fastest == SYNC and measured[AUTO].about.get("num_workers") != 0
         advice.append(
             f"{fastest} is {times:.2f} times as fast as pysampler here: use it, "
             f"{'try num_workers=0, ' * untried}or look for better options with pysampler tune."

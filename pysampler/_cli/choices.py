@@ -6,8 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pysampler._cli.measuring import SCRIPT, SHORTEST, Setting
-from pysampler._vector.arguments import CONFLICTS
+from pysampler._cli.measuring import SHORTEST, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,13 +27,11 @@ class Choice:
         options: Arguments of ``VectorEnv``.
         recv: Arguments of ``recv``, if the program steps with it.
         policy_in: Where rollouts call the policy, if the program uses them.
-        as_in_script: Whether the vector env is that of the script, whatever the options.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     recv: dict[str, Any] | None = None
     policy_in: str | None = None
-    as_in_script: bool = False
 
     @property
     def loop(self) -> str:
@@ -50,7 +47,7 @@ class Choice:
             options = {**_bounded(setting, self.options), **options}
         learns = self.recv is not None and "auto" in self.recv.values()
         return {
-            "kind": "script" if self.as_in_script else "pysampler",
+            "kind": "pysampler",
             "envs": setting.envs,
             "options": options,
             "recv": self.recv,
@@ -60,9 +57,7 @@ class Choice:
         }
 
     def lines(self, setting: Setting) -> list[str]:
-        """Return the lines of a program that samples this way; none for a script as it is."""
-        if self.as_in_script:
-            return []
+        """Return the lines of a program that samples this way."""
         options = dict(self.options)
         if setting.limited:
             options = {**_bounded(setting, options), **options}
@@ -93,7 +88,7 @@ def _bounded(setting: Setting, options: Mapping[str, Any]) -> dict[str, Any]:
 def choices_for(
     setting: Setting, *, policy: bool = False, native: bool = False
 ) -> dict[str, Choice]:
-    """Return the choices worth trying, by name; the first is what the program does now.
+    """Return the choices worth trying, by name; the first is the default.
 
     Args:
         setting: The envs and processes to measure.
@@ -101,12 +96,8 @@ def choices_for(
         native: Whether the default simulates envs together.
     """
     if setting.isolate:
-        choices = _isolated(setting, policy=policy)
-    else:
-        choices = _shared(setting, policy=policy, native=native)
-    if setting.call.by_steps:
-        choices = {name: choice for name, choice in choices.items() if choice.loop == "step"}
-    return {SCRIPT: Choice(as_in_script=True), **choices} if setting.found else choices
+        return _isolated(setting, policy=policy)
+    return _shared(setting, policy=policy, native=native)
 
 
 def _isolated(setting: Setting, *, policy: bool) -> dict[str, Choice]:
@@ -131,8 +122,6 @@ def _shared(setting: Setting, *, policy: bool, native: bool) -> dict[str, Choice
         'num_workers="auto"': Choice({"num_workers": "auto"}),
         'main_envs="auto"': Choice({"main_envs": "auto"}),
     }
-    if not setting.kept.keys().isdisjoint(CONFLICTS["num_workers=0"]):
-        del choices["num_workers=0"]
     if workers == 1:
         del choices["num_workers=1"]
     if workers == 1 or native:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import json
 import multiprocessing
 import os
@@ -17,13 +16,11 @@ import resource
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from pysampler import _core
 from pysampler._cli.hangs import report_hangs
@@ -31,11 +28,10 @@ from pysampler._cli.isolation import checked
 from pysampler._cli.programs import AttachError, find
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
-from pysampler._cli.sources import SourceError, load, source_of, written
+from pysampler._cli.sources import SourceError, source_of
 from pysampler._policies.trees import mapped
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.env_calls import is_several
-from pysampler._vector.native.known import name_of
 from pysampler._vector.vector_env import VectorEnv
 from pysampler.errors import EnvError
 
@@ -43,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-    from pysampler._cli.sources import Call, EnvSource
+    from pysampler._cli.sources import EnvSource
     from pysampler._vector.isolation.verdict import Isolation
 
-__all__ = ["BusyPolicy", "end_with", "error_line", "main", "plain_loop", "with_resets"]
+__all__ = ["BusyPolicy", "main", "plain_loop"]
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _BUSY = 0.7  # an env that uses less of a CPU may wait for something else
@@ -97,10 +93,9 @@ class Ideal:
     def __init__(self, source: EnvSource, envs: int, workers: int) -> None:
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
-        functions = source.env_fns(envs)
         for index in range(workers):
             ours, theirs = context.Pipe()
-            own = functions[index * envs // workers : (index + 1) * envs // workers]
+            own = [source.function] * ((index + 1) * envs // workers - index * envs // workers)
             context.Process(target=_step_alone, args=(own, theirs), daemon=True).start()
             theirs.close()
             self._pipes.append(ours)
@@ -142,7 +137,7 @@ def _step_alone(functions: list[Callable[[], gym.Env[Any, Any]]], pipe: Connecti
     except EOFError:
         pass
     except Exception as error:
-        pipe.send(error_line(error))
+        pipe.send(_error_line(error))
 
 
 def plain_loop(envs: list[gym.Env[Any, Any]]) -> Callable[[], int]:
@@ -224,20 +219,15 @@ class Stepper:
     ) -> None:
         self._envs = envs = make()
         self.about: dict[str, Any] = {}
-        is_sb3 = not hasattr(envs, "single_action_space")  # its vector envs have that of one env
-        ours = getattr(envs, "envs", None) if is_sb3 else envs
-        if isinstance(ours, VectorEnv):
+        if isinstance(envs, VectorEnv):
             self.about = {
-                "num_workers": ours.division.num_workers,
-                "main_envs": ours.division.main_envs,
-                "native": ours.stats().native,
-                "described": ours.describe(),
+                "num_workers": envs.division.num_workers,
+                "main_envs": envs.division.main_envs,
+                "native": envs.stats().native,
+                "described": envs.describe(),
             }
-        space = envs.action_space
-        if is_sb3:
-            space = batch_space(space, envs.num_envs)
-        space.seed(0)
-        self._actions = [space.sample() for _ in range(_BATCHES)]
+        envs.action_space.seed(0)
+        self._actions = [envs.action_space.sample() for _ in range(_BATCHES)]
         self._turn = 0
         self._recv = recv
         self._policy = BusyPolicy(self._actions[0], policy_seconds)
@@ -249,7 +239,7 @@ class Stepper:
             envs.async_reset(seed=0)
             self._step = self._step_some
         else:
-            envs.reset(**({} if is_sb3 else {"seed": 0}))
+            envs.reset(seed=0)
             self._step = self._step_all
 
     def _step_all(self) -> int:
@@ -299,14 +289,6 @@ class Stepper:
         self._envs.close(**({"terminate": True} if self._recv is not None else {}))
 
 
-def with_resets(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options of a vector env with which envs reset themselves: no contender resets them."""
-    options = {**_MODE, **options}
-    if options["autoreset_mode"] in ("Disabled", AutoresetMode.DISABLED):
-        options |= _MODE
-    return options
-
-
 def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
     """Make the contender of an order, and let it warm up."""
     kind, count = order["kind"], order["envs"]
@@ -314,7 +296,7 @@ def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
     if kind == "ideal":
         contender = Ideal(source, count, order["workers"])
     elif kind == "pysampler":
-        options = {**with_resets(source.options), **order["options"]}
+        options = {**_MODE, **order["options"]}
         contender = Stepper(
             lambda: source.vector_env(count, **options),
             recv=order.get("recv"),
@@ -322,32 +304,15 @@ def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
             policy_seconds=order.get("policy_seconds", 0.0),
         )
     else:
-        make = source.as_found if kind == "script" else _class_of_others(kind, source.call)
-        assert make is not None
-        contender = Stepper(
-            lambda: make(source.env_fns(count)),
-            policy_seconds=order.get("policy_seconds", 0.0),
-        )
+        of_gymnasium = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
+        contender = Stepper(lambda: of_gymnasium([source.function] * count, **_MODE))
     contender.run(order["warm"])
     return contender
 
 
-def _class_of_others(kind: str, call: Call) -> Callable[[Any], Any]:
-    """Return the class of another library that steps envs in a loop ("sync") or in processes."""
-    if call.by_steps:
-        from stable_baselines3.common.vec_env import (  # noqa: PLC0415 - an extra
-            DummyVecEnv,
-            SubprocVecEnv,
-        )
-
-        classes: dict[str, Callable[[Any], Any]] = {"sync": DummyVecEnv, "async": SubprocVecEnv}
-        return classes[kind]
-    return functools.partial({"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind], **_MODE)
-
-
 def _looked_at(source: EnvSource) -> dict[str, Any]:
     """Make one env and step it; return its description for ``Setting``."""
-    env = source.env_fns(1)[0]()
+    env = source.function()
     for name in ("reset", "step", "action_space"):
         if not hasattr(env, name):
             raise SourceError(f"{type(env).__name__} is not a gymnasium env: it has no {name}")
@@ -364,13 +329,8 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
     env.close()
     return {
         "call": dataclasses.asdict(source.call),
-        "kept": {name: written(value) for name, value in source.options.items()},
-        "envs": source.count,
-        "different": bool(source.functions),
         "step_seconds": took / steps,
         "vector": source.has_vector_class,
-        "found": source.found,
-        "name": name_of(env) if isinstance(env, gym.Env) else type(env).__name__,
         "waits": on_cpu < _BUSY * took and gave_up >= steps / 2,
     }
 
@@ -378,9 +338,9 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
 def _checked(source: EnvSource, *, threads: bool) -> dict[str, Any]:
     """Return whether envs may share a process, or step in threads, for ``Setting``."""
     try:
-        found, *in_threads = checked(source, threads=threads)
+        found, *in_threads = checked(source.function, threads=threads)
     except Exception as error:
-        verdict = f"the check whether envs may share a process failed: {error_line(error)}"
+        verdict = f"the check whether envs may share a process failed: {_error_line(error)}"
         return {"isolated": None, "verdict": verdict, "reasons": []}
     answer: dict[str, Any] = _verdict_of(found)
     for one in in_threads:
@@ -395,7 +355,7 @@ def _verdict_of(found: Isolation) -> dict[str, Any]:
 # -- the process -----------------------------------------------------------------------------------
 
 
-def end_with(parent: int) -> None:
+def _end_with(parent: int) -> None:
     """Have the kernel end this process with its parent, and its own forks with this process."""
     prctl = ctypes.CDLL(None).prctl
 
@@ -408,7 +368,7 @@ def end_with(parent: int) -> None:
     os.register_at_fork(after_in_child=follow)
 
 
-def error_line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """Return an exception as one line; for an ``EnvError``, the exception of the env."""
     if isinstance(error, EnvError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
@@ -424,7 +384,7 @@ def _print_now(fd: int, answer: dict[str, Any]) -> None:
 
 def main() -> None:
     """Answer requests; the arguments are the pid of the parent and the source of the envs."""
-    end_with(int(sys.argv[1]))
+    _end_with(int(sys.argv[1]))
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keep the output of envs out of the answers
     report_hangs(lambda place: _print_now(out.fileno(), {"hangs": place}))
@@ -436,8 +396,7 @@ def main() -> None:
         answer: dict[str, Any]
         try:
             if source is None:
-                path = text.removeprefix("saved:")
-                source = source_of(text) if path == text else load(Path(path))
+                source = source_of(text)
             if request["do"] == "look":
                 answer = _looked_at(source)
             elif request["do"] == "check":
@@ -457,6 +416,6 @@ def main() -> None:
                 steps, took = contender.run(request["seconds"], request.get("only"))
                 answer = {"steps": steps, "seconds": took}
         except Exception as error:
-            answer = {"error": error_line(error)}
+            answer = {"error": _error_line(error)}
         print(json.dumps(answer), file=out)
     os._exit(0)

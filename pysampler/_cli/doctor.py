@@ -308,7 +308,7 @@ def _memory(workers: int) -> _Result:
 
 
 def _isolation(env: str) -> _Result:
-    checks = checked(source_of(env), threads=True)
+    checks = checked(source_of(env).function, threads=True)
     text = ". ".join("; ".join([one.verdict, *one.reasons]) for one in checks)
     if checks[0].isolated:
         return _ok(text)

@@ -102,9 +102,9 @@ def _evaluated(options: argparse.Namespace) -> Evaluation:
     try:
         policy = policy_of(options.policy, options.vec_normalize)
         source = source_of(options.env)
-        if source.made_by is None:
+        if source.id is None:
             _expect_no_arguments(source.function, options.env)
-        env = options.env if source.made_by is not None else source.function
+        env = source.function if source.id is None else source.id
         return pysampler.evaluate(
             *(env, policy, options.episodes),
             num_envs=options.envs,

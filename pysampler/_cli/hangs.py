@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
-__all__ = ["ASK", "PATIENCE", "frames_of", "own_frames", "report_hangs"]
+__all__ = ["ASK", "PATIENCE", "own_frames", "report_hangs"]
 
 ASK = signal.SIGUSR1
 PATIENCE = 1.0  # seconds to wait for the answer: C code that never returns to Python sends none
@@ -36,14 +36,14 @@ def report_hangs(report: Callable[[str], None]) -> None:
 
 def _place_of(frame: FrameType | None) -> str:
     """Return the line of the user's code that runs, as the end of a sentence."""
-    theirs = [one for one in frames_of(frame) if not one.f_code.co_filename.startswith(_OURS)]
+    theirs = [one for one in _frames_of(frame) if not one.f_code.co_filename.startswith(_OURS)]
     own = own_frames(theirs)
     if not (chosen := (own or theirs)[:1]):
         return ""
     path, number = chosen[0].f_code.co_filename, chosen[0].f_lineno
     text = linecache.getline(path, number).strip()[:_LONGEST]
     line = f"line {number} of {Path(path).name} runs: {text}"
-    imported = [one for one in own if one.f_code.co_name == "<module>" and not _is_main(one)]
+    imported = [one for one in own if one.f_code.co_name == "<module>"]
     if not imported:
         return f"; {line}"
     name = Path(imported[0].f_code.co_filename).name
@@ -51,7 +51,7 @@ def _place_of(frame: FrameType | None) -> str:
     return f" while {name} is imported; {line} ({guard})"
 
 
-def frames_of(frame: Any) -> Iterator[FrameType]:
+def _frames_of(frame: Any) -> Iterator[FrameType]:
     """Yield a frame and those of its callers."""
     while frame is not None:
         yield frame
@@ -66,7 +66,3 @@ def own_frames(frames: Iterable[FrameType]) -> list[FrameType]:
         for one, path in paths
         if not path.startswith((*_OURS, *_LIBRARIES)) and not _PACKAGES & {*Path(path).parts}
     ]
-
-
-def _is_main(frame: FrameType) -> bool:
-    return bool(frame.f_globals.get("__name__") == "__main__")

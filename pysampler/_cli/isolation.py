@@ -9,32 +9,23 @@ from pysampler._cli.screen import width
 from pysampler._vector.isolation.check import check_envs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from pysampler._cli.sources import EnvSource
     from pysampler._vector.isolation.verdict import Isolation
 
-__all__ = ["ISOLATE", "checked", "isolation_lines"]
+__all__ = ["checked", "isolation_lines"]
 
-ISOLATE = "isolate"  # the option of the vector env
 _ENVS = 3  # of a run
 
 
-def checked(source: EnvSource, *, threads: bool) -> list[Isolation]:
-    """Check envs of a source; raise an exception if they do not run alone.
+def checked(function: Callable[[], Any], *, threads: bool) -> list[Isolation]:
+    """Check the envs that a function makes; raise an exception if they do not run alone.
 
     Args:
-        source: The source.
-        threads: Whether to check them in threads too, unless its options refuse threads.
+        function: Makes one env.
+        threads: Whether to check them in threads too.
     """
-    options = source.options
-    seed_globals = options.get("seed_globals", False)
-    return check_envs(
-        source.env_fns(_ENVS),
-        threads=(False, True) if threads and not seed_globals else (False,),
-        worker_init=options.get("worker_init"),
-        seed_globals=seed_globals,
-    )
+    return check_envs([function] * _ENVS, threads=(False, True) if threads else (False,))
 
 
 def isolation_lines(isolation: Mapping[str, Any]) -> list[str]:

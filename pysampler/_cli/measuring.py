@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shlex
 import statistics
 import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pysampler._cli.isolation import ISOLATE
+from pysampler._cli.isolation import isolation_lines
 from pysampler._cli.screen import bar, count, positive, width
 from pysampler._cli.sources import Call
-from pysampler._cli.turns import Contender, MeasureError, Spread
-from pysampler._vector.arguments import CONFLICTS
+from pysampler._cli.turns import LEAST_TURNS, Contender, MeasureError, Spread
 from pysampler._workers.counters import with_unit
 from pysampler.sync import usable_cpus
 
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from pysampler._cli.turns import Measured
 
 __all__ = [
-    "LEAST_TURNS",
-    "SCRIPT",
     "SHORTEST",
     "Setting",
     "add_setting",
@@ -35,19 +31,16 @@ __all__ = [
     "counted",
     "division_of",
     "looked_at",
+    "remarks",
     "slice_of",
-    "stepping_shown",
     "table",
 ]
 
-SCRIPT = "as in the script"  # the name of the contender that a script makes itself
 SHORTEST = 0.02  # seconds of a slice
-LEAST_TURNS = 4  # fewer have no meaningful quartiles
 _LONGEST = 0.4  # seconds of a slice
 _CLEAR = 1.03  # a speed-up counts from this factor, if the quartiles agree
 _BUSY = 0.4  # a machine is busy if the quartiles are this far apart, as a share of the median
 _USED = 0.2  # a machine is busy if other programs use this share of its CPUs
-_REFUSES_THREADS = {"context", *CONFLICTS["context 'threads'"]} - {"num_workers", "main_envs"}
 _DEFAULT_ENVS = 64
 _CHECK = 60.0  # seconds that the check of the env may take, besides those for any answer
 _NAME, _RATE, _SPREAD = 29, 11, 19  # widths of columns; the first is a minimum
@@ -64,9 +57,7 @@ class Setting:
         call: The call by which a program makes a vector env of them.
         step_seconds: The duration of a step of one env.
         waits: Whether a step waits for something other than a CPU.
-        kept: Options that the program sets, as source code.
         vector: Whether a vector env class is registered for the id of the envs.
-        found: For a script: where it makes how many of which envs, and how.
         isolation: Whether envs may share a process, the verdict in words, and the reasons. Of
             ``tune`` also the same for "threads".
     """
@@ -77,21 +68,18 @@ class Setting:
     call: Call
     step_seconds: float
     waits: bool = False
-    kept: dict[str, str] = field(default_factory=dict)
     vector: bool = False
-    found: str = ""
     isolation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def isolate(self) -> bool:
-        """Whether each env must have a process: the check says so, or the program."""
-        return self.isolation.get("isolated") is False or ISOLATE in self.kept
+        """Whether each env must have a process, as the check says."""
+        return self.isolation.get("isolated") is False
 
     @property
     def threads(self) -> bool:
-        """Whether envs may step in threads: neither the check nor an option forbids it."""
-        safe = self.isolation.get("threads", {}).get("isolated") is True
-        return safe and not self.isolate and self.kept.keys().isdisjoint(_REFUSES_THREADS)
+        """Whether envs may step in threads, as the check says."""
+        return self.isolation.get("threads", {}).get("isolated") is True and not self.isolate
 
     @property
     def limited(self) -> bool:
@@ -101,7 +89,7 @@ class Setting:
     @property
     def isolating(self) -> dict[str, Any]:
         """The option that gives each env a process, if it must have one."""
-        return {ISOLATE: True} if self.isolate else {}
+        return {"isolate": True} if self.isolate else {}
 
     def __str__(self) -> str:
         """Return the setting in words."""
@@ -111,16 +99,25 @@ class Setting:
         )
 
     def heading(self) -> list[str]:
-        """Return the envs of a script, if it is one, and the setting, in lines."""
-        texts = [self.found, str(self)] if self.found else [str(self)]
-        return [line for text in texts for line in textwrap.wrap(text, width())]
+        """Return the setting in lines."""
+        return textwrap.wrap(str(self), width())
 
     def lines_with(self, options: Mapping[str, Any]) -> list[str]:
         """Return the lines of a program that make a vector env with these options."""
-        written = {**self.kept, **{name: json.dumps(value) for name, value in options.items()}}
+        written = {name: json.dumps(value) for name, value in options.items()}
         if self.isolate:
-            written[ISOLATE] = "True"
+            written["isolate"] = "True"
         return [self.call.imported, f"envs = {self.call.written(self.envs, written)}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the setting, for JSON."""
+        return {
+            "env": self.env,
+            "envs": self.envs,
+            "processes": self.workers,
+            "step_seconds": self.step_seconds,
+            "isolation": self.isolation,
+        }
 
 
 def counted(count: int, noun: str, plural: str = "s") -> str:
@@ -140,20 +137,14 @@ def add_setting(parser: argparse.ArgumentParser, seconds: int) -> None:
     parser.add_argument(
         "env",
         metavar="ENV",
-        help="CartPole-v1, module:Id-v0, module:function, file.py:function, or a script.py, which "
-        "runs until it makes a vector env",
-    )
-    parser.add_argument(
-        "--script-args",
-        type=shlex.split,
-        metavar="TEXT",
-        help='arguments of the script: --script-args="--level 3"',
+        help="CartPole-v1, module:Id-v0, module:function or file.py:function",
     )
     parser.add_argument(
         "--envs",
         type=count,
+        default=_DEFAULT_ENVS,
         metavar="N",
-        help=f"number of envs (default: the script's, or {_DEFAULT_ENVS})",
+        help="number of envs (default: %(default)s)",
     )
     parser.add_argument(
         "--workers", type=count, metavar="N", help="number of processes (default: one per CPU)"
@@ -175,13 +166,12 @@ def add_setting(parser: argparse.ArgumentParser, seconds: int) -> None:
 
 
 def looked_at(
-    contender: Contender, source: str, options: argparse.Namespace, *, threads: bool = False
+    contender: Contender, options: argparse.Namespace, *, threads: bool = False
 ) -> Setting:
     """Have a contender make and step one env, and check it; return the setting.
 
     Args:
         contender: The contender.
-        source: The source of the envs, as contenders read it.
         options: The arguments of the command.
         threads: Whether to check the env in threads too.
 
@@ -192,27 +182,14 @@ def looked_at(
         found = contender.ask("look")
     except MeasureError as error:
         raise MeasureError(f"cannot measure {options.env}: {error}") from None
-    envs = options.envs or found["envs"] or _DEFAULT_ENVS
-    if found["different"] and envs != found["envs"]:
-        raise MeasureError(
-            f"cannot measure {envs} envs: {options.env} makes {found['envs']} different ones; "
-            "leave out --envs"
-        )
-    in_script = ""
-    if found["found"] is not None:
-        place, kind = found["found"]
-        made = counted(found["envs"], "env")
-        in_script = f"{place} makes {made} ({found['name']}) with {kind}"
-    with Contender("the check", source, options.limit) as checker:
+    with Contender("the check", options.env, options.limit) as checker:
         isolation = checker.ask("check", seconds=_CHECK, threads=threads)
     return Setting(
         env=options.env,
-        envs=envs,
-        workers=min(options.workers or usable_cpus(), envs),
-        call=Call(**found["call"]),
-        found=in_script,
+        envs=options.envs,
+        workers=min(options.workers or usable_cpus(), options.envs),
         isolation=isolation,
-        **{name: found[name] for name in ("step_seconds", "waits", "kept", "vector")},
+        **{**found, "call": Call(**found["call"])},
     )
 
 
@@ -231,8 +208,7 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
     wide, names = width(), max(_NAME, *(len(name) + 1 for name in measured))
     cells = wide - names - _RATE - _SPREAD - 2
     full = max([1.0, *(one.fraction.middle for one in measured.values() if one.fractions)])
-    reference = "script" if of == SCRIPT else of
-    lines = [f"{'':<{names}}{'steps/s':>{_RATE}}  of {reference} [quartiles]"[:wide]]
+    lines = [f"{'':<{names}}{'steps/s':>{_RATE}}  of {of} [quartiles]"[:wide]]
     for name, one in measured.items():
         head = f"{name:<{names}}"
         if one.trouble:
@@ -248,7 +224,12 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
     return lines
 
 
-def stepping_shown(about: Mapping[str, Any]) -> list[str]:
+def remarks(setting: Setting, ours: Measured) -> list[str]:
+    """Return lines on how envs are stepped, and whether they may share a process."""
+    return [*_stepping_shown(ours.about), *isolation_lines(setting.isolation), ""]
+
+
+def _stepping_shown(about: Mapping[str, Any]) -> list[str]:
     """Return lines on how envs are stepped, if some are native or on batches, or might be."""
     table: str = about.get("described", "")
     usual = all(

@@ -1,52 +1,24 @@
-"""Sources of the envs to measure: an id, a function of a module or a file, or a training script."""
+"""Sources of the envs to measure: an id, or a function of a module or a file."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
-import enum
 import functools
 import importlib
 import json
-import math
-import os
-import pickle
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import gymnasium as gym
-import numpy as np
-from gymnasium.envs.registration import VectorizeMode
 
 import pysampler
-from pysampler._vector.env_maker import EnvMaker
-from pysampler._vector.registry import register, registered
-from pysampler._workers.remote import dumps_by_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from gymnasium.envs.registration import EnvSpec
-
-__all__ = [
-    "Call",
-    "EnvSource",
-    "SourceError",
-    "from_calls",
-    "load",
-    "made_by_class",
-    "named",
-    "save",
-    "source_of",
-    "written",
-]
-
-_LONG = 200  # characters of an argument
-_SB3_MAKE = "from stable_baselines3.common.env_util import make_vec_env"
-_SB3 = "from pysampler.adapters.sb3 import VecEnv"
+__all__ = ["Call", "EnvSource", "SourceError", "named", "source_of"]
 
 
 class SourceError(Exception):
@@ -64,25 +36,15 @@ class Call:
 
     Attributes:
         text: The call up to its options; "{}" stands for the number of envs.
-        keyword: The argument that takes the options as a dict; empty if they are arguments of the
-            call itself.
         imported: The imports that the call needs.
-        by_steps: Whether Stable-Baselines3 calls the vector env: only ``step``, not ``send``,
-            ``recv`` or samplers.
     """
 
     text: str
-    keyword: str = ""
     imported: str = "import pysampler"
-    by_steps: bool = False
 
     def written(self, envs: int, options: Mapping[str, str]) -> str:
         """Return the call with its options, whose values are source code."""
-        own = {_MODE} if self.keyword else options.keys()  # the others go into the dict
-        arguments = [f"{name}={text}" for name, text in options.items() if name in own]
-        inner = ", ".join(f'"{name}": {text}' for name, text in options.items() if name not in own)
-        if inner:
-            arguments.append(f"{self.keyword}={{{inner}}}")
+        arguments = [f"{name}={text}" for name, text in options.items()]
         return ", ".join([self.text.format(envs), *arguments]) + ")"
 
 
@@ -92,54 +54,28 @@ class EnvSource:
 
     Attributes:
         call: The call by which a program makes a vector env of them.
-        function: Makes one env; None if the envs differ.
-        functions: The function of each env, if they differ.
-        count: The number of envs that the program makes.
-        made_by: The arguments of ``make_vec`` if it makes the envs: id, wrappers, arguments of the
-            env.
-        options: Arguments of ``VectorEnv`` that are kept from the program.
-        found: Where a script makes its vector env, and of which class.
-        as_found: Makes the vector env of a script from the functions of its envs, as the script
-            does.
+        function: Makes one env.
+        id: The id of the envs, with its module if it has one; None if only the function makes them.
     """
 
     call: Call
-    function: Callable[[], Any] | None = None
-    functions: Sequence[Callable[[], Any]] = ()
-    count: int | None = None
-    made_by: tuple[Any, Any, dict[str, Any]] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    found: tuple[str, str] | None = None
-    as_found: Callable[[Sequence[Callable[[], Any]]], Any] | None = None
-
-    def env_fns(self, count: int) -> list[Callable[[], Any]]:
-        """Return a function for each env."""
-        return list(self.functions) or [self.function] * count  # type: ignore[list-item]
+    function: Callable[[], Any]
+    id: str | None = None
 
     @property
     def has_vector_class(self) -> bool:
         """Whether a vector env class is registered for the id of the envs."""
-        if self.made_by is None or self.made_by[1]:
+        if self.id is None:
             return False
-        spec = self.made_by[0]
-        if isinstance(spec, str):
-            spec = gym.registry.get(spec.rpartition(":")[2])
+        spec = gym.registry.get(self.id.rpartition(":")[2])
         return getattr(spec, "vector_entry_point", None) is not None
 
     def vector_env(self, count: int, **options: Any) -> Any:
-        """Make a vector env, as a program would; for Stable-Baselines3 one of its own class."""
-        if self.call.by_steps:
-            from pysampler.adapters.sb3 import VecEnv  # noqa: PLC0415 - an extra
-
-            options.pop("autoreset_mode", None)  # always SAME_STEP there
-            return VecEnv(self.env_fns(count), **options)
-        if self.made_by is not None:
-            name, wrappers, kwargs = self.made_by
-            mode = options.pop(_MODE, None)
-            return pysampler.make_vec(
-                name, count, mode, vector_kwargs=options, wrappers=wrappers, **kwargs
-            )
-        return pysampler.VectorEnv(self.env_fns(count), **options)
+        """Make a vector env, as a program would."""
+        if self.id is None:
+            return pysampler.VectorEnv([self.function] * count, **options)
+        mode = options.pop(_MODE, None)
+        return pysampler.make_vec(self.id, count, mode, vector_kwargs=options)
 
 
 def source_of(text: str) -> EnvSource:
@@ -148,6 +84,8 @@ def source_of(text: str) -> EnvSource:
     Args:
         text: "CartPole-v1", "module:Id-v0", "package.module:function" or "file.py:function".
     """
+    if text.endswith(".py"):
+        raise SourceError(_without_function(Path(text)))
     place, _, name = text.rpartition(":")
     if (found := _named(place, name)) is not None:
         return _of_function(found, place, name)
@@ -166,12 +104,32 @@ def source_of(text: str) -> EnvSource:
             hint = f"To import the module that registers it, pass {registers}:{name}"
             raise SourceError(f"{_line(error)} {hint}") from error
         raise SourceError(_line(error)) from error
-    call = _make_vec(f"{json.dumps(text)}, num_envs={{}}")
-    return EnvSource(call, function=functools.partial(gym.make, text), made_by=(text, None, {}))
+    call = Call(f"pysampler.make_vec({json.dumps(text)}, num_envs={{}}")
+    return EnvSource(call, functools.partial(gym.make, text), id=text)
 
 
-def _make_vec(arguments: str) -> Call:
-    return Call(f"pysampler.make_vec({arguments}")
+def _without_function(path: Path) -> str:
+    """Return what to pass instead of a file alone: its function that makes an env."""
+    if not path.is_file():
+        return f"file not found: {path}"
+    try:
+        nodes = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError) as error:
+        return f"cannot read {path}: {_line(error)}"
+    functions = [
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        and len(node.args.posonlyargs + node.args.args) == len(node.args.defaults)
+        and None not in node.args.kw_defaults
+    ]
+    making = [name for name in functions if "make" in name or "env" in name]
+    if name := next(iter(making or functions), None):
+        return f"name the function of {path} that makes one env, as in {path}:{name}"
+    return (
+        f"{path} has no function without arguments; write one that makes one env, and pass "
+        f"{path}:FUNCTION"
+    )
 
 
 def _imported_file(path: str) -> Any:
@@ -219,129 +177,14 @@ def _named(place: str, name: str) -> Any:
 def _of_function(function: Any, place: str, name: str) -> EnvSource:
     if not callable(function):
         raise SourceError(f"{place} has no function {name}")
-    call = Call(f"pysampler.VectorEnv([{name}] * {{}}")
     module = Path(place).stem if place.endswith(".py") else place
+    imported = "import pysampler"
     if all(part.isidentifier() for part in module.split(".")):
-        call = dataclasses.replace(call, imported=f"{call.imported}\nfrom {module} import {name}")
-    return EnvSource(call, function=function)
-
-
-def from_calls(
-    functions: Sequence[Callable[[], Any]],
-    options: dict[str, Any],
-    *,
-    sb3: bool = False,
-    env_id: Any = None,
-    made_by: tuple[Any, Any, dict[str, Any]] | None = None,
-) -> EnvSource:
-    """Return the source of the envs of a program's vector env.
-
-    Args:
-        functions: One for each env.
-        options: Arguments of ``VectorEnv`` that are kept.
-        sb3: Whether it is a VecEnv of Stable-Baselines3, or ``pysampler.adapters.sb3.VecEnv``.
-        env_id: The first argument of ``make_vec`` or of Stable-Baselines3's ``make_vec_env``, if
-            the program called one.
-        made_by: The spec, wrappers and keywords of gymnasium's ``make_vec``, if it was called.
-    """
-    if not functions:
-        raise SourceError("its vector env has 0 envs, expected at least 1")
-    first, count = functions[0], len(functions)
-    one = first if all(function is first for function in functions) else None
-    envs: dict[str, Any] = {"count": count, "options": options, "function": one}
-    if one is None:
-        envs["functions"] = functions
-    if sb3:
-        call = Call("VecEnv(env_fns", imported=_SB3, by_steps=True)
-        if env_id is not None:
-            named = json.dumps(env_id) if isinstance(env_id, str) else _name_of(env_id)
-            begun = f"make_vec_env({_escaped(named)}, n_envs={{}}, vec_env_cls=VecEnv"
-            imported = f"{_SB3_MAKE}\n{_SB3}"
-            call = dataclasses.replace(
-                call, text=begun, keyword="vec_env_kwargs", imported=imported
-            )
-        return EnvSource(call, **envs)
-    if isinstance(one, EnvMaker) and one.kwargs.get("id") is not None:
-        kwargs = {name: value for name, value in one.kwargs.items() if name != "id"}
-        made_by = one.kwargs["id"], one.wrappers, kwargs
-    if made_by is None:
-        return EnvSource(Call("pysampler.VectorEnv(env_fns"), **envs)
-    spec, wrappers, kwargs = made_by
-    if isinstance(env_id, str) and ":" in env_id:  # programs must import the module, too
-        spec = f"{env_id.rpartition(':')[0]}:{spec.id}"
-        made_by = spec, wrappers, kwargs
-    more = "".join(f", {name}={written(value)}" for name, value in kwargs.items())
-    if wrappers:
-        more += ", wrappers=[...]"
-    named = json.dumps(spec if isinstance(spec, str) else spec.id)
-    call = _make_vec(f"{_escaped(named)}, num_envs={{}}{_escaped(more)}")
-    return EnvSource(call, made_by=made_by, **envs)
-
-
-def made_by_class(
-    spec: EnvSpec,
-    kwargs: dict[str, Any],
-    options: dict[str, Any] | None,
-    functions: Sequence[Callable[[], Any]],
-) -> Any:
-    """Make a vector env of the class that is registered for an env, as a program does.
-
-    Args:
-        spec: The spec of the env.
-        kwargs: Arguments of the class.
-        options: Options of pysampler's vector env; None makes one of the class itself.
-        functions: One for each env; only their number matters.
-    """
-    make_vec: Any = gym.make_vec if options is None else pysampler.make_vec
-    mode = VectorizeMode.VECTOR_ENTRY_POINT
-    return make_vec(spec, len(functions), mode, vector_kwargs=options, **kwargs)
-
-
-def _name_of(function: Any) -> str:
-    name = getattr(function, "__name__", "")
-    return name if name.isidentifier() else "..."
-
-
-def written(value: Any) -> str:
-    """Return an argument as source code; "..." if that is unknown or too long."""
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    try:
-        text = json.dumps(value) if isinstance(value, str) else repr(value)
-        ast.literal_eval(text)
-    except Exception:  # a __repr__ may raise anything
-        return "..."
-    return text if len(text) <= _LONG else "..."
-
-
-def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
+        imported += f"\nfrom {module} import {name}"
+    return EnvSource(Call(f"pysampler.VectorEnv([{name}] * {{}}", imported), function)
 
 
 def _line(error: BaseException) -> str:
     """Return an error as one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def save(path: Path, source: EnvSource) -> None:
-    """Write a source to a file, for other processes."""
-    places = [str(Path(place).absolute()) for place in sys.path if isinstance(place, str)]
-    about = places, dict(os.environ), Path.cwd(), registered()
-    path.write_bytes(pickle.dumps((about, dumps_by_value(source))))
-
-
-def load(path: Path) -> EnvSource:
-    """Read a source from a file, and set up this process like the one that called ``save``."""
-    (places, variables, folder, specs), pickled = pickle.loads(path.read_bytes())
-    sys.path[:] = places  # first: the functions import modules from there
-    os.environ.update(variables)
-    os.chdir(folder)
-    if specs:
-        register(specs)
-    source: EnvSource = cloudpickle.loads(pickled)
-    return source

@@ -27,17 +27,20 @@ if TYPE_CHECKING:
     from typing import Self
 
 __all__ = [
+    "LEAST_TURNS",
     "Answerer",
     "Contender",
     "MeasureError",
     "Measured",
     "Spread",
-    "ended_with",
+    "make",
     "rate_of",
     "started",
     "take_turns",
+    "turns_until",
 ]
 
+LEAST_TURNS = 4  # fewer have no meaningful quartiles
 _REST = 0.05  # seconds before each round of turns in which the CPU use of others is measured
 _PROGRAM = "from pysampler._cli.contenders import main; main()"
 
@@ -186,7 +189,8 @@ class Answerer:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         self.end()
-        return ended_with(status) + (f": {lines[-1][:200]}" if lines else "")
+        how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+        return f"its process ended with {how}" + (f": {lines[-1][:200]}" if lines else "")
 
     def end(self) -> None:
         """End the process and all others of its session."""
@@ -226,17 +230,19 @@ class Contender(Answerer):
         return self.request({"do": do, **request})
 
 
-def ended_with(status: int) -> str:
-    """Return how a process ended, such as "its process ended with SIGKILL"."""
-    how = f"status {status}" if status >= 0 else signal.Signals(-status).name
-    return f"its process ended with {how}"
-
-
 @contextlib.contextmanager
 def started(names: Sequence[str], source: str, limit: float) -> Iterator[dict[str, Contender]]:
     """Start the processes of all contenders, and end them with the block."""
     with contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(Contender(name, source, limit)) for name in names}
+
+
+def make(contender: Contender, order: Mapping[str, Any], measured: Mapping[str, Measured]) -> None:
+    """Have a contender make what it steps; note why if it does not run."""
+    try:
+        measured[contender.name].about = contender.ask("make", **order)
+    except MeasureError as error:
+        measured[contender.name].trouble = str(error)
 
 
 def rate_of(answer: Mapping[str, Any]) -> float:
@@ -252,6 +258,21 @@ def used_by_others(seconds: float) -> float:
     return (busy_seconds(cpus) - before) / (time.monotonic() - begun)
 
 
+def turns_until(
+    end: float,
+    reference: Contender,
+    contenders: Mapping[str, Contender],
+    measured: Mapping[str, Measured],
+    seconds: float,
+) -> Iterator[tuple[str, str]]:
+    """Take turns until a time, ``LEAST_TURNS`` or more; yield each name, and how far they are."""
+    turn = 0
+    while turn < LEAST_TURNS or time.monotonic() < end:
+        turn += 1
+        for name in take_turns(reference, contenders, measured, seconds):
+            yield name, f"turn {turn}: {name}; {max(0.0, end - time.monotonic()):.0f} s left"
+
+
 def take_turns(
     reference: Contender,
     running: Mapping[str, Contender],
@@ -262,7 +283,7 @@ def take_turns(
 
     Args:
         reference: The contender that the others are compared with.
-        running: The other contenders by name.
+        running: The contenders by name; the reference may be one of them.
         measured: Gets the results of ``reference.name`` and of each contender.
         seconds: The length of a slice.
     """
@@ -280,7 +301,7 @@ def take_turns(
     before = next_reference()
     yield reference.name
     for name, contender in running.items():
-        if measured[name].trouble:
+        if measured[name].trouble or contender is reference:
             continue
         try:
             rate = rate_of(contender.ask("run", seconds=seconds))

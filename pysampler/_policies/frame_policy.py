@@ -23,11 +23,7 @@ if TYPE_CHECKING:
     from pysampler._vector.blocks import Overflow
     from pysampler._vector.transforms import Transforms
 
-__all__ = [
-    "FramePolicy",
-    "Span",
-    "end_lost_episodes",
-]
+__all__ = ["FramePolicy", "Span", "end_lost_episodes"]
 
 Span = tuple[int, int, int]  # a frame, the first env, and how many envs
 

@@ -15,10 +15,7 @@ from pysampler import _core
 from pysampler._common.torch import generator_from, is_module
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.fixed_batch import FixedBatchCaller
-from pysampler._policies.frame_policy import (
-    FramePolicy,
-    end_lost_episodes,
-)
+from pysampler._policies.frame_policy import FramePolicy, end_lost_episodes
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.shared_statistics import WorkerStatistics

@@ -12,9 +12,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._common.torch import get_torch_threads, is_module, set_torch_threads
 from pysampler._policies.copying import copied, fingerprint
-from pysampler._policies.frame_policy import (
-    end_lost_episodes,
-)
+from pysampler._policies.frame_policy import end_lost_episodes
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.weights import copy_weights
 from pysampler._rollouts.background import Background

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.error import (
-    NoAsyncCallError,
-)
+from gymnasium.error import NoAsyncCallError
 from gymnasium.vector.utils import batch_space, iterate
 from gymnasium.vector.vector_env import AutoresetMode
 from gymnasium.vector.vector_env import VectorEnv as GymVectorEnv
