@@ -1,162 +1,208 @@
-"""Writes traces in the JSON format of chrome://tracing and torch.profiler, and merges them."""
+"""Traces in the JSON format of chrome://tracing and torch.profiler: from dumps, and merged."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pysampler import _core
-from pysampler._cli.rounds import PROGRAM
+from pysampler._cli.dump import read_dump
+from pysampler._cli.rounds import (
+    IDLE,
+    PROGRAM,
+    flows_of,
+    idle,
+    means_of,
+    of_program,
+    rounds_of,
+    shown,
+)
 from pysampler._common.files import atomic_write
-from pysampler.sync import now
+from pysampler._workers.counters import slow_envs, with_unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+    from typing import IO
 
     import numpy.typing as npt
 
-    from pysampler._cli.trace_file import TraceFile
+    from pysampler._cli.dump import PoolDump
 
-__all__ = ["ChromeWriter", "merge"]
+__all__ = ["SLICE_BYTES", "convert", "merge"]
 
+SLICE_BYTES = 100  # approximate size of a slice in the file
+
+_KIND = _core.Track
+_NAMES = {
+    _KIND.STEP: "step {}",
+    _KIND.RESET: "reset {}",
+    _KIND.COMMAND: "group {}",
+    _KIND.JOB: "job of group {}",
+    _KIND.POLICY: "policy",
+    _KIND.SEND: "send to {} groups",
+    _KIND.WAIT: "wait for {} groups",
+    _KIND.READ: "read results",
+    _KIND.RECORDS: "waits for records",
+    _KIND.ROOM: "waits for room for records",
+    PROGRAM: "program",
+    IDLE: "waits for a command",
+}
+_OF_GROUPS = _KIND.SEND, _KIND.WAIT  # their ids are the number of groups
 # The phase of an arrow at a slice: it begins (s), ends (f), or else passes through (t).
-_PHASES = {_core.Track.SEND: b"s", _core.Track.READ: b"f", PROGRAM: b"f"}
+_PHASES = {_KIND.SEND: "s", _KIND.READ: "f", PROGRAM: "f"}
+_SLOW, _ENOUGH = 2.0, 20  # report envs this many times slower, after this many steps of each
 # Track numbers are above all thread ids (pid_max is at most 1 << 22), which torch.profiler writes,
 # and fit 32 bits, which is the limit of viewers.
 _THREADS = _FILE_THREADS = 1 << 23
 _FILE_FLOWS = 1 << 32  # the range of arrow numbers for each merged file
-_IDS = 1 << 32  # the range of ids of slices of one kind
-_ROWS = 100  # slices after which the file may end
 
 
-class ChromeWriter:
-    """Writes tracks of slices and of numbers.
+def convert(dump: Path, into: Path) -> list[str]:
+    """Write the JSON trace of a dump; return lines on where the time of its rounds goes.
 
     Times are those of ``now()`` in us. ``baseTimeNanoseconds`` is the system time at which that
-    clock was 0, so that ``merge`` can align them with those of torch.profiler. NumPy formats whole
-    arrays of slices at once, because a loop could not keep up with many workers: numbers and names
-    are padded with blanks, so that all rows have the same length.
+    clock was 0, so that ``merge`` can align them with those of torch.profiler.
+
+    Raises:
+        ValueError: The file is no dump.
+        OSError: The trace cannot be written; ``into`` is then as it was.
+    """
+    about, pools = read_dump(dump)
+    summary: list[str] = []
+    with _writing(into) as file:
+        base = f'"baseTimeNanoseconds":{about["base"]}'
+        file.write(f'{{"displayTimeUnit":"ms",{base},"traceEvents":[\n'.encode())
+        writer = _Writer(file, about["pid"], f"pysampler: {about['command'][:100]}")
+        for pool in pools:
+            summary += writer.add(pool)
+        file.write(b"\n]}\n")
+    return summary
+
+
+def _writing(path: Path) -> Any:
+    return atomic_write(path, lambda kind: ValueError(f"cannot write {path}: it is {kind}"))
+
+
+class _Writer:
+    """Writes the events of a trace.
 
     Args:
-        file: The file to write.
+        file: The file.
         pid: The process that the tracks belong to.
         name: The name of that process.
-        name_of: Returns the name of a slice of a kind and an id.
     """
 
-    slice_bytes = 100  # approximate size of a slice in the file
-
-    def __init__(
-        self, file: TraceFile, pid: int, name: str, name_of: Callable[[int, int], str]
-    ) -> None:
+    def __init__(self, file: IO[bytes], pid: int, name: str) -> None:
         self._file = file
         self._pid = pid
-        self._name_of = name_of
-        file.end = b"\n]}\n"
-        base = time.time_ns() - now()
-        self._write(f'{{"displayTimeUnit":"ms","baseTimeNanoseconds":{base},"traceEvents":[\n')
-        self._write(_json({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}))
+        self._numbers, self._flows = itertools.count(1), itertools.count(1)
+        event = {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        file.write(json.dumps(event).encode())
 
-    def track(self, number: int, name: str) -> None:
-        """Add a track of slices."""
+    def add(self, pool: PoolDump) -> list[str]:
+        """Write the slices, arrows and counters of a pool; return lines on its rounds."""
+        *workers, parent = pool.tracks
+        main = self._track(f"main process, {pool.name}")
+        tracks = [self._track(f"worker {i}, {pool.name}") for i in range(pool.workers)]
+        groups = sum(map(len, pool.groups[: pool.workers]))
+        rounds = rounds_of(parent, workers, groups, pool.holes)
+        is_mark = np.isin(parent["kind"], [_KIND.SENT, _KIND.TAKEN])
+        marks, parent = parent[is_mark], parent[~is_mark]
+        parent = np.concatenate([parent, of_program(parent, pool.holes)])
+        parent = parent[np.argsort(parent["begin"], kind="stable")]
+        is_command = [np.isin(one["kind"], [_KIND.COMMAND, _KIND.JOB]) for one in workers]
+        commands = [one[own] for one, own in zip(workers, is_command, strict=True)]
+        arrows: dict[int, list[tuple[int, str]]] = {}  # by the index of a slice of the parent
+        linked = flows_of(parent, marks, commands, pool.holes)
+        for track, slices, own, ends in zip(tracks, workers, commands, linked, strict=True):
+            here: dict[int, list[tuple[int, str]]] = {}
+            pairs = zip(*(indexes.tolist() for indexes in ends), strict=True)
+            for at, (sender, reader) in enumerate(pairs):
+                if sender < 0 and reader < 0:
+                    continue
+                flow = next(self._flows)
+                # The program does not read the results of some commands, such as the last.
+                here[at] = [(flow, "f" if reader < 0 else "s" if sender < 0 else "t")]
+                for index in (sender, reader):
+                    if index >= 0:
+                        phase = _PHASES.get(int(parent["kind"][index]), "t")
+                        arrows.setdefault(index, []).append((flow, phase))
+            self._slices(track, own, here)
+            others = slices[np.isin(slices["kind"], [_KIND.COMMAND, _KIND.JOB], invert=True)]
+            self._slices(track, np.concatenate([others, idle(own, pool.holes)]))
+        self._slices(main, parent, arrows)
+        self._counters(pool)
+        return _summary(pool, rounds)
+
+    def _track(self, name: str) -> int:
+        """Add a track of slices; return its number."""
+        number = next(self._numbers)
         place = {"pid": self._pid, "tid": _THREADS + number}
         self._event({"ph": "M", "name": "thread_name", **place, "args": {"name": name}})
         index = {"sort_index": number}
         self._event({"ph": "M", "name": "thread_sort_index", **place, "args": index})
+        return _THREADS + number
 
-    def counter(
-        self, name: str, at: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
-    ) -> None:
-        """Add a track of numbers, each valid from a time on."""
-        for us, value in zip((at / 1e3).tolist(), values.tolist(), strict=True):
-            args = {"value": value}
-            self._event({"ph": "C", "name": name, "pid": self._pid, "ts": us, "args": args})
+    def _counters(self, pool: PoolDump) -> None:
+        """Add tracks of numbers, each valid from a time on."""
+        counts = pool.counts
+        seconds = np.diff(counts["at"]) / 1e9
+        for name, column in (("env steps/s", "steps"), ("workers at work", "busy")):
+            values = np.diff(counts[column]) / seconds
+            for at, value in zip(counts["at"].tolist(), values.tolist(), strict=False):
+                about = {"ph": "C", "name": f"{name}, {pool.name}", "pid": self._pid}
+                self._event({**about, "ts": at / 1e3, "args": {"value": value}})
 
-    def slices(
+    def _slices(
         self,
-        number: int,
+        track: int,
         slices: npt.NDArray[Any],
-        flows: npt.NDArray[np.uint64] | None = None,
-        phases: npt.NDArray[np.bytes_] | None = None,
+        arrows: Mapping[int, Sequence[tuple[int, str]]] | None = None,
     ) -> None:
-        """Add slices to a track; two slices must be nested or disjoint.
-
-        Args:
-            number: The track.
-            slices: An array of ``SLICE``.
-            flows: [slices, n] numbers of the arrows at each slice; 0 for no arrow.
-            phases: Whether these begin ("s"), end ("f") or pass through ("t") at each slice; by
-                default this depends on the kind of the slice.
-        """
-        if len(slices) == 0:
-            return
-        place = f'"pid":{self._pid},"tid":{_THREADS + number},"ts":'.encode()
-        begins = slices["begin"]
-        durations = _us(slices["end"] - begins)
-        head = b',\n{"ph":"X","name":'
-        self._rows(head, self._names(slices), place, _us(begins), b',"dur":', durations, b"}")
-        if flows is None:
-            return
-        if phases is None:
-            kinds = slices["kind"].tolist()
-            phases = np.array([_PHASES.get(kind, b"t") for kind in kinds])
-        for column in flows.T:
-            own = column != 0
-            phase, ids = phases[own].view(np.uint8).reshape(-1, 1), _digits(column[own])
-            about = b'","cat":"pysampler","name":"command","bp":"e",'
-            at = _us(begins[own])
-            self._rows(b',\n{"ph":"', phase, about + place, at, b',"id":', ids, b"}")
-
-    def _names(self, slices: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-        """Return the names of slices in JSON, each followed by a comma."""
-        keys = slices["kind"].astype(np.int64) * _IDS + slices["id"]
-        keys, rows = np.unique(keys, return_inverse=True)
-        names = [json.dumps(self._name_of(*divmod(key, _IDS))) + "," for key in keys.tolist()]
-        width = max(map(len, names))
-        padded = "".join(name.ljust(width) for name in names).encode()
-        return np.frombuffer(padded, np.uint8).reshape(-1, width)[rows]
-
-    def _rows(self, *parts: bytes | npt.NDArray[np.uint8]) -> None:
-        """Write rows of these columns; a column of ``bytes`` is the same in each row."""
-        count = next(len(part) for part in parts if not isinstance(part, bytes))
-        columns = [
-            np.broadcast_to(np.frombuffer(part, np.uint8), (count, len(part)))
-            if isinstance(part, bytes)
-            else part
-            for part in parts
-        ]
-        whole = np.concatenate(columns, axis=1)
-        for at in range(0, count, _ROWS):
-            self._file.write(whole[at : at + _ROWS].tobytes())
+        """Add slices to a track, where two must be nested or disjoint, and the arrows at each."""
+        place = f'"pid":{self._pid},"tid":{track}'
+        command = f'"cat":"pysampler","name":"command","bp":"e",{place}'
+        names: dict[tuple[int, int], str] = {}
+        write = self._file.write
+        for begin, end, kind, number in slices.tolist():
+            if (name := names.get((kind, number))) is None:
+                name = names[kind, number] = json.dumps(_name_of(kind, number))
+            ts, duration = f"{begin / 1e3:.3f}", f"{(end - begin) / 1e3:.3f}"
+            write(f',\n{{"ph":"X","name":{name},{place},"ts":{ts},"dur":{duration}}}'.encode())
+        for at, flows in (arrows or {}).items():
+            ts = f"{int(slices['begin'][at]) / 1e3:.3f}"
+            for flow, phase in flows:
+                write(f',\n{{"ph":"{phase}",{command},"ts":{ts},"id":{flow}}}'.encode())
 
     def _event(self, event: dict[str, Any]) -> None:
-        self._write(",\n" + _json(event))
-
-    def _write(self, text: str) -> None:
-        self._file.write(text.encode())
+        self._file.write(b",\n" + json.dumps(event).encode())
 
 
-def _json(event: dict[str, Any]) -> str:
-    return json.dumps(event, separators=(",", ":"))
+def _name_of(kind: int, number: int) -> str:
+    name = _NAMES.get(kind, "?").format(number)
+    return name.removesuffix("s") if number == 1 and kind in _OF_GROUPS else name
 
 
-def _digits(numbers: npt.NDArray[Any], least: int = 1) -> npt.NDArray[np.uint8]:
-    """Return a row for each number: at least ``least`` digits, padded with blanks before them."""
-    numbers = numbers.astype(np.int64)
-    count = max(least, len(str(numbers.max(initial=0))))
-    powers = 10 ** np.arange(count - 1, -1, -1)
-    found = (numbers[:, None] // powers % 10 + ord("0")).astype(np.uint8)
-    found[:, : count - least][numbers[:, None] < powers[: count - least]] = ord(" ")
-    return found
-
-
-def _us(ns: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return a row for each time: in us, with three digits after the point."""
-    return np.insert(_digits(ns, 4), -3, ord("."), axis=1)
+def _summary(pool: PoolDump, rounds: Mapping[str, npt.NDArray[np.int64]]) -> list[str]:
+    """Return lines on the parts of a round, or one that says that there were no rounds."""
+    means = means_of(rounds)
+    if not means:
+        return [f"{pool.name}: no round stepped all envs"]
+    count = len(rounds["send"])
+    text = f"{count:,} round" + "s" * (count > 1)
+    head = f"{pool.name}: {text} of {with_unit(sum(means.values()))}, of which"
+    sizes = [*itertools.chain(*pool.groups)]
+    steps = np.concatenate(pool.tracks)
+    steps = steps[steps["kind"] == _KIND.STEP]
+    made = np.bincount(steps["id"], minlength=sum(sizes)).astype(np.uint64)
+    took = np.bincount(steps["id"], steps["end"] - steps["begin"], sum(sizes)) / 1e9
+    slow = slow_envs(made, took / np.maximum(made, 1), sizes, _SLOW, _ENOUGH)
+    more = [f"env {env} takes {times:.1f} times the usual" for env, times in slow[:1]]
+    return [head, *shown(means), *more]
 
 
 def merge(paths: Iterable[Path], into: Path) -> int:
@@ -185,7 +231,7 @@ def merge(paths: Iterable[Path], into: Path) -> int:
             merged["traceEvents"] += events
         else:
             merged = trace
-    with atomic_write(into, lambda kind: ValueError(f"cannot write {into}: it is {kind}")) as file:
+    with _writing(into) as file:
         file.write(json.dumps(merged).encode())
     return len(merged["traceEvents"])
 

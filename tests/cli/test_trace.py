@@ -16,12 +16,11 @@ from gymnasium import spaces
 from terminals import on_screen, plain
 
 from pysampler import Actors, Rollouts, VectorEnv, _core
-from pysampler._cli import trace_file
+from pysampler._cli.dump import DumpWriter, read_dump
 from pysampler._cli.main import main
 from pysampler._cli.programs import find, programs
 from pysampler._cli.recorder import SLICE, Recorder
 from pysampler._cli.rounds import PARTS, idle, of_program, rounds_of
-from pysampler._cli.trace_file import open_trace
 from pysampler._workers.header import LINE
 from pysampler.sync import Segment, now
 
@@ -425,7 +424,8 @@ def test_unusable_trace_paths_are_refused(tmp_path):
         VectorEnv([Counting] * 2, num_workers=0, trace=tmp_path / "run.json")
     assert "No such file or directory" in refused(tmp_path / "absent" / "run.json")
     os.mkfifo(tmp_path / "pipe")
-    assert "No such device or address" in refused(tmp_path / "pipe")
+    assert "a pipe, expected a regular file" in refused(tmp_path / "pipe")
+    assert "a device, expected a regular file" in refused("/dev/full")
     with counting(tmp_path / "run.json") as envs:
         stepped(envs)
         assert "another trace writes to" in refused(tmp_path / "run.json")
@@ -471,62 +471,71 @@ def test_each_arrow_in_json_has_a_beginning_and_an_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_full_disk_warns_and_leaves_a_trace_that_opens(tmp_path):
-    name = "run.json"
+def test_full_disk_warns_and_leaves_a_dump_that_converts(tmp_path):
     with small_disk(tmp_path / "disk", 1 << 16) as disk:
-        envs = counting(disk / name)
+        envs = counting(disk / "run.json")
         stepped(envs, 500)
         with pytest.warns(RuntimeWarning) as caught:
             envs.close()
         (warning,) = caught
-        expected = f"pysampler: trace {disk / name} ends early: No space left on device"
-        assert str(warning.message) == expected
-        events = json.loads((disk / name).read_bytes())["traceEvents"]
-        assert len(events) > 200
+        expected = f"pysampler: trace {disk / 'run.json'} ends early: No space left on device; "
+        assert str(warning.message).startswith(f"{expected}pysampler trace --merge ")
+        into = tmp_path / "other.json"
+        assert main(["trace", "--merge", str(disk / "run.json.raw"), "-o", str(into)]) == 0
+    assert len(traces.read(into)[MAIN].named("send")) > 100
 
 
 @pytest.mark.slow
-def test_tracer_that_cannot_write_at_all_warns(tmp_path):
-    envs = stepped(counting("/dev/full"))
-    with pytest.warns(RuntimeWarning, match="trace /dev/full ends early: No space left on device"):
-        envs.close()
-
-
-@pytest.mark.slow
-def test_a_killed_tracer_warns(tmp_path):
-    envs = counting(tmp_path / "run.json")
+def test_a_killed_tracer_warns_and_leaves_a_dump_that_converts(tmp_path, capsys):
+    envs = stepped(counting(tmp_path / "run.json"))
+    dump, into = tmp_path / "run.json.raw", tmp_path / "later.json"
+    before = dump.stat().st_size
+    while dump.stat().st_size < before + 10_000:
+        envs.step(np.zeros(4, int))
     envs._tracer._process.kill()
     with pytest.warns(RuntimeWarning, match="run.json ends early: .* has ended with -9"):
         envs.close()
+    assert not (tmp_path / "run.json").exists()
+    assert main(["trace", "--merge", str(dump), "-o", str(into)]) == 0
+    assert "rounds of" in capsys.readouterr().out
+    assert traces.read(into)[MAIN].named("send")
+
+
+def test_half_a_dump_has_its_whole_parts(tmp_path):
+    """Whatever ended it, and wherever."""
+    dump = tmp_path / "run.json.raw"
+    with counting() as envs:
+        (pool,) = find(os.getpid()).pools
+        recorder = Recorder(pool)
+        with DumpWriter(dump, pid=1, command="program", base=0) as writer:
+            number = writer.add_pool(pool)
+            recorder.read()
+            for _ in range(3):
+                stepped(envs, 2)
+                writer.add_slices(number, recorder.read())
+        recorder.close()
+    whole = dump.read_bytes()
+    counts = []
+    for size in range(0, len(whole) + 1, 97):
+        dump.write_bytes(whole[:size])
+        try:
+            _, pools = read_dump(dump)
+        except ValueError:
+            assert counts == []
+            continue
+        counts.append(sum(len(track) for pool in pools for track in pool.tracks))
+    assert counts == sorted(counts)
+    assert counts[-1] > 0
 
 
 @pytest.mark.slow
-def test_full_disk_is_reported_on_stderr_if_the_envs_are_never_closed(capfd):
-    envs = stepped(counting("/dev/full"))
-    tracer = envs._tracer
-    del envs
-    tracer._process.wait(60)
-    told = capfd.readouterr().err
-    assert told == "pysampler: /dev/full: No space left on device\n"
-
-
-@pytest.mark.parametrize("size", range(0, 130, 3))
-def test_a_trace_on_a_full_disk_ends_with_a_whole_part(tmp_path, size, monkeypatch):
-    monkeypatch.setattr(trace_file, "_CHUNK", 30)
-    path = tmp_path / "trace"
-    with (
-        full_after(size),
-        pytest.raises(OSError, match="trace") as caught,
-        open_trace(path) as file,
-    ):
-        file.end = b"]\n"
-        file.write(b"[0")
-        for number in range(1, 60):
-            file.write(b",%d" % number)
-    assert caught.value.filename == str(path)
-    whole = json.loads(path.read_bytes() or b"[]")
-    assert whole == [*range(len(whole))]
-    assert size < 4 or size - 5 <= path.stat().st_size <= size
+def test_full_disk_is_reported_on_stderr_if_the_envs_are_never_closed(tmp_path, capfd):
+    with small_disk(tmp_path / "disk", 1 << 14) as disk:  # room for the dump only
+        envs = stepped(counting(disk / "run.json"))
+        tracer = envs._tracer
+        del envs
+        tracer._process.wait(60)
+    assert "No space left on device; pysampler trace --merge " in capfd.readouterr().err
 
 
 def test_merge_on_a_full_disk_leaves_the_old_file(tmp_path, capfd):
