@@ -151,7 +151,6 @@ bench: bench-vector bench-mujoco bench-trainings bench-partial bench-samplers be
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(RUN) benchmarks/vector.py --out benchmarks/results
-	$(RUN) benchmarks/divisions.py --out benchmarks/results
 	$(RUN) benchmarks/loss.py --out benchmarks/results
 	$(RUN) benchmarks/watched.py --out benchmarks/results
 	$(RUN) benchmarks/threads.py --out benchmarks/results
@@ -181,7 +180,6 @@ bench-partial: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(RUN) benchmarks/partial.py --out benchmarks/results
 	$(RUN) benchmarks/slow_resets.py --out benchmarks/results
 	$(RUN) benchmarks/torchrl_workloads.py --out benchmarks/results
-	$(RUN) benchmarks/auto_batches.py --out benchmarks/results
 
 bench-samplers: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(RUN) benchmarks/samplers.py --out benchmarks/results
@@ -220,7 +218,6 @@ build/bench-hosts/.stamp: pyproject.toml
 bench-hosts: wheel build/bench-hosts/.stamp  ## hosts on Ray, beside the same samplers without it and beside others
 	build/bench-hosts/bin/python -m pip --disable-pip-version-check -q install --force-reinstall --no-deps dist/*.whl
 	cd build/bench-hosts && bin/python $(CURDIR)/benchmarks/hosts.py --out $(CURDIR)/benchmarks/results
-	build/bench-hosts/bin/python benchmarks/scale.py
 
 bench-history: $(VENV)/package.stamp $(VENV)/bench.stamp  ## ten ratios to reference loops, a row of benchmarks/results/history.jsonl: two minutes
 	$(RUN) benchmarks/history.py --out benchmarks/results

@@ -57,9 +57,6 @@ def main() -> None:
         )
         primitives = [python, str(HERE / "primitives.py"), "--json"]
         results["round_trips"] = json.loads(run(primitives, "round trips from Python", 10))
-        seconds = "0.1" if options.quick else "0.5"
-        throughput = [python, str(HERE / "throughput.py"), "--seconds", seconds]
-        results["throughput"] = json.loads(run(throughput, "throughput", 15))
 
     text = tables(results)
     stem = write(options.out, "core", results, text)

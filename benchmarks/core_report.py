@@ -75,16 +75,6 @@ def tables(results: dict[str, Any]) -> str:
         "The last column is the workers' CPU time while waiting, in % of the thinking time.\n\n"
         + table([*header, "best / adaptive", "waiting %"], rows)
     )
-    rows = [
-        [
-            *(str(r["producers"]), r["record"], r["peer"], f"{r['records_per_s']:,.0f}"),
-            f"{r['GB_per_s']:.2f}",
-        ]
-        for r in results["throughput"]
-    ]
-    parts.append(
-        "## Throughput\n\n" + table(["producers", "record", "", "records/s", "GB/s"], rows)
-    )
     return "\n".join(parts)
 
 

@@ -16,12 +16,57 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scale_model import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
 BLOCK = 50  # rounds that a worker takes from one measured trace before it changes to another
+
+
+# -- a simulation of events ------------------------------------------------------------------------
+
+
+class Simulation:
+    """Runs processes: generators that yield what they wait for.
+
+    A process yields seconds to sleep; or what its work is added to, with the seconds of work;
+    or a list, of those that wait for a ``wake``.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def at(self, seconds: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (seconds, next(self._order), call))
+
+    def start(self, process: Generator[Any, None, None]) -> None:
+        self.at(self.now, functools.partial(self._resume, process))
+
+    def _resume(self, process: Generator[Any, None, None]) -> None:
+        try:
+            awaited = next(process)
+        except StopIteration:
+            return
+        resume = functools.partial(self._resume, process)
+        if isinstance(awaited, list):
+            awaited.append(resume)
+        elif isinstance(awaited, tuple):
+            shared, work = awaited
+            shared.add(work, resume)
+        else:
+            self.at(self.now + awaited, resume)
+
+    def wake(self, waiting: list[Callable[[], None]]) -> None:
+        for resume in waiting:
+            self.at(self.now, resume)
+        waiting.clear()
+
+    def run(self, done: Callable[[], bool]) -> None:
+        while self._events and not done():
+            self.now, _, call = heapq.heappop(self._events)
+            call()
 
 
 # -- what things cost ------------------------------------------------------------------------------
