@@ -5,8 +5,7 @@
 
 Hosts are nodes with one CPU, of a cluster on this machine. Contenders are programs of their own;
 those that are compared work in turn, in slices of some seconds. host_costs.py measures what Ray
-costs, host_peers.py samples with others; scale.py reads the results, and says what follows from
-them for more hosts.
+costs, host_peers.py samples with others.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def advice_of(
         advice += f" It {division_of(about)}."
     if choices[best].options.get("context") == "threads":
         advice += (
-            " Its envs share the program: read what they must not do in docs/guides/threads.md."
+            " Its envs share the program: read what they must not do, in the guide on threads."
         )
     lines = choices[best].lines(setting)
     if choices[best].loop != "step":
