@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._cli.dump import read_dump
 from pysampler._cli.rounds import (
     IDLE,
     PROGRAM,
@@ -20,6 +19,7 @@ from pysampler._cli.rounds import (
     rounds_of,
     shown,
 )
+from pysampler._cli.trace_dump import read_dump
 from pysampler._common.files import atomic_write
 from pysampler._workers.counters import slow_envs, with_unit
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pysampler._cli.dump import PoolDump
+    from pysampler._cli.trace_dump import PoolDump
 
 __all__ = ["SLICE_BYTES", "convert", "merge"]
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttachError", "Pool", "Program", "find", "is_running", "programs"]
 
-# The index of a worker, and the name of its pool; a title that was cut off does not match.
+# The index of a worker, and the name of its pool, which may be cut off.
 _TITLE = re.compile(r"pysampler: worker ([0-9]{1,9})/[0-9]+ *(.*)")
 _MEMFD = "/memfd:pysampler"
 _OWN_COMMAND = "use the command pysampler of its environment"

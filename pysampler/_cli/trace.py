@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from pysampler._cli.chrome import SLICE_BYTES, convert, merge
-from pysampler._cli.dump import DumpWriter
 from pysampler._cli.programs import AttachError, find, is_running
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.screen import positive, reason_of, seconds
+from pysampler._cli.trace_dump import DumpWriter
 from pysampler._common.files import why_not_regular
 from pysampler.sync import now
 

@@ -16,11 +16,11 @@ from gymnasium import spaces
 from terminals import on_screen, plain
 
 from pysampler import Actors, Rollouts, VectorEnv, _core
-from pysampler._cli.dump import DumpWriter, read_dump
 from pysampler._cli.main import main
 from pysampler._cli.programs import find, programs
 from pysampler._cli.recorder import SLICE, Recorder
 from pysampler._cli.rounds import PARTS, idle, of_program, rounds_of
+from pysampler._cli.trace_dump import DumpWriter, read_dump
 from pysampler._workers.header import LINE
 from pysampler.sync import Segment, now
 
