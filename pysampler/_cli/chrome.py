@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +21,12 @@ from pysampler._cli.rounds import (
     rounds_of,
     shown,
 )
-from pysampler._cli.trace_dump import read_dump
+from pysampler._cli.trace_dump import is_dump, read_dump
 from pysampler._common.files import atomic_write
 from pysampler._workers.counters import slow_envs, with_unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
     from typing import IO
 
     import numpy.typing as npt
@@ -58,6 +59,7 @@ _SLOW, _ENOUGH = 2.0, 20  # report envs this many times slower, after this many 
 # Track numbers are above all thread ids (pid_max is at most 1 << 22), which torch.profiler writes,
 # and fit 32 bits, which is the limit of viewers.
 _THREADS = _FILE_THREADS = 1 << 23
+_ROWS = 50_000  # slices that become Python's objects at a time
 _FILE_FLOWS = 1 << 32  # the range of arrow numbers for each merged file
 
 
@@ -71,8 +73,8 @@ def convert(dump: Path, into: Path) -> list[str]:
         ValueError: The file is no dump.
         OSError: The trace cannot be written; ``into`` is then as it was.
     """
-    about, pools = read_dump(dump)
-    summary: list[str] = []
+    about, pools, unread = read_dump(dump)
+    summary = [f"{unread:,} bytes at the end of {dump} are damaged"] * (unread > 0)
     with _writing(into) as file:
         base = f'"baseTimeNanoseconds":{about["base"]}'
         file.write(f'{{"displayTimeUnit":"ms",{base},"traceEvents":[\n'.encode())
@@ -168,7 +170,10 @@ class _Writer:
         command = f'"cat":"pysampler","name":"command","bp":"e",{place}'
         names: dict[tuple[int, int], str] = {}
         write = self._file.write
-        for begin, end, kind, number in slices.tolist():
+        rows = (
+            row for at in range(0, len(slices), _ROWS) for row in slices[at : at + _ROWS].tolist()
+        )
+        for begin, end, kind, number in rows:
             if (name := names.get((kind, number))) is None:
                 name = names[kind, number] = json.dumps(_name_of(kind, number))
             ts, duration = f"{begin / 1e3:.3f}", f"{(end - begin) / 1e3:.3f}"
@@ -206,7 +211,7 @@ def _summary(pool: PoolDump, rounds: Mapping[str, npt.NDArray[np.int64]]) -> lis
 
 
 def merge(paths: Iterable[Path], into: Path) -> int:
-    """Merge several JSON traces into one file; return the number of events.
+    """Merge several traces, in JSON or dumps, into one file; return the number of events.
 
     Raises:
         ValueError: A file is not a JSON trace.
@@ -215,7 +220,7 @@ def merge(paths: Iterable[Path], into: Path) -> int:
     merged: dict[str, Any] = {}
     for number, path in enumerate(paths):
         try:
-            trace = json.loads(path.read_bytes())
+            trace = json.loads(_json_of(path))
             trace = {"traceEvents": trace} if isinstance(trace, list) else trace
             events, base = list(trace["traceEvents"]), trace.get("baseTimeNanoseconds", 0)
             first_base = merged.get("baseTimeNanoseconds", 0) if merged else base
@@ -234,6 +239,16 @@ def merge(paths: Iterable[Path], into: Path) -> int:
     with _writing(into) as file:
         file.write(json.dumps(merged).encode())
     return len(merged["traceEvents"])
+
+
+def _json_of(path: Path) -> bytes:
+    """Return the JSON trace in a file, which may be a dump."""
+    if not is_dump(path):
+        return path.read_bytes()
+    with tempfile.TemporaryDirectory(prefix="pysampler-") as folder:
+        into = Path(folder) / "trace.json"
+        convert(path, into)
+        return into.read_bytes()
 
 
 def _renumber(event: dict[str, Any], number: int) -> None:

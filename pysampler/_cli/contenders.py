@@ -389,6 +389,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keep the output of envs out of the answers
     report_hangs(lambda place: _print_now(out.fileno(), {"hangs": place}))
     text = sys.argv[2]
+    sys.argv[1:] = []  # a file that is imported may parse them
     source: EnvSource | None = None
     contender: Contender | None = None
     for line in sys.stdin:

@@ -120,12 +120,13 @@ def _without_function(path: Path) -> str:
         node.name
         for node in nodes
         if isinstance(node, ast.FunctionDef)
+        and not node.name.startswith("test")
         and len(node.args.posonlyargs + node.args.args) == len(node.args.defaults)
         and None not in node.args.kw_defaults
     ]
-    making = [name for name in functions if "make" in name or "env" in name]
-    if name := next(iter(making or functions), None):
-        return f"name the function of {path} that makes one env, as in {path}:{name}"
+    functions.sort(key=lambda name: (name != "make_env", "make" not in name, "env" not in name))
+    if functions:
+        return f"name the function of {path} that makes one env, as in {path}:{functions[0]}"
     return (
         f"{path} has no function without arguments; write one that makes one env, and pass "
         f"{path}:FUNCTION"

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import select
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,12 +20,12 @@ from pysampler._cli.chrome import SLICE_BYTES, convert, merge
 from pysampler._cli.programs import AttachError, find, is_running
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.screen import positive, reason_of, seconds
-from pysampler._cli.trace_dump import DumpWriter
+from pysampler._cli.trace_dump import DumpWriter, is_dump
 from pysampler._common.files import why_not_regular
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pysampler._cli.programs import Pool, Program
 
@@ -31,7 +33,6 @@ __all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "record a timeline of a running program's processes, for ui.perfetto.dev"
 
-_RAW = ".raw"  # added to the name of a trace: its dump
 _PAUSE = 0.03  # seconds between two reads, in which a ring must not overflow
 _OFTEN = 0.1  # seconds between two progress messages
 _SELDOM = 1.0  # seconds between two searches for other pools
@@ -94,7 +95,7 @@ def _merged(options: argparse.Namespace) -> int:
     if options.output is None:
         raise AttachError("--merge needs -o FILE")
     first, *others = options.merge
-    if first.suffix == _RAW and not others:
+    if not others and is_dump(first):
         print(*convert(first, options.output), sep="\n")
     else:
         count = merge(options.merge, options.output)
@@ -106,24 +107,31 @@ def _merged(options: argparse.Namespace) -> int:
 def _traced(options: argparse.Namespace) -> int:
     program = _chosen(find(options.pid), options.pool)
     path = options.output or Path(f"trace-{program.pid}.json")
-    if path.exists() and (kind := why_not_regular(path)) is not None:
-        raise AttachError(f"{path} is {kind}")
     say = _say_to(sys.stderr if options.until_eof else sys.stdout)
     name = "pysampler: " if options.until_eof else ""  # on the stderr of another program
-    raw = path.with_name(path.name + _RAW)
-    dump = DumpWriter(raw, pid=program.pid, command=program.command, base=time.time_ns() - now())
-    try:
-        with dump, contextlib.closing(_Trace(program, dump)) as trace:
-            end = _End(options)
-            print(f"tracing program {program.pid}: {program.command}"[:_WIDTH], flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                _record(trace, program, end, options.pool)
-            seconds_traced = end.elapsed
-        summary = convert(raw, path)
-    except OSError as error:
-        how = f"pysampler trace --merge {raw} -o FILE converts the slices until then"
-        raise AttachError(f"{error.strerror or error}; {how}") from error
-    raw.unlink()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _alone(path) as into, contextlib.ExitStack() as stack:
+        recorders = {
+            pool.number: (pool, stack.enter_context(contextlib.closing(Recorder(pool))))
+            for pool in program.pools
+        }
+        raw = into.with_name(f"{into.name[:200]}.{os.getpid()}.raw")
+        try:
+            began = time.time_ns() - now()
+            with DumpWriter(raw, pid=program.pid, command=program.command, base=began) as dump:
+                trace = _Trace(recorders, dump)
+                end = _End(options)
+                print(f"tracing program {program.pid}: {program.command}"[:_WIDTH], flush=True)
+                with contextlib.suppress(KeyboardInterrupt):
+                    _record(trace, program, end, options.pool)
+                seconds_traced = end.elapsed
+                trace.end()
+            summary = convert(raw, into)
+        except (OSError, ValueError, MemoryError, KeyboardInterrupt) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            how = f"pysampler trace --merge {raw} -o FILE converts the slices until then"
+            raise AttachError(f"{why or type(error).__name__}; {how}") from error
+        raw.unlink()
     size = path.stat().st_size / 1e6
     say(f"{name}{path}: {size:.1f} MB, {trace.count:,} slices in {seconds_traced:.1f} s{end.why}")
     if not trace.count:
@@ -134,6 +142,25 @@ def _traced(options: argparse.Namespace) -> int:
         say(line)
     say("open it in https://ui.perfetto.dev")
     return 0
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[Path]:
+    """Yield the file that a path is or links to, while no other trace may be written to it."""
+    with open(path, "ab", opener=_open_now) as lock:
+        into = path.resolve()
+        if (kind := why_not_regular(into)) is not None:
+            raise AttachError(f"{path} is {kind}")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AttachError(f"another trace writes to {path}; choose another file") from None
+        yield into
+
+
+def _open_now(path: str, flags: int) -> int:
+    """Open a file without blocking: if it is a pipe without a reader, fail."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def _chosen(program: Program, pool: int | None) -> Program:
@@ -204,51 +231,43 @@ class _Trace:
     """Records the slices of all pools of a program.
 
     Args:
-        program: The program.
+        recorders: The pools and their recorders, by the numbers of the pools' segments.
         dump: The dump to write them to.
 
     Attributes:
         count: The number of slices.
     """
 
-    def __init__(self, program: Program, dump: DumpWriter) -> None:
+    def __init__(self, recorders: dict[int, tuple[Pool, Recorder]], dump: DumpWriter) -> None:
         self._dump = dump
-        self._pools: dict[int, tuple[int, Pool, Recorder]] = {}  # by the numbers of their segments
+        self._recorders = recorders
+        self._numbers = {number: dump.add_pool(pool) for number, (pool, _) in recorders.items()}
         self.count = 0
-        try:
-            for pool in program.pools:
-                self._add(pool)
-            self.read()
-        except BaseException:
-            self.close()
-            raise
-
-    def _add(self, pool: Pool) -> None:
-        recorder = Recorder(pool)
-        self._pools[pool.number] = self._dump.add_pool(pool), pool, recorder
+        self.read()
 
     def follow(self, program: Program) -> None:
         """Add pools that the program has created since."""
         for pool in program.pools:
-            if pool.number not in self._pools:
+            if pool.number not in self._recorders:
                 with contextlib.suppress(AttachError):  # it has ended meanwhile
-                    self._add(pool)
+                    self._recorders[pool.number] = pool, Recorder(pool)
+                    self._numbers[pool.number] = self._dump.add_pool(pool)
 
     @property
     def holes(self) -> float:
         """Seconds in which slices may be missing."""
-        holes = [hole for *_, recorder in self._pools.values() for hole in recorder.holes]
+        holes = [hole for _, recorder in self._recorders.values() for hole in recorder.holes]
         return sum(end - begin for begin, end in holes) / 1e9
 
     @property
     def reasons(self) -> list[str]:
         """Why slices may be missing, each in a few words."""
-        return sorted(set().union(*(recorder.reasons for *_, recorder in self._pools.values())))
+        return sorted(set().union(*(one.reasons for _, one in self._recorders.values())))
 
     def read(self) -> None:
         """Write the new slices to the dump."""
-        for number, pool, recorder in self._pools.values():
-            holes = len(recorder.holes)
+        for key, (pool, recorder) in self._recorders.items():
+            number, holes = self._numbers[key], len(recorder.holes)
             tracks = recorder.read()
             self.count += sum(map(len, tracks))
             self._dump.add_slices(number, tracks)
@@ -257,8 +276,8 @@ class _Trace:
             for hole in recorder.holes[holes:]:
                 self._dump.add_hole(number, hole)
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Stop the recording, and read what is left."""
-        for *_, recorder in self._pools.values():
+        for _, recorder in self._recorders.values():
             recorder.close()
         self.read()

@@ -6,17 +6,17 @@ one, which the reader drops.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 
-from pysampler._cli.programs import AttachError
 from pysampler._cli.recorder import SLICE
 from pysampler._common.closing import Closing
+from pysampler._common.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pysampler._cli.programs import Pool
 
-__all__ = ["DumpWriter", "PoolDump", "read_dump"]
+__all__ = ["DumpWriter", "PoolDump", "is_dump", "read_dump"]
 
 # Slices of a pool's processes: of the workers, then of the parent.
 _SLICES = np.dtype([("pool", "<u2"), ("track", "<u2"), ("slice", SLICE)])
@@ -39,21 +39,12 @@ class DumpWriter(Closing):
     """Writes a dump.
 
     Args:
-        path: The file.
+        path: The file, which is made.
         about: The program that is traced.
-
-    Raises:
-        AttachError: Another trace writes to the file.
     """
 
     def __init__(self, path: Path, **about: Any) -> None:
-        self._file = path.open("ab")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise AttachError(f"another trace writes to {path}; choose another file") from None
-        self._file.truncate(0)
+        self._file = path.open("xb")
         self._pools = 0
         self._describe(about)
 
@@ -118,29 +109,43 @@ class PoolDump:
     holes: list[tuple[int, int]] = field(default_factory=list)
 
 
-def read_dump(path: Path) -> tuple[dict[str, Any], list[PoolDump]]:
-    """Return the program and the pools of a dump; raise ValueError if it is none."""
+def is_dump(path: Path) -> bool:
+    """Return whether a file begins like a dump."""
+    with open_regular(path, lambda kind: ValueError(f"{path} is {kind}")) as file:
+        return file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX
+
+
+def read_dump(path: Path) -> tuple[dict[str, Any], list[PoolDump], int]:
+    """Return the program, its pools, and how many bytes at the end are not whole arrays.
+
+    Raises:
+        ValueError: The file is no dump.
+    """
     abouts, slices, counts = [], [np.empty(0, _SLICES)], [np.empty(0, _COUNTS)]
-    with path.open("rb") as file:
-        while True:
+    size = path.stat().st_size
+    with open_regular(path, lambda kind: ValueError(f"{path} is {kind}")) as file:
+        read = 0
+        while read < size:
             try:
                 array = np.lib.format.read_array(file, allow_pickle=False)
-            except ValueError:  # the end, or half an array
+                if array.dtype == np.uint8:
+                    abouts.append(dict(json.loads(array.tobytes())))
+                else:
+                    {_SLICES: slices, _COUNTS: counts}[array.dtype].append(array)
+            except Exception:  # half an array, or damage
                 break
-            if array.dtype == np.uint8:
-                abouts.append(json.loads(array.tobytes()))
-            else:
-                (slices if array.dtype == _SLICES else counts).append(array)
-    if not abouts:
-        raise ValueError(f"{path} is not a trace")
-    program, *others = abouts
-    pools = [PoolDump(**about) for about in others if "hole" not in about]
+            read = file.tell()
+    try:
+        program, *others = abouts
+        pools = [PoolDump(**about) for about in others if "hole" not in about]
+        for about in others:
+            if "hole" in about:
+                pools[about["pool"]].holes.append(tuple(about["hole"]))
+    except Exception as error:
+        raise ValueError(f"{path} is not the dump of a trace") from error
     rows, counted = np.concatenate(slices), np.concatenate(counts)
     for number, pool in enumerate(pools):
         own = rows[rows["pool"] == number]
         pool.tracks = [own["slice"][own["track"] == track] for track in range(pool.workers + 1)]
         pool.counts = counted[counted["pool"] == number]
-    for about in others:
-        if "hole" in about:
-            pools[about["pool"]].holes.append(tuple(about["hole"]))
-    return program, pools
+    return program, pools, size - read

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["EvaluationFile", "identity_of"]
 
 _HEADER = "pysampler evaluation"
-_BEGIN = f'{{"{_HEADER}"'
+_BEGIN = f'{{"{_HEADER}"'.encode()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -63,18 +63,16 @@ class EvaluationFile(Closing):
             self._read()
 
     def _read(self) -> None:
-        with self.path.open() as file:
-            text = file.read()
-        *lines, half = text.split("\n")  # the last one is empty, or half a line
+        *lines, half = self.path.read_bytes().split(b"\n")  # the last one is empty, or half a line
         if not lines and (_BEGIN.startswith(half) or half.startswith(_BEGIN)):
             return  # the first run ended before it had written the header
-        self._whole = len("".join(line + "\n" for line in lines).encode())
+        self._whole = sum(len(line) + 1 for line in lines)
         if not lines:
             raise self._unreadable(1)
         for number, line in enumerate(lines, 1):
             try:
                 self._read_row(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise self._unreadable(number) from error
 
     def _read_row(self, row: dict[str, Any]) -> None:
@@ -83,8 +81,13 @@ class EvaluationFile(Closing):
             self.seed, self._digest = header["seed"], header["episodes"]
             self._count, self._envs = header["count"], header["envs"]
             return
-        index = row.pop("index")
-        self.results[index] = EpisodeResult(**row)
+        index, result = row.pop("index"), EpisodeResult(**row)
+        numbers = [index, result.length, result.return_, result.seconds]
+        if not all(isinstance(one, (int, float)) for one in numbers) or index != int(index):
+            raise TypeError
+        if not (0 <= index < self._count and isinstance(result.statistics, dict)):
+            raise ValueError
+        self.results[index] = result
 
     def _unreadable(self, line: int) -> ValueError:
         why = "is not the file of an evaluation"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium.wrappers as of_envs
 import gymnasium.wrappers.vector as of_vectors
 import numpy as np
+from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
 from pysampler._vector.env_calls import layers_of, reward_space_of
@@ -162,7 +163,7 @@ def changes_in_steps(env: Any) -> bool:
 def has_seen_nothing(layer: Any) -> bool:
     """Return whether a wrapper learns statistics, but has none yet."""
     statistics = _learned_by(layer)
-    return len(statistics) > 0 and all(one.count < 1 for one in statistics)
+    return len(statistics) > 0 and all(np.all(one.count < 1) for one in statistics)
 
 
 def _with_members(env: Any) -> Iterator[Any]:
@@ -186,8 +187,10 @@ def _learned_by(layer: Any) -> list[Any]:
 
 
 def _is_running_mean(value: Any) -> bool:
-    learns = callable(getattr(type(value), "update", None)) and hasattr(value, "__dict__")
-    return learns and {"mean", "var", "count"} <= vars(value).keys()
+    if isinstance(value, Env) or not hasattr(value, "__dict__"):
+        return False
+    parts = {"mean", "var", "count"}
+    return parts <= vars(value).keys() and callable(getattr(value, "update", None))
 
 
 def _learn_nothing(*_: Any, **__: Any) -> None:

@@ -24,8 +24,8 @@ import json, runpy, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
 runpy.run_module("pysampler", run_name="__main__", alter_sys=True)
 """
-# Processes that are writing the end of a trace while nothing waits for them.
-_ending: list[subprocess.Popen[bytes]] = []
+# Processes that are writing the end of a trace while nothing waits for them, and its path.
+_ending: list[tuple[str, subprocess.Popen[bytes]]] = []
 
 
 class Tracer:
@@ -42,6 +42,9 @@ class Tracer:
     def __init__(self, path: str | os.PathLike[str], pool: int) -> None:
         _reap()
         self._path = os.fspath(path)
+        for same in [process for other, process in _ending if other == self._path]:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                same.wait(_END_SECONDS)
         self._owner = os.getpid()
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         places = json.dumps(import_path())
@@ -106,7 +109,7 @@ class Tracer:
             # A byte, not just end of file: a fork of this process may hold the pipe open.
             self._process.stdin.write(b"\n")
         self._close_input()
-        _ending.append(self._process)
+        _ending.append((self._path, self._process))
         return True
 
     def close(self) -> None:
@@ -130,6 +133,8 @@ class Tracer:
         if not self._process.poll() or self._output.closed:
             return
         ended = f"pysampler trace has ended with {self._process.returncode}"
+        if os.path.exists(dump := f"{self._path}.{self._process.pid}.raw"):  # noqa: PTH110
+            ended += f"; pysampler trace --merge {dump} -o FILE converts the slices until then"
         why = _last_line(self._output.read()) or ended
         warnings.warn(
             f"pysampler: trace {self._path} ends early: {why}", RuntimeWarning, stacklevel=4
@@ -143,7 +148,7 @@ def _last_line(text: bytes) -> str:
 
 def _reap() -> None:
     """Reap and forget the processes that have ended."""
-    _ending[:] = [process for process in _ending if process.poll() is None]
+    _ending[:] = [one for one in _ending if one[1].poll() is None]
 
 
 atexit.register(_reap)

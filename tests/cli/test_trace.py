@@ -424,7 +424,7 @@ def test_unusable_trace_paths_are_refused(tmp_path):
         VectorEnv([Counting] * 2, num_workers=0, trace=tmp_path / "run.json")
     assert "No such file or directory" in refused(tmp_path / "absent" / "run.json")
     os.mkfifo(tmp_path / "pipe")
-    assert "a pipe, expected a regular file" in refused(tmp_path / "pipe")
+    assert "No such device or address" in refused(tmp_path / "pipe")
     assert "a device, expected a regular file" in refused("/dev/full")
     with counting(tmp_path / "run.json") as envs:
         stepped(envs)
@@ -481,31 +481,93 @@ def test_full_disk_warns_and_leaves_a_dump_that_converts(tmp_path):
         expected = f"pysampler: trace {disk / 'run.json'} ends early: No space left on device; "
         assert str(warning.message).startswith(f"{expected}pysampler trace --merge ")
         into = tmp_path / "other.json"
-        assert main(["trace", "--merge", str(disk / "run.json.raw"), "-o", str(into)]) == 0
+        assert main(["trace", "--merge", str(dump_of(disk / "run.json")), "-o", str(into)]) == 0
     assert len(traces.read(into)[MAIN].named("send")) > 100
 
 
 @pytest.mark.slow
 def test_a_killed_tracer_warns_and_leaves_a_dump_that_converts(tmp_path, capsys):
     envs = stepped(counting(tmp_path / "run.json"))
-    dump, into = tmp_path / "run.json.raw", tmp_path / "later.json"
+    dump, into = dump_of(tmp_path / "run.json"), tmp_path / "later.json"
     before = dump.stat().st_size
     while dump.stat().st_size < before + 10_000:
         envs.step(np.zeros(4, int))
     envs._tracer._process.kill()
-    with pytest.warns(RuntimeWarning, match="run.json ends early: .* has ended with -9"):
+    with pytest.warns(RuntimeWarning, match="has ended with -9; pysampler trace --merge .*.raw -o"):
         envs.close()
-    assert not (tmp_path / "run.json").exists()
     assert main(["trace", "--merge", str(dump), "-o", str(into)]) == 0
     assert "rounds of" in capsys.readouterr().out
     assert traces.read(into)[MAIN].named("send")
+    assert main(["trace", "--merge", str(dump), str(into), "-o", str(tmp_path / "both.json")]) == 0
+    assert (tmp_path / "both.json").stat().st_size > into.stat().st_size
+
+
+@pytest.mark.slow
+def test_a_terminated_tracer_leaves_a_whole_trace(tmp_path):
+    envs = stepped(counting(tmp_path / "run.json"))
+    envs._tracer._process.terminate()
+    envs._tracer._process.wait(60)
+    envs.close()
+    assert traces.read(tmp_path / "run.json")[MAIN].named("send")
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.json"]
+
+
+@pytest.mark.slow
+def test_next_trace_to_a_file_waits_for_the_end_of_the_last(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "run.json")
+    for steps in (3, 5):
+        envs = stepped(counting(tmp_path / "link.json"), steps)
+        del envs  # ends the trace without waiting
+    stepped(counting(tmp_path / "link.json"), 7).close()
+    assert len(traces.read(tmp_path / "run.json")[MAIN].named("send")) == 9
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "link.json", tmp_path / "run.json"]
+
+
+def dump_of(path):
+    """Return the dump of a trace that is being written."""
+    [dump] = path.parent.glob(f"{path.name}.*.raw")
+    return dump
+
+
+@pytest.mark.parametrize("damage", ["nothing", "a list", "a float", "a huge array", "zeros"])
+def test_damaged_dumps_are_refused_or_read_so_far(tmp_path, damage):
+    dump = tmp_path / "some.raw"
+    with counting() as envs, DumpWriter(dump, pid=1, command="program", base=0) as writer:
+        writer.add_pool(pool_of(envs))
+        if damage == "zeros":
+            writer.add_hole(0, (1, 2))
+    parts = {
+        "nothing": b"",
+        "a list": np.frombuffer(b"[1]", np.uint8),
+        "a float": np.zeros(3),
+        "a huge array": b"\x93NUMPY\x01\x00v\x00"
+        + b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,)}".ljust(117)
+        + b"\n",
+        "zeros": bytes(4096),
+    }
+    with dump.open("ab") as file:
+        part = parts[damage]
+        file.write(part) if isinstance(part, bytes) else np.save(file, part)
+    _, pools, unread = read_dump(dump)
+    assert [one.name for one in pools] == ["Counting"]
+    assert (unread > 0) == (damage != "nothing")
+    for content in (b"", b"text", bytes(100)):
+        (tmp_path / "other.raw").write_bytes(content)
+        with pytest.raises(ValueError, match="other.raw is not the dump of a trace"):
+            read_dump(tmp_path / "other.raw")
+
+
+def pool_of(envs):
+    """Return a vector env's pool; the collector may not have ended others yet."""
+    [pool] = [one for one in find(os.getpid()).pools if one.number == envs._core.pool.number]
+    return pool
 
 
 def test_half_a_dump_has_its_whole_parts(tmp_path):
     """Whatever ended it, and wherever."""
     dump = tmp_path / "run.json.raw"
     with counting() as envs:
-        (pool,) = find(os.getpid()).pools
+        pool = pool_of(envs)
         recorder = Recorder(pool)
         with DumpWriter(dump, pid=1, command="program", base=0) as writer:
             number = writer.add_pool(pool)
@@ -519,7 +581,7 @@ def test_half_a_dump_has_its_whole_parts(tmp_path):
     for size in range(0, len(whole) + 1, 97):
         dump.write_bytes(whole[:size])
         try:
-            _, pools = read_dump(dump)
+            _, pools, _ = read_dump(dump)
         except ValueError:
             assert counts == []
             continue

@@ -294,17 +294,36 @@ def test_other_files_are_refused(tmp_path, text):
     assert (tmp_path / "file").read_text() == text
 
 
-@pytest.mark.parametrize("line", ["half", "[]", "{}"])
+DAMAGED = [
+    *("half", "[]", "{}", '"text"', "1.0", "null", "\xff", "[" * 100_000),
+    '{"index": -1, "seed": 2, "return_": 1.0, "length": 1, "terminated": true}',
+    '{"index": 3, "seed": 2, "return_": 1.0, "length": 1, "terminated": true}',
+    '{"index": 1, "seed": 2, "return_": "x", "length": 1, "terminated": true}',
+]
+
+
+@pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
 def test_damaged_line_is_named(tmp_path, line):
     file = tmp_path / "file"
     arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": file}
     expected = pysampler.evaluate(Steps, still, 3, **arguments)
     header, *results = file.read_text().splitlines(keepends=True)
-    file.write_text("".join([header, results[0], f"{line}\n", *results[2:]]))
+    damaged = "".join([header, results[0], f"{line}\n", *results[2:]])
+    file.write_text(damaged, encoding="latin-1")
     with pytest.raises(ValueError, match=r"is damaged: line 3 is no result; remove this line"):
         pysampler.evaluate(Steps, still, 3, **arguments)
     file.write_text("".join([header, results[0], *results[2:]]))
     assert pysampler.evaluate(Steps, still, 3, **arguments).episodes == expected.episodes
+
+
+def test_file_with_other_line_ends_is_continued(tmp_path):
+    file = tmp_path / "file"
+    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": file}
+    pysampler.evaluate(Steps, still, SPECS[:3], **arguments)
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    for _ in range(2):
+        evaluation = pysampler.evaluate(Steps, still, SPECS[:5], **arguments)
+        assert len(evaluation.episodes) == 5
 
 
 def test_episodes_begin_in_the_order_of_earlier_lengths(begun):

@@ -299,6 +299,31 @@ def test_rollouts_that_have_not_begun_are_evaluated():
     np.testing.assert_array_equal(returns, own())
 
 
+def test_statistics_whose_update_is_their_own_learn_nothing():
+    class Own:
+        def __init__(self):
+            self.mean, self.var, self.count = 0.0, 1.0, np.array([2.0])
+            self.update = self.add
+
+        def add(self, batch):
+            self.count = self.count + len(batch)
+
+    class Wrapper(gym.ObservationWrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            self.rms = Own()
+
+        def observation(self, observation):
+            self.rms.update(observation[None])
+            return observation
+
+    with pysampler.VectorEnv([lambda: Wrapper(pendulum())] * 2, num_workers=0) as envs:
+        envs.reset(seed=1)
+        counts = [rms.count.tolist() for rms in envs.get_attr("rms")]
+        pysampler.evaluate(envs, still, 3, seed=3)
+        assert [rms.count.tolist() for rms in envs.get_attr("rms")] == counts
+
+
 def test_evaluation_leaves_the_attributes_of_envs_fast():
     """Python 3.11 reads attributes more slowly once an object's ``vars`` have been asked for."""
 
