@@ -322,7 +322,7 @@ def test_masked_cart_pole_shows_positions_only(dqn):
         [],
         ["--env", "MaskedCartPole-v1", "--lstm"],
         pytest.param(["--a2c"], marks=pytest.mark.long),
-        ["--vec", "gymnasium"],
+        pytest.param(["--vec", "gymnasium"], marks=pytest.mark.long),
         ["--policy-in", "workers", "--overlap"],
         pytest.param(["--env", "HalfCheetah-v5", "--envs", "4"], marks=pytest.mark.long),
     ],
@@ -338,7 +338,13 @@ def test_ppo_trains(arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--env", "HalfCheetahDir-v5", "--tasks", "2", "--envs-per-task", "2", "--length", "20"]],
+    [
+        [],
+        pytest.param(
+            ["--env", "HalfCheetahDir-v5", "--tasks", "2", "--envs-per-task", "2"],
+            marks=pytest.mark.long,
+        ),
+    ],
     ids=" ".join,
 )
 def test_maml_trains(arguments):
@@ -549,7 +555,7 @@ def test_dqn_average_trains(workers, tmp_path):
         pytest.param(["--actors", "0"], marks=pytest.mark.long),
         pytest.param(["--actors", "2", "--envs-per-actor", "1"], marks=pytest.mark.long),
         pytest.param(["--prioritised"], marks=pytest.mark.long),
-        ["--dueling", "--categorical", "--noisy"],
+        pytest.param(["--dueling", "--categorical", "--noisy"], marks=pytest.mark.long),
     ],
     ids=" ".join,
 )
@@ -800,7 +806,9 @@ def test_r2d1_without_memory_ignores_its_state():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["--forgetful"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [[], pytest.param(["--forgetful"], marks=pytest.mark.long)], ids=" ".join
+)
 def test_r2d1_trains(arguments, tmp_path):
     weights = tmp_path / "best.pt"
     steps = ["--steps", "2000", "--actors", "1", "--episodes", "5"]
@@ -886,7 +894,9 @@ def test_dppo_trains():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["--max-lag", "0"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [[], pytest.param(["--max-lag", "0"], marks=pytest.mark.long)], ids=" ".join
+)
 def test_impala_trains(arguments):
     result = run("impala.py", "--steps", "16000", *arguments)
     assert result["steps"] >= 16000
@@ -1154,7 +1164,7 @@ def test_unknown_devices_are_refused(example, capsys):
     assert expected in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_saves_weights_and_the_log_resumes(tmp_path):
     arguments = ["--checkpoints", str(tmp_path / "run"), "--log", str(tmp_path / "log")]
     arguments += [

@@ -65,7 +65,7 @@ def test_ratios_are_compared_with_recent_rows_that_have_them(history):
 ABOUT = {"date": "2026-01-01", "commit": "0", "kernel": "6", "load": 0.0, "stolen": 0.0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_history_measures_a_ratio_and_draws_it(history, tmp_path):
     pytest.importorskip("matplotlib")
     command = [sys.executable, str(BENCHMARKS / "history.py"), "--quick", "--only", "Flag"]

@@ -29,7 +29,11 @@ def code_cells(path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@each_notebook
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(one, marks=[pytest.mark.long] * (one.stem == "slow-sampling")) for one in PATHS],
+    ids=lambda path: path.stem,
+)
 def test_notebooks_run_in_a_fresh_kernel(path, tmp_path):
     pytest.importorskip("torch")
     for cell in notebooks.executed(path, tmp_path).cells:

@@ -20,13 +20,7 @@ if TYPE_CHECKING:
     from pysampler._rollouts.episodes import Start
     from pysampler._vector.env_server import EnvServer, Overflow
 
-__all__ = [
-    "EpisodeSetup",
-    "EpisodesJob",
-    "EpisodesReport",
-    "TakeEpisodePolicy",
-    "infos_in",
-]
+__all__ = ["EpisodeSetup", "EpisodesJob", "EpisodesReport", "TakeEpisodePolicy", "infos_in"]
 
 
 @dataclass

@@ -83,16 +83,14 @@ class EvaluationFile(Closing):
             return
         index, result = row.pop("index"), EpisodeResult(**row)
         numbers = [index, result.length, result.return_, result.seconds]
-        if not all(isinstance(one, (int, float)) for one in numbers) or index != int(index):
-            raise TypeError
-        if not (0 <= index < self._count and isinstance(result.statistics, dict)):
+        fits = all(isinstance(one, (int, float)) for one in numbers) and index in range(self._count)
+        if not (fits and isinstance(result.statistics, dict)):
             raise ValueError
         self.results[index] = result
 
     def _unreadable(self, line: int) -> ValueError:
-        why = "is not the file of an evaluation"
-        if line > 1:
-            why = f"is damaged: line {line} is no result; remove this line to run its episode"
+        damaged = f"is damaged: line {line} is no result; remove this line to run its episode"
+        why = damaged if line > 1 else "is not the file of an evaluation"
         return ValueError(f"cannot resume evaluation: {self.path} {why}")
 
     def open(

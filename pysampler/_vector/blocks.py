@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = [
-    "GivenActions",
-    "GroupBlock",
-    "Overflow",
-    "PythonBlock",
-    "WholeBlock",
-    "copied_info",
-]
+__all__ = ["GivenActions", "GroupBlock", "Overflow", "PythonBlock", "WholeBlock", "copied_info"]
 
 # Results that do not fit into the frame, as (kind, env, object); those of a chunk with the step.
 Overflow = list[Any]

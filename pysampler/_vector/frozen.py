@@ -187,10 +187,8 @@ def _learned_by(layer: Any) -> list[Any]:
 
 
 def _is_running_mean(value: Any) -> bool:
-    if isinstance(value, Env) or not hasattr(value, "__dict__"):
-        return False
-    parts = {"mean", "var", "count"}
-    return parts <= vars(value).keys() and callable(getattr(value, "update", None))
+    names = {} if isinstance(value, Env) else getattr(value, "__dict__", {})
+    return {"mean", "var", "count"} <= names.keys() and callable(getattr(value, "update", None))
 
 
 def _learn_nothing(*_: Any, **__: Any) -> None:

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
-__all__ = [
-    "CONTEXTS",
-    "Launcher",
-    "allow_workers",
-    "files_for",
-    "open_files",
-]
+__all__ = ["CONTEXTS", "Launcher", "allow_workers", "files_for", "open_files"]
 
 CONTEXTS = ("forkserver", "fork", "spawn")
 

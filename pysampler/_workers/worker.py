@@ -25,10 +25,7 @@ from pysampler._workers.limits import naming_process_limit
 from pysampler._workers.mail import Outbox
 from pysampler._workers.remote import dumps
 from pysampler._workers.seeds import seed_globals
-from pysampler._workers.setup import (
-    receive_message,
-    unpack_server,
-)
+from pysampler._workers.setup import receive_message, unpack_server
 from pysampler.sync import Watch
 
 if TYPE_CHECKING:

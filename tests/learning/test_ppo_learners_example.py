@@ -254,8 +254,8 @@ def result_of(process):
     return json.loads(line)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("by", [pytest.param("itself", marks=pytest.mark.long), "torchrun"])
+@pytest.mark.long
+@pytest.mark.parametrize("by", ["itself", "torchrun"])
 def test_two_learners_report_the_samples_of_both(by):
     arguments = ["--quiet", "--json", "--steps", "4096", "--workers", "1"]
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
@@ -381,8 +381,8 @@ def test_an_env_error_ends_all_learners(bad_envs):
     assert "lost: status 1" in errors
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("when", [pytest.param("they start", marks=pytest.mark.long), "they learn"])
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["they start", "they learn"])
 def test_ctrl_c_leaves_no_traceback(when):
     with started(*ENDLESS) as process:
         if when == "they learn":

@@ -98,10 +98,8 @@ def test_training_makes_updates_in_proportion_to_steps(arguments, updates_per_st
     assert -2000 < run("--play", str(weights))["return"] < 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "algorithm", [pytest.param([], marks=pytest.mark.long), ["--td3"]], ids=" ".join
-)
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", [[], ["--td3"]], ids=" ".join)
 @pytest.mark.usefixtures("torch")
 def test_killed_training_resumes(algorithm, tmp_path):
     arguments = ["--checkpoints", str(tmp_path), "--checkpoint-seconds", "0", *algorithm]
