@@ -170,10 +170,8 @@ class _Writer:
         command = f'"cat":"pysampler","name":"command","bp":"e",{place}'
         names: dict[tuple[int, int], str] = {}
         write = self._file.write
-        rows = (
-            row for at in range(0, len(slices), _ROWS) for row in slices[at : at + _ROWS].tolist()
-        )
-        for begin, end, kind, number in rows:
+        parts = (slices[at : at + _ROWS].tolist() for at in range(0, len(slices), _ROWS))
+        for begin, end, kind, number in itertools.chain.from_iterable(parts):
             if (name := names.get((kind, number))) is None:
                 name = names[kind, number] = json.dumps(_name_of(kind, number))
             ts, duration = f"{begin / 1e3:.3f}", f"{(end - begin) / 1e3:.3f}"

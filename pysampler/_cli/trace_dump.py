@@ -61,9 +61,8 @@ class DumpWriter(Closing):
         rows = np.empty(sum(map(len, tracks)), _SLICES)
         rows["pool"], rows["slice"] = pool, np.concatenate(tracks)
         rows["track"] = np.repeat(np.arange(len(tracks)), [len(slices) for slices in tracks])
-        rows = rows[
-            np.argsort(rows["slice"]["begin"], kind="stable")
-        ]  # half a dump is the older half
+        # In order, so that half a dump has whole rounds.
+        rows = rows[np.argsort(rows["slice"]["begin"], kind="stable")]
         for at in range(0, len(rows), _ROWS):
             self._add(rows[at : at + _ROWS])
 

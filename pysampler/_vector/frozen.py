@@ -187,7 +187,7 @@ def _learned_by(layer: Any) -> list[Any]:
 
 
 def _is_running_mean(value: Any) -> bool:
-    names = {} if isinstance(value, Env) else getattr(value, "__dict__", {})
+    names = {} if isinstance(value, Env) else getattr(value, "__dict__", None) or {}
     return {"mean", "var", "count"} <= names.keys() and callable(getattr(value, "update", None))
 
 
