@@ -345,10 +345,8 @@ DRAWN = {"speed": speeds, "round": where_a_round_goes, "loss": loss, "mechanism"
 
 def readme_part() -> str:
     """Return the part of the README that has numbers: steps a second, and where they are from."""
-    rows = [
-        "| 64 envs | CPUs | pysampler | SyncVectorEnv | AsyncVectorEnv | SubprocVecEnv | EnvPool |"
-    ]
-    rows.append("|---|---|---|---|---|---|---|")
+    peers = "SyncVectorEnv | AsyncVectorEnv | SubprocVecEnv | EnvPool"
+    rows = [f"| 64 envs | CPUs | pysampler | {peers} | pysampler, native |", "|---" * 8 + "|"]
     links = []
     for many in (False, True):
         path, results = newest("vector", many_cpus=many)
@@ -359,22 +357,23 @@ def readme_part() -> str:
                 speed(results, case, name)
                 for name in (
                     *("pysampler", "gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"),
-                    *("SB3 SubprocVecEnv", "EnvPool (its own C++ envs)"),
+                    *("SB3 SubprocVecEnv", "EnvPool (its own C++ envs)", "pysampler, native"),
                 )
             ]
             ours, *others = (value or 0 for value in values)
             cells = [
                 f"**{ours:,.0f}**",
-                *(f"{value:,.0f} ({ours / value:.1f}x)" for value in others),
+                *(f"{value:,.0f} ({ours / value:.1f}x)" if value else "-" for value in others),
             ]
             rows.append(f"| {case.split(',')[0]} | {cpus} | {' | '.join(cells)} |")
     return (
         "\n".join(rows)
         + "\n\nIn parentheses: pysampler's speed divided by that column's. 2 and 16 CPUs are two "
         + "machines, so compare\nwithin a row. EnvPool's environments are rewritten in C++. All "
-        + "others step gymnasium's Python ones one by\none, and pysampler ran with "
-        + "`native=False`: by default it [steps MuJoCo](docs/guides/mujoco.md) and [classic\n"
-        + "control](docs/guides/batches.md#classic-control) together, which is faster. "
+        + "others but the last step gymnasium's Python ones one\nby one, pysampler with "
+        + "`native=False`. By default, which is the last column, it [steps\n"
+        + "MuJoCo](docs/guides/mujoco.md) and [classic\n"
+        + "control](docs/guides/batches.md#classic-control) together. "
         + f"Spreads and machines:\n{', '.join(links)} (an earlier version, "
         + "five repetitions).\n\n"
         + trainings_part()

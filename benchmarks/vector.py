@@ -26,6 +26,7 @@ from running import Contender, heading, machine, publish, quartiles, say, stolen
 
 HERE = Path(__file__).parent
 OURS = ["pysampler", 'pysampler, main_envs="auto"']
+NATIVE = "pysampler, native"
 PEERS = [
     *("gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv", "SB3 SubprocVecEnv"),
     *("Tianshou ShmemVectorEnv", "EnvPool (its own C++ envs)"),
@@ -38,6 +39,8 @@ def contenders_of(case: Case, *, peers: bool) -> list[str]:
         names.append("pysampler, copy=False")
     if case.env == "HalfCheetah-v5":
         names.append('pysampler, infos="none"')
+    if case.env[:4] != "Busy" and peers and case.peers:
+        names.append(NATIVE)
     if peers and case.peers:
         others = PEERS if case.env[:4] != "Busy" else PEERS[:-1]
         names += others[:2] if "image" in case.name else others

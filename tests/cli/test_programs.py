@@ -350,8 +350,8 @@ def test_programs_in_different_containers_are_distinguished(capsys):
 
 
 @pytest.mark.slow
-def test_a_container_with_the_hosts_proc_traces_its_own_program():
-    trace = STEPPING.replace("1}", '1, "trace": "/dev/null"}')
+def test_a_container_with_the_hosts_proc_traces_its_own_program(tmp_path):
+    trace = STEPPING.replace("1}", f'1, "trace": "{tmp_path / "run.json"}"}}')
     done = subprocess.run(
         ["unshare", "--pid", "--fork", sys.executable, "-c", trace],
         input="",
