@@ -26,7 +26,6 @@ from running import Contender, heading, machine, publish, quartiles, say, stolen
 
 HERE = Path(__file__).parent
 OURS = ["pysampler", 'pysampler, main_envs="auto"']
-NATIVE = "pysampler, native"
 PEERS = [
     *("gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv", "SB3 SubprocVecEnv"),
     *("Tianshou ShmemVectorEnv", "EnvPool (its own C++ envs)"),
@@ -39,10 +38,10 @@ def contenders_of(case: Case, *, peers: bool) -> list[str]:
         names.append("pysampler, copy=False")
     if case.env == "HalfCheetah-v5":
         names.append('pysampler, infos="none"')
-    if case.env[:4] != "Busy" and peers and case.peers:
-        names.append(NATIVE)
     if peers and case.peers:
-        others = PEERS if case.env[:4] != "Busy" else PEERS[:-1]
+        is_known = case.env[:4] != "Busy"  # to EnvPool, and native
+        names += ["pysampler, native"] * is_known
+        others = PEERS if is_known else PEERS[:-1]
         names += others[:2] if "image" in case.name else others
     return names
 

@@ -74,14 +74,16 @@ def run(options: argparse.Namespace) -> int:
         for name, order in _orders(setting).items():
             display.show(_lines(setting, measured), f"starting {name}")
             make(contenders[name], {**order, "envs": setting.envs, "warm": SHORTEST}, measured)
-        if trouble := measured[IDEAL].trouble:
-            raise MeasureError(f"cannot measure {options.env}: {IDEAL}: {trouble}")
+            if trouble := measured[IDEAL].trouble:
+                raise MeasureError(f"cannot measure {options.env}: {IDEAL}: {trouble}")
         alone: list[float] = []
         seconds = slice_of(options.seconds, _TURNS * 2 * len(contenders))
-        for name, progress in turns_until(end, ideal, contenders, measured, seconds):
-            if name == IDEAL:
-                alone.append(rate_of(ideal.ask("run", seconds=seconds, only=1)))
-                setting = dataclasses.replace(setting, step_seconds=1 / Spread.of(alone).middle)
+
+        def run_alone() -> None:
+            alone.append(rate_of(ideal.ask("run", seconds=seconds, only=1)))
+
+        for progress in turns_until(end, ideal, contenders, measured, seconds, run_alone):
+            setting = dataclasses.replace(setting, step_seconds=1 / Spread.of(alone).middle)
             display.show(_lines(setting, measured), progress)
         ours = _best_of_ours(measured)
         parts = {} if measured[ours].trouble else _parts_of(contenders[ours])

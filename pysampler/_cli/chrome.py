@@ -116,11 +116,12 @@ class _Writer:
         marks, parent = parent[is_mark], parent[~is_mark]
         parent = np.concatenate([parent, of_program(parent, pool.holes)])
         parent = parent[np.argsort(parent["begin"], kind="stable")]
-        is_command = [np.isin(one["kind"], [_KIND.COMMAND, _KIND.JOB]) for one in workers]
-        commands = [one[own] for one, own in zip(workers, is_command, strict=True)]
+        are_commands = [np.isin(one["kind"], [_KIND.COMMAND, _KIND.JOB]) for one in workers]
+        commands = [one[own] for one, own in zip(workers, are_commands, strict=True)]
+        others = [one[~own] for one, own in zip(workers, are_commands, strict=True)]
         arrows: dict[int, list[tuple[int, str]]] = {}  # by the index of a slice of the parent
         linked = flows_of(parent, marks, commands, pool.holes)
-        for track, slices, own, ends in zip(tracks, workers, commands, linked, strict=True):
+        for track, own, rest, ends in zip(tracks, commands, others, linked, strict=True):
             here: dict[int, list[tuple[int, str]]] = {}
             pairs = zip(*(indexes.tolist() for indexes in ends), strict=True)
             for at, (sender, reader) in enumerate(pairs):
@@ -134,8 +135,7 @@ class _Writer:
                         phase = _PHASES.get(int(parent["kind"][index]), "t")
                         arrows.setdefault(index, []).append((flow, phase))
             self._slices(track, own, here)
-            others = slices[np.isin(slices["kind"], [_KIND.COMMAND, _KIND.JOB], invert=True)]
-            self._slices(track, np.concatenate([others, idle(own, pool.holes)]))
+            self._slices(track, np.concatenate([rest, idle(own, pool.holes)]))
         self._slices(main, parent, arrows)
         self._counters(pool)
         return _summary(pool, rounds)

@@ -22,6 +22,7 @@ from pysampler._cli.recorder import Recorder
 from pysampler._cli.screen import positive, reason_of, seconds
 from pysampler._cli.trace_dump import DumpWriter, is_dump
 from pysampler._common.files import why_not_regular
+from pysampler._workers.tracer import dump_of, how_to_convert
 from pysampler.sync import now
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _traced(options: argparse.Namespace) -> int:
             pool.number: (pool, stack.enter_context(contextlib.closing(Recorder(pool))))
             for pool in program.pools
         }
-        raw = into.with_name(f"{into.name[:200]}.{os.getpid()}.raw")
+        raw = dump_of(path, os.getpid())
         try:
             began = time.time_ns() - now()
             with DumpWriter(raw, pid=program.pid, command=program.command, base=began) as dump:
@@ -129,8 +130,7 @@ def _traced(options: argparse.Namespace) -> int:
             summary = convert(raw, into)
         except (OSError, ValueError, MemoryError, KeyboardInterrupt) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            how = f"pysampler trace --merge {raw} -o FILE converts the slices until then"
-            raise AttachError(f"{why or type(error).__name__}; {how}") from error
+            raise AttachError(f"{why or type(error).__name__}; {how_to_convert(raw)}") from error
         raw.unlink()
     size = path.stat().st_size / 1e6
     say(f"{name}{path}: {size:.1f} MB, {trace.count:,} slices in {seconds_traced:.1f} s{end.why}")

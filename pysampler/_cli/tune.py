@@ -129,6 +129,8 @@ class _Tuning:
                 trial.name = name
                 make(trial, order, self.measured)
                 for _ in range(_TRIES):
+                    if self.measured[name].trouble:
+                        break
                     for _ in take_turns(self._default, {name: trial}, self.measured, seconds):
                         self._show(f"trying {name}")
                 if self.measured[name].trouble:  # the next choice gets a fresh process
@@ -145,7 +147,7 @@ class _Tuning:
                 self._show(f"starting {name} for the last turns")
                 make(contender, self._order(self.choices[name]), finals)
             seconds = slice_of(end - time.monotonic(), _TURNS * (2 * len(best) + 1))
-            for _, progress in turns_until(end, self._default, contenders, finals, seconds):
+            for progress in turns_until(end, self._default, contenders, finals, seconds):
                 known = {n: one for n, one in finals.items() if one.rates or one.trouble}
                 self.measured.update(known)
                 self._show(f"last {progress}")

@@ -23,7 +23,7 @@ from pysampler._cli.hangs import ASK, PATIENCE
 from pysampler._cli.kernel import busy_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Self
 
 __all__ = [
@@ -264,13 +264,15 @@ def turns_until(
     contenders: Mapping[str, Contender],
     measured: Mapping[str, Measured],
     seconds: float,
-) -> Iterator[tuple[str, str]]:
-    """Take turns until a time, ``LEAST_TURNS`` or more; yield each name, and how far they are."""
+    before_each: Callable[[], None] = lambda: None,
+) -> Iterator[str]:
+    """Take turns until a time, ``LEAST_TURNS`` or more; yield after each slice how far they are."""
     turn = 0
     while turn < LEAST_TURNS or time.monotonic() < end:
         turn += 1
+        before_each()
         for name in take_turns(reference, contenders, measured, seconds):
-            yield name, f"turn {turn}: {name}; {max(0.0, end - time.monotonic()):.0f} s left"
+            yield f"turn {turn}: {name}; {max(0.0, end - time.monotonic()):.0f} s left"
 
 
 def take_turns(

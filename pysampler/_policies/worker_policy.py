@@ -55,11 +55,13 @@ class PolicySetup:
     entropy: int | list[int]  # of random numbers
     board: Any = None  # place of the weights' board; None: the policy has its weights
     policies_before: int = 0  # how many policies have been sent before
-    own_process: bool = True  # whether the worker is a process, whose global generators it seeds
     statistics: StatisticsPlace | None = None  # for actors; rollouts send them with each job
     # By name, the offset in the segment of the values for all envs, and their dtype.
     settings: dict[str, tuple[int, np.dtype[Any]]] = field(default_factory=dict)
-    first_env: int = 0  # index of the worker
+    # Set when it is sent: the worker's first env, and whether it is a process, whose global
+    # generators it seeds.
+    first_env: int = 0
+    own_process: bool = True
     chunk: int | None = None  # how many steps the policy acts for at once; None: one
     batch: int | None = None  # rows of each call of the policy; None: one for each env
 
@@ -292,8 +294,8 @@ class TakePolicy(Note):
     @classmethod
     def send(cls, pool: Pool, setup: PolicySetup) -> None:
         """Send a policy to the workers of a pool, and later to replacements of lost ones."""
-        setup = replace(setup, own_process=pool.in_processes)
-        pool.note(lambda envs: cls(replace(setup, first_env=envs.start)), standing=True)
+        sent = replace(setup, own_process=pool.in_processes)
+        pool.note(lambda envs: cls(replace(sent, first_env=envs.start)), standing=True)
 
     def apply(self, server: EnvServer) -> None:
         """Let the policy act for the envs of an env server."""

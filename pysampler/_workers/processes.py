@@ -13,12 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
-from pysampler._workers.children import (
-    STOPPED,
-    await_answer,
-    environment,
-    stopped_error,
-)
+from pysampler._workers.children import STOPPED, await_answer, environment, stopped_error
 from pysampler._workers.exceptions import error_from
 from pysampler._workers.jobs import Failure
 from pysampler._workers.launcher import Launcher, allow_workers, open_files

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 from pysampler._workers.children import environment, is_readable
 from pysampler._workers.surroundings import import_path
 
-__all__ = ["Tracer"]
+__all__ = ["Tracer", "dump_of", "how_to_convert"]
 
 # Seconds that the process may take to begin, and to end.
 _BEGIN_SECONDS, _END_SECONDS = 30.0, 60.0
@@ -133,17 +134,27 @@ class Tracer:
         if not self._process.poll() or self._output.closed:
             return
         ended = f"pysampler trace has ended with {self._process.returncode}"
-        if os.path.exists(dump := f"{self._path}.{self._process.pid}.raw"):  # noqa: PTH110
-            ended += f"; pysampler trace --merge {dump} -o FILE converts the slices until then"
+        if (dump := dump_of(self._path, self._process.pid)).exists():
+            ended += f"; {how_to_convert(dump)}"
         why = _last_line(self._output.read()) or ended
         warnings.warn(
             f"pysampler: trace {self._path} ends early: {why}", RuntimeWarning, stacklevel=4
         )
 
 
+def dump_of(path: str | os.PathLike[str], pid: int) -> Path:
+    """Return the dump from which a process makes the trace that a path is or links to."""
+    trace = Path(path).resolve()
+    return trace.with_name(f"{trace.name[:200]}.{pid}.raw")
+
+
+def how_to_convert(dump: Path) -> str:
+    """Return the command for a dump that is left, as the end of an error."""
+    return f"pysampler trace --merge {dump} -o FILE converts the slices until then"
+
+
 def _last_line(text: bytes) -> str:
-    lines = text.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
+    return text.decode(errors="replace").strip().rpartition("\n")[2]
 
 
 def _reap() -> None:
