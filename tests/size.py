@@ -24,7 +24,7 @@ MOST = {
     "csrc/bindings (C++)": 8_522,
     "pysampler": 218,
     "pysampler/_actors": 1_916,
-    "pysampler/_cli": 3_438,
+    "pysampler/_cli": 3_437,
     "pysampler/_common": 402,
     "pysampler/_frames": 535,
     "pysampler/_learning": 1_586,

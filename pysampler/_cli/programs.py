@@ -121,9 +121,7 @@ def _numbered(pools: Iterable[Pool]) -> list[Pool]:
         except OSError:  # its worker has ended
             return 0
 
-    in_order = list(pools)
-    if len(in_order) > 1:
-        in_order.sort(key=created)
+    in_order = sorted(pools, key=created)
     counts = Counter(pool.name for pool in in_order)
     numbers: Counter[str] = Counter()
     for pool in in_order:

@@ -13,8 +13,9 @@ import select
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from pysampler._cli.chrome import SLICE_BYTES, convert, merge
 from pysampler._cli.programs import AttachError, find, is_running
@@ -49,11 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pid of the program or of a worker (default: your only program)",
     )
     parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="file to write (default: trace-PID.json)",
+        "-o", "--output", type=Path, metavar="FILE", help="file to write (default: trace-PID.json)"
     )
     parser.add_argument("--seconds", type=seconds, metavar="S", help="duration (default: 5)")
     parser.add_argument(
@@ -108,9 +105,9 @@ def _merged(options: argparse.Namespace) -> int:
 def _traced(options: argparse.Namespace) -> int:
     program = _chosen(find(options.pid), options.pool)
     path = options.output or Path(f"trace-{program.pid}.json")
-    say = _say_to(sys.stderr if options.until_eof else sys.stdout)
+    say = partial(print, file=sys.stderr if options.until_eof else sys.stdout, flush=True)
     name = "pysampler: " if options.until_eof else ""  # on the stderr of another program
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _handle(signal.default_int_handler)
     with _alone(path) as into, contextlib.ExitStack() as stack:
         recorders = {
             pool.number: (pool, stack.enter_context(contextlib.closing(Recorder(pool))))
@@ -122,18 +119,19 @@ def _traced(options: argparse.Namespace) -> int:
             with DumpWriter(raw, pid=program.pid, command=program.command, base=began) as dump:
                 trace = _Trace(recorders, dump)
                 end = _End(options)
+                _handle(end.ask)  # an exception could leave half of an array in the dump
                 print(f"tracing program {program.pid}: {program.command}"[:_WIDTH], flush=True)
-                with contextlib.suppress(KeyboardInterrupt):
-                    _record(trace, program, end, options.pool)
+                _record(trace, program, end, options.pool)
                 seconds_traced = end.elapsed
                 trace.end()
+            _handle(signal.default_int_handler)
             summary = convert(raw, into)
         except (OSError, ValueError, MemoryError, KeyboardInterrupt) as error:
-            why = error.strerror if isinstance(error, OSError) else error
+            why = error.strerror if isinstance(error, OSError) else str(error)
             raise AttachError(f"{why or type(error).__name__}; {how_to_convert(raw)}") from error
         raw.unlink()
-    size = path.stat().st_size / 1e6
-    say(f"{name}{path}: {size:.1f} MB, {trace.count:,} slices in {seconds_traced:.1f} s{end.why}")
+    size = f"{path.stat().st_size / 1e6:.1f} MB, {trace.count:,} slices"
+    say(f"{name}{path}: {size} in {seconds_traced:.1f} s{end.why}")
     if not trace.count:
         say("it is empty, for no step ended meanwhile: pysampler dump shows what the workers do")
     if trace.holes:
@@ -142,6 +140,12 @@ def _traced(options: argparse.Namespace) -> int:
         say(line)
     say("open it in https://ui.perfetto.dev")
     return 0
+
+
+def _handle(by: Callable[..., object]) -> None:
+    """Handle the signals that end a trace."""
+    signal.signal(signal.SIGINT, by)
+    signal.signal(signal.SIGTERM, by)
 
 
 @contextlib.contextmanager
@@ -189,10 +193,6 @@ def _record(trace: _Trace, program: Program, end: _End, pool: int | None) -> Non
                     return
 
 
-def _say_to(stream: TextIO) -> Callable[[str], None]:
-    return lambda line: print(line, file=stream, flush=True)
-
-
 class _End:
     """Decides when a trace ends.
 
@@ -207,6 +207,10 @@ class _End:
         self._stdin = [sys.stdin] if options.until_eof else []
         self._began = time.monotonic()
         self.why = ""
+
+    def ask(self, *_: object) -> None:
+        """End the trace: the handler of a signal."""
+        self._seconds = 0.0
 
     @property
     def elapsed(self) -> float:

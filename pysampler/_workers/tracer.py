@@ -97,9 +97,9 @@ class Tracer:
     def end(self) -> None:
         """Ask it to finish, without waiting. May be repeated; in a fork it does nothing."""
         if self._ask():
-            self._check()
             # Later output of the process goes to stderr only.
-            self._output.close()
+            with contextlib.closing(self._output):
+                self._check()
 
     def _ask(self) -> bool:
         """Ask it to finish; return False if it was asked before, or in a fork."""
@@ -125,8 +125,8 @@ class Tracer:
                 f"pysampler: process {self._process.pid} still writes the trace {self._path}",
                 stacklevel=3,
             )
-        self._check()
-        self._output.close()
+        with contextlib.closing(self._output):  # a warning may be an error
+            self._check()
         _reap()
 
     def _check(self) -> None:

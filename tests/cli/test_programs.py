@@ -402,7 +402,7 @@ def test_creators_are_found_by_namespace_and_pid(tmp_path, monkeypatch):
         main = False
 
     def attach(pid, name):
-        pool = programs.Pool(pid, name, SegmentManifest, None, None, None, None)
+        pool = programs.Pool(pid, name, SegmentManifest, None, None, None, tmp_path)
         return creators[pid], pool
 
     monkeypatch.setattr(programs, "_PROC", tmp_path)

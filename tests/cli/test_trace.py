@@ -512,6 +512,23 @@ def test_a_terminated_tracer_leaves_a_whole_trace(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "run.json"]
 
 
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_right_after_a_trace_has_begun_ends_it_whole(tmp_path, monkeypatch, sent):
+    signals = [sent]
+
+    def says(*args, **options):
+        while signals:
+            os.kill(os.getpid(), signals.pop())
+
+    monkeypatch.setattr("pysampler._cli.trace.print", says, raising=False)
+    path = tmp_path / "run.json"
+    with counting() as envs:
+        pool = str(pool_of(envs).number)
+        assert main(["trace", str(os.getpid()), "--pool", pool, "-o", str(path)]) == 0
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.slow
 def test_next_trace_to_a_file_waits_for_the_end_of_the_last(tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "run.json")
