@@ -268,7 +268,7 @@ aarch64: $(VENV)/native.stamp  ## the native tests built for aarch64, run under 
 
 wheel: dist/.stamp  ## sdist, and the wheel made from it, in dist/
 
-dist/.stamp: $(VENV)/wheels.stamp $(SOURCES) $(wildcard pysampler/*.py pysampler/*/*.py pysampler/*/*/*.py)
+dist/.stamp: $(SOURCES) $(wildcard pysampler/*.py pysampler/*/*.py pysampler/*/*/*.py) | $(VENV)/wheels.stamp
 	rm -rf dist
 	$(BIN)/python -m build
 	@touch $@

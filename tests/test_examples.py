@@ -329,8 +329,8 @@ def test_masked_cart_pole_shows_positions_only(dqn):
     ids=" ".join,
 )
 def test_ppo_trains(arguments):
-    result = run("ppo.py", "--steps", "4096", *arguments)
-    assert result["steps"] >= 4096
+    result = run("ppo.py", "--steps", "2048", *arguments)
+    assert result["steps"] >= 2048
     if "HalfCheetah-v5" not in arguments:
         assert result["return"] > 15  # of ended episodes; a random policy gets about 20
 
@@ -538,10 +538,10 @@ def test_benchmarks_run(arguments):
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_dqn_average_trains(workers, tmp_path):
     plot = ["--plot", str(tmp_path / "returns.png")] if find_spec("matplotlib") else []
-    arguments = ["--between", "750", "--every", "3", "--episodes", "4", "--steps", "4500", *plot]
+    arguments = ["--between", "500", "--every", "3", "--episodes", "4", "--steps", "3000", *plot]
     arguments += ["--save", str(tmp_path / "average.pt")]
     result = run("dqn_average.py", "--workers", str(workers), *arguments)
-    assert result["steps"] == 4500
+    assert result["steps"] == 3000
     assert result["return"] > 15
     assert result["average"] > 8  # it varies so early in training
     assert (tmp_path / "returns.png").exists() == bool(plot)
@@ -563,9 +563,9 @@ def test_dqn_trains(arguments, tmp_path):
     weights, plot = tmp_path / "best.pt", []
     if find_spec("matplotlib"):
         plot = ["--plot", str(tmp_path / "returns.png")]
-    result = run("dqn.py", "--steps", "8000", "--save", str(weights), *plot, *arguments)
+    result = run("dqn.py", "--steps", "4000", "--save", str(weights), *plot, *arguments)
     steps, updates = result["steps"], result["updates"]
-    assert steps >= 8000
+    assert steps >= 4000
     assert (steps - 1000) / 16 <= updates <= steps / 4
     assert result["return"] > 15
     parts = {"--dueling", "--categorical", "--noisy"} & {*arguments}
@@ -582,10 +582,10 @@ def test_killed_dqn_resumes(arguments, tmp_path):
     arguments = ["--checkpoints", str(tmp_path), "--until", "501", *arguments]
     arguments += ["--checkpoint-seconds", "0"]
     checkpoints = pysampler.Checkpoints(tmp_path)
-    killed = killed_after(2000, checkpoints, EXAMPLES / "dqn.py", "--quiet", *arguments)
-    result = run("dqn.py", *arguments, "--steps", str(killed + 3000))
+    killed = killed_after(1500, checkpoints, EXAMPLES / "dqn.py", "--quiet", *arguments)
+    result = run("dqn.py", *arguments, "--steps", str(killed + 1500))
     assert result["resumed"] == killed
-    assert result["steps"] == checkpoints.latest >= killed + 3000
+    assert result["steps"] == checkpoints.latest >= killed + 1500
     assert (result["steps"] - 1000) / 16 <= result["updates"] <= result["steps"] / 4
 
 
