@@ -7,18 +7,18 @@ Each contender is a process of its own. One works at a time; the actors of the o
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+from envs import Linear
+from running import Contender, pyplot, rate_of, ratios, say, spread, study, table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 WORKERS, ENVS = 2, 16
 CHEETAH, CARTPOLE = "HalfCheetah-v5", "CartPole-v1"
@@ -34,27 +34,6 @@ SHOWN = 1.0  # seconds of it
 
 
 # -- in a contender's process ----------------------------------------------------------------------
-
-
-class Linear:
-    """A policy that costs next to nothing, with any number of parameters."""
-
-    def __init__(self, env: str, parameters: int = 0) -> None:
-        random = np.random.default_rng(0)
-        self._discrete = env == CARTPOLE
-        inputs, outputs = (4, 2) if self._discrete else (17, 6)
-        weight = random.standard_normal((inputs, outputs)).astype(np.float32)
-        self.weights = {"weight": weight, "rest": np.zeros(parameters, np.float32)}
-
-    def __call__(self, observations: Any) -> Any:
-        outputs = observations @ self.weights["weight"]
-        return outputs.argmax(-1) if self._discrete else np.tanh(outputs)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.weights
-
-    def load_state_dict(self, weights: dict[str, Any]) -> None:
-        self.weights = weights
 
 
 class Critics:
@@ -98,7 +77,7 @@ def made(env: str, policy: Any, **options: Any) -> Any:
     return pysampler.Actors(env, policy, num_envs=ENVS, vector_kwargs=kwargs, seed=0, **options)
 
 
-def ring(learns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def ring(*, learns: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Prepare a learner that takes the records there are, and may learn from a batch."""
     import pysampler
 
@@ -116,7 +95,7 @@ def ring(learns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
             taken = time.perf_counter()
             replay.extend(records)
             keeping += time.perf_counter() - taken
-            if learns == "True":
+            if learns:
                 critics.update(replay.sample(BATCH))
                 updates += 1
         seconds, after = time.perf_counter() - began, actors.stats()
@@ -132,10 +111,10 @@ def ring(learns: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return measure
 
 
-def publishing(share: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def publishing(share: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Prepare a learner that takes records all the time, and may publish weights."""
     policy = Linear(CHEETAH, PARAMETERS)
-    actors = made(CHEETAH, policy, refresh_share=float(share))
+    actors = made(CHEETAH, policy, refresh_share=share)
     actors.take(1)
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
@@ -267,81 +246,72 @@ def learn(count: int) -> None:
 
 
 KINDS: dict[str, Callable[..., Any]] = {
-    "ring": ring,
+    "ring": lambda: ring(learns=False),
+    "learning ring": lambda: ring(learns=True),
     "publishing": publishing,
     "watched": watched,
     "phases": in_phases,
 }
 
 
+def contender(kind: str, *arguments: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return KINDS[kind](*arguments)
+
+
 # -- in the process that measures ------------------------------------------------------------------
 
 
-def contender(kind: str, *arguments: Any) -> Contender:
-    return Contender(__file__, "--child", kind, *arguments)
-
-
-def measured(one: Contender, **cell: Any) -> dict[str, Any]:
-    result = one.measure(**cell)
-    assert result is not None, f"a contender has ended: {one.trouble}"
-    return result
-
-
 def rates(results: list[dict[str, Any]], what: str = "records") -> list[float]:
-    return [one[what] / one["seconds"] for one in results]
+    return [rate_of(one, what) for one in results]
 
 
 def taking(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     """Measure taking records, by how many are taken at once."""
-    both = {learns: contender("ring", learns) for learns in (False, True)}
-    cells = [(learns, take) for learns in both for take in TAKES]
-    found: dict[Any, list[dict[str, Any]]] = {cell: [] for cell in cells}
-    for _ in range(repetitions):
-        for learns, take in cells:
-            found[learns, take].append(measured(both[learns], seconds=seconds, take=take))
-    for one in both.values():
-        one.end()
-    return [{"learns": cell[0], "take": cell[1], "runs": runs} for cell, runs in found.items()]
+    rows: list[dict[str, Any]] = [
+        {"learns": learns, "take": take, "runs": []} for learns in (False, True) for take in TAKES
+    ]
+    with Contender(__file__, "ring") as idle, Contender(__file__, "learning ring") as learning:
+        for _ in range(repetitions):
+            for row in rows:
+                one = learning if row["learns"] else idle
+                row["runs"].append(one.ask(seconds=seconds, take=row["take"]))
+    return rows
 
 
 def published(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     """Measure with publishing and without, pair by pair."""
     rows = []
     for share in (0.01, 1.0):
-        one = contender("publishing", share)
-        pairs = [
-            [measured(one, seconds=seconds, publish=publish) for publish in (False, True)]
-            for _ in range(repetitions)
-        ]
-        one.end()
+        with Contender(__file__, "publishing", share) as one:
+            pairs = [
+                [one.ask(seconds=seconds, publish=publish) for publish in (False, True)]
+                for _ in range(repetitions)
+            ]
         rows.append({"refresh_share": share, "pairs": pairs})
     return rows
 
 
 def looked_on(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     """Measure with a watcher and without, pair by pair."""
-    one = contender("watched")
     rows: list[dict[str, Any]] = [{"nice": nice, "pairs": []} for nice in NICE]
-    for _ in range(repetitions):
-        for row in rows:
-            pair = [measured(one, seconds=seconds, nice=nice) for nice in (None, row["nice"])]
-            row["pairs"].append(pair)
-    one.end()
+    with Contender(__file__, "watched") as one:
+        for _ in range(repetitions):
+            for row in rows:
+                pair = [one.ask(seconds=seconds, nice=nice) for nice in (None, row["nice"])]
+                row["pairs"].append(pair)
     return rows
 
 
 def phased(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     """Measure in turn and concurrently, by the number of records in a phase."""
-    one = contender("phases")
     rows: list[dict[str, Any]] = [{"high": high, "in turn": [], "together": []} for high in HIGHS]
-    for repetition in range(repetitions):
-        for row in rows:
-            for how in ("in turn", "together"):
-                cell = {"seconds": seconds, "high": row["high"], "how": how}
-                row[how].append(measured(one, **cell))
-                if repetition > 0 or how == "together":
-                    del row[how][-1]["intervals"]  # only the first are drawn
-    one.end()
+    with Contender(__file__, "phases") as one:
+        for repetition in range(repetitions):
+            for row in rows:
+                for how in ("in turn", "together"):
+                    row[how].append(one.ask(seconds=seconds, high=row["high"], how=how))
+                    if repetition > 0 or how == "together":
+                        del row[how][-1]["intervals"]  # only the first are drawn
     return rows
 
 
@@ -350,7 +320,7 @@ def percent(values: list[float]) -> str:
     return spread([100 * value for value in values], 1)
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     receives = {
         row["take"]: statistics.median(sum(run[n] for n in SPENT) for run in row["runs"])
         for row in results["taking"]
@@ -358,7 +328,7 @@ def tables(results: dict[str, Any]) -> str:
     }
     usual = results["publishing"][0]
     refreshing = statistics.median(max(on["refreshing"]) for _, on in usual["pairs"])
-    parts = [heading("Actors", results["machine"])]
+    parts = []
     parts.append(
         f"{ENVS} envs in {WORKERS} workers, a policy of one layer in NumPy. Medians [least, most]. "
         "Targets: a learner that learns receives in less than 5 % of its time: "
@@ -386,7 +356,6 @@ def tables(results: dict[str, Any]) -> str:
     rows = []
     for row in results["publishing"]:
         off, on = zip(*row["pairs"], strict=True)
-        ratios = [w / o for o, w in zip(rates(off), rates(on), strict=True)]
         rows.append(
             [
                 f"{row['refresh_share']:g}",
@@ -395,7 +364,7 @@ def tables(results: dict[str, Any]) -> str:
                 percent([max(run["refreshing"]) for run in on]),
                 spread([run["lag"] for run in on], 1),
                 spread(rates(off), 0),
-                spread(ratios),
+                spread(ratios(rates(on), rates(off))),
             ]
         )
     header = ["share", "published/s", "a call, ms", "taking over, %", "lag, versions"]
@@ -410,11 +379,10 @@ def tables(results: dict[str, Any]) -> str:
     rows = []
     for row in results["watching"]:
         off, on = zip(*row["pairs"], strict=True)
-        ratios = [
-            [w / o for o, w in zip(rates(off, what), rates(on, what), strict=True)]
-            for what in ("updates", "records")
+        parts_of = [
+            spread(ratios(rates(on, what), rates(off, what))) for what in ("updates", "records")
         ]
-        rows.append([str(row["nice"]), *map(spread, ratios), spread(rates(on, "episodes"), 1)])
+        rows.append([str(row["nice"]), *parts_of, spread(rates(on, "episodes"), 1)])
     header = ["nice", "updates/s, of without", "records/s, of without", "episodes/s it sees"]
     parts.append(
         f"## A watcher\n\n{CHEETAH}: {WORKERS} workers act, a learner learns all the time, and a "
@@ -440,18 +408,13 @@ def tables(results: dict[str, Any]) -> str:
         "nearer to what on-policy learning wants.\n\n"
         + table([*header, "policies in phases", "both at a time"], rows)
     )
-    return "\n".join(parts)
+    return parts
 
 
-def picture(results: dict[str, Any], path: Path) -> None:
+def picture(results: dict[str, Any], stem: Path) -> None:
     """Draw when actors record and when the learner learns."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
     rows = [row for row in results["phases"] if row["high"] in DRAWN]
-    figure, axes = pyplot.subplots(len(rows), figsize=(8, 1.4 * len(rows)), sharex=True)
+    figure, axes = pyplot().subplots(len(rows), figsize=(8, 1.4 * len(rows)), sharex=True)
     for axis, row in zip(np.atleast_1d(axes), rows, strict=True):
         intervals = row["in turn"][0]["intervals"]
         ends = [filling for filling, _ in intervals[1:]]
@@ -463,39 +426,24 @@ def picture(results: dict[str, Any], path: Path) -> None:
         axis.set_title(f"{row['high']:,} records in a phase", fontsize=9)
     axis.set_xlabel("seconds")
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(stem.with_suffix(".png"), dpi=150)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3)
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.child:
-        kind, *arguments = options.child
-        answer(lambda: KINDS[kind](*arguments))
-        return
-    n, seconds = (1, 1.0) if options.quick else (options.repetitions, options.seconds)
-    results: dict[str, Any] = {"machine": machine()}
-    with stolen_share(results["machine"]):
-        studies = {
-            "taking": taking,
-            "publishing": published,
-            "watching": looked_on,
-            "phases": phased,
-        }
-        for name, study in studies.items():
-            say(name)
-            results[name] = study(n, seconds)
-    results = json.loads(json.dumps(results))
-    text = tables(results)
-    print(text)
-    if options.out:
-        picture(results, write(options.out, "actors", results, text).with_suffix(".png"))
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    parts = {"taking": taking, "publishing": published, "watching": looked_on, "phases": phased}
+    results = {}
+    for name, part in parts.items():
+        say(name)
+        results[name] = part(options.repetitions, options.seconds)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("Actors", measure, report),
+        contender=contender,
+        picture=picture,
+        quick={"repetitions": 1, "seconds": 1.0},
+        repetitions=5,
+        seconds=3.0,
+    )

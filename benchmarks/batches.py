@@ -10,7 +10,6 @@ could reach.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import statistics
@@ -21,24 +20,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
-from running import (
-    answer,
-    apart,
-    heading,
-    machine,
-    options_of,
-    publish,
-    quartiles,
-    rate_of_steps,
-    rates_in_turn,
-    say,
-    stolen_share,
-    table,
-)
+from running import SLICES, apart, multiples, rate_of_steps, rates_in_turn, say, study, table
 
 import pysampler
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -129,62 +116,46 @@ def alone(case: str, count: int) -> Callable[[dict], dict]:
     return rate_of_steps(envs, actions_of(case, count))
 
 
-def measure(case: str, count: int, workers: int, options: argparse.Namespace) -> dict[str, Any]:
-    names = CASES[case][1]
-    if importlib.util.find_spec("numba") is None:
-        names = [name for name in names if name != NUMBA]
-    rates = rates_in_turn(__file__, names, (case, count, workers), options)
-    return {"case": case, "envs": count, "rates": rates}
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    without = [] if importlib.util.find_spec("numba") else [NUMBA]
+    found = {}
+    for case in options.cases:
+        count = 16 if options.quick else CASES[case][0]
+        names = [name for name in CASES[case][1] if name not in without]
+        say(case)
+        rates = rates_in_turn(__file__, names, (case, count, options.workers), options)
+        found[f"{case} x {count:,}"] = rates
+    return {"workers": options.workers, "cases": found}
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     parts = [
-        heading("Many envs in one call", results["machine"]),
         (
             f"{results['workers']} workers, and as many threads of EnvPool and of the "
             "vector env alone. Random actions. The last column is how many times as fast "
             "`VectorEnv` of one vector env (or BatchEnv) for each worker is: medians [quartiles] "
             "of repetitions in turn.\n"
-        ),
+        )
     ]
-    for case in results["cases"]:
-        ours = case["rates"].get(OURS, [])
-        rows = []
-        for name, rates in case["rates"].items():
-            ratios = [a / b for a, b in zip(ours, rates, strict=False)]
-            rate = f"{statistics.median(rates or [0.0]):,.0f}"
-            rows.append([name, rate, quartiles(ratios) if ratios and name != OURS else ""])
-        parts += [
-            f"\n## {case['case']} x {case['envs']:,}\n",
-            table(["", "env steps/s", "ours /"], rows),
+    for case, found in results["cases"].items():
+        ours = found.get(OURS, [])
+        rows = [
+            [
+                *(name, f"{statistics.median(rates or [0.0]):,.0f}"),
+                multiples(ours, rates) if ours and name != OURS else "",
+            ]
+            for name, rates in found.items()
         ]
-    return "\n".join(parts)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    options = options_of(parser, 0.3)
-    counts = {case: CASES[case][0] for case in options.cases}
-    if options.quick:
-        counts = {"CartPole": 16}
-        options.repetitions, options.seconds = 2, 0.05
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "workers": options.workers,
-        "cases": [],
-    }
-    with stolen_share(results["machine"]):
-        for case, count in counts.items():
-            say(case)
-            results["cases"].append(measure(case, count, options.workers, options))
-    text = tables(results)
-    publish(options, "batches", results, text)
+        parts += [f"\n## {case}\n", table(["", "env steps/s", "ours /"], rows)]
+    return parts
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5 and not sys.argv[1].startswith("--"):
-        name, case, count, workers = sys.argv[1:]
-        answer(lambda: stepping(name, case, int(count), int(workers)))
-    else:
-        main()
+    study(
+        *("Many envs in one call", measure, report),
+        contender=stepping,
+        quick={"cases": ["CartPole"], "repetitions": 2, "seconds": 0.05},
+        choices={"cases": CASES},
+        cases=list(CASES),
+        **SLICES,
+    )

@@ -9,34 +9,19 @@ process for each worker that steps its own envs one by one: the ideal.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
-import time
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+import running
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from running import (
-    answer,
-    apart,
-    heading,
-    machine,
-    multiples,
-    options_of,
-    publish,
-    rate_of_single_envs,
-    rates_in_turn,
-    say,
-    stolen_share,
-    table,
-)
 
 import pysampler
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 APART, STEP = "apart", "step"
@@ -94,12 +79,12 @@ COUNT = 8
 
 def alone(case: str, count: int) -> Callable[[dict], dict]:
     """Return a function that steps envs of this process."""
-    return rate_of_single_envs([CASES[case]() for _ in range(count)])
+    return running.rate_of_single_envs([CASES[case]() for _ in range(count)])
 
 
 def stepping(name: str, case: str, workers: int) -> Callable[[dict], dict]:
     if name == APART:
-        return apart(alone, workers, case, COUNT // workers)
+        return running.apart(alone, workers, case, COUNT // workers)
     envs = pysampler.VectorEnv(
         [CASES[case]] * COUNT,
         num_workers=workers,
@@ -116,62 +101,48 @@ def stepping(name: str, case: str, workers: int) -> Callable[[dict], dict]:
     actions = np.array(drawn, envs.single_action_space.dtype).reshape(
         *shape, *(envs.single_action_space.shape or ())
     )
-    chunks = [chunk[:, 0].copy() if name == STEP else chunk for chunk in actions]
+    chunks = itertools.cycle([chunk[:, 0].copy() if name == STEP else chunk for chunk in actions])
 
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        steps, begun = 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < cell["seconds"]:
-            for chunk in chunks[:8]:
-                if name == STEP:
-                    envs.step(chunk)
-                    steps += COUNT
-                else:
-                    steps += int(envs.step_chunk(chunk)[4]["steps"].sum())
-        return {"rate": steps / took}
+    def step() -> int:
+        envs.step(next(chunks))
+        return COUNT
 
-    measure({"seconds": 0.2})  # warm
-    return measure
+    def step_chunk() -> int:
+        return int(envs.step_chunk(next(chunks))[4]["steps"].sum())
+
+    return running.warmed(running.repeated(step if name == STEP else step_chunk))
 
 
-def tables(results: dict[str, Any]) -> str:
-    rows = []
-    for case, rates in results["cases"].items():
-        ideal = rates[APART]
-        row = [f"{case} x {COUNT}", f"{statistics.median(ideal):,.0f}"]
-        row += [multiples(rates[name], ideal) for name in NAMES[1:]]
-        rows.append(row)
-    return "\n".join(
-        [
-            heading("Chunks of actions", results["machine"]),
-            (
-                f"{results['workers']} workers, random actions, SAME_STEP. Fractions of the ideal, "
-                "processes that step their share of the envs one by one and never communicate: "
-                "medians [quartiles] of repetitions in turn. Only steps that envs made count: an "
-                "env waits from the end of its episode to that of the chunk.\n"
-            ),
-            table(["env", "ideal, steps/s", *NAMES[1:]], rows),
-        ]
-    )
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    cases = {case: (case, options.workers) for case in options.cases}
+    return {
+        "workers": options.workers,
+        "cases": running.rates_of_cases(__file__, cases, NAMES, options),
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    options = options_of(parser, 0.3)
-    if options.quick:
-        options.cases, options.repetitions, options.seconds = ["CartPole"], 2, 0.05
-    results: dict[str, Any] = {"machine": machine(), "workers": options.workers, "cases": {}}
-    with stolen_share(results["machine"]):
-        for case in options.cases:
-            say(case)
-            arguments = case, options.workers
-            results["cases"][case] = rates_in_turn(__file__, NAMES, arguments, options)
-    text = tables(results)
-    publish(options, "chunks", results, text)
+def report(results: dict[str, Any]) -> list[str]:
+    cases = {f"{case} x {COUNT}": rates for case, rates in results["cases"].items()}
+    return [
+        (
+            f"{results['workers']} workers, random actions, SAME_STEP. Fractions of the ideal, "
+            "processes that step their share of the envs one by one and never communicate: "
+            "medians [quartiles] of repetitions in turn. Only steps that envs made count: an "
+            "env waits from the end of its episode to that of the chunk.\n"
+        ),
+        running.table(
+            ["env", "ideal, steps/s", *NAMES[1:]],
+            running.ratio_rows(cases, APART, NAMES[1:], of_base=True),
+        ),
+    ]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and not sys.argv[1].startswith("--"):
-        answer(lambda: stepping(sys.argv[1], sys.argv[2], int(sys.argv[3])))
-    else:
-        main()
+    running.study(
+        *("Chunks of actions", measure, report),
+        contender=stepping,
+        quick={"cases": ["CartPole"], "repetitions": 2, "seconds": 0.05},
+        choices={"cases": CASES},
+        cases=list(CASES),
+        **running.SLICES,
+    )

@@ -7,22 +7,20 @@ Each figure is measured in an interpreter of its own, in turn with those it is c
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 import psutil
-from running import heading, in_interpreter, machine, say, spread, stolen_share, table, write
+from running import in_interpreter, say, spread, study, table
 
 import pysampler
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 SECONDS = 0.25  # of repeated calls for one figure
@@ -223,43 +221,32 @@ CLIFFS: dict[str, tuple[str, dict[str, Callable[[], float]]]] = {
 }
 
 
-def measured(cliff: str, variant: str) -> float:
-    """Measure one figure in an interpreter of its own."""
-    return float(in_interpreter(__file__, "--child", cliff, variant))
+def figure(cliff: str, variant: str) -> float:
+    """Return one figure, measured in this interpreter."""
+    return CLIFFS[cliff][1][variant]()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--only", default="", help="measure only cliffs with this in their name")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.child:
-        cliff, variant = options.child
-        print(json.dumps(CLIFFS[cliff][1][variant]()))
-        return
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     taken: dict[str, dict[str, list[float]]] = {}
-    machine_data = machine()
-    with stolen_share(machine_data):
-        for cliff, (_, variants) in CLIFFS.items():
-            if options.only not in cliff:
-                continue
-            say(cliff)
-            figures = taken[cliff] = {variant: [] for variant in variants}
-            for _ in range(options.repetitions):
-                for variant in variants:
-                    figures[variant].append(measured(cliff, variant))
+    for cliff, (_, variants) in CLIFFS.items():
+        if options.only not in cliff:
+            continue
+        say(cliff)
+        figures = taken[cliff] = {variant: [] for variant in variants}
+        for _ in range(options.repetitions):
+            for variant in variants:
+                figures[variant].append(in_interpreter(__file__, "figure", cliff, variant))
+    return {"taken": taken}
+
+
+def report(results: dict[str, Any]) -> list[str]:
     rows = [
         [cliff if i == 0 else "", variant, f"{spread(values)} {CLIFFS[cliff][0]}"]
-        for cliff, figures in taken.items()
+        for cliff, figures in results["taken"].items()
         for i, (variant, values) in enumerate(figures.items())
     ]
-    text = heading("Cliffs", machine_data) + "\n" + table(["", "way", "median [least, most]"], rows)
-    print(text)
-    if options.out is not None:
-        write(options.out, "cliffs", {"machine": machine_data, "taken": taken}, text)
+    return [table(["", "way", "median [least, most]"], rows)]
 
 
 if __name__ == "__main__":
-    main()
+    study("Cliffs", measure, report, figures={"figure": figure}, repetitions=5, only="")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import multiprocessing
+import itertools
 import os
 import sys
 import time
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from envs import CASES, Case
-from running import answer
+from running import answer, forked, literal
 
 from pysampler._cli.contenders import plain_loop
 
@@ -39,34 +39,46 @@ def stepped(step: Callable[[], Any], envs: int, seconds: float) -> dict[str, flo
     return {"steps": len(rounds) * envs, "seconds": sum(rounds)}
 
 
+def rounds_alone(case: Case) -> Callable[[float], list[list[float]]]:
+    """Prepare processes that step their envs and never communicate.
+
+    Returns:
+        A function that lets them step for some seconds, and returns how long their rounds took.
+    """
+    pipes = forked(case.workers, _alone, case)
+    for pipe in pipes:
+        pipe.recv()
+
+    def measure(seconds: float) -> list[list[float]]:
+        for pipe in pipes:
+            pipe.send(seconds)
+        return [pipe.recv() for pipe in pipes]
+
+    return measure
+
+
+def _alone(case: Case, pipe: Any) -> None:
+    step = stepper(case)
+    pipe.send("ready")
+    while True:
+        pipe.send(rounds_of(step, pipe.recv()))
+
+
 def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
     """Prepare processes that step their envs and never communicate: the ideal.
 
     Answers have the time of the same rounds at a barrier too: each takes as long as that of the
     slowest process, for which the others wait at no cost.
     """
-    context = multiprocessing.get_context("fork")
-    pipes = []
-    for _ in range(case.workers):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_alone, args=(case, theirs, seconds), daemon=True)
-        process.start()
-        pipes.append(ours)
-    for pipe in pipes:
-        pipe.recv()
+    rounds_in = rounds_alone(case)
 
     def measure() -> dict[str, float]:
-        for pipe in pipes:
-            pipe.send("go")
-        parts = [pipe.recv() for pipe in pipes]
+        parts = rounds_in(seconds)
         rate = sum(len(rounds) / sum(rounds) for rounds in parts) * case.envs / len(parts)
         # The faster process makes more rounds, which have no counterpart.
         together = [max(rounds) for rounds in zip(*parts, strict=False)]
-        return {
-            "steps": rate * seconds,
-            "seconds": seconds,
-            "barrier": case.envs * len(together) / sum(together),
-        }
+        barrier = case.envs * len(together) / sum(together)
+        return {"steps": rate * seconds, "seconds": seconds, "barrier": barrier}
 
     return measure
 
@@ -76,26 +88,12 @@ def stepper(case: Case) -> Callable[[], int]:
     return plain_loop([case.make() for _ in range(case.envs // case.workers)])
 
 
-def _alone(case: Case, pipe: Any, seconds: float) -> None:
-    step = stepper(case)
-    pipe.send("ready")
-    while pipe.recv():
-        pipe.send(rounds_of(step, seconds))
-
-
 def gymnasium_like(make: Callable[..., Any], case: Case, seconds: float, **kwargs: Any) -> Any:
     """Prepare a vector env with the interface of gymnasium."""
     envs = make([case.make] * case.envs, autoreset_mode="SameStep", **kwargs)
     envs.reset(seed=0)
     actions = [envs.action_space.sample() for _ in range(64)]
-    at = 0
-
-    def step() -> None:
-        nonlocal at
-        at += 1
-        envs.step(actions[at % 64])
-
-    return envs, functools.partial(stepped, step, case.envs, seconds)
+    return envs, _cycle(envs.step, actions, case, seconds)
 
 
 def sync(case: Case, seconds: float) -> Any:
@@ -225,14 +223,8 @@ def envpool(case: Case, seconds: float) -> Any:
 
 
 def _cycle(step: Callable[[Any], Any], actions: list[Any], case: Case, seconds: float) -> Any:
-    at = 0
-
-    def one() -> None:
-        nonlocal at
-        at += 1
-        step(actions[at % 64])
-
-    return functools.partial(stepped, one, case.envs, seconds)
+    rounds = itertools.cycle(actions)
+    return functools.partial(stepped, lambda: step(next(rounds)), case.envs, seconds)
 
 
 CONTENDERS: dict[str, Callable[[Case, float], Callable[..., dict[str, Any]]]] = {
@@ -256,20 +248,16 @@ CONTENDERS: dict[str, Callable[[Case, float], Callable[..., dict[str, Any]]]] = 
 }
 
 
-def main() -> None:
-    name, case, seconds = sys.argv[1], CASES[sys.argv[2]], float(sys.argv[3])
-    if len(sys.argv) > 4:
-        case = dataclasses.replace(case, workers=int(sys.argv[4]))
-    if len(sys.argv) > 5:
-        case = dataclasses.replace(case, envs=int(sys.argv[5]))
-
-    def make() -> Callable[[dict[str, Any]], dict[str, Any]]:
-        measure = CONTENDERS[name](case, seconds)
-        measure()  # warm
-        return lambda request: measure(**request)
-
-    answer(make)
+def contender(
+    name: str, case: str, seconds: float, workers: int, envs: int = 0
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Prepare a contender; ``envs`` is how many, unless it is as many as the case says."""
+    own = CASES[case]
+    own = dataclasses.replace(own, workers=workers, envs=envs or own.envs)
+    measure = CONTENDERS[name](own, seconds)
+    measure()  # warm
+    return lambda request: measure(**request)
 
 
 if __name__ == "__main__":
-    main()
+    answer(lambda: contender(*map(literal, sys.argv[1:])))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from running import heading, table
+from running import heading, pyplot, table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -30,32 +31,26 @@ def tables(results: dict[str, Any]) -> str:
         latency[row["bench"]].append(row)
     percentiles = ["p50_ns", "p99_ns", "p99.9_ns"]
     columns = ["p50", "p99", "p99.9"]
-
-    rows = [[r["case"], *(us(r[p]) for p in percentiles)] for r in latency["round_trip"]]
-    parts.append("## Round trip in C++, both sides awake, us\n\n" + table(["", *columns], rows))
-    rows = [
-        [name, *(f"{row[c]:.2f}" for c in columns)] for name, row in results["round_trips"].items()
+    trips = results["round_trips"].items()
+    rows = [[name, *(f"{row[c]:.2f}" for c in columns)] for name, row in trips]
+    from_python = "## Round trip from Python, us\n\n" + table(["", *columns], rows)
+    sections: list[tuple[str, str, str, dict[str, Callable[[Any], str]]]] = [
+        ("round_trip", "Round trip in C++, both sides awake, us", "", {}),
+        (
+            *("deadline", "Past the deadline, us, and CPU time a wait", ""),
+            {"CPU": lambda row: us(row["cpu_ns"])},
+        ),
+        (
+            *("fan_in", "Doorbell: from go to all posted, us, and wake system calls a batch"),
+            *("posters", {"wakes": lambda row: f"{row['wakes_per_batch']:.3f}"}),
+        ),
+        ("notice", "Watch: from the kill of a process to the action, us", "kills", {}),
     ]
-    parts.append("## Round trip from Python, us\n\n" + table(["", *columns], rows))
-    rows = [
-        [r["case"], *(us(r[p]) for p in percentiles), us(r["cpu_ns"])] for r in latency["deadline"]
-    ]
-    parts.append(
-        "## Past the deadline, us, and CPU time a wait\n\n" + table(["", *columns, "CPU"], rows)
-    )
-    rows = [
-        [r["case"], *(us(r[p]) for p in percentiles), f"{r['wakes_per_batch']:.3f}"]
-        for r in latency["fan_in"]
-    ]
-    parts.append(
-        "## Doorbell: from go to all posted, us, and wake system calls a batch\n\n"
-        + table(["posters", *columns, "wakes"], rows)
-    )
-    rows = [[r["case"], *(us(r[p]) for p in percentiles)] for r in latency["notice"]]
-    parts.append(
-        "## Watch: from the kill of a process to the action, us\n\n"
-        + table(["kills", *columns], rows)
-    )
+    for bench, title, first, more in sections:
+        shown = [*((lambda row, p=p: us(row[p])) for p in percentiles), *more.values()]
+        rows = [[row["case"], *(cell(row) for cell in shown)] for row in latency[bench]]
+        parts.append(f"## {title}\n\n" + table([first, *columns, *more], rows))
+    parts.insert(3, from_python)
     rows = []
     for (work, workers, think), strategies in cells(results["waiting"]).items():
         ours = strategies["adaptive"]
@@ -79,12 +74,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    figure, (left, right) = pyplot().subplots(1, 2, figsize=(13, 5), layout="constrained")
     trips = results["round_trips"]
     names = list(trips)
     for offset, column in ((0.2, "p50"), (-0.2, "p99")):

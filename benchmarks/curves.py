@@ -5,6 +5,7 @@ A curve is a list of points (env steps, seconds, return), both counted from the 
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import statistics
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from running import pyplot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +29,20 @@ def add_examples_to_path() -> None:
     """Let benchmarks import the learners of the examples, behind modules of this folder."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
+
+
+def example(name: str) -> Any:
+    """Return a module of the examples under a name by which workers cannot import it."""
+    own = f"{name}_example"
+    if own not in sys.modules:
+        spec = importlib.util.spec_from_file_location(own, EXAMPLES / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[own] = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(EXAMPLES))  # what examples share
+        spec.loader.exec_module(sys.modules[own])
+        sys.path.remove(str(EXAMPLES))
+    return sys.modules[own]
 
 
 def reached(curve: Curve, goal: float, axis: int) -> float | None:
@@ -88,13 +104,8 @@ def along(runs: Mapping[str, list[Any]], axis: int) -> dict[str, list[Any]]:
 
 def picture(path: Path, rows: list[list[dict[str, Any]]]) -> None:
     """Draw panels in rows: each has a title, labels, and by name the curves of its seeds."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     size = (4 * max(map(len, rows)), 2.8 * len(rows))
-    figure, grid = plt.subplots(
+    figure, grid = pyplot().subplots(
         len(rows), max(map(len, rows)), figsize=size, layout="constrained", squeeze=False
     )
     for panels, axes in zip(rows, grid, strict=True):

@@ -10,26 +10,22 @@ meanwhile.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
-import multiprocessing
 import pickle
 import statistics
-import sys
 import time
 from collections import deque
 from dataclasses import replace
 from multiprocessing import connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+from curves import example
+from running import Contender, forked, pyplot, rate_of, ratios, say, spread, study, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "dqn.py"
 ENV, ACTORS, UNTIL = "CartPole-v1", 4, 475.0
 OURS = {f"pysampler, {ACTORS} x {envs}": envs for envs in (1, 8)}
 PIPE, PIPED_NUMPY = "pipe", "pipe, NumPy"
@@ -41,20 +37,6 @@ WAYS = {
     **{way: f"{ACTORS} actors, envs of each: {envs}" for way, envs in OURS.items()},
 }
 SLICE = 5.0  # seconds between two checks whether it is solved
-
-
-def example() -> Any:
-    """Return examples/dqn.py as a module that workers cannot import, and no torch with it."""
-    name = "example"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, EXAMPLE)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(EXAMPLE.parent))  # what examples share
-        spec.loader.exec_module(sys.modules[name])
-        sys.path.remove(str(EXAMPLE.parent))
-    return sys.modules[name]
 
 
 # -- in a contender's process ----------------------------------------------------------------------
@@ -70,15 +52,11 @@ class Piped:
         self._policy = policy_of(net)
         self.seconds = {"waiting": 0.0, "taking": 0.0, "publishing": 0.0}
         self._totals = np.zeros(ACTORS)
-        context = multiprocessing.get_context("fork")
-        self._numbers = {}
+        self._numbers: dict[Any, int] = {}
         for number in range(ACTORS):
-            ours, theirs = context.Pipe()
-            arguments = (env, self._policy, theirs, seed + number)
-            context.Process(target=act, args=arguments, daemon=True).start()
-            theirs.close()
-            self._numbers[ours] = number
-            self._answer(ours, 0)
+            [pipe] = forked(1, act, env, self._policy, seed + number)
+            self._numbers[pipe] = number
+            self._answer(pipe, 0)
 
     def sample(self, learner: Any) -> tuple[int, Any]:
         """Receive steps for an update; actors go on at once with the newest weights."""
@@ -104,7 +82,7 @@ class Piped:
                 spent["taking"] += taken - began
                 spent["publishing"] += time.perf_counter() - taken
         began = time.perf_counter()
-        example().add_steps(learner.replay, steps)
+        example("dqn").add_steps(learner.replay, steps)
         spent["taking"] += time.perf_counter() - began
         return len(steps), returns
 
@@ -116,7 +94,7 @@ class Piped:
         """Do nothing: each answer has the weights."""
 
 
-def act(env_id: str, policy: Any, pipe: Any, seed: int) -> None:
+def act(env_id: str, policy: Any, seed: int, pipe: Any) -> None:
     """Run the process of an actor."""
     import gymnasium as gym
 
@@ -155,7 +133,7 @@ def training(way: str, seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Trains for some seconds when told to, and reports the result."""
     import torch
 
-    dqn = example()
+    dqn = example("dqn")
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -210,47 +188,38 @@ def training(way: str, seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def trained(way: str, seed: int, window: float, limit: float) -> dict[str, Any]:
     """Train until the env is solved, or for ``limit`` seconds."""
-    one = Contender(__file__, "--child", way, seed)
+    with Contender(__file__, way, seed) as one:
 
-    def measure(seconds: float, *, learn: bool = True) -> dict[str, Any]:
-        said = one.measure(seconds=seconds, learn=learn)
-        assert said is not None, f"{way} has ended: {one.trouble}"
-        return said
+        def measured(seconds: float, *, learn: bool = True) -> dict[str, Any]:
+            return one.ask(seconds=seconds, learn=learn)
 
-    said = measure(window / 4)
-    while said["updates"] == 0 and said["since"] < limit:  # there is too little to learn from
-        said = measure(window / 4)
-    curve = [(said["since"], said["return"])]
-    said = measured = measure(window)
-    while not said["solved"] and said["since"] < limit:
+        said = measured(window / 4)
+        while said["updates"] == 0 and said["since"] < limit:  # there is too little to learn from
+            said = measured(window / 4)
+        curve = [(said["since"], said["return"])]
+        said = in_window = measured(window)
+        while not said["solved"] and said["since"] < limit:
+            curve.append((said["since"], said["return"]))
+            said = measured(SLICE)
         curve.append((said["since"], said["return"]))
-        said = measure(SLICE)
-    curve.append((said["since"], said["return"]))
-    alone = measure(window / 2, learn=False)
-    one.end()
-    run = {"window": measured, "alone": alone, "solved": said["solved"] or None, "curve": curve}
+        alone = measured(window / 2, learn=False)
+    run = {"window": in_window, "alone": alone, "solved": said["solved"] or None, "curve": curve}
     took = f"{run['solved']['seconds']:.0f} s" if run["solved"] else f"not in {limit:.0f} s"
-    say(f"  {way}, seed {seed}: {rate(measured):,.0f} steps/s, solved: {took}")
+    say(f"  {way}, seed {seed}: {rate_of(in_window):,.0f} steps/s, solved: {took}")
     return run
 
 
-def rate(measured: dict[str, Any], what: str = "steps") -> float:
-    return float(measured[what] / measured["seconds"])
-
-
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     runs = results["runs"]
     windows = {way: [run["window"] for run in of] for way, of in runs.items()}
 
-    def ratios(way: str, of: str, part: str) -> list[float]:
-        pairs = zip(runs[way], runs[of], strict=True)
-        return [rate(run[part]) / rate(other[part]) for run, other in pairs]
+    def gains(way: str, of: str, part: str) -> list[float]:
+        return ratios(*([rate_of(run[part]) for run in runs[name]] for name in (way, of)))
 
     def gain(way: str, of: str) -> str:
-        return f"{statistics.median(ratios(way, of, 'window')):.1f}"
+        return f"{statistics.median(gains(way, of, 'window')):.1f}"
 
     parts = [
-        heading("DQN", results["machine"]),
         "Target: pysampler at least 5 times the env steps a second of the pipe version: "
         + ", ".join(
             f"{gain(way, PIPE)} times with {way[11:]} ({gain(way, PIPED_NUMPY)} times those of "
@@ -267,11 +236,11 @@ def tables(results: dict[str, Any]) -> str:
     rows = [
         [
             way,
-            spread([rate(one) for one in of], 0),
-            spread([rate(one, "updates") for one in of], 0),
-            spread(ratios(way, PIPE, "window"), 1),
-            spread([rate(run["alone"]) for run in runs[way]], 0),
-            spread(ratios(way, PIPE, "alone"), 1),
+            spread([rate_of(one) for one in of], 0),
+            spread([rate_of(one, "updates") for one in of], 0),
+            spread(gains(way, PIPE, "window"), 1),
+            spread([rate_of(run["alone"]) for run in runs[way]], 0),
+            spread(gains(way, PIPE, "alone"), 1),
         ]
         for way, of in windows.items()
     ]
@@ -305,16 +274,11 @@ def tables(results: dict[str, Any]) -> str:
         "given up. Steps and updates are medians of those that did.\n\n"
         + table(["", "solved", "seconds", "steps", "updates"], rows)
     )
-    return "\n".join(parts)
+    return parts
 
 
-def picture(results: dict[str, Any], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6, 4))
+def picture(results: dict[str, Any], stem: Path) -> None:
+    figure, axis = pyplot().subplots(figsize=(6, 4))
     for number, (way, runs) in enumerate(results["runs"].items()):
         for at, run in enumerate(runs):
             label = way if at == 0 else None
@@ -324,40 +288,28 @@ def picture(results: dict[str, Any], path: Path) -> None:
     axis.set_ylabel("return of 100 episodes")
     axis.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(stem.with_suffix(".svg"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--window", type=float, default=20, help="seconds that are measured")
-    parser.add_argument("--limit", type=float, default=180, help="seconds until it is given up")
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.child:
-        way, seed = options.child
-        answer(lambda: training(way, int(seed)))
-        return
-    if options.quick:
-        options.seeds, options.window, options.limit = [1], 2, 10
-    results: dict[str, Any] = {
-        "machine": machine(),
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    for seed in options.seeds:
+        for way, of_way in runs.items():
+            of_way.append(trained(way, seed, options.window, options.limit))
+    return {
         **{name: getattr(options, name) for name in ("seeds", "window", "limit")},
-        **{name: getattr(example().Settings(), name) for name in ("every", "most")},
-        "runs": {way: [] for way in WAYS},
+        **{name: getattr(example("dqn").Settings(), name) for name in ("every", "most")},
+        "runs": runs,
     }
-    with stolen_share(results["machine"]):
-        for seed in options.seeds:
-            for way, runs in results["runs"].items():
-                runs.append(trained(way, seed, options.window, options.limit))
-    results = json.loads(json.dumps(results))
-    text = tables(results)
-    print(text)
-    if options.out:
-        picture(results, write(options.out, "dqn", results, text).with_suffix(".svg"))
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("DQN", measure, report),
+        contender=training,
+        picture=picture,
+        quick={"seeds": [1], "window": 2, "limit": 10},
+        seeds=[1, 2, 3],
+        window=20.0,  # seconds that are measured
+        limit=180.0,  # seconds until it is given up
+    )

@@ -1,4 +1,4 @@
-"""The envs of the benchmarks."""
+"""The envs of the benchmarks, and a policy."""
 
 from __future__ import annotations
 
@@ -70,6 +70,31 @@ class Skewed(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time.sleep(self._step)
         return np.zeros(4, np.float32), 1.0, bool(self.np_random.random() < self._ends), False, {}
+
+
+class Linear:
+    """A policy that costs next to nothing, with any number of further parameters."""
+
+    def __init__(self, env: str, parameters: int = 0) -> None:
+        self._env = env
+        shape = {"CartPole-v1": (4, 2), "HalfCheetah-v5": (17, 6)}.get(env, (1, 1))
+        weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        self.weights = {"weight": weight, "rest": np.zeros(parameters, np.float32)}
+
+    def __call__(self, observations: Any) -> Any:
+        if isinstance(observations, dict):  # pictures, at which it does not look
+            return np.zeros(len(observations["x"]), np.int64)
+        outputs = observations @ self.weights["weight"]
+        return outputs.argmax(-1) if self._env == "CartPole-v1" else np.tanh(outputs)
+
+    def change(self) -> None:
+        self.weights["weight"] *= np.float32(0.999)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.weights
+
+    def load_state_dict(self, weights: dict[str, Any]) -> None:
+        self.weights = weights
 
 
 @dataclass(frozen=True)

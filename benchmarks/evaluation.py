@@ -16,19 +16,18 @@ episodes of the same length measure.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from envs import Busy
-from running import heading, machine, quartiles, say, stolen_share, table, write
+from running import quartiles, ratios, say, study, table, turns
 
 import pysampler
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 ENVS = 8
@@ -149,42 +148,33 @@ def measured(case: Case, repetitions: int) -> dict[str, list[float]]:
         "shares": shares(case),
         "gymnasium": gymnasium(case),
     }
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    for repetition in range(repetitions):
-        rates = {}
-        for name, run in contenders.items():
-            begun = time.perf_counter()
-            steps = run()
-            rates[name] = steps / (time.perf_counter() - begun)
-        for name, rate in rates.items():
-            found[name].append(rate if name == "ideal" else rate / rates["ideal"])
-        say(f"  {repetition + 1}/{repetitions}", end="\r")
-    return found
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for name, run in turns(contenders, repetitions):
+        begun = time.perf_counter()
+        steps = run()
+        rates[name].append(steps / (time.perf_counter() - begun))
+    ideal = rates["ideal"]
+    return {name: own if own is ideal else ratios(own, ideal) for name, own in rates.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "cells": []}
-    rows = []
-    with stolen_share(results["machine"]):
-        for case in CASES[: 1 if options.quick else None]:
-            say(f"a step {case}")
-            found = measured(case, 1 if options.quick else options.repetitions)
-            results["cells"].append({"case": str(case), **found})
-            rate = quartiles(found.pop("ideal"), 0)
-            rows.append([str(case), rate, *map(quartiles, found.values())])
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    cells = []
+    for case in CASES[: 1 if options.quick else None]:
+        say(f"a step {case}")
+        found = measured(case, options.repetitions)
+        cells.append({"case": str(case), **found})
+    return {"cells": cells}
+
+
+def report(results: dict[str, Any]) -> list[str]:
     names = ["queue", "longest first", "shares", "gymnasium"]
-    text = heading(__doc__.splitlines()[0], results["machine"]) + "\n"
-    text += "Steps a second of 8 episodes of the same length, and shares of that rate.\n\n"
-    text += table(["a step", "ideal", *names], rows)
-    say("\n" + text)
-    if options.out is not None:
-        write(options.out, "evaluation", results, text)
+    rows = [
+        [cell["case"], quartiles(cell["ideal"], 0), *(quartiles(cell[name]) for name in names)]
+        for cell in results["cells"]
+    ]
+    about = "Steps a second of 8 episodes of the same length, and shares of that rate.\n"
+    return [about, table(["a step", "ideal", *names], rows)]
 
 
 if __name__ == "__main__":
-    main()
+    study(__doc__.splitlines()[0], measure, report, quick={"repetitions": 1}, repetitions=7)

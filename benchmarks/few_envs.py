@@ -8,29 +8,15 @@ The contenders of a case step in turn, slice by slice, each in a process of its 
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-from running import (
-    answer,
-    heading,
-    machine,
-    options_of,
-    publish,
-    quartiles,
-    rate_of_steps,
-    rates_in_turn,
-    say,
-    stolen_share,
-    table,
-)
+from running import SLICES, rate_of_steps, rates_of_cases, ratio_rows, study, table
 
 import pysampler
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 ENVS = {  # with their ids in EnvPool
@@ -70,55 +56,40 @@ def stepping(name: str, env_id: str, count: int, workers: int) -> Callable[[dict
     return rate_of_steps(envs, [batch.sample().astype(dtype) for _ in range(64)])
 
 
-def measure(env_id: str, count: int, options: argparse.Namespace) -> dict[str, Any]:
-    rates = rates_in_turn(__file__, NAMES, (env_id, count, options.workers), options)
-    return {"env": env_id, "envs": count, "rates": rates}
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    cases = {
+        f"{env_id} x {count}": (env_id, count, options.workers)
+        for env_id in options.envs
+        for count in options.counts
+    }
+    return {
+        "workers": options.workers,
+        "cases": rates_of_cases(__file__, cases, NAMES, options),
+    }
 
 
-def tables(results: dict[str, Any]) -> str:
-    parts = [
-        heading("Few known envs", results["machine"]),
+def report(results: dict[str, Any]) -> list[str]:
+    return [
         (
             f"`pysampler.make_vec(id, n)` on {results['workers']} CPUs, EnvPool with as many "
-            "threads. Random actions. The first column is in thousands of env steps per second. "
+            "threads. Random actions. The first column is env steps per second. "
             "The others say how many times as fast as each contender the default is: medians "
             "[quartiles] of slices in turn.\n"
         ),
+        table(
+            ["", "steps/s", *(f"/ {name}" for name in NAMES[1:])],
+            ratio_rows(results["cases"], DEFAULT, NAMES[1:], of_base=False),
+        ),
     ]
-    rows = []
-    for case in results["cases"]:
-        ours = case["rates"][DEFAULT]
-        cells = [f"{statistics.median(ours) / 1e3:,.1f}"]
-        for name in NAMES[1:]:
-            rates = case["rates"].get(name, [])
-            cells.append(
-                quartiles([a / b for a, b in zip(ours, rates, strict=False)]) if rates else ""
-            )
-        rows.append([f"{case['env']} x {case['envs']}", *cells])
-    parts.append(table(["", "1,000 steps/s", *(f"/ {name}" for name in NAMES[1:])], rows))
-    return "\n".join(parts)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--envs", nargs="+", default=list(ENVS), choices=list(ENVS))
-    parser.add_argument("--counts", nargs="+", type=int, default=COUNTS)
-    options = options_of(parser, 0.15)
-    if options.quick:
-        options.envs, options.counts = ["CartPole-v1"], [4]
-        options.repetitions, options.seconds = 2, 0.05
-    results: dict[str, Any] = {"machine": machine(), "workers": options.workers, "cases": []}
-    with stolen_share(results["machine"]):
-        for env_id in options.envs:
-            for count in options.counts:
-                say(f"{env_id} x {count}")
-                results["cases"].append(measure(env_id, count, options))
-    publish(options, "few-envs", results, tables(results))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5 and not sys.argv[1].startswith("--"):
-        name, env_id, count, workers = sys.argv[1:]
-        answer(lambda: stepping(name, env_id, int(count), int(workers)))
-    else:
-        main()
+    study(
+        *("Few known envs", measure, report),
+        contender=stepping,
+        quick={"envs": ["CartPole-v1"], "counts": [4], "repetitions": 2, "seconds": 0.05},
+        choices={"envs": ENVS},
+        envs=list(ENVS),
+        counts=COUNTS,
+        **SLICES | {"seconds": 0.15},
+    )

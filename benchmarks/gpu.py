@@ -8,24 +8,23 @@ All samplers of a case live in one process and take turns; those that wait are p
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from envs import Busy
-from running import heading, machine, publish, quartiles, say, stolen_share, table
+from running import quartiles, say, study, table
 from torch import nn
 
 import pysampler
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
 HORIZON = 32
@@ -100,7 +99,7 @@ def _make(env: Any) -> Any:
     return gymnasium.make(env) if isinstance(env, str) else env()
 
 
-def measure(case: str, envs: int, options: Any) -> dict[str, list[float]]:
+def measured(case: str, envs: int, options: Any) -> dict[str, list[float]]:
     """Return steps per second of each way, slice by slice."""
     rates: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
@@ -149,63 +148,47 @@ def _zeros(count: int, _: Any) -> Any:
     return np.zeros(count, np.int64)
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     names = list(dict.fromkeys(n for row in results["rows"] for n in row["rates"]))
-    parts = [
-        heading("Acting on a GPU", results["machine"]),
-        (
-            f"{results['device']}; {results['workers']} workers; thousands of steps per second, "
-            f"median [quartiles] of slices of {results['slice_seconds']:g} s in turn.\n"
-        ),
-        table(
-            ["policy, envs", *names],
-            [
-                [
-                    f"{row['case']}, {row['envs']}",
-                    *(
-                        quartiles([r / 1e3 for r in row["rates"].get(name, [])], 1)
-                        for name in names
-                    ),
-                ]
-                for row in results["rows"]
-            ],
-        ),
-        "Copies of a rollout of pictures to the device: "
-        + "; ".join(f"`{name}` {quartiles(r, 1)} GB/s" for name, r in results["copies"].items())
-        + ".\n",
-    ]
-    return "\n".join(parts)
+    rows = []
+    for row in results["rows"]:
+        found = [[rate / 1e3 for rate in row["rates"].get(name, [])] for name in names]
+        rows.append([f"{row['case']}, {row['envs']}", *(quartiles(one, 1) for one in found)])
+    about = (
+        f"{results['device']}; {results['workers']} workers; thousands of steps per second, "
+        f"median [quartiles] of slices of {results['slice_seconds']:g} s in turn.\n"
+    )
+    found = "; ".join(f"`{name}` {quartiles(r, 1)} GB/s" for name, r in results["copies"].items())
+    copied = f"Copies of a rollout of pictures to the device: {found}.\n"
+    return [about, table(["policy, envs", *names], rows), copied]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--envs", type=int, nargs="*", default=[64, 512])
-    parser.add_argument("--cases", nargs="*", default=list(CASES))
-    parser.add_argument("--slices", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of a slice")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    on_gpu = options.device != "cpu"
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    rows = []
+    copied = copies(options.device)
+    for case in options.cases:
+        for envs in options.envs:
+            say(f"{case}, {envs}")
+            rates = measured(case, envs, options)
+            rows.append({"case": case, "envs": envs, "rates": rates})
+            say("; ".join(f"{n} {statistics.median(r):,.0f}" for n, r in rates.items()))
+    return {
+        "device": "CPU" if options.device == "cpu" else torch.cuda.get_device_name(),
         "workers": options.workers,
         "slice_seconds": options.seconds,
-        "rows": [],
+        "copies": copied,
+        "rows": rows,
     }
-    with stolen_share(results["machine"]):
-        results["copies"] = copies(options.device)
-        for case in options.cases:
-            for envs in options.envs:
-                say(f"{case}, {envs}")
-                rates = measure(case, envs, options)
-                results["rows"].append({"case": case, "envs": envs, "rates": rates})
-                say("; ".join(f"{n} {statistics.median(r):,.0f}" for n, r in rates.items()))
-    text = tables(results)
-    publish(options, "gpu", results, text)
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("Acting on a GPU", measure, report),
+        choices={"cases": CASES},
+        device="cuda",
+        workers=len(os.sched_getaffinity(0)),
+        envs=[64, 512],
+        cases=list(CASES),
+        slices=8,
+        seconds=0.3,
+    )

@@ -17,33 +17,23 @@ import json
 import multiprocessing
 import os
 import sys
-import time
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import actors
 import curves
+import envs
 import footprint
 import gymnasium as gym
 import partial
 import peers
 import primitives
+import running
 import samplers
 import threads
 import wrapped
-from running import (
-    answer,
-    apart,
-    in_interpreter,
-    machine,
-    options_of,
-    rate_of_single_envs,
-    rates_in_turn,
-    say,
-    stolen_share,
-    table,
-)
+from running import in_interpreter, rate_of, rates_in_turn, repeated, say
 
 from pysampler._cli.turns import Spread
 
@@ -68,27 +58,28 @@ def of_case(name: str, case: str) -> Callable[[], Measure]:
 
 def loops(make: Callable[[], gym.Env], count: int) -> Measure:
     """Return a function that steps envs in plain loops, in processes that never communicate."""
-    return apart(lambda n: rate_of_single_envs([make() for _ in range(n)]), WORKERS, count)
+    return running.apart(
+        lambda n: running.rate_of_single_envs([make() for _ in range(n)]), WORKERS, count
+    )
 
 
 def rollouts() -> Measure:
     make = functools.partial(gym.make, "CartPole-v1")
     sampler = samplers.rollouts_of(make, 64, None, "main")
-    return lambda cell: {"rate": samplers.rate(samplers.sampled(sampler, cell["seconds"]))}
+    return lambda cell: {"rate": rate_of(samplers.sampled(sampler, cell["seconds"]))}
 
 
 def acting() -> Measure:
-    policy, high = actors.Linear(actors.CARTPOLE), 1024
+    policy, high = envs.Linear(actors.CARTPOLE), 1024
     source = actors.made(actors.CARTPOLE, policy, high=high)
 
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        source.take(high)  # records from before
-        begun, taken = time.perf_counter(), 0
-        while (took := time.perf_counter() - begun) < cell["seconds"]:
-            taken += len(source.take(256))
-        return {"rate": taken / took}
+    measure = repeated(lambda: len(source.take(256)))
 
-    return measure
+    def measure_what_follows(cell: dict[str, Any]) -> dict[str, Any]:
+        source.take(high)  # records from before
+        return measure(cell)
+
+    return measure_what_follows
 
 
 def receiving() -> Measure:
@@ -102,15 +93,12 @@ def round_trips(make: peers.Make) -> Measure:
     ping, pong = make(context)
     context.Process(target=primitives.answer, args=(pong, sys.maxsize), daemon=True).start()
 
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        trips, begun = 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < cell["seconds"]:
-            for _ in range(100):
-                ping()
-            trips += 100
-        return {"rate": trips / took}
+    def trips() -> int:
+        for _ in range(100):
+            ping()
+        return 100
 
-    return measure
+    return repeated(trips)
 
 
 def starts(first: str) -> Measure:
@@ -191,8 +179,8 @@ RATIOS = {
 
 def measured(names: list[str], options: argparse.Namespace) -> Row:
     """Return a row: where and when, and the quartiles of each ratio that could be measured."""
-    m, ratios = machine() | {"load": os.getloadavg()[0]}, {}
-    with stolen_share(m):
+    m, ratios = running.machine() | {"load": os.getloadavg()[0]}, {}
+    with running.stolen_share(m):
         for name in names:
             say(name)
             turns = min(options.repetitions, RATIOS[name].turns)
@@ -257,12 +245,11 @@ def report(rows: list[Row]) -> str:
         usual = f"{Spread.of(earlier).middle:.2f}" if earlier else "-"
         lines.append([name, RATIOS[name].about, str(Spread(*found)), usual])
     return (
-        f"# Row {len(rows)}, measured {newest['date']}\n\n"
-        f"{newest['machine']}, Linux {newest['kernel']}, load {newest['load']:.1f} before. "
-        f"{newest['stolen']:.1%} of its CPU time went to other machines meanwhile. pysampler "
-        f"{newest['commit']}. Medians [quartiles] of slices in turn, {WORKERS} workers and "
-        "processes.\n\n"
-        + table(["", "pysampler / reference", "ratio", "earlier rows"], lines)
+        f"# Row {len(rows)}, measured {newest['date']}\n\n{newest['machine']}, Linux "
+        f"{newest['kernel']}, load {newest['load']:.1f} before. {newest['stolen']:.1%} of its CPU "
+        f"time went to other machines meanwhile. pysampler {newest['commit']}. Medians [quartiles] "
+        f"of slices in turn, {WORKERS} workers and processes.\n\n"
+        + running.table(["", "pysampler / reference", "ratio", "earlier rows"], lines)
         + "\n![ratios of all rows](history.svg)\n"
     )
 
@@ -280,11 +267,12 @@ def picture(rows: list[Row], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=list(RATIOS), choices=list(RATIOS))
-    options = options_of(parser, 0.1, repetitions=17)
-    if options.quick:
-        options.repetitions, options.seconds = 2, 0.05
+    options = running.parse(
+        __doc__,
+        quick={"repetitions": 2, "seconds": 0.05},
+        choices={"only": RATIOS},
+        defaults={"only": list(RATIOS), **running.SLICES, "repetitions": 17, "seconds": 0.1},
+    )
     row = measured(options.only, options)
     rows = append(options.out / "history.jsonl", row) if options.out else [row]
     print(report(rows))
@@ -301,6 +289,6 @@ def main() -> None:
 if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1] in (OURS, REFERENCE):
         pair = RATIOS[sys.argv[2]]
-        answer(pair.ours if sys.argv[1] == OURS else pair.reference)
+        running.answer(pair.ours if sys.argv[1] == OURS else pair.reference)
     else:
         main()

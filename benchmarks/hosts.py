@@ -3,64 +3,43 @@
     python benchmarks/hosts.py --out benchmarks/results
     python benchmarks/hosts.py --quick --out build/bench-smoke
 
-Hosts are nodes with one CPU, of a cluster on this machine. Contenders are programs of their own;
-those that are compared work in turn, in slices of some seconds. host_costs.py measures what Ray
-costs, host_peers.py samples with others.
+Hosts are nodes with one CPU, of a cluster on this machine. Contenders are the programs of
+host_contenders.py; those that are compared work in turn, in slices of some seconds.
 """
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import contextlib
 import functools
 import importlib.metadata
 import itertools
-import json
-import os
-import signal
 import statistics
-import sys
 import time
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import host_costs
-import host_peers
-import numpy as np
+import host_contenders as programs
 import psutil
-import running
-from hosting import (
+from host_contenders import (
     CARTPOLE,
     CASES,
     CHEETAH,
     IMAGE,
     IMAGE_BY_RAY,
+    LEARNS,
+    PARAMETERS,
     Case,
-    Linear,
-    counted,
-    pin,
-    start_cluster,
-    stop_cluster,
 )
-from running import (
-    Contender,
-    answer,
-    heading,
-    machine,
-    publish,
-    quartiles,
-    say,
-    spread,
-    stolen_share,
-    table,
-)
+from running import Contender, columns, quartiles, ratios, say, spread, study, table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
-running.LIMIT = 300.0  # a cluster with many hosts takes its time to start
-
+LIMIT = 300.0  # seconds: a cluster with many hosts takes its time to start
+PROGRAM = Path(__file__).parent / "host_contenders.py"
 NODES = [1, 2, 4]
 WARM = 0.4  # seconds before a slice is counted
 # Of which the throughput is compared: what samples, and envs.
@@ -70,7 +49,6 @@ COMPARED = [
     *(("Actors", CARTPOLE), ("Actors", CHEETAH)),
 ]
 HORIZONS = [32, 128, 512, 2048]  # of CartPole, on two hosts
-LEARNS, PARAMETERS = 0.02, 250_000  # seconds that a learner takes for an update, and 1 MB
 SIZES = [0.02, 0.08, 0.16, 0.5, 1.0, 8.0, 32.0]  # MB of a result
 INLINE_SIZES = [0.08, 0.16, 0.5, 1.0, 4.0]
 PUTS, FETCHES = [0.1, 1.0, 8.0, 32.0], [1.0, 8.0, 32.0]
@@ -78,153 +56,6 @@ REFS = [1, 10, 100, 1000]
 FLEETS = [1, 2, 4, 8, 16, 32]
 POLICIES = [0.1, 1.0, 10.0]  # MB
 TARGET, RECEIVING = 0.95, 0.05
-
-
-# -- in a contender's process ----------------------------------------------------------------------
-
-
-def hosts(nodes: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Prepare a cluster. It is asked to open a sampler, to run slices, to close it, and to end."""
-    import pysampler.ray
-    from pysampler.ray._host_memory import HostMemory
-
-    cluster = start_cluster(int(nodes))
-    map_memory = HostMemory.map
-    sampler: Any = None
-    take: Callable[[], int]
-    lags: list[float] = []
-
-    def opened(cell: dict[str, Any]) -> dict[str, Any]:
-        nonlocal sampler, take
-        case, name = Case(*cell["case"]), cell["case"][0]
-        HostMemory.map = map_memory if case.in_memory else lambda _: None  # type: ignore[method-assign]
-        options: dict[str, Any] = {
-            "hosts": int(nodes),
-            "num_envs": case.envs,
-            "vector_kwargs": {"num_workers": 1},
-            "in_flight": cell["in_flight"],
-            "seed": 0,
-        }
-        if cell["kind"] == "Actors":
-            sampler = pysampler.ray.Actors(case.make(), Linear(name), high=case.high, **options)
-            take = lambda: len(sampler.take(case.high, min_records=case.high))  # noqa: E731
-        else:
-            policy = Linear(name, PARAMETERS if cell["learns"] else 0)
-            sampler = pysampler.ray.Rollouts(case.make(), policy, case.horizon, **options)
-            take = functools.partial(_learn, sampler, lags) if cell["learns"] else first_ready
-        for _ in range(3 * int(nodes)):
-            take()
-        return {}
-
-    def first_ready() -> int:
-        return sum(one.steps for one in sampler.take(min_hosts=1))
-
-    def run(cell: dict[str, Any]) -> dict[str, Any]:
-        began = False
-        t0, cpu0, before = time.monotonic(), time.thread_time(), sampler.stats()
-
-        def one() -> int:
-            nonlocal began, t0, cpu0, before
-            count = take()
-            if not began and time.monotonic_ns() >= cell["begin"]:
-                began = True
-                t0, cpu0, before = time.monotonic(), time.thread_time(), sampler.stats()
-                lags.clear()
-            return count
-
-        result = counted(one, cell["begin"], cell["end"])
-        t1, cpu1, after = time.monotonic(), time.thread_time(), sampler.stats()
-        answers = sum(h.taken for h in after.hosts) - sum(h.taken for h in before.hosts)
-        answers = max(answers, 1)
-        shares = {
-            name: (getattr(after, name) - getattr(before, name)) / (t1 - t0)
-            for name in ("receiving", "waiting", "publishing")
-        }
-        return {
-            **result,
-            **shares,
-            "thread": (cpu1 - cpu0) / (t1 - t0),
-            "answers": answers / (t1 - t0),
-            "calls": (after.calls - before.calls) / answers,
-            "bytes": (after.bytes_received - before.bytes_received) / answers,
-            "updates": (after.version - before.version) / (t1 - t0),
-            "lag": float(np.mean(lags)) if lags else 0.0,
-        }
-
-    def close(_: dict[str, Any]) -> dict[str, Any]:
-        sampler.close()
-        return {}
-
-    requests = {"open": opened, "run": run, "close": close, "end": lambda _: stop_cluster(cluster)}
-    return lambda cell: requests[cell["do"]](cell)
-
-
-def _learn(sampler: Any, lags: list[float]) -> int:
-    """Take a rollout of each host, and change the policy as a learner on another device does."""
-    taken = sampler.take()
-    lags.extend(one.lag for one in taken)
-    steps = sum(one.steps for one in taken)
-    time.sleep(LEARNS)
-    sampler.policy.change()
-    return steps
-
-
-def plain(index: str, kind: str, case_data: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Prepare the sampler of one host, without Ray."""
-    import pysampler
-
-    pin(int(index))
-    case = Case(*json.loads(case_data))
-    options: dict[str, Any] = {
-        "num_envs": case.envs,
-        "vector_kwargs": {"num_workers": 1},
-        "seed": int(index) * case.envs,
-    }
-    name = json.loads(case_data)[0]
-    take: Callable[[], int]
-    if kind == "Actors":
-        actors = pysampler.Actors(case.make(), Linear(name), high=case.high, **options)
-        take = lambda: len(actors.take(case.high, 0.05, min_records=case.high))  # noqa: E731
-    else:
-        rollouts = pysampler.Rollouts(case.make(), Linear(name), case.horizon, **options)
-        take = lambda: next(rollouts).steps  # noqa: E731
-    for _ in range(3):
-        take()
-    requests = {"run": lambda cell: counted(take, cell["begin"], cell["end"]), "end": lambda _: {}}
-    return lambda cell: requests[cell["do"]](cell)
-
-
-KINDS: dict[str, Callable[..., Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "hosts": hosts,
-    "plain": plain,
-    **host_costs.KINDS,
-    **host_peers.KINDS,
-}
-
-
-def child(kind: str, *arguments: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Prepare a contender, which also says its process id, and what has failed in it."""
-    measure: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    failed = ""
-    try:
-        measure = KINDS[kind](*arguments)
-    except Exception as error:
-        failed = f"{type(error).__name__}: {error}"
-
-    def answered(cell: dict[str, Any]) -> dict[str, Any]:
-        if cell["do"] == "pid":
-            return {"pid": os.getpid()}
-        if measure is None:
-            return {"failed": failed}
-        try:
-            return measure(cell)
-        except Exception as error:
-            return {"failed": f"{type(error).__name__}: {error}"}
-
-    return answered
-
-
-# -- in the process that measures ------------------------------------------------------------------
 
 
 class Quiet:
@@ -278,7 +109,7 @@ class Group:
     def __init__(self, *arguments: tuple[Any, ...]) -> None:
         self._parts: dict[str, list[psutil.Process]] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(len(arguments) + 1)
-        make = functools.partial(Contender, __file__, "--child")
+        make = functools.partial(Contender, PROGRAM, limit=LIMIT)
         self._contenders = list(self._pool.map(lambda each: make(*each), arguments))
         try:
             self._roots = [psutil.Process(one["pid"]) for one in self.ask(do="pid")]
@@ -393,12 +224,8 @@ def _line(process: psutil.Process) -> str:
         return ""
 
 
-def data(case: Case) -> list[Any]:
-    return [case.env, case.envs, case.horizon, case.high, case.in_memory]
-
-
 def plain_group(nodes: int, kind: str, case: Case) -> Group:
-    return Group(*(("plain", index, kind, json.dumps(data(case))) for index in range(nodes)))
+    return Group(*(("plain", index, kind, [*astuple(case)]) for index in range(nodes)))
 
 
 def pairs(ours: Group, without: Group, repetitions: int, seconds: float) -> list[dict[str, Any]]:
@@ -432,14 +259,14 @@ def compared(
                 ours.ask(do="close")
                 row = {"kind": kind, "case": name, "nodes": nodes}
                 rows.append({**row, "pairs": measured, "alone": alone[kind, name]})
-                say(f"  {kind}, {name}, {nodes} nodes: {quartiles(ratios(rows[-1]))}")
+                say(f"  {kind}, {name}, {nodes} nodes: {quartiles(ratios_of(rows[-1]))}")
     return rows
 
 
 def opened(group: Group, kind: str, case: Case, **cell: Any) -> None:
     """Let a cluster open a sampler, and find its processes."""
     defaults = {"in_flight": 2, "learns": False}
-    group.ask(do="open", kind=kind, case=data(case), **{**defaults, **cell})
+    group.ask(do="open", kind=kind, case=astuple(case), **{**defaults, **cell})
     group.look()
 
 
@@ -454,7 +281,7 @@ def lengths(horizons: list[int], repetitions: int, seconds: float) -> list[dict[
                 measured = pairs(ours, without, repetitions, seconds)
             ours.ask(do="close")
             rows.append({"horizon": horizon, "pairs": measured})
-            say(f"  horizon {horizon}: {quartiles(ratios(rows[-1]))}")
+            say(f"  horizon {horizon}: {quartiles(ratios_of(rows[-1]))}")
     return rows
 
 
@@ -474,52 +301,52 @@ def learners(repetitions: int, seconds: float, nodes_list: list[int]) -> list[di
 
 def costs(seconds: float, *, quick: bool) -> dict[str, Any]:
     """Measure what Ray costs, thing by thing."""
-    found: dict[str, Any] = {}
+
+    def ask(what: str, **cell: Any) -> dict[str, Any]:
+        QUIET.wait()
+        result: dict[str, Any] = group.ask(do=what, **cell)[0]
+        return result
+
+    def each(what: str, name: str, values: list[Any], **cell: Any) -> list[dict[str, Any]]:
+        say(f"  {what}")
+        return [{name: one, **ask(what, seconds=seconds, **{name: one}, **cell)} for one in values]
+
     with Group(("costs",)) as group:
-
-        def each(what: str, name: str, values: list[Any], **cell: Any) -> list[dict[str, Any]]:
-            say(f"  {what}")
-            return [{name: value, **ask(what, **{name: value}, **cell)} for value in values]
-
-        def ask(what: str, **cell: Any) -> dict[str, Any]:
-            QUIET.wait()
-            result: dict[str, Any] = group.ask(do=what, **{"seconds": seconds, **cell})[0]
-            return result
-
-        found["idle"] = ask("idle", seconds=2 * seconds)
-        for what in ("synchronous", "asynchronous"):
-            found[what] = ask(what)
-        found["result"] = each("result", "mb", SIZES, inline=False)
-        found["result, inline"] = each("result", "mb", INLINE_SIZES, inline=True)
-        found["copy"] = each("copy", "mb", [32.0])
-        found["put"] = each("put", "mb", PUTS)
-        found["fetch"] = each("fetch", "mb", FETCHES, hosts=1)
-        found["fetch of two"] = each("fetch", "mb", FETCHES, hosts=2)
-        found["wait"] = each("wait", "refs", REFS)
+        found: dict[str, Any] = {
+            "idle": ask("idle", seconds=2 * seconds),
+            "synchronous": ask("synchronous", seconds=seconds),
+            "asynchronous": ask("asynchronous", seconds=seconds),
+            "result": each("result", "mb", SIZES, inline=False),
+            "result, inline": each("result", "mb", INLINE_SIZES, inline=True),
+            "copy": each("copy", "mb", [32.0]),
+            "put": each("put", "mb", PUTS),
+            "fetch": each("fetch", "mb", FETCHES, hosts=1),
+            "fetch of two": each("fetch", "mb", FETCHES, hosts=2),
+            "wait": each("wait", "refs", REFS),
+        }
         say("  restart")
         found["restart"] = ask("restart", times=2 if quick else 7)["seconds"]
+    fleets, times = (FLEETS[:3], 6) if quick else (FLEETS, 40)
+    policies = [*((1, mb) for mb in POLICIES), (fleets[-1], POLICIES[0])]
     with Group(("takes",)) as group:
         say("  takes")
-        fleets, times = (FLEETS[:3], 6) if quick else (FLEETS, 40)
-        found["take"] = [
-            {"hosts": hosts, **ask("take", hosts=hosts, times=times)} for hosts in fleets
-        ]
+        found["take"] = [{"hosts": n, **ask("take", hosts=n, times=times)} for n in fleets]
         found["publishing"] = [
             {"hosts": n, "mb": mb, **ask("publishing", hosts=n, mb=mb, times=times)}
-            for n, mb in [*((1, mb) for mb in POLICIES), (fleets[-1], POLICIES[0])]
+            for n, mb in policies
         ]
     return found
 
 
 def peers(rounds: int, seconds: float) -> dict[str, Any]:
     """Measure samplers of others, each with a cluster of its own, in turn."""
-    found: dict[str, Any] = {name: [] for name in ("without Ray", *host_peers.PEERS)}
+    found: dict[str, Any] = {name: [] for name in ("without Ray", *programs.PEERS)}
     troubles: dict[str, str] = {}
     for _ in range(rounds):
         for name, rates in found.items():
             arguments: list[tuple[Any, ...]] = [("peer", name)]
             if name == "without Ray":
-                arguments = [("alone", index) for index in range(host_peers.HOSTS)]
+                arguments = [("alone", index) for index in range(programs.HOSTS)]
             if name in troubles:
                 continue
             try:
@@ -537,7 +364,7 @@ def peers(rounds: int, seconds: float) -> dict[str, Any]:
 # -- what is reported ------------------------------------------------------------------------------
 
 
-def ratios(row: dict[str, Any]) -> list[float]:
+def ratios_of(row: dict[str, Any]) -> list[float]:
     return [pair["ratio"] for pair in row["pairs"]]
 
 
@@ -555,21 +382,20 @@ def percent(values: list[float]) -> str:
     return quartiles([100 * value for value in values], 1)
 
 
+def slices_of(row: dict[str, Any], name: str) -> list[float]:
+    return [pair["hosts"][name] for pair in row["pairs"]]
+
+
 def throughput_tables(results: dict[str, Any]) -> list[str]:
-    rows = []
-    for row in results["compared"]:
-        alone = statistics.median(row["alone"])
-        measured = row["pairs"]
-        rows.append(
-            [
-                *(row["kind"], row["case"], str(row["nodes"])),
-                f"{middle(measured, 'hosts', 'rate'):,.0f}",
-                f"{middle(measured, 'plain', 'rate'):,.0f}",
-                f"{alone:,.0f}",
-                f"**{quartiles(ratios(row))}**",
-            ]
-        )
-    header = ["", "envs", "nodes", "hosts, steps/s", "plain, steps/s"]
+    what = {
+        "": lambda row: row["kind"],
+        "envs": lambda row: row["case"],
+        "nodes": lambda row: row["nodes"],
+    }
+    rates = {
+        "hosts, steps/s": lambda row: f"{middle(row['pairs'], 'hosts', 'rate'):,.0f}",
+        "plain, steps/s": lambda row: f"{middle(row['pairs'], 'plain', 'rate'):,.0f}",
+    }
     text = (
         "## Beside the same samplers without Ray\n\nEnv steps a second that a learner receives "
         "from `pysampler.ray` with that number of one-CPU nodes, and *plain*: the same samplers as "
@@ -583,117 +409,128 @@ def throughput_tables(results: dict[str, Any]) -> list[str]:
         "*through Ray*: as from another machine. With as many nodes, what the others use, the "
         "samplers lack.\n\n"
     )
-    parts = [text + table([*header, "no cluster, steps/s", "hosts / plain"], rows)]
-    rows = []
-    for row in results["compared"]:
-        measured = [pair["hosts"] for pair in row["pairs"]]
-        one = measured[0]
-        rows.append(
-            [
-                *(row["kind"], row["case"], str(row["nodes"])),
-                f"{1e3 * row['nodes'] / middle(measured, 'answers'):.0f}",
-                f"{middle(measured, 'calls'):.2f}",
-                f"{one['bytes'] / 1e6:.2f}",
-                percent([each["receiving"] for each in measured]),
-                percent([each["thread"] for each in measured]),
-                *(
-                    f"{middle(measured, 'cpus', part):.2f}"
-                    for part in ("samplers", "driver", "ray")
-                ),
-                f"{middle(row['pairs'], 'plain', 'idle'):.2f}",
-                *(
-                    f"{us_a_step([pair[how] for pair in row['pairs']]):.1f}"
-                    for how in ("plain", "hosts")
-                ),
-            ]
-        )
-    header = ["", "envs", "nodes", "ms each", "calls", "MB", "receiving, %", "thread, %"]
-    header += ["CPUs: samplers", "learner", "Ray", "idle", "us a step, plain", "us a step, hosts"]
+    last = {
+        "no cluster, steps/s": lambda row: f"{statistics.median(row['alone']):,.0f}",
+        "hosts / plain": lambda row: f"**{quartiles(ratios_of(row))}**",
+    }
+    parts = [text + columns(results["compared"], {**what, **rates, **last})]
+
+    def cpus(part: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: f"{middle(row['pairs'], 'hosts', 'cpus', part):.2f}"
+
+    def us(how: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: f"{us_a_step([pair[how] for pair in row['pairs']]):.1f}"
+
+    def ms_each(row: dict[str, Any]) -> str:
+        return f"{1e3 * row.get('nodes', 2) / middle(row['pairs'], 'hosts', 'answers'):.0f}"
+
+    costs_of = {
+        "ms each": ms_each,
+        "calls": lambda row: f"{middle(row['pairs'], 'hosts', 'calls'):.2f}",
+        "MB": lambda row: f"{slices_of(row, 'bytes')[0] / 1e6:.2f}",
+        "receiving, %": lambda row: percent(slices_of(row, "receiving")),
+        "thread, %": lambda row: percent(slices_of(row, "thread")),
+        "CPUs: samplers": cpus("samplers"),
+        "learner": cpus("driver"),
+        "Ray": cpus("ray"),
+        "idle": lambda row: f"{middle(row['pairs'], 'plain', 'idle'):.2f}",
+        "us a step, plain": us("plain"),
+        "us a step, hosts": us("hosts"),
+    }
     parts.append(
         "## What it costs\n\nA rollout, or a message of actors: after how many *ms each* host sent "
         "one, how many *calls* it took, its size. Of the learner's time: *receiving*, as `stats()` "
         f"says (target: less than {RECEIVING:.0%}), and the CPU time of its thread, all of `take` "
         "included. How many CPUs the samplers, the learner's process and Ray's other processes "
         "used, and all of these while they stood by; the samplers' CPU time a step, without Ray "
-        "and with it.\n\n" + table(header, rows)
+        "and with it.\n\n" + columns(results["compared"], {**what, **costs_of})
     )
-    rows = [
-        [
-            str(row["horizon"]),
-            f"{2e3 / middle(row['pairs'], 'hosts', 'answers'):.0f}",
-            f"{middle(row['pairs'], 'hosts', 'bytes') / 1e6:.2f}",
-            f"{middle(row['pairs'], 'hosts', 'rate'):,.0f}",
-            f"{middle(row['pairs'], 'plain', 'rate'):,.0f}",
-            quartiles(ratios(row)),
-        ]
-        for row in results["lengths"]
-    ]
-    header = ["horizon", "ms each", "MB", "hosts, steps/s", "plain, steps/s", "hosts / plain"]
+    lengths_of = {
+        "horizon": lambda row: row["horizon"],
+        "ms each": ms_each,
+        "MB": lambda row: f"{middle(row['pairs'], 'hosts', 'bytes') / 1e6:.2f}",
+        **rates,
+        "hosts / plain": lambda row: quartiles(ratios_of(row)),
+    }
     parts.append(
         f"## The length of rollouts\n\n{CARTPOLE}, {CASES[CARTPOLE].envs} envs a host, two "
-        "nodes.\n\n" + table(header, rows)
+        "nodes.\n\n" + columns(results["lengths"], lengths_of)
     )
-    rows = [
-        [
-            *(str(row["nodes"]), str(row["in_flight"])),
-            quartiles([run["rate"] for run in row["runs"]], 0),
-            quartiles([run["updates"] for run in row["runs"]], 1),
-            quartiles([run["lag"] for run in row["runs"]]),
-            percent([run["publishing"] for run in row["runs"]]),
-            percent([run["receiving"] for run in row["runs"]]),
-        ]
-        for row in results["learners"]
-    ]
-    header = ["nodes", "in flight", "steps/s", "updates/s", "lag, versions", "publishing, %"]
+
+    def runs(name: str, show: Callable[[list[float]], str]) -> Callable[[dict[str, Any]], str]:
+        return lambda row: show([run[name] for run in row["runs"]])
+
+    learning = {
+        "nodes": lambda row: row["nodes"],
+        "in flight": lambda row: row["in_flight"],
+        "steps/s": runs("rate", functools.partial(quartiles, digits=0)),
+        "updates/s": runs("updates", functools.partial(quartiles, digits=1)),
+        "lag, versions": runs("lag", quartiles),
+        "publishing, %": runs("publishing", percent),
+        "receiving, %": runs("receiving", percent),
+    }
     parts.append(
         f"## With a learner\n\n{CHEETAH}: `take()` of all hosts, {1e3 * LEARNS:.0f} ms of learning "
         f"on another device, and the policy changed, of {4 * PARAMETERS / 1e6:.0f} MB.\n\n"
-        + table([*header, "receiving, %"], rows)
+        + columns(results["learners"], learning)
     )
     return parts
 
 
 def cost_tables(found: dict[str, Any]) -> list[str]:
-    cpu = ["driver", "driver's raylet", "host", "host's raylet"]
+    def of_each(name: str, label: str) -> list[tuple[str, dict[str, Any]]]:
+        return [(label.format(one["mb"]), one) for one in found[name]]
 
-    def row(name: str, one: dict[str, Any]) -> list[str]:
-        return [name, f"{one['ms']:.2f}", *(f"{one['cpu'][part]:.2f}" for part in cpu)]
+    def number(name: str) -> Callable[[dict[str, Any]], str]:
+        return lambda one: f"{one[name]:.2f}"
 
-    rows = [row("a call that is waited for", found["synchronous"])]
+    def cpu(part: str) -> Callable[[tuple[str, dict[str, Any]]], str]:
+        return lambda row: f"{row[1]['cpu'][part]:.2f}"
+
     send = found["asynchronous"]["send"]
-    rows.append(row(f"one of many calls (sending it: {send:.2f})", found["asynchronous"]))
-    for name in ("result", "result, inline"):
-        how = name.partition("result")[2]
-        rows += [row(f"a result of {one['mb']:g} MB{how}", one) for one in found[name]]
-    rows += [row(f"copying {one['mb']:g} MB", one) for one in found["copy"]]
-    rows += [row(f"put, {one['mb']:g} MB", one) for one in found["put"]]
-    for hosts, name in ((1, "fetch"), (2, "fetch of two")):
-        label = f"weights of {{:g}} MB to {hosts} host{'s' * (hosts > 1)}"
-        rows += [row(label.format(one["mb"]), one) for one in found[name]]
+    rows = [
+        ("a call that is waited for", found["synchronous"]),
+        (f"one of many calls (sending it: {send:.2f})", found["asynchronous"]),
+        *of_each("result", "a result of {:g} MB"),
+        *of_each("result, inline", "a result of {:g} MB, inline"),
+        *of_each("copy", "copying {:g} MB"),
+        *of_each("put", "put, {:g} MB"),
+        *of_each("fetch", "weights of {:g} MB to 1 host"),
+        *of_each("fetch of two", "weights of {:g} MB to 2 hosts"),
+    ]
+    parts_of = ["driver", "driver's raylet", "host", "host's raylet"]
+    calls = {
+        "": lambda row: row[0],
+        "ms": lambda row: f"{row[1]['ms']:.2f}",
+        **{f"CPU: {part}": cpu(part) for part in parts_of},
+    }
     parts = [
         "## What Ray costs\n\nms of the driver's time, a median, and of the CPU time of processes: "
         "results come from another node. Weights: beyond the call that they are an argument of; "
-        "their CPU time holds two such calls and a put.\n\n"
-        + table(["", "ms", *(f"CPU: {part}" for part in cpu)], rows)
+        "their CPU time holds two such calls and a put.\n\n" + columns(rows, calls)
     ]
-    rows = [[str(one["refs"]), f"{1e3 * one['ms']:.0f}"] for one in found["wait"]]
-    parts.append("`ray.wait` for answers that are there:\n\n" + table(["answers", "us"], rows))
-    rows = [
-        [str(one["hosts"]), *(f"{one[name]:.2f}" for name in ("take", "take, cpu", "next, cpu"))]
-        for one in found["take"]
-    ]
+    waits = {"answers": lambda one: one["refs"], "us": lambda one: f"{1e3 * one['ms']:.0f}"}
+    there = columns(found["wait"], waits)
+    parts.append("`ray.wait` for answers that are there:\n\n" + there)
+    taking = {
+        "hosts": lambda one: one["hosts"],
+        "take, ms": number("take"),
+        "take, CPU ms": number("take, cpu"),
+        "next for all, CPU ms": number("next, cpu"),
+    }
     parts.append(
         "`take()` of what is there, one tiny rollout of each host; the same with `next()`, one "
-        "rollout a call. CPU time is of the driver's thread.\n\n"
-        + table(["hosts", "take, ms", "take, CPU ms", "next for all, CPU ms"], rows)
+        "rollout a call. CPU time is of the driver's thread.\n\n" + columns(found["take"], taking)
     )
-    rows = [
-        [str(one["hosts"]), f"{one['mb']:g}", f"{one['same']:.2f}", f"{one['changed']:.2f}"]
-        for one in found["publishing"]
-    ]
+    publishing = {
+        "hosts": lambda one: one["hosts"],
+        "policy, MB": lambda one: f"{one['mb']:g}",
+        "unchanged, ms": number("same"),
+        "changed, ms": number("changed"),
+    }
     parts.append(
         "What `take` spends on looking at the policy, and on publishing it if it has changed:\n\n"
-        + table(["hosts", "policy, MB", "unchanged, ms", "changed, ms"], rows)
+        + columns(found["publishing"], publishing)
     )
     parts.append(
         "A host that is killed has sent its next rollout after "
@@ -710,75 +547,59 @@ def peer_tables(results: dict[str, Any]) -> list[str]:
         if not rates:
             rows.append([name, found["troubles"][name], "-"])
             continue
-        each = [ours / plain for ours, plain in zip(rates, without, strict=False)]
-        rows.append([name, spread(rates, 0), spread(each)])
+        rows.append([name, spread(rates, 0), spread(ratios(rates, without))])
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     text = (
-        f"## Beside others\n\n{CHEETAH}, {host_peers.HOSTS} one-CPU nodes with {host_peers.ENVS} "
-        f"envs each, {host_peers.HORIZON} steps of each at once; a torch policy with two hidden "
-        f"layers, {host_peers.WIDTH} wide, that draws actions. Each has a cluster of its own, and "
+        f"## Beside others\n\n{CHEETAH}, {programs.HOSTS} one-CPU nodes with {programs.ENVS} "
+        f"envs each, {programs.HORIZON} steps of each at once; a torch policy with two hidden "
+        f"layers, {programs.WIDTH} wide, that draws actions. Each has a cluster of its own, and "
         "runs in turn with the others. *Without Ray*: two samplers of ours side by side. Median "
         f"[least, most]. {versions}.\n\n"
     )
     return [text + table(["", "steps/s", "of without Ray"], rows)]
 
 
-def tables(results: dict[str, Any]) -> str:
-    parts = [heading("Hosts on Ray", results["machine"])]
-    parts.append(
+def report(results: dict[str, Any]) -> list[str]:
+    quiet = (
         f"In {results['disturbed']:.0%} of the slices other programs used more than "
         f"{QUIET.limit:g} CPUs.\n"
     )
-    parts += throughput_tables(results)
-    parts += cost_tables(results["costs"])
-    parts += peer_tables(results) if results["peers"] else []
-    return "\n".join(parts)
+    parts = [quiet, *throughput_tables(results), *cost_tables(results["costs"])]
+    return parts + (peer_tables(results) if results["peers"] else [])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=2.5)
-    parser.add_argument("--rounds", type=int, default=3, help="of peers; 0 leaves them out")
-    parser.add_argument(
-        "--patience", type=float, default=1800, help="seconds to wait for other programs, in all"
-    )
-    parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
-    parser.add_argument("--quick", action="store_true", help="see that it works, measure nothing")
-    parser.add_argument("--name", default="hosts", help="of the files of results")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.child:
-        answer(functools.partial(child, *options.child))
-        return
-    n, seconds, rounds = options.repetitions, options.seconds, options.rounds
-    kinds, horizons, nodes = COMPARED, HORIZONS, options.nodes
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    n, seconds, nodes = options.repetitions, options.seconds, options.nodes
+    kinds, horizons = COMPARED, HORIZONS
     if options.quick:
-        n, seconds, rounds = 2, 0.5, min(1, rounds)
-        kinds, horizons, nodes = [COMPARED[1], COMPARED[-1]], HORIZONS[1:2], nodes[:1]
-    # Clusters and samplers end with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    QUIET.patience = 0.0 if options.quick else options.patience
-    results: dict[str, Any] = {"machine": machine(), "in_memory": True}
+        kinds, horizons = [COMPARED[1], COMPARED[-1]], HORIZONS[1:2]
+    QUIET.patience = options.patience
+    results: dict[str, Any] = {"in_memory": True}
     names = ("ray", "gymnasium", "torch", "torchrl")
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         results["versions"] = {name: importlib.metadata.version(name) for name in names}
-    with stolen_share(results["machine"]):
-        say("costs")
-        results["costs"] = costs(seconds, quick=options.quick)
-        say("compared")
-        results["compared"] = compared(kinds, n, seconds, nodes)
-        say("lengths")
-        results["lengths"] = lengths(horizons, n, seconds)
-        say("learners")
-        results["learners"] = learners(n, seconds, nodes)
-        say("peers")
-        results["peers"] = peers(rounds, 2 * seconds) if rounds else {}
-    results["disturbed"] = QUIET.disturbed / QUIET.slices
-    text = tables(results)
-    publish(options, options.name, results, text)
+    parts = {
+        "costs": lambda: costs(seconds, quick=options.quick),
+        "compared": lambda: compared(kinds, n, seconds, nodes),
+        "lengths": lambda: lengths(horizons, n, seconds),
+        "learners": lambda: learners(n, seconds, nodes),
+        "peers": lambda: peers(options.rounds, 2 * seconds) if options.rounds else {},
+    }
+    for name, part in parts.items():
+        say(name)
+        results[name] = part()
+    return results | {"disturbed": QUIET.disturbed / QUIET.slices}
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("Hosts on Ray", measure, report),
+        file="{name}",
+        quick={"repetitions": 2, "seconds": 0.5, "rounds": 1, "patience": 0.0, "nodes": NODES[:1]},
+        repetitions=9,
+        seconds=2.5,
+        rounds=3,  # of peers; 0 leaves them out
+        patience=1800.0,  # seconds to wait for other programs, in all
+        nodes=NODES,
+        name="hosts",  # of the files of results
+    )

@@ -9,23 +9,26 @@ worker at a time and sends them on at once. One worker gets SIGKILL in the middl
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import logging
 import os
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from running import heading, machine, publish, stolen_share
+from running import study
 
 import pysampler
+
+if TYPE_CHECKING:
+    import argparse
 
 WORKERS, EACH, STEP = 3, 2, 0.004  # s
 BEFORE, AFTER = 0.04, 0.08  # s around the kill
@@ -125,35 +128,27 @@ def record(folder: Path) -> dict[str, Any]:
     }
 
 
-def report(results: dict[str, Any]) -> str:
+def measure(_: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return {"run": record(Path(folder))}
+
+
+def report(results: dict[str, Any]) -> list[str]:
     run = results["run"]
     lost = set(range(EACH, 2 * EACH))
     seen = next(row["at"] for row in run["received"] if set(row["restarted"]) & lost)
     others = [row["at"] for row in run["received"] if not set(row["envs"]) & lost]
     longest = max(b - a for a, b in itertools.pairwise(others))
     said, text = run["log"][0]
-    return heading("A worker is killed", results["machine"]) + (
-        f"\nThree workers with {EACH} envs each, whose steps take {STEP * 1e3:.0f} ms; the second "
-        "is killed in a step. In ms from the kill:\n\n"
-        f"- {said * 1e3:.1f}: the program has noticed, and logs: {text}\n"
-        f"- {seen * 1e3:.1f}: it receives the envs of the worker again, truncated and begun anew "
-        "in another process\n\n"
-        f"The envs of the other workers came back at most {longest * 1e3:.1f} ms apart meanwhile.\n"
+    about = (
+        f"Three workers with {EACH} envs each, whose steps take {STEP * 1e3:.0f} ms; the second is "
+        f"killed in a step. In ms from the kill:\n\n- {said * 1e3:.1f}: the program has noticed, "
+        f"and logs: {text}\n- {seen * 1e3:.1f}: it receives the envs of the worker again, "
+        "truncated and begun anew in another process\n\nThe envs of the other workers came back at "
+        f"most {longest * 1e3:.1f} ms apart meanwhile.\n"
     )
-
-
-def main() -> None:
-    import tempfile
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine()}
-    with stolen_share(results["machine"]), tempfile.TemporaryDirectory() as folder:
-        results["run"] = record(Path(folder))
-    text = report(results)
-    publish(options, "loss", results, text)
+    return [about]
 
 
 if __name__ == "__main__":
-    main()
+    study("A worker is killed", measure, report)

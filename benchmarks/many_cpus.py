@@ -9,7 +9,6 @@ contenders take turns with the ideal, as in vector.py.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,13 +20,13 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from envs import CASES
-from running import Contender, heading, machine, publish, quartiles, say, stolen_share, table, write
-from vector import take_turns
+from running import Contender, machine, quartiles, say, study, table, write
+from vector import PROGRAM, ROUND, nothing, take_turns
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
-HERE = Path(__file__).parent
 DIVISIONS = [
     *("pysampler", "a worker less", 'pysampler, main_envs="auto"', "a worker less, pinned"),
     *("pysampler, pinned", 'pysampler, wait="park"'),
@@ -77,15 +76,9 @@ def measure_case(
     workers = max(w for w in range(1, workers + 1) if envs % w == 0)
 
     def started(name: str) -> Contender:
-        return Contender(HERE / "contenders.py", name, KINDS[kind], seconds, workers, envs)
+        return Contender(PROGRAM, name, KINDS[kind], seconds, workers, envs)
 
-    found: dict[str, Any] = {
-        "rates": {},
-        "fractions": {},
-        "of_barrier": {},
-        "ideal": [],
-        "barrier": [],
-    }
+    found = nothing()
     with ThreadPoolExecutor() as pool:
         running = dict(zip(names, pool.map(started, names), strict=True))
     ideal = started("ideal")
@@ -112,12 +105,9 @@ def measure_lanes(
     def one(case: tuple[str, int]) -> Any:
         cpus = free.get()
         try:
-            arguments = [*case, ";".join(contenders_of(*case, peers=peers))]
+            what = [*case, contenders_of(*case, peers=peers), options.slices, options.seconds]
             done = subprocess.run(
-                [
-                    *(sys.executable, __file__, "--one", *map(str, arguments)),
-                    *("--slices", str(options.slices), "--seconds", str(options.seconds)),
-                ],
+                [sys.executable, __file__, "one", *map(str, what)],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -137,11 +127,10 @@ def measure_lanes(
                 yield {"env": kind, "envs": envs, "cpus": size, **row}
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     rows = results["rows"]
     names = list(dict.fromkeys(name for row in rows for name in row["fractions"]))
     parts = [
-        heading("Many CPUs", results["machine"]),
         (
             "As many workers as CPUs (or as divide the envs evenly), or one fewer. Smaller numbers "
             "of CPUs are lanes of the same machine, measured side by side. Median [quartiles] of "
@@ -169,16 +158,15 @@ def tables(results: dict[str, Any]) -> str:
                 ],
             )
         )
-    keys = ["send", "wake", "step", "slowest", "notice", "read"]
     parts.append("## Where a round of `pysampler` goes, us\n")
     parts.append(
         table(
-            ["CPUs", "env, envs", *keys, "alone"],
+            ["CPUs", "env, envs", *ROUND, "alone"],
             [
                 [
                     str(row["cpus"]),
                     f"{row['env']}, {row['envs']}",
-                    *(f"{row['where'][key]:.1f}" for key in keys),
+                    *(f"{row['where'][key]:.1f}" for key in ROUND),
                     f"{row['envs'] / statistics.median(row['ideal']) * 1e6:.1f}",
                 ]
                 for row in rows
@@ -186,46 +174,33 @@ def tables(results: dict[str, Any]) -> str:
             ],
         )
     )
-    return "\n".join(parts)
+    return parts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cpus", type=int, nargs="*", help="by default all, 8 and 4")
-    parser.add_argument("--envs", type=int, nargs="*", default=ENVS)
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS))
-    parser.add_argument("--slices", type=int, default=8, help="of each contender")
-    parser.add_argument("--seconds", type=float, default=0.2, help="of a slice")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.one:
-        kind, envs, names = options.one
-        print(
-            json.dumps(
-                measure_case(kind, int(envs), names.split(";"), options.slices, options.seconds)
-            )
-        )
-        return
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     everything = len(os.sched_getaffinity(0))
     sizes = options.cpus or sorted({everything, *(n for n in (4, 8) if n < everything)})[::-1]
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "slice_seconds": options.seconds,
-        "rows": [],
-    }
+    rows: list[dict[str, Any]] = []
+    results = {"slice_seconds": options.seconds, "rows": rows}
     cases = [(kind, envs) for kind in options.kinds for envs in options.envs]
     cases = [case for case in cases if case != ("exponential, mean 100 us", 1024)]
-    with stolen_share(results["machine"]):
-        for size in sizes:
-            for row in measure_lanes(cases, size, options, peers=size == everything):
-                results["rows"].append(row)
-                if options.out:  # a run that is stopped leaves what it has measured
-                    text = tables({**results, "machine": {"stolen": 0.0, **results["machine"]}})
-                    write(options.out, "many-cpus", results, text)
-    text = tables(results)
-    publish(options, "many-cpus", results, text)
+    for size in sizes:
+        for row in measure_lanes(cases, size, options, peers=size == everything):
+            rows.append(row)
+            if options.out:  # a run that is stopped leaves what it has measured
+                so_far = {"machine": machine(), **results}
+                write(options.out, "many-cpus", so_far, "\n".join(report(so_far)))
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("Many CPUs", measure, report),
+        figures={"one": measure_case},
+        choices={"kinds": KINDS},
+        cpus=[int],
+        envs=ENVS,
+        kinds=list(KINDS),
+        slices=8,
+        seconds=0.2,
+    )

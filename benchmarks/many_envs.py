@@ -8,7 +8,6 @@ park, so that the CPU time of the parent is work, and none of it waiting.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -20,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 from cliffs import Env
-from running import heading, in_interpreter, machine, say, spread, stolen_share, table, write
+from running import in_interpreter, say, spread, study, table
 
 import pysampler
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable
 
 SECONDS = 0.5  # of steps for one figure
@@ -105,28 +105,26 @@ def proportional_size(pids: Iterable[int]) -> float:
     return sum(int(x.split()[1]) for lines in rolled for x in lines if x.startswith("Pss:")) / 1e3
 
 
-CHILDREN = {"step": step, "start": start, "memory": memory}
-
-
-def measure(repetitions: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     cells: dict[str, list[tuple[Any, ...]]] = {
         "step": [*STEPS],
-        "start": [(*case, "pysampler") for case in STARTS]
-        + [(*STARTS[i], ASYNC) for i in range(3)]
-        + [("CartPole-v1", 256, 256, ASYNC)],
+        "start": [
+            *((*case, "pysampler") for case in STARTS),
+            *((*case, ASYNC) for case in [*STARTS[:3], ("CartPole-v1", 256, 256)]),
+        ],
         "memory": [(1024, 0), (8192, 0), (1024, 2), (8192, 2), (64, 2), (64, 64)],
     }
     taken: dict[str, dict[str, list[Any]]] = {name: {} for name in cells}
-    for repetition in range(repetitions):
+    for repetition in range(options.repetitions):
         for name, of_name in cells.items():
             for cell in of_name:
-                say(f"{repetition + 1}/{repetitions}: {name} {cell}")
-                figure = in_interpreter(__file__, "--child", json.dumps([name, *cell]))
+                say(f"{repetition + 1}/{options.repetitions}: {name} {cell}")
+                figure = in_interpreter(__file__, name, *cell)
                 taken[name].setdefault(json.dumps(cell), []).append(figure)
-    return taken
+    return {"taken": taken}
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     taken = results["taken"]
     rows = []
     for key, values in taken["step"].items():
@@ -137,16 +135,12 @@ def tables(results: dict[str, Any]) -> str:
         numbers = [spread(column, 1) for column in (both, user, system, each)]
         rows.append([f"{envs:,}", str(workers), *numbers])
     header = ["envs", "workers", "us a step", "of this user", "system", "ns an env step"]
-    parts = [
-        heading("Many envs, many workers", results["machine"]),
-        "Median [least, most] of interpreters in turn.\n",
-        (
-            "## The parent's part of a step\n\nIts CPU time, with envs that do next to nothing and "
-            "workers that park. Of many workers that sleep it wakes four, which wake the others.\n"
-        ),
-        table(header, rows),
-        "## Starting, and the first reset, s\n",
-    ]
+    parts = ["Median [least, most] of interpreters in turn.\n"]
+    parts.append(
+        "## The parent's part of a step\n\nIts CPU time, with envs that do next to nothing and "
+        "workers that park. Of many workers that sleep it wakes four, which wake the others.\n"
+    )
+    parts += [table(header, rows), "## Starting, and the first reset, s\n"]
     rows = []
     for key, values in taken["start"].items():
         env, envs, workers, kind = json.loads(key)
@@ -162,41 +156,15 @@ def tables(results: dict[str, Any]) -> str:
         return spread([1e3 * (a - b) / per for a, b in pairs], 1)
 
     own, ours = (growth((8192, w), (1024, w), 8192 - 1024) for w in (0, 2))
-    parts.append(
-        "## Memory\n\nProportional set sizes of the parent and its workers, as growth from fewer "
-        "to more.\n"
-    )
-    parts.append(
-        table(
-            ["", "KB"],
-            [
-                ["a CartPole-v1 in a list", own],
-                ["a CartPole-v1 in a vector env, with its rows and counters", ours],
-                ["a worker, with an env", growth((64, 64), (64, 2), 62)],
-            ],
-        )
-    )
-    return "\n".join(parts)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.child:
-        name, *arguments = json.loads(options.child)
-        print(json.dumps(CHILDREN[name](*arguments)))
-        return
-    results: dict[str, Any] = {"machine": machine()}
-    with stolen_share(results["machine"]):
-        results["taken"] = measure(options.repetitions)
-    text = tables(results)
-    print(text)
-    if options.out is not None:
-        write(options.out, "many-envs", results, text)
+    rows = [
+        ["a CartPole-v1 in a list", own],
+        ["a CartPole-v1 in a vector env, with its rows and counters", ours],
+        ["a worker, with an env", growth((64, 64), (64, 2), 62)],
+    ]
+    about = "Proportional set sizes of the parent and its workers, as growth from fewer to more."
+    return [*parts, f"## Memory\n\n{about}\n", table(["", "KB"], rows)]
 
 
 if __name__ == "__main__":
-    main()
+    figures = {"step": step, "start": start, "memory": memory}
+    study("Many envs, many workers", measure, report, figures=figures, repetitions=3)

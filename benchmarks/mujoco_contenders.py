@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import multiprocessing
 import sys
 import time
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium as gym
 import numpy as np
-from running import answer
+from running import answer, forked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -196,13 +195,9 @@ class Model:
 
 
 def start(case: Case, recording: Recording) -> list[Any]:
-    context = multiprocessing.get_context("fork")
     pipes = []
     for places in np.array_split(np.arange(case.envs), case.workers):
-        ours, theirs = context.Pipe()
-        arguments = case, recording, slice(places[0], places[-1] + 1), theirs
-        context.Process(target=simulate, args=arguments, daemon=True).start()
-        pipes.append(ours)
+        pipes += forked(1, simulate, case, recording, slice(places[0], places[-1] + 1))
     return pipes
 
 

@@ -10,33 +10,20 @@ mujoco.py: programs beside it would import it in the place of the library.)
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import running
 from mujoco_contenders import LEAST, Case
-from running import (
-    Contender,
-    drop_those_in_trouble,
-    heading,
-    machine,
-    options_of,
-    publish,
-    quartiles,
-    say,
-    stolen_share,
-    table,
-)
+from running import SLICES, drop_those_in_trouble, quartiles, say, started, study, table, turns
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
-running.LIMIT = 300.0  # thousands of envs take their time to be made
-
-HERE = Path(__file__).parent
+LIMIT = 300.0  # seconds: thousands of envs take their time to be made
+PROGRAM = Path(__file__).parent / "mujoco_contenders.py"
 CHEETAH = "HalfCheetah-v5"
 ENVS = [
     *("Ant-v5", CHEETAH, "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5"),
@@ -65,56 +52,45 @@ def contenders_of(case: Case) -> list[str]:
     return names
 
 
-def contender(name: str, case: Case) -> Contender:
-    return Contender(HERE / "mujoco_contenders.py", name, case.env, case.envs, case.workers)
-
-
-def measure(case: Case, repetitions: int, seconds: float) -> dict[str, Any]:
-    running: dict[str, Contender] = {}
-    try:
-        for name in contenders_of(case):
-            running[name] = contender(name, case)
+def measured(case: Case, repetitions: int, seconds: float) -> dict[str, Any]:
+    names = contenders_of(case)
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    barrier: list[float] = []
+    with started(PROGRAM, arguments_of(case, names), LIMIT) as running:
         plan = running[PHYSICS].measure(seconds=seconds, slices=repetitions)
-        rates: dict[str, list[float]] = {name: [] for name in running}
-        barrier: list[float] = []
-        for repetition in range(repetitions if plan else 0):
-            for name in list(rates)[:: -1 if repetition % 2 else 1]:
-                rounds = max(LEAST, round(plan["rounds"] * PARTS.get(name, 1)))
-                if (said := running[name].measure(rounds=rounds)) is not None:
-                    rates[name].append(said["rate"])
-                    if name == PHYSICS:
-                        barrier.append(said["barrier"])
-            say(f"  {repetition + 1}/{repetitions}", end="\r")
+        for name, one in turns(running, repetitions if plan else 0):
+            rounds = max(LEAST, round(plan["rounds"] * PARTS.get(name, 1)))
+            if (said := one.measure(rounds=rounds)) is not None:
+                rates[name].append(said["rate"])
+                if name == PHYSICS:
+                    barrier.append(said["barrier"])
         same = running[PHYSICS].measure(check=True)
         versions = running[POOL].measure(versions=True) if POOL in running else None
-    finally:
-        for one in running.values():
-            one.end()
     drop_those_in_trouble(running, rates)
-    rates[BARRIER] = barrier
     return {
         "env": case.env,
         "envs": case.envs,
-        "rates": rates,
+        "rates": {**rates, BARRIER: barrier},
         "rounds": plan and plan["rounds"],
         "same": same and same["same"],
         "versions": versions or {},
     }
 
 
-def measure_memory(count: int, workers: int, repetitions: int) -> list[dict[str, float]]:
-    measured = []
+def arguments_of(case: Case, names: list[str]) -> dict[str, tuple[Any, ...]]:
+    return {name: (name, case.env, case.envs, case.workers) for name in names}
+
+
+def measured_memory(case: Case, repetitions: int) -> list[dict[str, float]]:
+    found = []
     for _ in range(repetitions):
-        one = contender("memory", Case(CHEETAH, count, workers))
-        try:
-            said = one.measure()
-        finally:
-            one.end()
-        if said is None:
-            say(f"  memory is not measured: {one.trouble}")
-        else:
-            measured.append(said)
-    return measured
+        with started(PROGRAM, arguments_of(case, ["memory"]), LIMIT) as running:
+            one = running["memory"]
+            if (said := one.measure()) is None:
+                say(f"  memory is not measured: {one.trouble}")
+            else:
+                found.append(said)
+    return found
 
 
 # -- what it says ----------------------------------------------------------------------------------
@@ -170,12 +146,11 @@ def targets(results: dict[str, Any]) -> str:
     return table(["", "target", "measured (the least)", ""], rows)
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     differing = [f"{c['env']}, {c['envs']:,}" for c in results["cases"] if not c["same"]]
     exceptions = f", **but not of** {'; '.join(differing)}" if differing else ""
     parts = [
-        heading("MuJoCo envs that are simulated together", results["machine"]),
         (
             f"{versions}. {results['workers']} workers, processes of bare physics and threads of "
             "EnvPool. Random actions. Each column after the second is how many times as fast "
@@ -204,40 +179,38 @@ def tables(results: dict[str, Any]) -> str:
             f"program, and reset in {reset:.2f} s. The program and its workers, with all that "
             f"they have imported, use {size:,.0f} MB (proportional set size).\n"
         )
-    parts.append("## Targets\n\n" + targets(results))
-    return "\n".join(parts)
+    return [*parts, "## Targets\n\n" + targets(results)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--envs", nargs="+", default=ENVS, choices=ENVS, metavar="ID")
-    parser.add_argument("--counts", nargs="+", type=int, help="of each env; by default several")
-    options = options_of(parser, 0.2)
-    if options.quick:
-        options.envs, options.counts = options.envs[1:3] or options.envs, [8]
-        options.repetitions, options.seconds = 2, 0.02
-    results: dict[str, Any] = {
-        "machine": machine(),
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    versions = {name: importlib.metadata.version(name) for name in ("mujoco", "gymnasium")}
+    cases = []
+    for env in options.envs:
+        for count in options.counts or (CHEETAHS if env == CHEETAH else COUNTS):
+            say(f"{env}, {count}")
+            repetitions = min(options.repetitions, 15 if count <= 1024 else 7)
+            case = Case(env, count, options.workers)
+            cases.append(measured(case, repetitions, options.seconds))
+            versions |= cases[-1].pop("versions")
+    count = 64 if options.quick else MANY
+    wanted = CHEETAH in options.envs and (options.quick or MANY in (options.counts or CHEETAHS))
+    say("memory")
+    memory = measured_memory(Case(CHEETAH, count, options.workers), 3) if wanted else []
+    return {
         "workers": options.workers,
-        "versions": {name: importlib.metadata.version(name) for name in ("mujoco", "gymnasium")},
-        "cases": [],
+        "versions": versions,
+        "cases": cases,
+        "memory": {"envs": count, "measured": memory},
     }
-    with stolen_share(results["machine"]):
-        for env in options.envs:
-            for count in options.counts or (CHEETAHS if env == CHEETAH else COUNTS):
-                say(f"{env}, {count}")
-                repetitions = min(options.repetitions, 15 if count <= 1024 else 7)
-                case = Case(env, count, options.workers)
-                results["cases"].append(measure(case, repetitions, options.seconds))
-                results["versions"].update(results["cases"][-1].pop("versions"))
-        count = 64 if options.quick else MANY
-        wanted = CHEETAH in options.envs and (options.quick or MANY in (options.counts or CHEETAHS))
-        say("memory")
-        measured = measure_memory(count, options.workers, 3) if wanted else []
-        results["memory"] = {"envs": count, "measured": measured}
-    text = tables(results)
-    publish(options, "mujoco", results, text)
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("MuJoCo envs that are simulated together", measure, report),
+        file="mujoco",
+        quick={"envs": ENVS[1:3], "counts": [8], "repetitions": 2, "seconds": 0.02},
+        choices={"envs": ENVS},
+        envs=ENVS,
+        counts=[int],
+        **SLICES | {"seconds": 0.2},
+    )

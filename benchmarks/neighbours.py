@@ -9,7 +9,6 @@ actions. "Usual slices" is pysampler with the scheduler's default for all its th
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import os
@@ -22,23 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from running import (
-    answer,
-    heading,
-    machine,
-    multiples,
-    options_of,
-    publish,
-    rate_of_steps,
-    rates_in_turn,
-    say,
-    stolen_share,
-    table,
-)
+from running import SLICES, multiples, rate_of_steps, rates_in_turn, say, study, table
 
 import pysampler
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
 USUAL, OURS, THREADS, ASYNC, SYNC = NAMES = (
@@ -97,49 +85,41 @@ def neighbours(count: int) -> Iterator[None]:
             one.wait()
 
 
-def tables(results: dict[str, Any]) -> str:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, dict[int, Any]] = {}
+    for case in options.cases:
+        found[case] = {}
+        for count in options.beside:
+            say(f"{case} beside {count}")
+            with neighbours(count):
+                rates = rates_in_turn(__file__, NAMES, (case, options.workers), options)
+            found[case][count] = rates
+    return {"workers": options.workers, "cases": found}
+
+
+def report(results: dict[str, Any]) -> list[str]:
     rows = []
     for case, beside in results["cases"].items():
         for count, rates in beside.items():
             base = rates[USUAL]
             row = [case, count, f"{statistics.median(base):,.0f}"]
-            row += [multiples(rates[name], base) for name in NAMES[1:]]
-            rows.append(row)
-    return "\n".join(
-        [
-            heading("Beside busy programs", results["machine"]),
-            (
-                f"{results['workers']} workers, SAME_STEP. Multiples of pysampler with usual "
-                "slices, medians [quartiles] of repetitions in turn.\n"
-            ),
-            table(["envs", "busy programs", f"{USUAL}, steps/s", *NAMES[1:]], rows),
-        ]
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--beside", nargs="+", type=int, default=[0, 2, 8])
-    options = options_of(parser, 0.7, repetitions=9)
-    if options.quick:
-        options.cases, options.beside = ["CartPole x 8"], [2]
-        options.repetitions, options.seconds = 2, 0.05
-    results: dict[str, Any] = {"machine": machine(), "workers": options.workers, "cases": {}}
-    with stolen_share(results["machine"]):
-        for case in options.cases:
-            results["cases"][case] = {}
-            for count in options.beside:
-                say(f"{case} beside {count}")
-                with neighbours(count):
-                    rates = rates_in_turn(__file__, list(NAMES), (case, options.workers), options)
-                results["cases"][case][str(count)] = rates
-    text = tables(results)
-    publish(options, "neighbours", results, text)
+            rows.append(row + [multiples(rates[name], base) for name in NAMES[1:]])
+    return [
+        (
+            f"{results['workers']} workers, SAME_STEP. Multiples of pysampler with usual "
+            "slices, medians [quartiles] of repetitions in turn.\n"
+        ),
+        table(["envs", "busy programs", f"{USUAL}, steps/s", *NAMES[1:]], rows),
+    ]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and not sys.argv[1].startswith("--"):
-        answer(lambda: contender(sys.argv[1], sys.argv[2], int(sys.argv[3])))
-    else:
-        main()
+    study(
+        *("Beside busy programs", measure, report),
+        contender=contender,
+        quick={"cases": ["CartPole x 8"], "beside": [2], "repetitions": 2, "seconds": 0.05},
+        choices={"cases": CASES},
+        cases=list(CASES),
+        beside=[0, 2, 8],
+        **SLICES | {"seconds": 0.7, "repetitions": 9},
+    )

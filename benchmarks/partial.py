@@ -12,30 +12,21 @@ Each contender is a process of its own, measured in turn; one that hangs is repo
 
 from __future__ import annotations
 
-import argparse
 import functools
+import itertools
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from envs import Busy, Skewed
-from running import (
-    Contender,
-    answer,
-    heading,
-    machine,
-    say,
-    spread,
-    stolen_share,
-    table,
-    write,
-)
+from running import Contender, pyplot, repeated, say, spread, started, study, table, turns
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
+    from pathlib import Path
 
 ENVS, WORKERS = 16, 2
 LEAST = [1, 2, 4, 8, 12, 16]
@@ -92,30 +83,26 @@ def pysampler(setup: str) -> Callable[[Cell, float], dict[str, Any]]:
     def measure(cell: Cell, seconds: float) -> dict[str, Any]:
         if cell.get("deadline"):
             return deadlines(envs, actions, cell["deadline"])
-        policy, steps = cell["policy"], 0
-        elsewhere = cell.get("elsewhere", False)
-        begun = time.perf_counter()
-        end = begun + seconds
-        if cell["least"] == "step":
-            while time.perf_counter() < end:
-                think(policy, elsewhere=elsewhere)
-                envs.step(actions)
-                steps += envs.num_envs
-            return {"rate": steps / (time.perf_counter() - begun)}
-        envs.send(actions)
-        calls = 0
-        while time.perf_counter() < end:
-            infos = envs.recv(cell["least"], cell.get("most"), cell["timeout"])[4]
-            ids = infos["env_id"]
-            calls += 1
-            if len(ids) == 0:
-                continue
+        policy, elsewhere = cell["policy"], cell.get("elsewhere", False)
+
+        def step() -> int:
             think(policy, elsewhere=elsewhere)
-            steps += len(ids)
-            envs.send(actions[ids], ids)
-        elapsed = time.perf_counter() - begun
+            envs.step(actions)
+            return int(envs.num_envs)
+
+        def receive(cell: Cell) -> int:
+            ids = envs.recv(cell["least"], cell.get("most"), cell["timeout"])[4]["env_id"]
+            if len(ids) > 0:
+                think(policy, elsewhere=elsewhere)
+                envs.send(actions[ids], ids)
+            return len(ids)
+
+        if cell["least"] == "step":
+            return repeated(step)({"seconds": seconds})
+        envs.send(actions)
+        found = receiving(receive)(cell, seconds)
         envs.recv()
-        return {"rate": steps / elapsed, "batch": steps / max(calls, 1)}
+        return found
 
     return measure
 
@@ -137,24 +124,38 @@ def deadlines(envs: Any, actions: Any, timeout: float) -> dict[str, Any]:
     return {"p50": float(np.median(late)), "p99": float(np.quantile(late, 0.99)), "n": len(late)}
 
 
+def receiving(batch: Callable[[Cell], int]) -> Callable[[Cell, float], dict[str, Any]]:
+    """Return a function that receives batches for some seconds; ``batch`` returns their sizes."""
+
+    def measure(cell: Cell, seconds: float) -> dict[str, Any]:
+        calls = itertools.count()
+
+        def counted() -> int:
+            next(calls)
+            return batch(cell)
+
+        found = repeated(counted)({"seconds": seconds})
+        return {"rate": found["rate"], "batch": found["steps"] / max(next(calls), 1)}
+
+    return measure
+
+
 def tianshou(setup: str, least: int) -> Callable[[Cell, float], dict[str, Any]]:
     from tianshou.env import ShmemVectorEnv
 
     envs = ShmemVectorEnv(makers(slow=setup == "straggler"), wait_num=least)
     envs.reset()
 
-    def measure(cell: Cell, seconds: float) -> dict[str, Any]:
-        steps, calls, ids = 0, 0, np.array(envs.ready_id)
-        begun = time.perf_counter()
-        while time.perf_counter() < begun + seconds:
-            think(cell["policy"])
-            *_, infos = envs.step(np.zeros(len(ids), int), ids)
-            ids = np.array([info["env_id"] for info in infos])
-            steps += len(ids)
-            calls += 1
-        return {"rate": steps / (time.perf_counter() - begun), "batch": steps / max(calls, 1)}
+    ids = np.array(envs.ready_id)
 
-    return measure
+    def batch(cell: Cell) -> int:
+        nonlocal ids
+        think(cell["policy"])
+        *_, infos = envs.step(np.zeros(len(ids), int), ids)
+        ids = np.array([info["env_id"] for info in infos])
+        return len(ids)
+
+    return receiving(batch)
 
 
 def torchrl(setup: str, least: int) -> Callable[[Cell, float], dict[str, Any]]:
@@ -163,6 +164,7 @@ def torchrl(setup: str, least: int) -> Callable[[Cell, float], dict[str, Any]]:
     warnings.simplefilter("ignore")
     import torch
     from torchrl.envs import AsyncEnvPool, GymWrapper
+    from torchrl.envs.utils import step_mdp
 
     torch.set_num_threads(1)
     if setup == "skewed":
@@ -178,22 +180,15 @@ def torchrl(setup: str, least: int) -> Callable[[Cell, float], dict[str, Any]]:
     tensors = pool.reset()
     pool.async_step_send(pool.rand_action(tensors))
 
-    def measure(cell: Cell, seconds: float) -> dict[str, Any]:
-        from torchrl.envs.utils import step_mdp
+    def batch(cell: Cell) -> int:
+        got = pool.async_step_recv(min_get=least, timeout=cell["timeout"])
+        think(cell["policy"])
+        after = step_mdp(got, keep_other=True)
+        after["action"] = got["action"]
+        pool.async_step_send(after)
+        return int(got.numel())
 
-        steps = calls = 0
-        begun = time.perf_counter()
-        while time.perf_counter() < begun + seconds:
-            got = pool.async_step_recv(min_get=least, timeout=cell["timeout"])
-            think(cell["policy"])
-            steps += got.numel()
-            calls += 1
-            after = step_mdp(got, keep_other=True)
-            after["action"] = got["action"]
-            pool.async_step_send(after)
-        return {"rate": steps / (time.perf_counter() - begun), "batch": steps / max(calls, 1)}
-
-    return measure
+    return receiving(batch)
 
 
 def _wrapped(fn: Callable[[], Any], wrapper: Any) -> Any:
@@ -210,18 +205,13 @@ def envpool(setup: str, least: int) -> Callable[[Cell, float], dict[str, Any]]:
     envs.async_reset()
     actions = np.stack([envs.action_space.sample() for _ in range(ENVS)])
 
-    def measure(cell: Cell, seconds: float) -> dict[str, Any]:
-        steps = 0
-        begun = time.perf_counter()
-        while time.perf_counter() < begun + seconds:
-            infos = envs.recv()[-1]
-            think(cell["policy"])
-            ids = infos["env_id"]
-            steps += len(ids)
-            envs.send(actions[ids], ids)
-        return {"rate": steps / (time.perf_counter() - begun), "batch": float(least)}
+    def batch(cell: Cell) -> int:
+        ids = envs.recv()[-1]["env_id"]
+        think(cell["policy"])
+        envs.send(actions[ids], ids)
+        return len(ids)
 
-    return measure
+    return receiving(batch)
 
 
 PEERS: dict[str, Callable[..., Any]] = {
@@ -231,98 +221,77 @@ PEERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def child(name: str, setup: str, least: str) -> None:
-    def make() -> Callable[[Cell], dict[str, Any]]:
-        measure = pysampler(setup) if name == "pysampler" else PEERS[name](setup, int(least))
-        return lambda cell: measure(cell, cell["seconds"])
-
-    answer(make)
+def contender(name: str, setup: str, least: int = 0) -> Callable[[Cell], dict[str, Any]]:
+    measure = pysampler(setup) if name == "pysampler" else PEERS[name](setup, least)
+    return lambda cell: measure(cell, cell["seconds"])
 
 
 # -- in the process that measures ------------------------------------------------------------------
 
 
-def contender(name: str, setup: str, least: int = 0) -> Contender:
-    return Contender(__file__, "--child", name, setup, least)
-
-
 def grid(setup: str, repetitions: int, seconds: float) -> dict[str, Any]:
     """Measure each cell next to step(), several times; return medians of ratios."""
-    ours = contender("pysampler", setup)
     cells: dict[str, list[float]] = {}
     steps: dict[int, list[float]] = {policy: [] for policy in POLICIES}
-    for repetition in range(repetitions):
-        for policy in POLICIES:
-            for least in LEAST:
-                for timeout in TIMEOUTS:
-                    if least == ENVS and timeout is None:
-                        continue
-                    cell = {"policy": policy, "seconds": seconds}
-                    barrier = ours.measure(least="step", timeout=None, **cell)
-                    partial = ours.measure(least=least, timeout=timeout, **cell)
-                    assert barrier is not None, ours.trouble
-                    assert partial is not None, ours.trouble
-                    steps[policy].append(barrier["rate"])
-                    key = json.dumps([policy, least, timeout])
-                    cells.setdefault(key, []).append(partial["rate"] / barrier["rate"])
-        say(f"  {repetition + 1}/{repetitions}", end="\r")
-    ours.end()
+    asked = [
+        one
+        for one in itertools.product(POLICIES, LEAST, TIMEOUTS)
+        if one[1:] != (ENVS, None)  # which is step()
+    ]
+    with Contender(__file__, "pysampler", setup) as ours:
+        for repetition in range(repetitions):
+            for policy, least, timeout in asked:
+                cell = {"policy": policy, "seconds": seconds}
+                barrier = ours.ask(least="step", timeout=None, **cell)["rate"]
+                partial = ours.ask(least=least, timeout=timeout, **cell)["rate"]
+                steps[policy].append(barrier)
+                cells.setdefault(json.dumps([policy, least, timeout]), []).append(partial / barrier)
+            say(f"  {repetition + 1}/{repetitions}", end="\r")
     return {
         "step": {policy: statistics.median(rates) for policy, rates in steps.items()},
-        "cells": {key: statistics.median(ratios) for key, ratios in cells.items()},
+        "cells": {key: statistics.median(found) for key, found in cells.items()},
     }
 
 
 def compared(setup: str, least: int, names: list[str], repetitions: int, seconds: float) -> Any:
     """Return the steps per second of contenders, measured in turn."""
-    timeout = 1.0 if setup == "skewed" else None
-    running = {name: contender(name, setup, least) for name in ["pysampler", *names]}
-    rates: dict[str, list[float]] = {name: [] for name in ("step()", *running)}
-    for _ in range(repetitions):
-        for name, one in running.items():
-            cell = {"policy": 0, "timeout": timeout, "seconds": seconds}
+    cell = {"policy": 0, "timeout": 1.0 if setup == "skewed" else None, "seconds": seconds}
+    names = ["pysampler", *names]
+    rates: dict[str, list[float]] = {name: [] for name in ("step()", *names)}
+    with started(__file__, {name: (name, setup, least) for name in names}) as running:
+        for name, one in turns(running, repetitions):
             if name == "pysampler":
                 result = one.measure(least="step", **cell)
                 rates["step()"].append(result["rate"] if result else 0.0)
             result = one.measure(least=least, **cell)
             rates[name].append(result["rate"] if result else 0.0)
-    for one in running.values():
-        one.end()
-    return {
-        name: running[name].trouble
-        if name in running and running[name].trouble
-        else statistics.median(values)
-        for name, values in rates.items()
-    }
+    troubles = {name: one.trouble for name, one in running.items() if one.trouble}
+    return {name: statistics.median(values) for name, values in rates.items()} | troubles
 
 
 def alternating(repetitions: int, seconds: float) -> dict[str, list[float]]:
     """Compare halves in turn with all envs at once, where policy and envs take as long."""
-    ratios: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {}
     for us in (100, 1000):
-        ours = contender("pysampler", f"halves {us}")
-        for _ in range(repetitions):
-            for where in ("elsewhere", "here"):
-                cell = {"timeout": None, "seconds": seconds, "elsewhere": where == "elsewhere"}
-                # A round of all of them lasts as long as the policy for all of them.
-                policy = us * ENVS / WORKERS
-                both = ours.measure(least="step", policy=policy, **cell)
-                half = ours.measure(least=8, most=8, policy=policy / 2, **cell)
-                assert both is not None, ours.trouble
-                assert half is not None, ours.trouble
-                key = f"steps of {us:,} us, policy {where}"
-                ratios.setdefault(key, []).append(half["rate"] / both["rate"])
-        ours.end()
-    return ratios
+        # A round of all of them lasts as long as the policy for all of them.
+        policy = us * ENVS / WORKERS
+        with Contender(__file__, "pysampler", f"halves {us}") as ours:
+            for _ in range(repetitions):
+                for where in ("elsewhere", "here"):
+                    cell = {"timeout": None, "seconds": seconds, "elsewhere": where == "elsewhere"}
+                    both = ours.ask(least="step", policy=policy, **cell)
+                    half = ours.ask(least=8, most=8, policy=policy / 2, **cell)
+                    key = f"steps of {us:,} us, policy {where}"
+                    found.setdefault(key, []).append(half["rate"] / both["rate"])
+    return found
 
 
 def seconds_text(timeout: float | None) -> str:
     return "none" if timeout is None else f"{timeout * 1e3:g} ms"
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     parts = [
-        heading("Part of a batch", results["machine"]),
         (
             f"{ENVS} envs in as many groups over {WORKERS} workers, steps of 100 us on average "
             "(exponential). Env steps a second of `recv(min_envs, timeout=...)`, as multiples of "
@@ -339,7 +308,7 @@ def tables(results: dict[str, Any]) -> str:
                     ratio = found["cells"].get(json.dumps([policy, least, timeout]))
                     row.append("1" if ratio is None else f"{ratio:.2f}")
                 rows.append(row)
-            rate = found["step"].get(policy, found["step"].get(str(policy)))
+            rate = found["step"][str(policy)]
             parts.append(
                 f"## Policy of {policy} us{slow}: step() does {rate:,.0f} a second\n\n"
                 + table(["min_envs \\ timeout", *map(seconds_text, TIMEOUTS)], rows)
@@ -365,16 +334,11 @@ def tables(results: dict[str, Any]) -> str:
             for name, value in found.items()
         ]
         parts.append(f"## {title}, env steps a second\n\n" + table(["", ""], rows))
-    return "\n".join(parts)
+    return parts
 
 
-def picture(results: dict[str, Any], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
+def picture(results: dict[str, Any], stem: Path) -> None:
+    figure, axes = pyplot().subplots(1, 2, figsize=(10, 4), sharey=True)
     for axis, (setup, found) in zip(axes, results["grids"].items(), strict=True):
         for policy in POLICIES:
             for timeout, style in ((None, "-"), (1e-4, ":")):
@@ -390,49 +354,38 @@ def picture(results: dict[str, Any], path: Path) -> None:
     axes[0].set_ylabel("env steps a second / step()")
     axes[0].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(stem.with_suffix(".svg"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.25)
-    parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.child:
-        child(*options.child)
-        return
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     n, s = options.repetitions, options.seconds
-    results: dict[str, Any] = {"machine": machine()}
-    with stolen_share(results["machine"]):
-        results["grids"] = {}
-        for setup in ("plain", "straggler"):
-            say(setup)
-            results["grids"][setup] = grid(setup, n, s)
-        say("alternating, deadlines")
-        results["alternating"] = alternating(n + 2, 4 * s)
-        ours = contender("pysampler", "sleeping")
+    results: dict[str, Any] = {"grids": {}, "peers": {}}
+    for setup in ("plain", "straggler"):
+        say(setup)
+        results["grids"][setup] = grid(setup, n, s)
+    say("alternating, deadlines")
+    results["alternating"] = alternating(n + 2, 4 * s)
+    with Contender(__file__, "pysampler", "sleeping") as ours:
         results["deadlines"] = {t: ours.measure(deadline=t, seconds=0) for t in HELD_DEADLINES}
-        ours.end()
-        results["peers"] = {}
-        if not options.no_peers:
-            say("peers")
-            others = ["Tianshou", "TorchRL"]
-            for least in (4, 8):
-                title = f"One env ten times slower, {least} of {ENVS}"
-                results["peers"][title] = compared("straggler", least, others, n, 4 * s)
-            title = "TorchRL's case: 32 envs, steps of 1 ms, resets of 200 ms, 8 of 32"
-            results["peers"][title] = compared("skewed", 8, ["TorchRL"], n, 8 * s)
-            title = f"HalfCheetah-v5, 8 of {ENVS} (EnvPool's is C++)"
-            results["peers"][title] = compared("HalfCheetah", 8, ["EnvPool"], n, 4 * s)
-    text = tables(results)
-    print(text)
-    if options.out:
-        stem = write(options.out, "partial", results, text)
-        picture(results, stem.with_suffix(".svg"))
+    if not options.no_peers:
+        say("peers")
+        others = ["Tianshou", "TorchRL"]
+        for least in (4, 8):
+            title = f"One env ten times slower, {least} of {ENVS}"
+            results["peers"][title] = compared("straggler", least, others, n, 4 * s)
+        title = "TorchRL's case: 32 envs, steps of 1 ms, resets of 200 ms, 8 of 32"
+        results["peers"][title] = compared("skewed", 8, ["TorchRL"], n, 8 * s)
+        title = f"HalfCheetah-v5, 8 of {ENVS} (EnvPool's is C++)"
+        results["peers"][title] = compared("HalfCheetah", 8, ["EnvPool"], n, 4 * s)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("Part of a batch", measure, report),
+        contender=contender,
+        picture=picture,
+        repetitions=3,
+        seconds=0.25,
+        no_peers=False,
+    )

@@ -16,8 +16,8 @@ Call = Callable[[], Any]
 Make = Callable[[Any], tuple[Call, Call]]
 
 
-def flag(_: Any) -> tuple[Call, Call]:
-    there, back = sync.Flag(), sync.Flag()
+def _events(make: Callable[[], Any]) -> tuple[Call, Call]:
+    there, back = make(), make()
 
     def ping() -> None:
         there.set()
@@ -30,6 +30,32 @@ def flag(_: Any) -> tuple[Call, Call]:
         back.set()
 
     return ping, pong
+
+
+def _semaphores(make: Callable[[], Any]) -> tuple[Call, Call]:
+    there, back = make(), make()
+
+    def ping() -> None:
+        there.release()
+        back.acquire()
+
+    def pong() -> None:
+        there.acquire()
+        back.release()
+
+    return ping, pong
+
+
+def flag(_: Any) -> tuple[Call, Call]:
+    return _events(sync.Flag)
+
+
+def event(context: Any) -> tuple[Call, Call]:
+    return _events(context.Event)
+
+
+def semaphore(context: Any) -> tuple[Call, Call]:
+    return _semaphores(lambda: context.Semaphore(0))
 
 
 def pipe(context: Any) -> tuple[Call, Call]:
@@ -64,22 +90,6 @@ def simple_queue(context: Any) -> tuple[Call, Call]:
     return _queue(context.SimpleQueue)
 
 
-def event(context: Any) -> tuple[Call, Call]:
-    there, back = context.Event(), context.Event()
-
-    def ping() -> None:
-        there.set()
-        back.wait()
-        back.clear()
-
-    def pong() -> None:
-        there.wait()
-        there.clear()
-        back.set()
-
-    return ping, pong
-
-
 def condition(context: Any) -> tuple[Call, Call]:
     gate = context.Condition()
     turn = context.RawValue("i", 0)
@@ -97,20 +107,6 @@ def condition(context: Any) -> tuple[Call, Call]:
             gate.notify()
 
     return lambda: pass_on(0, 1), pong
-
-
-def semaphore(context: Any) -> tuple[Call, Call]:
-    there, back = context.Semaphore(0), context.Semaphore(0)
-
-    def ping() -> None:
-        there.release()
-        back.acquire()
-
-    def pong() -> None:
-        there.acquire()
-        back.release()
-
-    return ping, pong
 
 
 def eventfd(_: Any) -> tuple[Call, Call]:
@@ -135,17 +131,7 @@ def posix_semaphore(_: Any) -> tuple[Call, Call]:
         one.unlink()
         return one
 
-    there, back = make(), make()
-
-    def ping() -> None:
-        there.release()
-        back.acquire()
-
-    def pong() -> None:
-        there.acquire()
-        back.release()
-
-    return ping, pong
+    return _semaphores(make)
 
 
 def faster_fifo(_: Any) -> tuple[Call, Call]:

@@ -19,31 +19,21 @@ RESULTS = HERE / "results"
 PICTURES = HERE.parent / "docs" / "pictures"
 README = HERE.parent / "README.md"
 
+COLOURS = {  # in the light theme and in the dark one
+    "ink": ("#1c2326", "#e6ecee"),
+    "soft": ("#5f6b70", "#9fabb0"),
+    "line": ("#c9d1d4", "#455056"),
+    "paper": ("#eef2f3", "#262d31"),
+    "ours": ("#0b6e4f", "#4cc9a0"),
+    "peer": ("#9aa7ad", "#75848b"),
+    "cpp": ("#c98a1b", "#e0ab4a"),
+    "bad": ("#b3261e", "#f2827b"),
+    "blue": ("#2f6db3", "#7fb2ea"),
+    "on": ("#ffffff", "#131416"),
+}
 THEMES = {
-    "light": {
-        "ink": "#1c2326",
-        "soft": "#5f6b70",
-        "line": "#c9d1d4",
-        "paper": "#eef2f3",
-        "ours": "#0b6e4f",
-        "peer": "#9aa7ad",
-        "cpp": "#c98a1b",
-        "bad": "#b3261e",
-        "blue": "#2f6db3",
-        "on": "#ffffff",
-    },
-    "dark": {
-        "ink": "#e6ecee",
-        "soft": "#9fabb0",
-        "line": "#455056",
-        "paper": "#262d31",
-        "ours": "#4cc9a0",
-        "peer": "#75848b",
-        "cpp": "#e0ab4a",
-        "bad": "#f2827b",
-        "blue": "#7fb2ea",
-        "on": "#131416",
-    },
+    theme: {name: both[at] for name, both in COLOURS.items()}
+    for at, theme in enumerate(("light", "dark"))
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 # Of the contenders of vector.py, in the order of the picture: which colour, and what they are cal
@@ -175,20 +165,13 @@ def speeds(theme: str) -> str:
             most = max(value for value in speeds_.values() if value)
             for at, (name, (fill, label)) in enumerate(SHOWN.items()):
                 top = y + 10 + at * row
+                bold = fill == "ours"
                 if column == 0:
-                    svg.text(
-                        left - 8,
-                        top + 12,
-                        label,
-                        size=12,
-                        anchor="end",
-                        fill="ink" if fill == "ours" else "soft",
-                        bold=fill == "ours",
-                    )
+                    ink = "ink" if bold else "soft"
+                    svg.text(left - 8, top + 12, label, size=12, anchor="end", fill=ink, bold=bold)
                 if (value := speeds_[name]) is None:
                     continue
                 svg.box(x, top, 200 * value / most, row - 5, fill)
-                bold = fill == "ours"
                 svg.text(x + 200 * value / most + 6, top + 12, f"{value:,.0f}", size=12, bold=bold)
         y += 34 + len(SHOWN) * row
     return svg.done()
@@ -260,17 +243,9 @@ def loss(theme: str) -> str:
     ):
         svg.line([(at(seconds), 48), (at(seconds), bottom + 32)], fill)
         svg.text(at(seconds), y, what, size=12, fill=fill, anchor=anchor)
-    svg.text(
-        0, bottom + 66, "Boxes are steps; a mark below is a return of recv().", size=12, fill="soft"
-    )
-    svg.text(
-        740,
-        bottom + 66,
-        f"{(last - first) * 1e3:.0f} ms in all",
-        size=12,
-        fill="soft",
-        anchor="end",
-    )
+    note, length = "Boxes are steps; a mark below is a return of recv().", (last - first) * 1e3
+    svg.text(0, bottom + 66, note, size=12, fill="soft")
+    svg.text(740, bottom + 66, f"{length:.0f} ms in all", size=12, fill="soft", anchor="end")
     return svg.done()
 
 
@@ -291,14 +266,8 @@ def mechanism(theme: str) -> str:
     for worker in range(3):
         for slot in range(5):
             full = slot < 2 - (worker == 1)
-            svg.box(
-                248 + slot * 22,
-                106 + worker * 20,
-                19,
-                15,
-                "blue" if full else "paper",
-                stroke="line",
-            )
+            fill = "blue" if full else "paper"
+            svg.box(248 + slot * 22, 106 + worker * 20, 19, 15, fill, stroke="line")
     svg.text(248, 198, "frames, a ring: one holds a step of all envs", size=12)
     fields = ["observations", "actions", "rewards, ends", "infos"]
     for frame in range(3):
@@ -322,17 +291,17 @@ def mechanism(theme: str) -> str:
             svg.text(620 + env * 37, y + 53, "env", size=11, anchor="middle", fill="on")
         svg.text(675, y + 82, "a loop in C++ calls", size=12, anchor="middle", fill="soft")
         svg.text(675, y + 98, "env.step() in Python", size=12, anchor="middle", fill="soft")
-    # What travels.
-    svg.line([(170, 122), (242, 122)], "blue", arrow=True)
-    svg.text(206, 114, "step", size=11, fill="blue", anchor="middle")
-    svg.line([(170, 258), (242, 258)], "ours", arrow=True)
-    svg.text(206, 250, "actions", size=11, fill="ours", anchor="middle")
-    svg.line([(242, 286), (170, 286)], "ours", arrow=True)
-    svg.text(206, 304, "views", size=11, fill="ours", anchor="middle")
-    svg.line([(242, 354), (170, 354)], "cpp", arrow=True)
-    svg.text(206, 372, "wake", size=11, fill="cpp", anchor="middle")
-    for worker in range(3):
-        y = 40 + worker * 122
+    # What travels: from and to, how high, a word, how high that is, and the colour of both.
+    arrows = [
+        (170, 242, 122, "step", 114, "blue"),
+        (170, 242, 258, "actions", 250, "ours"),
+        (242, 170, 286, "views", 304, "ours"),
+        (242, 170, 354, "wake", 372, "cpp"),
+    ]
+    for begin, end, height, word, beside, fill in arrows:
+        svg.line([(begin, height), (end, height)], fill, arrow=True)
+        svg.text(206, beside, word, size=11, fill=fill, anchor="middle")
+    for y in (40, 162, 284):
         svg.line([(528, y + 36), (586, y + 36)], "blue", arrow=True)
         svg.line([(590, y + 84), (532, y + 84)], "ours", arrow=True)
         svg.text(559, y + 28, "step", size=11, fill="blue", anchor="middle")
@@ -383,14 +352,9 @@ def readme_part() -> str:
 def trainings_part() -> str:
     """Return how long whole trainings take."""
     path, results = newest("trainings")
-    names = {
-        "pysampler": "pysampler",
-        "SyncVectorEnv": "SyncVectorEnv",
-        "AsyncVectorEnv": "AsyncVectorEnv",
-        "pysampler, PPO of SB3": "SB3 on pysampler",
-        "SubprocVecEnv, PPO of SB3": "SB3 on SubprocVecEnv",
-        "DummyVecEnv, PPO of SB3": "SB3 on DummyVecEnv",
-    }
+    names = {way: way for way in ("pysampler", "SyncVectorEnv", "AsyncVectorEnv")}
+    others = "pysampler", "SubprocVecEnv", "DummyVecEnv"
+    names |= {f"{name}, PPO of SB3": f"SB3 on {name}" for name in others}
     # An older run has fewer contenders.
     names = {way: name for way, name in names.items() if way in results["cases"][0]["runs"]}
     rows = [

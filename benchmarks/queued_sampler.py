@@ -12,34 +12,20 @@ two time-outs, 0.1 ms and 0.1 s.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import queue
 import statistics
-import sys
 import time
 from multiprocessing.sharedctypes import RawArray
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from running import (
-    Contender,
-    answer,
-    drop_those_in_trouble,
-    heading,
-    machine,
-    options_of,
-    publish,
-    quartiles,
-    say,
-    stolen_share,
-    table,
-)
+from running import drop_those_in_trouble, multiples, say, started, study, table, turns
 from timeout_study import network
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 HAND, PYTHON, NATIVE = "by hand", "MultiTaskSampler, native=False", "MultiTaskSampler"
@@ -191,23 +177,14 @@ def sampling(name: str, workers: int, per_worker: int) -> Callable[[dict], dict]
 
 def measured(per_worker: int, options: argparse.Namespace) -> dict[str, Any]:
     """Let the samplers sample in turn; return their rates by name and time-out."""
-    running: dict[str, Contender] = {}
     rates: dict[str, Any] = {name: {timeout: [] for timeout in TIMEOUTS} for name in NAMES}
     length = max(4, int(options.steps / (options.workers * per_worker)))
-    try:
-        for name in NAMES:
-            what = name, options.workers, per_worker
-            running[name] = Contender(Path(__file__), "--child", *what, limit=LIMIT)
-        for repetition in range(options.repetitions):
-            for name in NAMES[:: -1 if repetition % 2 else 1]:
-                for timeout in TIMEOUTS:
-                    said = running[name].measure(length=length, timeout=timeout)
-                    if said is not None:
-                        rates[name][timeout].append(said["rate"])
-            say(f"  {repetition + 1}/{options.repetitions}", end="\r")
-    finally:
-        for one in running.values():
-            one.end()
+    arguments = {name: (name, options.workers, per_worker) for name in NAMES}
+    with started(__file__, arguments, LIMIT) as running:
+        for name, one in turns(running, options.repetitions):
+            for timeout in TIMEOUTS:
+                if (said := one.measure(length=length, timeout=timeout)) is not None:
+                    rates[name][timeout].append(said["rate"])
     drop_those_in_trouble(running, rates)
     best = {
         name: max(each.items(), key=lambda item: statistics.median(item[1]))
@@ -216,7 +193,7 @@ def measured(per_worker: int, options: argparse.Namespace) -> dict[str, Any]:
     return {"per_worker": per_worker, "length": length, "best": best}
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     rows = []
     for case in results["cases"]:
         best = case["best"]
@@ -226,48 +203,39 @@ def tables(results: dict[str, Any]) -> str:
             timeout, rates = best[name]
             row.append(f"{statistics.median(rates):,.0f} ({timeout * 1e3:g} ms)")
             if name != HAND:
-                row.append(quartiles([a / b for a, b in zip(rates, by_hand, strict=True)]))
+                row.append(multiples(rates, by_hand))
         rows.append(row)
     header = ["workers x envs", "steps of each env", f"{HAND}, steps/s"]
     for name in NAMES[1:]:
         header += [f"{name}, steps/s", "/ by hand"]
-    return "\n".join(
-        [
-            heading("A sampler by hand, and MultiTaskSampler", results["machine"]),
-            (
-                f"{ENV}, a policy of two hidden layers of 64 on the CPU. The sampler by hand is "
-                "that of an article: queues, RawArrays and a copy of each record. Each sampler "
-                "takes the better of two time-outs from the first answer, in brackets; ratios are "
-                "medians [quartiles] of samples in turn.\n"
-            ),
-            table(header, rows),
-        ]
+    about = (
+        f"{ENV}, a policy of two hidden layers of 64 on the CPU. The sampler by hand is "
+        "that of an article: queues, RawArrays and a copy of each record. Each sampler "
+        "takes the better of two time-outs from the first answer, in brackets; ratios are "
+        "medians [quartiles] of samples in turn.\n"
     )
+    return [about, table(header, rows)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--per-worker", type=int, nargs="+", default=[20, 400])
-    parser.add_argument("--steps", type=int, default=200_000, help="of all envs in a sample")
-    options = options_of(parser, 0.0, workers=8, repetitions=5)
-    if options.quick:
-        options.per_worker, options.steps, options.repetitions = [2, 8], 2_000, 1
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     needed = 2 * ENV_MB * options.workers * max(options.per_worker) / 1e3  # two step in Python
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     if needed > free:
-        parser.error(f"the envs need {needed:.0f} GB, but {free:.0f} GB are free")
-    results: dict[str, Any] = {"machine": machine(), "workers": options.workers, "cases": []}
-    with stolen_share(results["machine"]):
-        for per_worker in options.per_worker:
-            say(f"{options.workers} workers of {per_worker} envs")
-            results["cases"].append(measured(per_worker, options))
-    text = tables(results)
-    publish(options, "queued-sampler", results, text)
+        raise SystemExit(f"the envs need {needed:.0f} GB, but {free:.0f} GB are free")
+    cases = []
+    for per_worker in options.per_worker:
+        say(f"{options.workers} workers of {per_worker} envs")
+        cases.append(measured(per_worker, options))
+    return {"workers": options.workers, "cases": cases}
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        name, workers, per_worker = sys.argv[2:]
-        answer(lambda: sampling(name, int(workers), int(per_worker)))
-    else:
-        main()
+    study(
+        *("A sampler by hand, and MultiTaskSampler", measure, report),
+        contender=sampling,
+        quick={"per_worker": [2, 8], "steps": 2_000, "repetitions": 1},
+        workers=8,
+        per_worker=[20, 400],
+        steps=200_000,  # of all envs in a sample
+        repetitions=5,
+    )

@@ -1,11 +1,17 @@
-"""Shared parts of the benchmarks: contenders in their own processes, machine data, tables."""
+"""Shared parts of the benchmarks: programs, contenders in processes, machine data, tables.
+
+Most benchmarks are a call of ``study``: what they measure, and the page that they make of it. Those
+whose contenders take turns with envs of several cases measure with ``rates_of_cases``.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import datetime
 import importlib.metadata
+import itertools
 import json
 import multiprocessing
 import os
@@ -21,11 +27,21 @@ from typing import TYPE_CHECKING, Any
 from pysampler._cli.turns import Answerer, MeasureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    Measure = Callable[[dict[str, Any]], dict[str, Any]]
 
 LIMIT = 60.0  # seconds within which a contender must answer
 LIBRARIES = ["numpy", "gymnasium", "mujoco", "torch", "envpool", "stable_baselines3", "tianshou"]
 LIBRARIES += ["torchrl", "ray"]
+SLICES = {"workers": 2, "repetitions": 15, "seconds": 0.3}  # options of most studies
+HELP = {
+    "workers": "processes or threads that step envs",
+    "repetitions": "how often each contender is measured",
+    "seconds": "that a slice takes",
+    "slices": "of each contender",
+    "seeds": "of the runs of each contender",
+}
 
 
 class Contender(Answerer):
@@ -43,11 +59,40 @@ class Contender(Answerer):
         """Return the answer to a request; None if the contender is, or comes, in trouble."""
         return None if self.trouble else self._without_trouble(lambda: self.request(cell))
 
+    def ask(self, **cell: Any) -> dict[str, Any]:
+        """Return the answer to a request, or raise MeasureError."""
+        if (said := self.measure(**cell)) is None:
+            raise MeasureError(f"a contender has ended: {self.trouble}")
+        return said
+
+    def rate(self, **cell: Any) -> float:
+        """Return the steps a second of the answer to a request."""
+        return rate_of(self.ask(**cell))
+
     def _without_trouble(self, ask: Callable[[], Any]) -> Any:
         try:
             return ask()
         except MeasureError as error:
             self.trouble = str(error)
+
+
+@contextlib.contextmanager
+def started(
+    program: Path | str, arguments: Mapping[str, Sequence[Any]], limit: float = LIMIT
+) -> Iterator[dict[str, Contender]]:
+    """Start contenders by name, each with its arguments; end them with the block."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            name: stack.enter_context(Contender(program, *own, limit=limit))
+            for name, own in arguments.items()
+        }
+
+
+def turns(running: Mapping[str, Any], repetitions: int) -> Iterator[tuple[str, Any]]:
+    """Yield contenders in turn, every other time in the opposite order; say how far they are."""
+    for repetition in range(repetitions):
+        yield from list(running.items())[:: -1 if repetition % 2 else 1]
+        say(f"  {repetition + 1}/{repetitions}", end="\r")
 
 
 def answer(make: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
@@ -62,13 +107,13 @@ def answer(make: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> No
             print(json.dumps(measure(json.loads(line))), file=out)
 
 
-def in_interpreter(*arguments: str) -> Any:
+def in_interpreter(*arguments: Any) -> Any:
     """Run Python with these arguments, and return the JSON of the last line that it prints.
 
     It stores compiled modules, as users' programs do, whatever this environment says.
     """
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -162,6 +207,11 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in body) + "\n"
 
 
+def columns(rows: Iterable[Any], of: Mapping[str, Callable[[Any], Any]]) -> str:
+    """Return a Markdown table: by the title of a column, what makes its cells of the rows."""
+    return table(list(of), [[str(cell(row)) for cell in of.values()] for row in rows])
+
+
 def spread(values: list[float], digits: int = 2) -> str:
     """Return the median, the minimum and the maximum as text."""
     middle = sorted(values)[len(values) // 2]
@@ -178,7 +228,7 @@ def quartiles(values: list[float], digits: int = 2) -> str:
 
 def multiples(rates: list[float], of: list[float]) -> str:
     """Return the quartiles of rates as multiples of others that were measured in turn."""
-    return quartiles([rate / other for rate, other in zip(rates, of, strict=False)])
+    return quartiles(ratios(rates, of))
 
 
 def write(out: Path, name: str, results: dict[str, Any], text: str) -> Path:
@@ -197,6 +247,105 @@ def publish(options: argparse.Namespace, name: str, results: dict[str, Any], tex
         write(options.out, name, results, text)
 
 
+def study(
+    title: str,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    report: Callable[[dict[str, Any]], Iterable[str]],
+    *,
+    file: str = "",
+    contender: Callable[..., Measure] | None = None,
+    figures: Mapping[str, Callable[..., Any]] | None = None,
+    picture: Callable[[dict[str, Any], Path], None] | None = None,
+    quick: Mapping[str, Any] | None = None,
+    choices: Mapping[str, Iterable[str]] | None = None,
+    **options: Any,
+) -> None:
+    """Run a benchmark as a program, or one of its contenders.
+
+    It is a contender, or the interpreter of a figure, if its arguments are no options.
+
+    Args:
+        title: The title of the page.
+        measure: Measures as the options say; returns the results.
+        report: Returns the parts of the page below its title.
+        file: The name of the files of results; may have options in braces. By default, that of
+            the program.
+        contender: Prepares a contender for its arguments; returns the function that answers.
+        figures: By name: functions whose result ``in_interpreter`` returns.
+        picture: Draws results; gets the path of their files, without suffix.
+        quick: Values of options for a short run, unless they are given.
+        choices: What options may be.
+        options: The defaults of all options; for one without default, its type, or that in a list.
+    """
+    program, arguments = sys.modules["__main__"], [*map(literal, sys.argv[1:])]
+    if arguments and not sys.argv[1].startswith("-"):
+        if figures and arguments[0] in figures:
+            print(json.dumps(figures[arguments[0]](*arguments[1:])))
+        elif contender:
+            answer(lambda: contender(*arguments))
+        return
+    parsed = parse(program.__doc__ or "", quick, choices or {}, options)
+    m = machine()
+    with stolen_share(m):
+        measured = measure(parsed)
+    # As they are in the file: with texts as keys.
+    results = json.loads(json.dumps({"machine": m, **measured}))
+    text = "\n".join([heading(title, m), *report(results)])
+    print(text)
+    if parsed.out:
+        file = file or Path(str(program.__file__)).stem.replace("_", "-")
+        stem = write(parsed.out, file.format(**vars(parsed)), results, text)
+        if picture:
+            picture(results, stem)
+
+
+def literal(argument: str) -> Any:
+    """Return what Python writes like this; the argument itself if it is none of that."""
+    try:
+        return ast.literal_eval(argument)
+    except (SyntaxError, ValueError):
+        return argument
+
+
+def parse(
+    about: str,
+    quick: Mapping[str, Any] | None,
+    choices: Mapping[str, Iterable[str]],
+    defaults: dict[str, Any],
+) -> argparse.Namespace:
+    """Parse options by their defaults, as ``study`` describes them."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(option, action="store_true")
+            continue
+        many = isinstance(default, list | tuple)
+        one = default[0] if many else default
+        kind = one if isinstance(one, type) else type(one)
+        parser.add_argument(
+            option,
+            type=kind,
+            help=HELP.get(name, "") + (f" (default: {default})" if one is not kind else ""),
+            **({"nargs": "+", "action": "extend"} if many else {}),
+            **({"choices": list(choices[name])} if name in choices else {}),
+        )
+        defaults[name] = None if one is kind else default
+    if quick is not None:
+        parser.add_argument("--quick", action="store_true", help="see that it works")
+    parser.add_argument("--out", type=Path, help="folder to write results to")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contenders are ended
+    options = parser.parse_args()
+    if quick and options.quick:
+        defaults.update(quick)
+    for name, default in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+    return options
+
+
 def options_of(
     parser: argparse.ArgumentParser, seconds: float, **defaults: int
 ) -> argparse.Namespace:
@@ -211,19 +360,23 @@ def options_of(
     return parser.parse_args()
 
 
-def apart(
-    make: Callable[..., Callable[[dict[str, Any]], dict[str, Any]]], workers: int, *arguments: Any
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def forked(count: int, run: Callable[..., None], *arguments: Any) -> list[Any]:
+    """Start processes that run a function; return their pipes, which are its last argument."""
+    fork = multiprocessing.get_context("fork")
+    pipes = []
+    for _ in range(count):
+        ours, theirs = fork.Pipe()
+        fork.Process(target=run, args=(*arguments, theirs), daemon=True).start()
+        pipes.append(ours)
+    return pipes
+
+
+def apart(make: Callable[..., Measure], workers: int, *arguments: Any) -> Measure:
     """Return a function that measures in several processes at once, which never communicate.
 
     Each makes its own function from the arguments; the rates are added.
     """
-    fork = multiprocessing.get_context("fork")
-    pipes = []
-    for _ in range(workers):
-        ours, theirs = fork.Pipe()
-        fork.Process(target=_alone, args=(make, arguments, theirs), daemon=True).start()
-        pipes.append(ours)
+    pipes = forked(workers, _alone, make, arguments)
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
         for pipe in pipes:
@@ -242,27 +395,55 @@ def _alone(make: Callable[..., Any], arguments: tuple[Any, ...], pipe: Any) -> N
 
 def rates_in_turn(
     program: str,
-    names: list[str],
+    names: Sequence[str],
     arguments: tuple[Any, ...],
     options: argparse.Namespace,
     limit: float = LIMIT,
 ) -> dict[str, list[float]]:
     """Let contenders step in turn, slice by slice; return the rates of those that ran."""
-    running: dict[str, Contender] = {}
     rates: dict[str, list[float]] = {name: [] for name in names}
-    try:
-        for name in names:
-            running[name] = Contender(Path(program), name, *arguments, limit=limit)
-        for repetition in range(options.repetitions):
-            for name in names[:: -1 if repetition % 2 else 1]:
-                if (said := running[name].measure(seconds=options.seconds)) is not None:
-                    rates[name].append(said["rate"])
-            say(f"  {repetition + 1}/{options.repetitions}", end="\r")
-    finally:
-        for one in running.values():
-            one.end()
+    with started(program, {name: (name, *arguments) for name in names}, limit) as running:
+        for name, one in turns(running, options.repetitions):
+            if (said := one.measure(seconds=options.seconds)) is not None:
+                rates[name].append(said["rate"])
     drop_those_in_trouble(running, rates)
     return rates
+
+
+def rates_of_cases(
+    program: str,
+    cases: Mapping[str, tuple[Any, ...]],
+    names: Sequence[str],
+    options: argparse.Namespace,
+    limit: float = LIMIT,
+) -> dict[str, dict[str, list[float]]]:
+    """Return ``rates_in_turn`` by case, whose arguments contenders get after their name."""
+    found = {}
+    for case, arguments in cases.items():
+        say(case)
+        found[case] = rates_in_turn(program, names, arguments, options, limit)
+    return found
+
+
+def ratio_rows(
+    cases: Mapping[str, dict[str, list[float]]],
+    base: str,
+    others: Sequence[str],
+    *,
+    of_base: bool,
+) -> list[list[str]]:
+    """Return rows of a table: a case, the rate of ``base`` and the ratios to or of others.
+
+    ``of_base``: the ratios are the rates of others as multiples of that of the base.
+    """
+    rows = []
+    for case, rates in cases.items():
+        own, row = rates.get(base, []), []
+        for other in others:
+            pair = [rates.get(other, []), own]
+            row.append(multiples(*(pair if of_base else pair[::-1])))
+        rows.append([case, f"{statistics.median(own or [0.0]):,.0f}", *row])
+    return rows
 
 
 def drop_those_in_trouble(running: dict[str, Contender], rates: dict[str, list[float]]) -> None:
@@ -273,41 +454,70 @@ def drop_those_in_trouble(running: dict[str, Contender], rates: dict[str, list[f
             del rates[name]
 
 
-def rate_of_steps(envs: Any, actions: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a function that steps a vector env with batches of actions for some seconds."""
-    turn = 0
+def rate_of(result: Mapping[str, Any], what: str = "steps") -> float:
+    """Return how many steps a result has for each of its seconds."""
+    return float(result[what] / result["seconds"])
+
+
+def ratios(some: Iterable[float], of: Iterable[float]) -> list[float]:
+    """Return the ratios of numbers that were measured in turn."""
+    return [one / other for one, other in zip(some, of, strict=False)]
+
+
+def repeated(batch: Callable[[], int]) -> Measure:
+    """Return a function that calls ``batch``, which returns its steps, for some seconds."""
 
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        nonlocal turn
-        begun = time.perf_counter()
-        steps = 0
-        while (seconds := time.perf_counter() - begun) < cell["seconds"]:
-            envs.step(actions[turn % len(actions)])
-            turn, steps = turn + 1, steps + 1
-        return {"rate": envs.num_envs * steps / seconds}
+        steps, begun = 0, time.perf_counter()
+        while (took := time.perf_counter() - begun) < cell["seconds"]:
+            steps += batch()
+        return {"rate": steps / took, "steps": steps, "seconds": took}
 
-    measure({"seconds": 0.2})  # warm
     return measure
 
 
-def rate_of_single_envs(envs: list[Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def rate_of_steps(envs: Any, actions: Any) -> Measure:
+    """Return a function that steps a vector env with batches of actions for some seconds."""
+    rounds, count = itertools.cycle(actions), int(envs.num_envs)
+
+    def step() -> int:
+        envs.step(next(rounds))
+        return count
+
+    return warmed(repeated(step))
+
+
+def warmed(measure: Measure) -> Measure:
+    """Return a function that measures, after a short time for which it has measured already."""
+    measure({"seconds": 0.2})
+    return measure
+
+
+def rate_of_single_envs(envs: list[Any]) -> Measure:
     """Return a function that steps envs one by one, with random actions, for some seconds."""
     for i, env in enumerate(envs):
         env.reset(seed=i)
     actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
 
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        steps, begun = 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < cell["seconds"]:
-            for chosen in actions:
-                for env, action in zip(envs, chosen, strict=True):
-                    _, _, terminated, truncated, _ = env.step(action)
-                    if terminated or truncated:
-                        env.reset()
-            steps += len(actions) * len(envs)
-        return {"rate": steps / took}
+    def step() -> int:
+        for chosen in actions:
+            for env, action in zip(envs, chosen, strict=True):
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
+        return len(actions) * len(envs)
 
-    return measure
+    return repeated(step)
+
+
+def pyplot() -> Any:
+    """Return matplotlib's pyplot, which draws to files."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plots
+
+    return plots
 
 
 def say(text: str, end: str = "\n") -> None:

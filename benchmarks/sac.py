@@ -11,22 +11,18 @@ episodes without exploring.
 from __future__ import annotations
 
 import argparse
-import functools
-import importlib.util
 import os
 import statistics
-import sys
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from running import Contender, answer, heading, machine, publish, say, spread, stolen_share, table
+from curves import example
+from running import Contender, ratios, say, spread, study, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ENVS = 4
 CPUS = len(os.sched_getaffinity(0))
 THEIRS, OURS = "Stable-Baselines3", f"pysampler, {ENVS} envs"
@@ -42,22 +38,9 @@ SLICE = 10.0  # seconds of training between two answers
 FIRST_EPISODE = 1_000_000  # seed of the first episode that is played, which no training has
 
 
-def example() -> Any:
-    """Return examples/sac.py as a module."""
-    if str(EXAMPLES) not in sys.path:
-        sys.path.append(str(EXAMPLES))  # behind this folder, which has a sac.py of its own
-    spec = importlib.util.spec_from_file_location("sac_example", EXAMPLES / "sac.py")
-    assert spec is not None
-    assert spec.loader is not None
-    if spec.name not in sys.modules:
-        sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[spec.name])
-    return sys.modules[spec.name]
-
-
 def settings_of(env: str, steps: int) -> Any:
     """Return the hyperparameters of all contenders."""
-    sac = example()
+    sac = example("sac")
     known = sac.SETTINGS.get(env, sac.Settings())
     return replace(known, start=min(known.start, steps // 4))
 
@@ -69,7 +52,7 @@ class Ours:
     """The learner and the actors of examples/sac.py."""
 
     def __init__(self, env: str, s: Any, seed: int) -> None:
-        sac = example()
+        sac = example("sac")
         spaces = sac.spaces_of(env, "bounded")
         self._learner = sac.SAC(spaces, s, seed)
         options = argparse.Namespace(env=env, envs=ENVS, workers=1, seed=seed)
@@ -181,20 +164,16 @@ def played(env_id: str, act: Callable[[Any], Any], episodes: int) -> list[float]
 
 def run_of(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train for as many steps as are asked for, then play."""
-    given = ("--env", options.env, "--steps", options.steps)
-    one = Contender(__file__, "--child", way, seed, *given)
+    with Contender(__file__, way, seed, options.env, options.steps) as one:
 
-    def ask(until: int = 0, episodes: int = 0) -> dict[str, Any]:
-        said = one.measure(until=until, episodes=episodes)
-        assert said is not None, f"{way} has ended: {one.trouble}"
-        return said
+        def trained(until: int) -> dict[str, Any]:
+            return one.ask(until=until, episodes=0)
 
-    # Measured from a little after the first update.
-    curve = [ask(until=settings_of(options.env, options.steps).start + 50)]
-    while curve[-1]["steps"] < options.steps:
-        curve.append(ask(until=options.steps))
-    returns = ask(episodes=options.episodes)["returns"]
-    one.end()
+        # Measured from a little after the first update.
+        curve = [trained(settings_of(options.env, options.steps).start + 50)]
+        while curve[-1]["steps"] < options.steps:
+            curve.append(trained(options.steps))
+        returns = one.ask(until=0, episodes=options.episodes)["returns"]
     run = {"seed": seed, "curve": curve, "returns": returns}
     mean = statistics.mean(returns)
     say(f"  {way}, seed {seed}: {rate(run):,.0f} steps/s, returns {mean:,.1f}")
@@ -207,69 +186,54 @@ def rate(run: dict[str, Any], what: str = "steps") -> float:
     return float((last[what] - first[what]) / (last["seconds"] - first["seconds"]))
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     rows = []
+    theirs = [rate(run) for run in results["runs"][THEIRS]]
     for way, runs in results["runs"].items():
-        pairs = zip(runs, results["runs"][THEIRS], strict=True)
+        rates = [rate(run) for run in runs]
         rows.append(
             [
-                way,
-                spread([rate(run) for run in runs], 0),
-                spread([rate(run) / rate(other) for run, other in pairs], 1),
-                spread([rate(run, "updates") / rate(run) for run in runs], 2),
+                *(way, spread(rates, 0), spread(ratios(rates, theirs), 1)),
+                spread(ratios((rate(run, "updates") for run in runs), rates), 2),
                 spread([run["curve"][-1]["seconds"] for run in runs], 0),
                 spread([statistics.mean(run["returns"]) for run in runs], 0),
             ]
         )
     header = ["", "env steps/s", f"of {THEIRS}", "updates per step", "seconds", "return"]
     settings = ", ".join(f"{name} {value}" for name, value in results["settings"].items())
-    return "\n".join(
-        [
-            heading("SAC", results["machine"]),
-            f"{results['env']}, {results['steps']:,} steps on the CPU. Median [least, most] of "
-            f"{len(results['seeds'])} seeds, in turn. Steps a second are those from the first "
-            f"update on; the return is the mean of {results['episodes']} episodes after the "
-            "training, without exploring, the same for all.\n\n"
-            + "\n".join(f"- *{way}*: {WAYS[way]}." for way in results["runs"])
-            + f"\n\nHyperparameters: {settings}.\n",
-            table(header, rows),
-        ]
+    about = (
+        f"{results['env']}, {results['steps']:,} steps on the CPU. Median [least, most] of "
+        f"{len(results['seeds'])} seeds, in turn. Steps a second are those from the first "
+        f"update on; the return is the mean of {results['episodes']} episodes after the "
+        "training, without exploring, the same for all.\n\n"
+        + "\n".join(f"- *{way}*: {WAYS[way]}." for way in results["runs"])
+        + f"\n\nHyperparameters: {settings}.\n"
     )
+    return [about, table(header, rows)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--env", default="Pendulum-v1", help="default: Pendulum-v1")
-    parser.add_argument("--steps", type=int, default=10_000, help="default: 10,000")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--episodes", type=int, default=20, help="that are played at the end")
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.child:
-        way, seed = options.child
-        answer(functools.partial(training, way, int(seed), options.env, options.steps))
-        return
-    if options.quick:
-        options.seeds, options.steps, options.episodes = [1], 600, 2
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     settings = asdict(settings_of(options.env, options.steps))
     shared = "start", "width", "rate", "gamma", "tau", "batch", "capacity", "updates_per_step"
-    results: dict[str, Any] = {
-        "machine": machine(),
+    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    for seed in options.seeds:
+        for way, of_way in runs.items():
+            of_way.append(run_of(way, seed, options))
+    return {
         **{name: getattr(options, name) for name in ("env", "steps", "seeds", "episodes")},
         "settings": {name: settings[name] for name in shared},
-        "runs": {way: [] for way in WAYS},
+        "runs": runs,
     }
-    with stolen_share(results["machine"]):
-        for seed in options.seeds:
-            for way, runs in results["runs"].items():
-                runs.append(run_of(way, seed, options))
-    text = tables(results)
-    publish(options, f"sac-{options.env}", results, text)
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("SAC", measure, report),
+        file="sac-{env}",
+        contender=training,
+        quick={"seeds": [1], "steps": 600, "episodes": 2},
+        env="Pendulum-v1",
+        steps=10_000,
+        seeds=[1, 2, 3],
+        episodes=20,  # that are played at the end
+    )

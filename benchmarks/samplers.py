@@ -7,32 +7,32 @@ Each contender is a process of its own; they are measured in turn, with the idea
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import multiprocessing
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from contenders import stepper
+from contenders import rounds_alone, stepper
 from envs import CASES, Busy, Case
 from running import (
-    Contender,
-    answer,
-    heading,
-    machine,
+    forked,
+    pyplot,
+    rate_of,
+    ratios,
+    repeated,
     say,
     spread,
-    stolen_share,
+    started,
+    study,
     table,
-    write,
+    turns,
 )
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
+    from pathlib import Path
 
 WORKERS = 2
 HORIZON = 128
@@ -136,53 +136,30 @@ def free(name: str, way: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
     case = CASES[name]
     if way == "step()":
-        measures: dict[float, Any] = {}
-
-        def measure(cell: dict[str, Any]) -> dict[str, Any]:
-            seconds = cell["seconds"]
-            if seconds not in measures:
-                measures[seconds] = pysampler(case, seconds)
-            return measures[seconds]()
-
-        return measure
+        measures = functools.cache(functools.partial(pysampler, case))
+        return lambda cell: measures(cell["seconds"])()
     if way in ("ideal", "equal shares"):
-        run = (alone if way == "ideal" else equal_shares)(case)
-        return lambda cell: run(cell["seconds"])
+        return (alone if way == "ideal" else equal_shares)(case)
     rollouts = rollouts_of(case.make, case.envs, None, way)
     return lambda cell: sampled(rollouts, cell["seconds"])
 
 
-def processes(target: Callable[[Case, Any], None], case: Case) -> list[Any]:
-    """Start processes with a half of the envs each; return their pipes."""
-    context = multiprocessing.get_context("fork")
-    pipes = []
-    for _ in range(WORKERS):
-        ours, theirs = context.Pipe()
-        context.Process(target=target, args=(case, theirs), daemon=True).start()
-        pipes.append(ours)
-    for pipe in pipes:
-        pipe.recv()
-    return pipes
-
-
-def alone(case: Case) -> Callable[[float], dict[str, Any]]:
+def alone(case: Case) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Measure processes that never talk: the ideal.
 
     ``step`` and ``rollout`` are steps a second if each round of that length took as long as in the
     slower process, and waiting cost nothing.
     """
-    pipes = processes(_alone, case)
+    rounds_in = rounds_alone(case)
 
-    def measure(seconds: float) -> dict[str, Any]:
-        for pipe in pipes:
-            pipe.send(seconds)
-        rounds = [np.array(pipe.recv()) for pipe in pipes]
-        share = case.envs / WORKERS
-        rate = sum(share * len(ns) / ns.sum() * 1e9 for ns in rounds)
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        seconds = cell["seconds"]
+        rounds = [np.array(each) for each in rounds_in(seconds)]
+        rate = sum(case.envs / WORKERS * len(each) / each.sum() for each in rounds)
         rollouts = max(1, min(map(len, rounds)) // HORIZON)
         length = min(HORIZON, *map(len, rounds))
-        each = np.array([ns[: rollouts * length].reshape(rollouts, length) for ns in rounds])
-        steps = rollouts * length * case.envs * 1e9
+        each = np.array([one[: rollouts * length].reshape(rollouts, length) for one in rounds])
+        steps = rollouts * length * case.envs
         return {
             "steps": rate * seconds,
             "seconds": seconds,
@@ -193,56 +170,40 @@ def alone(case: Case) -> Callable[[float], dict[str, Any]]:
     return measure
 
 
-def _alone(case: Case, pipe: Any) -> None:
-    step = stepper(case)
-    pipe.send("ready")
-    while True:
-        seconds = pipe.recv()
-        times = [time.perf_counter_ns()]
-        end = times[0] + seconds * 1e9
-        while times[-1] < end:
-            step()
-            times.append(time.perf_counter_ns())
-        pipe.send(np.diff(times).tolist())
-
-
-def equal_shares(case: Case) -> Callable[[float], dict[str, Any]]:
+def equal_shares(case: Case) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Measure the ideal in which each process does the same number of steps, as in a rollout."""
-    pipes = processes(_share, case)
+    pipes = forked(WORKERS, _share, case)
+    for pipe in pipes:
+        pipe.recv()
 
-    def measure(seconds: float) -> dict[str, Any]:
-        begun, steps = time.perf_counter(), 0
-        while time.perf_counter() < begun + seconds:
-            for pipe in pipes:
-                pipe.send(HORIZON)
-            for pipe in pipes:
-                pipe.recv()
-            steps += HORIZON * case.envs
-        return {"steps": steps, "seconds": time.perf_counter() - begun}
+    def rollout() -> int:
+        for pipe in pipes:
+            pipe.send(HORIZON)
+        for pipe in pipes:
+            pipe.recv()
+        return HORIZON * case.envs
 
-    return measure
+    return repeated(rollout)
 
 
 def _share(case: Case, pipe: Any) -> None:
     step = stepper(case)
-    pipe.send("ready")
     while True:
+        pipe.send("ready")
         for _ in range(pipe.recv()):
             step()
-        pipe.send("done")
 
 
-def place(env: str, count: str, width: str, where: str) -> Callable[[Any], dict[str, Any]]:
+def place(env: str, count: int, width: int, where: str) -> Callable[[Any], dict[str, Any]]:
     import gymnasium as gym
 
     make = functools.partial(gym.make, env)
-    rollouts = rollouts_of(make, int(count), mlp(int(width), env), where)
+    rollouts = rollouts_of(make, count, mlp(width, env), where)
     return lambda cell: sampled(rollouts, cell["seconds"])
 
 
-def halves(way: str, ratio: str, by_size: str) -> Callable[[Any], dict[str, Any]]:
-    us = float(ratio) * BUSY * BUSY_ENVS / WORKERS
-    policy = Sleeping(us, by_size=by_size == "True")
+def halves(way: str, ratio: float, by_size: bool) -> Any:  # noqa: FBT001
+    policy = Sleeping(ratio * BUSY * BUSY_ENVS / WORKERS, by_size=by_size)
     rollouts = rollouts_of(functools.partial(Busy, BUSY), BUSY_ENVS, policy, way)
     return lambda cell: sampled(rollouts, cell["seconds"])
 
@@ -250,43 +211,33 @@ def halves(way: str, ratio: str, by_size: str) -> Callable[[Any], dict[str, Any]
 KINDS: dict[str, Callable[..., Any]] = {"free": free, "place": place, "halves": halves}
 
 
+def contender(kind: str, *arguments: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return KINDS[kind](*arguments)
+
+
 # -- in the process that measures ------------------------------------------------------------------
-
-
-def contender(kind: str, *arguments: Any) -> Contender:
-    return Contender(__file__, "--child", kind, *arguments)
-
-
-def rate(result: dict[str, Any] | None) -> float:
-    assert result is not None, "a contender has ended"
-    return float(result["steps"] / result["seconds"])
 
 
 def fractions(name: str, repetitions: int, seconds: float) -> dict[str, Any]:
     """Return speeds as fractions of the ideal, with a policy that costs nothing."""
     ways = ["equal shares", *FREE_WAYS]
-    running = {way: contender("free", name, way) for way in ("ideal", *ways)}
-    reference = running.pop("ideal")
     found: dict[str, list[float]] = {way: [] for way in ways}
     of_barrier: dict[str, list[float]] = {way: [] for way in ways}
-
-    def ideals(way: str) -> tuple[float, float]:
-        """Return the steps a second of the ideal, and of the barrier that this way waits at."""
-        result = reference.measure(seconds=seconds)
-        barrier = "rollout" if "workers" in way or way == "equal shares" else "step"
-        assert result is not None, reference.trouble
-        return rate(result), result[barrier]
-
     rates = []
-    for repetition in range(repetitions):
-        for way, one in running.items():
-            before, now, after = ideals(way), rate(one.measure(seconds=seconds)), ideals(way)
+    with started(__file__, {way: ("free", name, way) for way in ("ideal", *ways)}) as running:
+        reference = running.pop("ideal")
+
+        def ideals(way: str) -> tuple[float, float]:
+            """Return the steps a second of the ideal, and of the barrier that this way waits at."""
+            result = reference.ask(seconds=seconds)
+            barrier = "rollout" if "workers" in way or way == "equal shares" else "step"
+            return rate_of(result), result[barrier]
+
+        for way, one in turns(running, repetitions):
+            before, now, after = ideals(way), one.rate(seconds=seconds), ideals(way)
             rates.append(after[0])
             found[way].append(2 * now / (before[0] + after[0]))
             of_barrier[way].append(2 * now / (before[1] + after[1]))
-        say(f"  {repetition + 1}/{repetitions}", end="\r")
-    for one in (reference, *running.values()):
-        one.end()
     return {"ideal": statistics.median(rates), "fractions": found, "of_barrier": of_barrier}
 
 
@@ -295,48 +246,44 @@ def places(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     rows = []
     for env, count, width in PLACES:
         ways = "main", "main, threads", "workers", "workers, overlap"
-        running = {way: contender("place", env, count, width, way) for way in ways}
-        rates: dict[str, list[float]] = {way: [] for way in ways}
-        shares: list[float] = []
-        for _ in range(repetitions):
-            for way, one in running.items():
-                result = one.measure(seconds=seconds)
-                rates[way].append(rate(result))
-                if way == "main":
-                    assert result is not None
-                    shares.append(result["policy"] / result["seconds"])
-        for one in running.values():
-            one.end()
-        main = rates["main"]
-        ratios = {way: [w / c for c, w in zip(main, rates[way], strict=True)] for way in ways[1:]}
-        row = {"env": env, "envs": count, "width": width, "ratios": ratios}
-        rows.append({**row, "main": statistics.median(main), "policy": np.median(shares)})
-        say(f"  {env}, {count} envs, {width} wide: {spread(ratios['workers'])}")
+        found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+        with started(__file__, {way: ("place", env, count, width, way) for way in ways}) as running:
+            for way, one in turns(running, repetitions):
+                found[way].append(one.ask(seconds=seconds))
+        rates = {way: [*map(rate_of, results)] for way, results in found.items()}
+        row = {
+            "env": env,
+            "envs": count,
+            "width": width,
+            "ratios": {way: ratios(rates[way], rates["main"]) for way in ways[1:]},
+            "main": statistics.median(rates["main"]),
+            "policy": statistics.median(rate_of(one, "policy") for one in found["main"]),
+        }
+        rows.append(row)
+        say(f"  {env}, {count} envs, {width} wide: {spread(row['ratios']['workers'])}")
     return rows
 
 
 def alternating(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     """Compare halves in turn with all envs at once, for policies of different costs."""
     rows = []
+    ways = "main", "main, halves"
     for by_size in (True, False):
         for ratio in RATIOS:
-            ways = "main", "main, halves"
-            pair = [contender("halves", way, ratio, by_size) for way in ways]
-            gains = []
-            for _ in range(repetitions):
-                one, two = (rate(each.measure(seconds=seconds)) for each in pair)
-                gains.append(two / one)
-            for each in pair:
-                each.end()
+            rates: dict[str, list[float]] = {way: [] for way in ways}
+            arguments = {way: ("halves", way, ratio, by_size) for way in ways}
+            with started(__file__, arguments) as running:
+                for way, one in turns(running, repetitions):
+                    rates[way].append(one.rate(seconds=seconds))
+            gains = ratios(*(rates[way] for way in ways[::-1]))
             rows.append({"ratio": ratio, "by_size": by_size, "gains": gains})
             say(f"  policy {ratio} of the envs' time, by size {by_size}: {spread(gains)}")
     return rows
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     sections = {"free": free_table, "places": places_table, "alternating": alternating_table}
-    parts = [heading("Rollouts", results["machine"])]
-    return "\n".join(parts + [sections[name](results) for name in sections if name in results])
+    return [sections[name](results) for name in sections if name in results]
 
 
 def free_table(results: dict[str, Any]) -> str:
@@ -409,13 +356,10 @@ PARTS: dict[str, Callable[[int, float], Any]] = {
 }
 
 
-def picture(results: dict[str, Any], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6, 4))
+def picture(results: dict[str, Any], stem: Path) -> None:
+    if "alternating" not in results:
+        return
+    figure, axis = pyplot().subplots(figsize=(6, 4))
     for by_size, label in ((True, "half as long for a half"), (False, "as long for a half")):
         rows = [row for row in results["alternating"] if row["by_size"] == by_size]
         axis.plot(
@@ -433,35 +377,24 @@ def picture(results: dict[str, Any], path: Path) -> None:
     axis.set_ylabel("steps a second, halves in turn / all at once")
     axis.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(stem.with_suffix(".svg"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.7)
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="which tables")
-    options = parser.parse_args()
-    if options.child:
-        kind, *arguments = options.child
-        answer(lambda: KINDS[kind](*arguments))
-        return
-    results: dict[str, Any] = {"machine": machine()}
-    n, seconds = options.repetitions, options.seconds
-    with stolen_share(results["machine"]):
-        for part in options.only:
-            say(part)
-            results[part] = PARTS[part](n, seconds)
-    results = json.loads(json.dumps(results))
-    text = tables(results)
-    print(text)
-    if options.out:
-        stem = write(options.out, "samplers", results, text)
-        if "alternating" in results:
-            picture(results, stem.with_suffix(".svg"))
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    results = {}
+    for part in options.only:
+        say(part)
+        results[part] = PARTS[part](options.repetitions, options.seconds)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("Rollouts", measure, report),
+        contender=contender,
+        picture=picture,
+        choices={"only": PARTS},
+        only=list(PARTS),
+        repetitions=5,
+        seconds=0.7,
+    )

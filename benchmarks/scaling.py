@@ -8,22 +8,23 @@ For machines with many CPUs. The number of envs stays the same.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import os
 import statistics
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envs import CASES
-from running import heading, machine, publish, quartiles, say, stolen_share, table
-from vector import measure
+from running import quartiles, say, study, table
+from vector import SLICES, measured
+
+if TYPE_CHECKING:
+    import argparse
 
 CONTENDERS = ["pysampler", "gymnasium AsyncVectorEnv", "EnvPool (its own C++ envs)"]
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     parts = [
-        heading("Scaling with workers", results["machine"]),
         (
             "Fractions of the ideal, the same envs in as many processes that never talk, and of "
             "the *ideal barrier*, where each round of these processes is as long as that of the "
@@ -42,34 +43,29 @@ def tables(results: dict[str, Any]) -> str:
         ours = "pysampler, of the ideal barrier", "pysampler steps/s"
         header = ["workers", "envs", "ideal steps/s", *present, *ours]
         parts.append(f"## {name}\n\n" + table(header, rows))
-    return "\n".join(parts)
+    return parts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", action="append", choices=list(CASES))
-    parser.add_argument("--most", type=int, help="workers; by default as many as CPUs")
-    parser.add_argument("--slices", type=int, default=24, help="of each contender")
-    parser.add_argument("--seconds", type=float, default=0.25, help="of a slice")
-    parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "cases": {}}
-    most = options.most or results["machine"]["cpus"]
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    most = options.most or len(os.sched_getaffinity(0))
     counts = [2**n for n in range(most.bit_length()) if 2**n <= most]
-    with stolen_share(results["machine"]):
-        for name in options.case or ["CartPole-v1, 64", "HalfCheetah-v5, 64", "20 us of work, 64"]:
-            by_workers = results["cases"][name] = {}
-            for workers in counts:
-                case = dataclasses.replace(CASES[name], workers=workers)
-                names = CONTENDERS[:1] if options.no_peers else CONTENDERS
-                names = [n for n in names if "EnvPool" not in n or case.env[:4] != "Busy"]
-                say(f"{name}: {workers} workers")
-                measured = measure(case, names, slices=options.slices, seconds=options.seconds)
-                by_workers[str(workers)] = {**measured, "envs": case.envs}
-    text = tables(results)
-    publish(options, "scaling", results, text)
+    cases: dict[str, dict[int, Any]] = {name: {} for name in options.case}
+    for name, by_workers in cases.items():
+        for workers in counts:
+            case = dataclasses.replace(CASES[name], workers=workers)
+            names = CONTENDERS[:1] if options.no_peers else CONTENDERS
+            names = [n for n in names if "EnvPool" not in n or case.env[:4] != "Busy"]
+            say(f"{name}: {workers} workers")
+            found = measured(case, names, options.slices, options.seconds)
+            by_workers[workers] = {**found, "envs": case.envs}
+    return {"cases": cases}
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("Scaling with workers", measure, report),
+        choices={"case": CASES},
+        case=["CartPole-v1, 64", "HalfCheetah-v5, 64", "20 us of work, 64"],
+        most=int,
+        **SLICES,
+    )

@@ -13,31 +13,20 @@ Each contender is a process of its own, measured in turn.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
-import sys
-import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from envs import Skewed
-from running import (
-    answer,
-    heading,
-    machine,
-    options_of,
-    publish,
-    rate_of_steps,
-    rates_in_turn,
-    say,
-    spread,
-    stolen_share,
-    table,
-)
+from running import rate_of_steps, rates_in_turn, repeated, say, spread, study, table, warmed
+
+if TYPE_CHECKING:
+    import argparse
 
 ENVS, STEP, RESET, LENGTH = 32, 0.001, 0.2, 200
-SPARES = (8, 16, 32, 48)
+NAMES = ["AsyncVectorEnv", "TorchRL", "pysampler"]
+NAMES += [*(f"pysampler {spares}" for spares in (8, 16, 32, 48)), "no resets"]
 ACTIONS = np.zeros((1, ENVS), np.int64)
 
 
@@ -89,15 +78,11 @@ def torchrl() -> Any:
     envs = ParallelEnv(ENVS, _torchrl_env, mp_start_method="fork")
     collector = iter(Collector(envs, None, frames_per_batch=batch, total_frames=-1))
 
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        begun, steps = time.perf_counter(), 0
-        while (seconds := time.perf_counter() - begun) < cell["seconds"]:
-            next(collector)
-            steps += batch
-        return {"rate": steps / seconds}
+    def batch_of_all() -> int:
+        next(collector)
+        return batch
 
-    measure({"seconds": 0.2})
-    return measure
+    return warmed(repeated(batch_of_all))
 
 
 def contender(name: str) -> Any:
@@ -113,36 +98,31 @@ def contender(name: str) -> Any:
 # -- in the benchmark ------------------------------------------------------------------------------
 
 
-def report(results: dict[str, Any]) -> str:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    return {"rates": rates_in_turn(__file__, NAMES, (), options)}
+
+
+def report(results: dict[str, Any]) -> list[str]:
     rates = results["rates"]
     limit = statistics.median(rates["no resets"])
     rows = [
         [name, spread(each, 0), f"{statistics.median(each) / limit:.2f}"]
         for name, each in rates.items()
     ]
-    return heading("Slow resets", results["machine"]) + (
-        f"\n{ENVS} envs whose steps sleep {STEP * 1e3:.0f} ms and whose resets sleep "
+    about = (
+        f"{ENVS} envs whose steps sleep {STEP * 1e3:.0f} ms and whose resets sleep "
         f"{RESET * 1e3:.0f} ms, with episodes of {LENGTH} steps on average; the "
         "number is that of spare envs. Env steps per second, and as shares of what the envs step "
-        "if resets take no time:\n\n" + table(["", "steps/s", "of the limit"], rows)
+        "if resets take no time:\n"
     )
-
-
-def main() -> None:
-    if len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
-        answer(functools.partial(contender, sys.argv[1]))
-        return
-    options = options_of(argparse.ArgumentParser(description=__doc__), seconds=5.0, repetitions=5)
-    if options.quick:
-        options.seconds, options.repetitions = 2.0, 2
-    names = ["AsyncVectorEnv", "TorchRL", "pysampler"]
-    names += [f"pysampler {spares}" for spares in SPARES]
-    results: dict[str, Any] = {"machine": machine()}
-    with stolen_share(results["machine"]):
-        results["rates"] = rates_in_turn(__file__, [*names, "no resets"], (), options)
-    text = report(results)
-    publish(options, "slow-resets", results, text)
+    return [about, table(["", "steps/s", "of the limit"], rows)]
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("Slow resets", measure, report),
+        contender=contender,
+        quick={"seconds": 2.0, "repetitions": 2},
+        seconds=5.0,
+        repetitions=5,
+    )

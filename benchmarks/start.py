@@ -8,12 +8,14 @@ Each run is a new interpreter, in turn with the others.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from running import heading, in_interpreter, machine, options_of, publish, say, stolen_share, table
+from running import in_interpreter, say, study, table
+
+if TYPE_CHECKING:
+    import argparse
 
 PROGRAM = """
 import json, time
@@ -40,7 +42,7 @@ CONTENDERS = {
 }
 
 
-def measure(name: str, env: str, envs: int) -> list[float]:
+def measured(name: str, env: str, envs: int) -> list[float]:
     """Return the seconds of a whole program, of the first vector env and of a second one."""
     imports, make = CONTENDERS[name]
     begun = time.perf_counter()
@@ -50,55 +52,38 @@ def measure(name: str, env: str, envs: int) -> list[float]:
     return [time.perf_counter() - begun - whole_second, first, second]
 
 
-def tables(results: dict[str, Any]) -> str:
-    parts = [
-        heading("Starting", results["machine"]),
-        (
-            f"Seconds, medians of {results['repetitions']} runs in turn, each in a new interpreter "
-            "with compiled modules. *Program*: from the start of the interpreter to its end, with "
-            "one vector env, its first reset and `close()`. AsyncVectorEnv forks the program with "
-            "all that it has loaded; pysampler's default starts a clean interpreter first, from "
-            "which later workers come too.\n"
-        ),
-    ]
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    cases = []
+    for env in ("CartPole-v1", "HalfCheetah-v5"):
+        seconds: dict[str, list[list[float]]] = {name: [] for name in CONTENDERS}
+        for run in range(options.repetitions + 1):
+            for name, of_name in seconds.items():
+                say(f"{env}, {name}, run {run}")
+                took = measured(name, env, 8)
+                if run > 0 or options.quick:  # the first one compiles modules
+                    of_name.append(took)
+        cases.append({"env": env, "envs": 8, "seconds": seconds})
+    return {"repetitions": options.repetitions, "cases": cases}
+
+
+def report(results: dict[str, Any]) -> list[str]:
+    about = (
+        f"Seconds, medians of {results['repetitions']} runs in turn, each in a new interpreter "
+        "with compiled modules. *Program*: from the start of the interpreter to its end, with "
+        "one vector env, its first reset and `close()`. AsyncVectorEnv forks the program with "
+        "all that it has loaded; pysampler's default starts a clean interpreter first, from "
+        "which later workers come too.\n"
+    )
     rows = []
     for case in results["cases"]:
         base = statistics.median(one[0] for one in case["seconds"]["AsyncVectorEnv"])
         for name, seconds in case["seconds"].items():
             program, first, second = (statistics.median(one) for one in zip(*seconds, strict=True))
-            rows.append(
-                [
-                    *(f"{case['env']} x {case['envs']}", name, f"{program:.2f}"),
-                    *(f"{program / base:.2f}", f"{first:.3f}", f"{second:.3f}"),
-                ]
-            )
+            row = [f"{case['env']} x {case['envs']}", name, f"{program:.2f}"]
+            rows.append([*row, f"{program / base:.2f}", f"{first:.3f}", f"{second:.3f}"])
     titles = ["", "", "program", "/ AsyncVectorEnv", "first vector env", "second"]
-    parts.append(table(titles, rows))
-    return "\n".join(parts)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    options = options_of(parser, 0.0, repetitions=6)
-    if options.quick:
-        options.repetitions = 1
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "repetitions": options.repetitions,
-        "cases": [],
-    }
-    with stolen_share(results["machine"]):
-        for env in ("CartPole-v1", "HalfCheetah-v5"):
-            seconds: dict[str, list[list[float]]] = {name: [] for name in CONTENDERS}
-            for run in range(options.repetitions + 1):
-                for name, of_name in seconds.items():
-                    say(f"{env}, {name}, run {run}")
-                    took = measure(name, env, 8)
-                    if run > 0 or options.quick:  # the first one compiles modules
-                        of_name.append(took)
-            results["cases"].append({"env": env, "envs": 8, "seconds": seconds})
-    publish(options, "start", results, tables(results))
+    return [about, table(titles, rows)]
 
 
 if __name__ == "__main__":
-    main()
+    study("Starting", measure, report, quick={"repetitions": 1}, repetitions=6)

@@ -12,7 +12,6 @@ read one table is measured.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import statistics
@@ -23,32 +22,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import psutil
+import running
 from envs import Busy
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from running import (
-    answer,
-    apart,
-    heading,
-    in_interpreter,
-    machine,
-    multiples,
-    options_of,
-    publish,
-    rate_of_single_envs,
-    rate_of_steps,
-    rates_in_turn,
-    say,
-    stolen_share,
-    table,
-)
 
 import pysampler
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 APART, SYNC, PROCESSES, THREADS = NAMES = "apart", "SyncVectorEnv", "processes", "threads"
 KEYS = 10
+LOCKED = getattr(sys, "_is_gil_enabled", lambda: True)()
+PYTHON = (
+    f"Python {sys.version_info[0]}.{sys.version_info[1]} {'with' if LOCKED else 'without'} its lock"
+)
 
 
 class ManyInfos(Busy):
@@ -128,19 +117,19 @@ def alone(case: str, count: int) -> Callable[[dict], dict]:
         return stepping_of(make(count, 1))
     if native:
         return stepping_of(pysampler.VectorEnv([make] * count, num_workers=0))
-    return rate_of_single_envs([make() for _ in range(count)])
+    return running.rate_of_single_envs([make() for _ in range(count)])
 
 
 def stepping_of(envs: Any) -> Callable[[dict], dict]:
     envs.reset(seed=0)
     envs.action_space.seed(0)
-    return rate_of_steps(envs, [envs.action_space.sample() for _ in range(64)])
+    return running.rate_of_steps(envs, [envs.action_space.sample() for _ in range(64)])
 
 
 def contender(name: str, case: str, workers: int) -> Callable[[dict], dict]:
     make, count, _, native, batch = CASES[case]
     if name == APART:
-        return apart(alone, workers, case, count // workers)
+        return running.apart(alone, workers, case, count // workers)
     mode = AutoresetMode.SAME_STEP
     if name == SYNC and batch:
         return stepping_of(make(count, workers))
@@ -186,14 +175,37 @@ def memory_of(way: str, megabytes: int) -> float:
     return used / 1e6
 
 
-def tables(results: dict[str, Any]) -> str:
-    rows = []
-    for case, rates in results["cases"].items():
-        ideal = rates[APART]
-        row = [case, f"{statistics.median(ideal):,.0f}"]
-        row += [multiples(rates[name], ideal) for name in (SYNC, PROCESSES, THREADS)]
-        row.append(multiples(rates[THREADS], rates[PROCESSES]))
-        rows.append(row)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    cases = {
+        case: (case, options.workers)
+        for case in options.cases
+        if not CASES[case].module or importlib.util.find_spec(CASES[case].module)
+    }
+    results = {
+        "python": PYTHON,
+        "workers": options.workers,
+        "cases": running.rates_of_cases(__file__, cases, NAMES, options),
+        "table": 10 if options.quick else 50,
+    }
+    contexts = {PROCESSES: "forkserver", THREADS: "threads"}
+    starts: dict[str, list[float]] = {name: [] for name in contexts}
+    for _ in range(min(5, options.repetitions)):
+        for name, context in contexts.items():
+            starts[name].append(running.in_interpreter(__file__, "start", context, 64))
+    memory = {
+        way: [
+            running.in_interpreter(__file__, "memory", way, size) for size in (0, results["table"])
+        ]
+        for way in (READ_BY_EACH, PROCESSES, THREADS)
+    }
+    return {**results, "starts": starts, "memory": memory}
+
+
+def report(results: dict[str, Any]) -> list[str]:
+    cases = results["cases"]
+    rows = running.ratio_rows(cases, APART, [SYNC, PROCESSES, THREADS], of_base=True)
+    for row, rates in zip(rows, cases.values(), strict=True):
+        row.append(running.multiples(rates[THREADS], rates[PROCESSES]))
     starts = [
         [context, f"{1000 * statistics.median(seconds):,.0f} ms"]
         for context, seconds in results["starts"].items()
@@ -204,70 +216,35 @@ def tables(results: dict[str, Any]) -> str:
         copies = (with_table - without) / size
         of_64 = 64 if way == READ_BY_EACH else round(copies)
         memory.append([way, f"{with_table - without:,.0f} MB", f"{copies:.1f}", f"{of_64 / 2} GB"])
-    return "\n".join(
-        [
-            heading(f"Threads, {results['python']}", results["machine"]),
-            (
-                f"{results['workers']} workers, SAME_STEP. Fractions of the ideal, processes that "
-                "step their share of the envs and never communicate: medians [quartiles] of "
-                "repetitions in turn. AtariVectorEnv in the place of SyncVectorEnv has as many "
-                "threads of its own as there are workers.\n"
-            ),
-            table(["envs", "ideal, steps/s", SYNC, PROCESSES, THREADS, "threads/processes"], rows),
-            "\nThe start of 64 CartPoles with a worker each, the second time in a program:\n",
-            table(["workers", "start"], starts),
-            (
-                f"\nMemory of a table of {size} MB that {READERS} envs with a worker each read, "
-                "beyond that of the same envs without it (PSS of all processes), and what this "
-                "means for 64 envs and a table of 500 MB. Processes map a table in env_fns:\n"
-            ),
-            table(["workers", "memory", "tables", "64 envs, 500 MB"], memory),
-        ]
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    options = options_of(parser, 0.3)
-    if options.quick:
-        options.cases = ["CartPole x 8", "AtariVectorEnv x 8"]
-        options.repetitions, options.seconds = 2, 0.05
-    locked = getattr(sys, "_is_gil_enabled", lambda: True)()
-    version = ".".join(map(str, sys.version_info[:2]))
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "python": f"Python {version} {'with' if locked else 'without'} its lock",
-        "workers": options.workers,
-        "cases": {},
-        "starts": {"processes": [], "threads": []},
-        "table": 10 if options.quick else 50,
-        "memory": {},
-    }
-    with stolen_share(results["machine"]):
-        for case in options.cases:
-            if not CASES[case].module or importlib.util.find_spec(CASES[case].module):
-                say(case)
-                arguments = case, options.workers
-                rates = rates_in_turn(__file__, list(NAMES), arguments, options)
-                results["cases"][case] = rates
-        for _ in range(min(5, options.repetitions)):
-            for name, context in (("processes", "forkserver"), ("threads", "threads")):
-                results["starts"][name].append(in_interpreter(__file__, "start", context))
-        for way in (READ_BY_EACH, PROCESSES, THREADS):
-            results["memory"][way] = [
-                in_interpreter(__file__, "memory", way, str(size)) for size in (0, results["table"])
-            ]
-    text = tables(results)
-    publish(options, f"threads-{'gil' if locked else 'nogil'}", results, text)
+    return [
+        (
+            f"{results['workers']} workers, SAME_STEP. Fractions of the ideal, processes that "
+            "step their share of the envs and never communicate: medians [quartiles] of "
+            "repetitions in turn. AtariVectorEnv in the place of SyncVectorEnv has as many "
+            "threads of its own as there are workers.\n"
+        ),
+        running.table(
+            ["envs", "ideal, steps/s", SYNC, PROCESSES, THREADS, "threads/processes"], rows
+        ),
+        "\nThe start of 64 CartPoles with a worker each, the second time in a program:\n",
+        running.table(["workers", "start"], starts),
+        (
+            f"\nMemory of a table of {size} MB that {READERS} envs with a worker each read, "
+            "beyond that of the same envs without it (PSS of all processes), and what this "
+            "means for 64 envs and a table of 500 MB. Processes map a table in env_fns:\n"
+        ),
+        running.table(["workers", "memory", "tables", "64 envs, 500 MB"], memory),
+    ]
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["start"]:
-        print(start_of(sys.argv[2], 64))
-    elif sys.argv[1:2] == ["memory"]:
-        print(memory_of(sys.argv[2], int(sys.argv[3])))
-    elif len(sys.argv) == 4 and not sys.argv[1].startswith("--"):
-        answer(lambda: contender(sys.argv[1], sys.argv[2], int(sys.argv[3])))
-    else:
-        main()
+    running.study(
+        *(f"Threads, {PYTHON}", measure, report),
+        file=f"threads-{'gil' if LOCKED else 'nogil'}",
+        contender=contender,
+        figures={"start": start_of, "memory": memory_of},
+        quick={"cases": ["CartPole x 8", "AtariVectorEnv x 8"], "repetitions": 2, "seconds": 0.05},
+        choices={"cases": CASES},
+        cases=list(CASES),
+        **running.SLICES,
+    )

@@ -16,10 +16,8 @@ Contenders are processes, measured in turn.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
-import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,20 +26,18 @@ import numpy as np
 from gymnasium import spaces
 from running import (
     Contender,
-    answer,
-    heading,
-    machine,
     multiples,
-    options_of,
-    publish,
     quartiles,
     rates_in_turn,
+    repeated,
     say,
-    stolen_share,
+    study,
     table,
+    warmed,
 )
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 
@@ -139,19 +135,6 @@ def torchrl_env(length: int, delays: tuple[float, float]) -> Any:
     return Delayed(max_steps=length)
 
 
-def rate_of_batches(batch: Callable[[], int]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a function that calls ``batch``, which returns its number of env steps."""
-
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        steps, begun = 0, time.perf_counter()
-        while (seconds := time.perf_counter() - begun) < cell["seconds"]:
-            steps += batch()
-        return {"rate": steps / seconds}
-
-    measure({"seconds": 0.2})  # warm
-    return measure
-
-
 def pysampler(workload: Workload, way: str, workers: int) -> Callable[[], int]:
     import pysampler
 
@@ -201,9 +184,11 @@ def torchrl(workload: Workload, way: str, workers: int) -> Callable[[], int]:
 
 
 def contender(name: str, workload: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    if workload == "start":
+        return lambda cell: start(name, cell["workers"])
     library, way, workers = name.split()
     prepare = {"pysampler": pysampler, "TorchRL": torchrl}[library]
-    return rate_of_batches(prepare(WORKLOADS[workload], way, int(workers)))
+    return warmed(repeated(prepare(WORKLOADS[workload], way, int(workers))))
 
 
 def constructed(make: Callable[..., Any], *modules: str) -> Any:
@@ -242,13 +227,12 @@ def start(name: str, workers: int) -> dict[str, float]:
 # -- in the process that measures ------------------------------------------------------------------
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     parts = [
-        heading("TorchRL's own workloads", results["machine"]),
         (
             "Contenders in turn; medians [quartiles]. The number is that of workers. TorchRL runs "
             "its `CountingEnv`, pysampler the same env written for gymnasium.\n"
-        ),
+        )
     ]
     for name, rates in results["rates"].items():
         work = WORKLOADS[name]
@@ -278,45 +262,39 @@ def tables(results: dict[str, Any]) -> str:
         "Processes of TorchRL's workers import torch and TorchRL, which pysampler's do only where "
         "said.\n\n" + table(["", "s"], rows)
     )
-    return "\n".join(parts)
+    return parts
 
 
 def started(name: str, workers: int) -> list[float]:
     """Return the seconds that a start in a new program takes; none if it takes too long."""
-    one = Contender(__file__, name, "start", limit=LIMIT)
-    said = one.measure(workers=workers)
-    one.end()
+    with Contender(__file__, name, "start", limit=LIMIT) as one:
+        said = one.measure(workers=workers)
     if said is None:
         say(f"  {name}: {one.trouble}")
     return [said["seconds"]] if said else []
 
 
-def main() -> None:
-    options = options_of(argparse.ArgumentParser(description=__doc__), 2.0, repetitions=7)
-    starts, most, workers = 5, 32, STARTED
-    if options.quick:
-        options.repetitions, options.seconds, starts = 1, 0.5, 1
-        most = workers = 2
-    results: dict[str, Any] = {"machine": machine(), "started": workers, "rates": {}}
-    with stolen_share(results["machine"]):
-        for name, workload in WORKLOADS.items():
-            say(name)
-            able = {one: int(one.split()[-1]) <= most for one in workload.contenders}
-            names = [one for one, few in able.items() if few or one.startswith("pysampler")]
-            results["rates"][name] = rates_in_turn(__file__, names, (name,), options, LIMIT)
-        say("start")
-        results["starts"] = {name: [] for name in STARTS}
-        for _ in range(starts):
-            for name, found in results["starts"].items():
-                found += started(name, results["started"])
-    text = tables(results)
-    publish(options, "torchrl-workloads", results, text)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    times, workers, most = (1, 2, 2) if options.quick else (5, STARTED, 32)
+    rates = {}
+    for name, workload in WORKLOADS.items():
+        say(name)
+        able = {one: int(one.split()[-1]) <= most for one in workload.contenders}
+        names = [one for one, few in able.items() if few or one.startswith("pysampler")]
+        rates[name] = rates_in_turn(__file__, names, (name,), options, LIMIT)
+    say("start")
+    starts: dict[str, list[float]] = {name: [] for name in STARTS}
+    for _ in range(times):
+        for name, found in starts.items():
+            found += started(name, workers)
+    return {"started": workers, "rates": rates, "starts": starts}
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3 and sys.argv[2] == "start":
-        answer(lambda: lambda cell: start(sys.argv[1], cell["workers"]))
-    elif len(sys.argv) == 3 and sys.argv[2] in WORKLOADS:
-        answer(functools.partial(contender, *sys.argv[1:]))
-    else:
-        main()
+    study(
+        *("TorchRL's own workloads", measure, report),
+        contender=contender,
+        quick={"repetitions": 1, "seconds": 0.5},
+        repetitions=7,
+        seconds=2.0,
+    )

@@ -10,12 +10,9 @@ process of its own, one at a time, in turn.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import os
 import statistics
-import sys
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, replace
@@ -25,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
-from running import Contender, answer, heading, machine, publish, say, spread, stolen_share, table
+from running import Contender, ratios, say, spread, study, table
 from wrapped import ASYNC, OURS, PYTHON, make_env, pool
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 POOL, SYNC = "EnvPool", "SyncVectorEnv"
@@ -60,6 +58,7 @@ ROWS = [
     Settings("HalfCheetah-v5", 128_000, 64, 32, 3e-4, 10, 32, 0.0),
     Settings("CartPole-v1", 100_000, 4, 128, 2.5e-4, 4, 4, 0.01),
 ]
+KNOWN = {s.env: s for s in ROWS}
 GAMMA, GAE_LAMBDA, CLIP, VALUE, NORM = 0.99, 0.95, 0.2, 0.5, 0.5
 CLEANRL = "HalfCheetah-v5"  # its script of continuous actions wraps each env, the other does not
 
@@ -227,12 +226,13 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def training(way: str, seed: int, s: Settings) -> dict[str, Any]:
+def training(way: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Train, and return the seconds of it and the mean returns of the last 100 episodes."""
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
+    s = Settings(**settings)
     recent: deque[float] = deque(maxlen=100)
     curve: list[tuple[float, int, float]] = []
     began, busy = time.perf_counter(), busy_seconds()
@@ -257,14 +257,17 @@ def training(way: str, seed: int, s: Settings) -> dict[str, Any]:
     }
 
 
+def contender(*arguments: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda _: training(*arguments)
+
+
 # -- in the process that measures ------------------------------------------------------------------
 
 
 def run_of(way: str, seed: int, s: Settings) -> dict[str, Any] | None:
     """Run a training in a process of its own; return None, and say why, if it does not run."""
-    one = Contender(__file__, "--child", way, seed, json.dumps(asdict(s)), limit=LIMIT)
-    run = one.measure()
-    one.end()
+    with Contender(__file__, way, seed, asdict(s), limit=LIMIT) as one:
+        run = one.measure()
     if run is None:
         say(f"  {way} does not run: {one.trouble}")
         return None
@@ -273,16 +276,15 @@ def run_of(way: str, seed: int, s: Settings) -> dict[str, Any] | None:
     return run
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     parts = [
-        heading("Whole trainings", results["machine"]),
         (
             "PPO with the hyperparameters of CleanRL, one thread of torch. Each run has the "
             f"machine alone; medians [least, most] of the seeds {results['seeds']}, in turn. "
             "Seconds are from making the envs to closing them, CPU seconds those of the machine, "
             "the return is the mean of the last 100 episodes. EnvPool's envs share one mean of "
             "observations, as those of VecNormalize do; the others have one each.\n"
-        ),
+        )
     ]
     for case in results["cases"]:
         s, rows = case["settings"], []
@@ -291,12 +293,11 @@ def tables(results: dict[str, Any]) -> str:
             if not runs:
                 continue
             took = [run["seconds"] for run in runs]
-            ratios = [a / b for a, b in zip(took, ours, strict=True)]
             rows.append(
                 [
                     way,
                     spread(took, 0),
-                    "" if way == OURS else spread(ratios),
+                    "" if way == OURS else spread(ratios(took, ours)),
                     spread([run["cpu_seconds"] for run in runs], 0),
                     spread([run["return"] for run in runs], 0),
                 ]
@@ -305,40 +306,32 @@ def tables(results: dict[str, Any]) -> str:
             f"## {s['env']}, {s['steps']:,} steps of {s['envs']} envs\n\n"
             + table(["", "seconds", "/ pysampler", "CPU seconds", "return"], rows)
         )
-    return "\n".join(parts)
+    return parts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    known = {s.env: s for s in ROWS}
-    parser.add_argument("--envs", nargs="+", choices=list(known), default=list(known), metavar="ID")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.quick:
-        options.seeds, options.envs = options.seeds[:1], options.envs[:1]
-    rows = [known[env] for env in options.envs]
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    rows = [KNOWN[env] for env in options.envs]
     if options.quick:
         rows = [replace(s, steps=2 * s.horizon * 8, envs=8) for s in rows]
-    results: dict[str, Any] = {"machine": machine(), "seeds": options.seeds}
-    cases = [{"settings": asdict(s), "runs": {way: [] for way in options.ways}} for s in rows]
-    results["cases"] = cases
-    with stolen_share(results["machine"]):
-        for s, case in zip(rows, cases, strict=True):
-            say(s.env)
-            for seed in options.seeds:
-                for way, runs in case["runs"].items():
-                    if (run := run_of(way, seed, s)) is not None:
-                        runs.append(run)
-    text = tables(results)
-    publish(options, "trainings", results, text)
+    cases: list[dict[str, Any]] = []
+    for s in rows:
+        say(s.env)
+        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in options.ways}
+        cases.append({"settings": asdict(s), "runs": runs})
+        for seed in options.seeds:
+            for way, of_way in runs.items():
+                if (run := run_of(way, seed, s)) is not None:
+                    of_way.append(run)
+    return {"seeds": options.seeds, "cases": cases}
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        way, seed, settings = sys.argv[2:]
-        answer(lambda: lambda _: training(way, int(seed), Settings(**json.loads(settings))))
-    else:
-        main()
+    study(
+        *("Whole trainings", measure, report),
+        contender=contender,
+        quick={"seeds": [1], "envs": [ROWS[0].env]},
+        choices={"envs": KNOWN, "ways": WAYS},
+        envs=list(KNOWN),
+        seeds=[1, 2, 3],
+        ways=WAYS,
+    )

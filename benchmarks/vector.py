@@ -13,18 +13,22 @@ and after it: with its speed, and with that of the same rounds at a barrier whic
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import footprint
 from contenders import CONTENDERS
 from envs import CASES, Case
-from running import Contender, heading, machine, publish, quartiles, say, stolen_share, table
+from running import Contender, quartiles, rate_of, say, started, study, table
 
-HERE = Path(__file__).parent
+if TYPE_CHECKING:
+    import argparse
+
+PROGRAM = Path(__file__).parent / "contenders.py"
+SLICES = {"slices": 24, "seconds": 0.25, "no_peers": False}  # options
+ROUND = ["send", "wake", "step", "slowest", "notice", "read"]  # its parts
 OURS = ["pysampler", 'pysampler, main_envs="auto"']
 PEERS = [
     *("gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv", "SB3 SubprocVecEnv"),
@@ -46,37 +50,21 @@ def contenders_of(case: Case, *, peers: bool) -> list[str]:
     return names
 
 
-def measure(
-    case: Case, names: list[str], *, slices: int, seconds: float, repetitions: int = 1
+def measured(
+    case: Case, names: list[str], slices: int, seconds: float, repetitions: int = 1
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "rates": {},
-        "fractions": {},
-        "of_barrier": {},
-        "ideal": [],
-        "barrier": [],
-    }
-    where = []
+    found, where = nothing(), []
+    arguments = {name: (name, case.name, seconds, case.workers) for name in ["ideal", *names]}
     for _ in range(repetitions):
-        running = {
-            name: Contender(HERE / "contenders.py", name, case.name, seconds, case.workers)
-            for name in ["ideal", *names]
-        }
-        try:
+        with started(PROGRAM, arguments) as running:
             for name, contender in running.items():
                 if contender.trouble:
                     say(f"  {name} does not run: {contender.trouble}")
             ideal = running.pop("ideal")
-            try:
-                able = {name: one for name, one in running.items() if not one.trouble}
-                take_turns(ideal, able, slices, found)
-                if "pysampler" in able:
-                    where.append(able["pysampler"].measure(where=100))
-            finally:
-                ideal.end()
-        finally:
-            for contender in running.values():
-                contender.end()
+            able = {name: one for name, one in running.items() if not one.trouble}
+            take_turns(ideal, able, slices, found)
+            if "pysampler" in able:
+                where.append(able["pysampler"].ask(where=100))
     return {
         **found,
         "ideal": statistics.median(found["ideal"]),
@@ -85,14 +73,19 @@ def measure(
     }
 
 
+def nothing() -> dict[str, Any]:
+    """Return what was found before anything is measured."""
+    return {"rates": {}, "fractions": {}, "of_barrier": {}, "ideal": [], "barrier": []}
+
+
 def take_turns(
     ideal: Contender, running: dict[str, Contender], slices: int, found: dict[str, Any]
 ) -> None:
     """Measure slices of contenders, each between two of the ideal; add them to what was found."""
 
     def next_ideal() -> tuple[float, float]:
-        result = ideal.measure()
-        speeds = rate(result), result["barrier"]
+        result = ideal.ask()
+        speeds = rate_of(result), result["barrier"]
         found["ideal"].append(speeds[0])
         found["barrier"].append(speeds[1] / speeds[0])
         return speeds
@@ -100,7 +93,7 @@ def take_turns(
     before = next_ideal()
     for turn in range(slices):
         for name, contender in running.items():
-            taken = rate(contender.measure())
+            taken = contender.rate()
             after = next_ideal()
             alone, barrier = (statistics.mean(pair) for pair in zip(before, after, strict=True))
             found["rates"].setdefault(name, []).append(taken)
@@ -110,12 +103,7 @@ def take_turns(
         say(f"  {turn + 1}/{slices}", end="\r")
 
 
-def rate(result: dict[str, Any] | None) -> float:
-    assert result is not None, "a contender has ended"
-    return float(result["steps"] / result["seconds"])
-
-
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     cases, workers = results["cases"], results["workers"]
     present = [n for n in CONTENDERS if any(n in case["fractions"] for case in cases.values())]
 
@@ -123,7 +111,6 @@ def tables(results: dict[str, Any]) -> str:
         return [quartiles(case[key].get(name, [])) for name in present]
 
     parts = [
-        heading("Vector envs", results["machine"]),
         (
             f"The *ideal*: the same envs in {workers} processes that never talk. The *ideal "
             "barrier*: the same rounds of these processes, each as long as that of the slowest, "
@@ -154,18 +141,16 @@ def tables(results: dict[str, Any]) -> str:
         ),
     ]
     parts.append(
-        "## Where a round goes, us\n\n"
-        "The parent sends actions, workers wake (*wake* ends where the last one begins, and holds "
-        "what each does around its envs), envs step (*step*, the mean of the workers; *alone* is "
-        "what the same envs take in the ideal), the slowest worker is waited for, the parent "
-        "notices and reads.\n"
+        "## Where a round goes, us\n\nThe parent sends actions, workers wake (*wake* ends where "
+        "the last one begins, and holds what each does around its envs), envs step (*step*, the "
+        "mean of the workers; *alone* is what the same envs take in the ideal), the slowest worker "
+        "is waited for, the parent notices and reads.\n"
     )
-    keys = ["send", "wake", "step", "slowest", "notice", "read"]
     rows = []
     for name, case in cases.items():
         envs_alone = CASES[name].envs / case["ideal"] * 1e6
-        rows.append([name, *(f"{case['where'][k]:.1f}" for k in keys), f"{envs_alone:.1f}"])
-    parts.append(table(["", *keys, "alone"], rows))
+        rows.append([name, *(f"{case['where'][k]:.1f}" for k in ROUND), f"{envs_alone:.1f}"])
+    parts.append(table(["", *ROUND, "alone"], rows))
     if footprint_ := results.get("footprint"):
         rows = [
             [name, f"{first:.2f}", f"{second:.2f}"]
@@ -181,43 +166,29 @@ def tables(results: dict[str, Any]) -> str:
             "## Memory\n\nGrowth over 10^6 steps of CartPole-v1, parent and workers: "
             f"{growth} KiB.\n"
         )
-    return "\n".join(parts)
+    return parts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", action="append", choices=list(CASES))
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--slices", type=int, default=24, help="of each contender")
-    parser.add_argument("--seconds", type=float, default=0.25, help="of a slice")
-    parser.add_argument("--repetitions", type=int, default=1, help="starts of the contenders")
-    parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "workers": options.workers,
-        "slice_seconds": options.seconds,
-        "cases": {},
-    }
-    with stolen_share(results["machine"]):
-        for name in options.case or list(CASES):
-            case = dataclasses.replace(CASES[name], workers=options.workers)
-            say(name)
-            contenders = contenders_of(case, peers=not options.no_peers)
-            results["cases"][name] = measure(
-                case,
-                contenders,
-                slices=options.slices,
-                seconds=options.seconds,
-                repetitions=options.repetitions,
-            )
-        if options.out:
-            say("start and memory")
-            results["footprint"] = footprint.measure()
-    text = tables(results)
-    publish(options, "vector", results, text)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    for name in options.case:
+        case = dataclasses.replace(CASES[name], workers=options.workers)
+        say(name)
+        names = contenders_of(case, peers=not options.no_peers)
+        found[name] = measured(case, names, options.slices, options.seconds, options.repetitions)
+    results = {"workers": options.workers, "slice_seconds": options.seconds, "cases": found}
+    if options.out:
+        say("start and memory")
+        results["footprint"] = footprint.measure()
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        *("Vector envs", measure, report),
+        choices={"case": CASES},
+        case=list(CASES),
+        workers=2,
+        repetitions=1,
+        **SLICES,
+    )

@@ -9,7 +9,6 @@ slices.
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import functools
 import os
@@ -22,12 +21,15 @@ import sys
 import termios
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contenders import rounds_of
-from running import heading, machine, publish, quartiles, say, stolen_share, table
+from running import quartiles, ratios, say, study, table
 
 import pysampler
+
+if TYPE_CHECKING:
+    import argparse
 
 ENVS, WORKERS = 64, 2
 # What watches, and how many looks a second it takes; a trace reads all the time.
@@ -91,7 +93,7 @@ class Watcher:
         self._process.wait()
 
 
-def measure(envs: pysampler.VectorEnv, arguments: list[str], turns: int) -> dict[str, Any]:
+def watched(envs: pysampler.VectorEnv, arguments: list[str], turns: int) -> dict[str, Any]:
     """Return env steps a second, watched and not, of each turn, and the watcher's CPU time."""
     step = functools.partial(envs.step, envs.action_space.sample())
     watcher = Watcher(arguments)
@@ -113,52 +115,41 @@ def measure(envs: pysampler.VectorEnv, arguments: list[str], turns: int) -> dict
     return {"rates": rates, "cpu": cpu}
 
 
-def report(results: dict[str, Any]) -> str:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    envs = pysampler.make_vec("CartPole-v1", ENVS, vector_kwargs={"num_workers": WORKERS})
+    envs.reset(seed=0)
+    for name, (arguments, _) in WATCHERS.items():
+        found[name] = watched(envs, arguments, options.turns)
+        say(f"{name}: done")
+    envs.close()
+    return {"turns": options.turns, "watchers": found}
+
+
+def report(results: dict[str, Any]) -> list[str]:
     rows = []
     for name, found in results["watchers"].items():
         rates = found["rates"]
-        ratios = [a / b for a, b in zip(rates["watched"], rates["alone"], strict=True)]
         cpu = statistics.median(found["cpu"])
         looks = WATCHERS[name][1]
         rows.append(
             [
-                *(name, quartiles(ratios, 3), f"{statistics.median(rates['alone']):,.0f}"),
-                *(f"{cpu:.1%}", f"{cpu / looks * 1e3:.1f} ms" if looks else ""),
+                *(name, quartiles(ratios(rates["watched"], rates["alone"]), 3)),
+                *(f"{statistics.median(rates['alone']):,.0f}", f"{cpu:.1%}"),
+                f"{cpu / looks * 1e3:.1f} ms" if looks else "",
             ]
         )
-    header = ["watched by", "speed, watched / not", "steps/s, not watched", "its CPU", "a look"]
-    return "\n".join(
-        [
-            heading("What it costs to be watched", results["machine"]),
-            (
-                f"{ENVS} CartPoles in {WORKERS} workers, while `pysampler` looks at them in a "
-                "terminal of its own, and while it is stopped, in turn, in slices of "
-                f"{SECONDS:g} s. Median [quartiles] of {results['turns']} pairs. The last columns: "
-                "what it takes of one CPU, and the CPU time of a look. Each pair has the same "
-                "workers, whose counters `top` only reads; for `trace` they write 32 bytes for "
-                "each step, which it reads, encodes and here writes to nowhere.\n"
-            ),
-            table(header, rows),
-        ]
+    about = (
+        f"{ENVS} CartPoles in {WORKERS} workers, while `pysampler` looks at them in a "
+        "terminal of its own, and while it is stopped, in turn, in slices of "
+        f"{SECONDS:g} s. Median [quartiles] of {results['turns']} pairs. The last columns: "
+        "what it takes of one CPU, and the CPU time of a look. Each pair has the same "
+        "workers, whose counters `top` only reads; for `trace` they write 32 bytes for "
+        "each step, which it reads, encodes and here writes to nowhere.\n"
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "turns": options.turns, "watchers": {}}
-    envs = pysampler.make_vec("CartPole-v1", ENVS, vector_kwargs={"num_workers": WORKERS})
-    envs.reset(seed=0)
-    with stolen_share(results["machine"]):
-        for name, (arguments, _) in WATCHERS.items():
-            results["watchers"][name] = measure(envs, arguments, options.turns)
-            say(f"{name}: done")
-    envs.close()
-    text = report(results)
-    publish(options, "watched", results, text)
+    header = ["watched by", "speed, watched / not", "steps/s, not watched", "its CPU", "a look"]
+    return [about, table(header, rows)]
 
 
 if __name__ == "__main__":
-    main()
+    study("What it costs to be watched", measure, report, turns=12)

@@ -10,37 +10,24 @@ each env.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import runpy
-import statistics
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
-from running import (
-    answer,
-    heading,
-    machine,
-    multiples,
-    options_of,
-    publish,
-    rate_of_steps,
-    rates_in_turn,
-    say,
-    stolen_share,
-    table,
-)
+from running import SLICES, rate_of_steps, rates_of_cases, ratio_rows, study, table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 ENVS = ["HalfCheetah-v5", "Hopper-v5", "Ant-v5", "CartPole-v1"]
 OURS, BARE, PYTHON = "pysampler", "make_vec without wrappers", "pysampler, native=False"
 ASYNC, SYNC, POOL = "AsyncVectorEnv", "SyncVectorEnv", "EnvPool, vector wrappers"
+OTHERS = [BARE, POOL, PYTHON, SYNC, ASYNC]
 
 
 def make_env(env_id: str) -> gym.Env:
@@ -100,58 +87,32 @@ def stepping(name: str, env_id: str, count: int, workers: int) -> Callable[[dict
     return rate_of_steps(envs, actions)
 
 
-def measure(env_id: str, count: int, workers: int, options: argparse.Namespace) -> dict[str, Any]:
-    names = [OURS, BARE, POOL, PYTHON, SYNC, ASYNC]
-    rates = rates_in_turn(__file__, names, (env_id, count, workers), options)
-    return {"env": env_id, "envs": count, "rates": rates}
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    workers, count = options.workers, options.count
+    cases = {f"{env_id} x {count}": (env_id, count, workers) for env_id in options.envs}
+    return {"workers": workers, "cases": rates_of_cases(__file__, cases, [OURS, *OTHERS], options)}
 
 
-def tables(results: dict[str, Any]) -> str:
-    others = [BARE, POOL, PYTHON, SYNC, ASYNC]
-    rows = []
-    for case in results["cases"]:
-        rates = case["rates"]
-        ours = rates.get(OURS, [])
-        row = [f"{case['env']} x {case['envs']}", f"{statistics.median(ours or [0.0]):,.0f}"]
-        row += [multiples(ours, rates.get(name, [])) for name in others]
-        rows.append(row)
-    return "\n".join(
-        [
-            heading("Envs in CleanRL's wrappers", results["machine"]),
-            (
-                f"{results['workers']} workers, and as many threads of EnvPool. Random "
-                "actions. Each column after the second is how many times as fast `VectorEnv` is "
-                "with an unchanged script: medians [quartiles] of repetitions in turn.\n"
-            ),
-            table(["", "pysampler, env steps/s", *(f"/ {name}" for name in others)], rows),
-        ]
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--envs", nargs="+", default=ENVS, metavar="ID")
-    parser.add_argument("--count", type=int, default=64)
-    options = options_of(parser, 0.3)
-    if options.quick:
-        options.envs, options.count = options.envs[:1], 8
-        options.repetitions, options.seconds = 2, 0.05
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "workers": options.workers,
-        "cases": [],
-    }
-    with stolen_share(results["machine"]):
-        for env_id in options.envs:
-            say(env_id)
-            results["cases"].append(measure(env_id, options.count, options.workers, options))
-    text = tables(results)
-    publish(options, "wrapped", results, text)
+def report(results: dict[str, Any]) -> list[str]:
+    return [
+        (
+            f"{results['workers']} workers, and as many threads of EnvPool. Random "
+            "actions. Each column after the second is how many times as fast `VectorEnv` is "
+            "with an unchanged script: medians [quartiles] of repetitions in turn.\n"
+        ),
+        table(
+            ["", "pysampler, env steps/s", *(f"/ {name}" for name in OTHERS)],
+            ratio_rows(results["cases"], OURS, OTHERS, of_base=False),
+        ),
+    ]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5 and not sys.argv[1].startswith("--"):
-        name, env_id, count, workers = sys.argv[1:]
-        answer(lambda: stepping(name, env_id, int(count), int(workers)))
-    else:
-        main()
+    study(
+        *("Envs in CleanRL's wrappers", measure, report),
+        contender=stepping,
+        quick={"envs": ENVS[:1], "count": 8, "repetitions": 2, "seconds": 0.05},
+        envs=ENVS,
+        count=64,
+        **SLICES,
+    )
