@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from envs import Linear
-from running import Contender, pyplot, rate_of, ratios, say, spread, study, table
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+from running import Contender, Measure, Options, pyplot, rate_of, ratios, say, spread, study, table
 
 WORKERS, ENVS = 2, 16
 CHEETAH, CARTPOLE = "HalfCheetah-v5", "CartPole-v1"
@@ -77,7 +74,7 @@ def made(env: str, policy: Any, **options: Any) -> Any:
     return pysampler.Actors(env, policy, num_envs=ENVS, vector_kwargs=kwargs, seed=0, **options)
 
 
-def ring(*, learns: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def ring(*, learns: bool) -> Measure:
     """Prepare a learner that takes the records there are, and may learn from a batch."""
     import pysampler
 
@@ -111,7 +108,7 @@ def ring(*, learns: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return measure
 
 
-def publishing(share: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def publishing(share: float) -> Measure:
     """Prepare a learner that takes records all the time, and may publish weights."""
     policy = Linear(CHEETAH, PARAMETERS)
     actors = made(CHEETAH, policy, refresh_share=share)
@@ -141,7 +138,7 @@ def publishing(share: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return measure
 
 
-def watched() -> Callable[[dict[str, Any]], dict[str, Any]]:
+def watched() -> Measure:
     """Prepare a learner that takes the records there are and learns, with a watcher or without."""
     import pysampler
 
@@ -179,7 +176,7 @@ def watched() -> Callable[[dict[str, Any]], dict[str, Any]]:
     return measure
 
 
-def in_phases() -> Callable[[dict[str, Any]], dict[str, Any]]:
+def in_phases() -> Measure:
     """Prepare actors and a learner with a fixed time per record: in turn, or concurrently."""
     import pysampler
     from pysampler.sync import now
@@ -254,7 +251,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def contender(kind: str, *arguments: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def contender(kind: str, *arguments: Any) -> Measure:
     return KINDS[kind](*arguments)
 
 
@@ -429,7 +426,7 @@ def picture(results: dict[str, Any], stem: Path) -> None:
     figure.savefig(stem.with_suffix(".png"), dpi=150)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     parts = {"taking": taking, "publishing": published, "watching": looked_on, "phases": phased}
     results = {}
     for name, part in parts.items():

@@ -14,19 +14,17 @@ import functools
 import importlib.util
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import running
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
-from running import SLICES, apart, multiples, rate_of_steps, rates_in_turn, say, study, table
+from running import Measure, Options
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import gridworld
@@ -93,15 +91,15 @@ def contender(name: str, case: str, count: int, workers: int) -> Any:
     return pysampler.VectorEnv([make] * workers, **{"num_workers": workers, **options})
 
 
-def stepping(name: str, case: str, count: int, workers: int) -> Callable[[dict], dict]:
+def stepping(name: str, case: str, count: int, workers: int) -> Measure:
     if name == APART:
-        return apart(alone, workers, case, count // workers)
+        return running.apart(alone, workers, case, count // workers)
     envs = contender(name, case, count, workers)
     envs.reset() if name == POOL else envs.reset(seed=0)
     actions = actions_of(case, count)
     if name == POOL:
         actions = actions.astype(envs.action_space.dtype)
-    return rate_of_steps(envs, actions)
+    return running.rate_of_steps(envs, actions)
 
 
 def actions_of(case: str, count: int) -> Any:
@@ -109,21 +107,21 @@ def actions_of(case: str, count: int) -> Any:
     return np.random.default_rng(0).integers(0, number, (64, count))
 
 
-def alone(case: str, count: int) -> Callable[[dict], dict]:
+def alone(case: str, count: int) -> Measure:
     """Return a function that steps envs of this process."""
     envs = batch(case, count)
     envs.reset(seed=0)
-    return rate_of_steps(envs, actions_of(case, count))
+    return running.rate_of_steps(envs, actions_of(case, count))
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     without = [] if importlib.util.find_spec("numba") else [NUMBA]
     found = {}
     for case in options.cases:
         count = 16 if options.quick else CASES[case][0]
         names = [name for name in CASES[case][1] if name not in without]
-        say(case)
-        rates = rates_in_turn(__file__, names, (case, count, options.workers), options)
+        running.say(case)
+        rates = running.rates_in_turn(__file__, names, (case, count, options.workers), options)
         found[f"{case} x {count:,}"] = rates
     return {"workers": options.workers, "cases": found}
 
@@ -142,20 +140,20 @@ def report(results: dict[str, Any]) -> list[str]:
         rows = [
             [
                 *(name, f"{statistics.median(rates or [0.0]):,.0f}"),
-                multiples(ours, rates) if ours and name != OURS else "",
+                running.multiples(ours, rates) if ours and name != OURS else "",
             ]
             for name, rates in found.items()
         ]
-        parts += [f"\n## {case}\n", table(["", "env steps/s", "ours /"], rows)]
+        parts += [f"\n## {case}\n", running.table(["", "env steps/s", "ours /"], rows)]
     return parts
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("Many envs in one call", measure, report),
         contender=stepping,
         quick={"cases": ["CartPole"], "repetitions": 2, "seconds": 0.05},
         choices={"cases": CASES},
         cases=list(CASES),
-        **SLICES,
+        **running.SLICES,
     )

@@ -10,19 +10,17 @@ process for each worker that steps its own envs one by one: the ideal.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import running
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from running import Measure, Options
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 APART, STEP = "apart", "step"
 LENGTHS = 1, 4, 8, 16
@@ -77,12 +75,12 @@ CASES: dict[str, Callable[[], gym.Env]] = {
 COUNT = 8
 
 
-def alone(case: str, count: int) -> Callable[[dict], dict]:
+def alone(case: str, count: int) -> Measure:
     """Return a function that steps envs of this process."""
     return running.rate_of_single_envs([CASES[case]() for _ in range(count)])
 
 
-def stepping(name: str, case: str, workers: int) -> Callable[[dict], dict]:
+def stepping(name: str, case: str, workers: int) -> Measure:
     if name == APART:
         return running.apart(alone, workers, case, COUNT // workers)
     envs = pysampler.VectorEnv(
@@ -113,7 +111,7 @@ def stepping(name: str, case: str, workers: int) -> Callable[[dict], dict]:
     return running.warmed(running.repeated(step if name == STEP else step_chunk))
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     cases = {case: (case, options.workers) for case in options.cases}
     return {
         "workers": options.workers,

@@ -10,18 +10,15 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import psutil
-from running import in_interpreter, say, spread, study, table
+from running import Options, in_interpreter, say, spread, study, table
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 SECONDS = 0.25  # of repeated calls for one figure
 
@@ -185,21 +182,12 @@ CLIFFS: dict[str, tuple[str, dict[str, Callable[[], float]]]] = {
     ),
     "an info": (
         "us",
-        {
-            "bool": lambda: step(info={"x": True}),
-            "np.bool_": lambda: step(info={"x": np.bool_(1)}),
-        },
+        {"bool": lambda: step(info={"x": True}), "np.bool_": lambda: step(info={"x": np.bool_(1)})},
     ),
-    "300 floats of infos": (
-        "us",
-        {"dict of floats": lambda: step(info=FLOATS)},
-    ),
+    "300 floats of infos": ("us", {"dict of floats": lambda: step(info=FLOATS)}),
     "step(), 64 envs": (
         "us",
-        {
-            "array": lambda: acting(np.zeros(64, np.int64)),
-            "list of ints": lambda: acting([0] * 64),
-        },
+        {"array": lambda: acting(np.zeros(64, np.int64)), "list of ints": lambda: acting([0] * 64)},
     ),
     "48 MB in the env_fns of 4 workers": (
         "MB",
@@ -226,7 +214,7 @@ def figure(cliff: str, variant: str) -> float:
     return CLIFFS[cliff][1][variant]()
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     taken: dict[str, dict[str, list[float]]] = {}
     for cliff, (_, variants) in CLIFFS.items():
         if options.only not in cliff:

@@ -11,16 +11,14 @@ import itertools
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from envs import CASES, Case
-from running import answer, forked, literal
+from running import Measure, answer, forked, literal
 
 from pysampler._cli.contenders import plain_loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def rounds_of(step: Callable[[], Any], seconds: float) -> list[float]:
@@ -248,9 +246,7 @@ CONTENDERS: dict[str, Callable[[Case, float], Callable[..., dict[str, Any]]]] = 
 }
 
 
-def contender(
-    name: str, case: str, seconds: float, workers: int, envs: int = 0
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def contender(name: str, case: str, seconds: float, workers: int, envs: int = 0) -> Measure:
     """Prepare a contender; ``envs`` is how many, unless it is as many as the case says."""
     own = CASES[case]
     own = dataclasses.replace(own, workers=workers, envs=envs or own.envs)

@@ -14,17 +14,15 @@ import pickle
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from curves import example
-from running import Contender, forked, pyplot, rate_of, ratios, say, spread, study, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from running import Contender, Measure, forked, pyplot, rate_of, ratios, say, spread, study, table
 
 ENV, ACTORS, UNTIL = "CartPole-v1", 4, 475.0
 OURS = {f"pysampler, {ACTORS} x {envs}": envs for envs in (1, 8)}
@@ -129,7 +127,7 @@ class WithTorch:
         return values.argmax(-1).numpy()
 
 
-def training(way: str, seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def training(way: str, seed: int) -> Measure:
     """Trains for some seconds when told to, and reports the result."""
     import torch
 
@@ -231,7 +229,7 @@ def report(results: dict[str, Any]) -> list[str]:
         f"{results['most']}, or the actors wait. Median [least, most] of "
         f"{len(results['seeds'])} seeds, in turn.\n\n"
         + "\n".join(f"- *{way}*: {text}." for way, text in WAYS.items())
-        + "\n",
+        + "\n"
     ]
     rows = [
         [

@@ -18,17 +18,14 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from envs import Busy
-from running import quartiles, ratios, say, study, table, turns
+from running import Options, quartiles, ratios, say, study, table, turns
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 ENVS = 8
 EPISODES = 64
@@ -157,7 +154,7 @@ def measured(case: Case, repetitions: int) -> dict[str, list[float]]:
     return {name: own if own is ideal else ratios(own, ideal) for name, own in rates.items()}
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     cells = []
     for case in CASES[: 1 if options.quick else None]:
         say(f"a step {case}")

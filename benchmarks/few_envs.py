@@ -8,16 +8,14 @@ The contenders of a case step in turn, slice by slice, each in a process of its 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import statistics
+from typing import Any
 
 import gymnasium as gym
-from running import SLICES, rate_of_steps, rates_of_cases, ratio_rows, study, table
+import running
+from running import Measure, Options
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 ENVS = {  # with their ids in EnvPool
     "CartPole-v1": "CartPole-v1",
@@ -35,7 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 NAMES = [*OPTIONS, SYNC, POOL]
 
 
-def stepping(name: str, env_id: str, count: int, workers: int) -> Callable[[dict], dict]:
+def stepping(name: str, env_id: str, count: int, workers: int) -> Measure:
     envs: Any
     if name == POOL:
         import envpool
@@ -53,10 +51,10 @@ def stepping(name: str, env_id: str, count: int, workers: int) -> Callable[[dict
     batch = gym.vector.utils.batch_space(space, count)
     batch.seed(0)
     dtype = envs.action_space.dtype if name == POOL else batch.dtype
-    return rate_of_steps(envs, [batch.sample().astype(dtype) for _ in range(64)])
+    return running.rate_of_steps(envs, [batch.sample().astype(dtype) for _ in range(64)])
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     cases = {
         f"{env_id} x {count}": (env_id, count, options.workers)
         for env_id in options.envs
@@ -64,32 +62,31 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
     return {
         "workers": options.workers,
-        "cases": rates_of_cases(__file__, cases, NAMES, options),
+        "cases": running.rates_of_cases(__file__, cases, NAMES, options),
     }
 
 
 def report(results: dict[str, Any]) -> list[str]:
-    return [
-        (
-            f"`pysampler.make_vec(id, n)` on {results['workers']} CPUs, EnvPool with as many "
-            "threads. Random actions. The first column is env steps per second. "
-            "The others say how many times as fast as each contender the default is: medians "
-            "[quartiles] of slices in turn.\n"
-        ),
-        table(
-            ["", "steps/s", *(f"/ {name}" for name in NAMES[1:])],
-            ratio_rows(results["cases"], DEFAULT, NAMES[1:], of_base=False),
-        ),
-    ]
+    rows = running.ratio_rows(results["cases"], DEFAULT, NAMES[1:], of_base=False)
+    for row, rates in zip(rows, results["cases"].values(), strict=True):
+        row[1] = f"{statistics.median(rates[DEFAULT]) / 1e3:,.1f}"
+    about = (
+        f"`pysampler.make_vec(id, n)` on {results['workers']} CPUs, EnvPool with as many threads. "
+        "Random actions. The first column is in thousands of env steps per second. The others say "
+        "how many times as fast as each contender the default is: medians [quartiles] of slices "
+        "in turn.\n"
+    )
+    header = ["", "1,000 steps/s", *(f"/ {name}" for name in NAMES[1:])]
+    return [about, running.table(header, rows)]
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("Few known envs", measure, report),
         contender=stepping,
         quick={"envs": ["CartPole-v1"], "counts": [4], "repetitions": 2, "seconds": 0.05},
         choices={"envs": ENVS},
         envs=list(ENVS),
         counts=COUNTS,
-        **SLICES | {"seconds": 0.15},
+        **running.SLICES | {"seconds": 0.15},
     )

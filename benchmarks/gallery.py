@@ -167,8 +167,7 @@ def learning_curve(curve: Curve, theme: str) -> str:
     what = training["number"] if training["number"] == "return" else "return gained by adapting"
     unit = "env steps" if training["unit"] == "steps" else training["unit"]
     plot = Plot(
-        *((560, 240), theme, curve.title),
-        *((0, most), (low - room, high + room), (unit, what)),
+        *((560, 240), theme, curve.title), *((0, most), (low - room, high + room), (unit, what))
     )
     if random is not None:
         plot.curve([(0, random), (most, random)], "soft", 1, dash="4 3")

@@ -13,19 +13,16 @@ import functools
 import os
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from envs import Busy
-from running import quartiles, say, study, table
+from running import Options, quartiles, say, study, table
 from torch import nn
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator
 
 HORIZON = 32
 
@@ -163,7 +160,7 @@ def report(results: dict[str, Any]) -> list[str]:
     return [about, table(["policy, envs", *names], rows), copied]
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     rows = []
     copied = copies(options.device)
     for case in options.cases:

@@ -17,9 +17,10 @@ import json
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import actors
 import curves
@@ -33,15 +34,11 @@ import running
 import samplers
 import threads
 import wrapped
-from running import in_interpreter, rate_of, rates_in_turn, repeated, say
+from running import Measure, in_interpreter, rate_of, rates_in_turn, repeated, say
 
 from pysampler._cli.turns import Spread
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Measure = Callable[[dict[str, Any]], dict[str, Any]]
-    Row = dict[str, Any]
+Row = dict[str, Any]
 
 WORKERS = 2
 OURS, REFERENCE = "pysampler", "reference"

@@ -14,18 +14,16 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
 from envs import Busy, Linear
-from running import answer, literal, repeated
+from running import Measure, answer, literal, repeated
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Requests = dict[str, Callable[..., dict[str, Any]]]
+Requests = dict[str, Callable[..., dict[str, Any]]]
 
 STORE = 2**20 * 150  # bytes of each node's object store
 # Ray sends results up to 0.1 MB with the answer, larger ones from store to store. With these
@@ -485,10 +483,7 @@ def ours() -> tuple[Callable[[], int], Callable[[], Any]]:
     import pysampler.ray
 
     rollouts = pysampler.ray.Rollouts(
-        *(CHEETAH, _policy(), HORIZON),
-        hosts=HOSTS,
-        num_envs=ENVS,
-        **ONE_WORKER,
+        *(CHEETAH, _policy(), HORIZON), hosts=HOSTS, num_envs=ENVS, **ONE_WORKER
     )
     return lambda: sum(one.steps for one in rollouts.take(1)), rollouts.close
 
@@ -619,7 +614,7 @@ KINDS: dict[str, Callable[..., Requests]] = {
 }
 
 
-def contender(kind: str, *arguments: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def contender(kind: str, *arguments: Any) -> Measure:
     """Prepare a contender, which also says its process id, and what has failed in it."""
     requests: Requests = {}
     failed = ""

@@ -16,27 +16,15 @@ import importlib.metadata
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import host_contenders as programs
 import psutil
-from host_contenders import (
-    CARTPOLE,
-    CASES,
-    CHEETAH,
-    IMAGE,
-    IMAGE_BY_RAY,
-    LEARNS,
-    PARAMETERS,
-    Case,
-)
-from running import Contender, columns, quartiles, ratios, say, spread, study, table
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
+from host_contenders import CARTPOLE, CASES, CHEETAH, IMAGE, IMAGE_BY_RAY, LEARNS, PARAMETERS, Case
+from running import Contender, Options, columns, quartiles, ratios, say, spread, study, table
 
 LIMIT = 300.0  # seconds: a cluster with many hosts takes its time to start
 PROGRAM = Path(__file__).parent / "host_contenders.py"
@@ -568,7 +556,7 @@ def report(results: dict[str, Any]) -> list[str]:
     return parts + (peer_tables(results) if results["peers"] else [])
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     n, seconds, nodes = options.repetitions, options.seconds, options.nodes
     kinds, horizons = COMPARED, HORIZONS
     if options.quick:

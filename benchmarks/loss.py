@@ -18,17 +18,14 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from running import study
+from running import Options, study
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
 
 WORKERS, EACH, STEP = 3, 2, 0.004  # s
 BEFORE, AFTER = 0.04, 0.08  # s around the kill
@@ -128,7 +125,7 @@ def record(folder: Path) -> dict[str, Any]:
     }
 
 
-def measure(_: argparse.Namespace) -> dict[str, Any]:
+def measure(_: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         return {"run": record(Path(folder))}
 

@@ -14,18 +14,15 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envs import CASES
-from running import Contender, machine, quartiles, say, study, table, write
+from running import Contender, Options, machine, quartiles, say, study, table, write
 from vector import PROGRAM, ROUND, nothing, take_turns
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
 
 DIVISIONS = [
     *("pysampler", "a worker less", 'pysampler, main_envs="auto"', "a worker less, pinned"),
@@ -136,7 +133,7 @@ def report(results: dict[str, Any]) -> list[str]:
             "of CPUs are lanes of the same machine, measured side by side. Median [quartiles] of "
             f"slices of {results['slice_seconds']:g} s, in turn with the ideal and compared with "
             "the slices before and after.\n"
-        ),
+        )
     ]
     for key, title in [
         ("of_barrier", "Fractions of the ideal barrier"),
@@ -177,7 +174,7 @@ def report(results: dict[str, Any]) -> list[str]:
     return parts
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     everything = len(os.sched_getaffinity(0))
     sizes = options.cpus or sorted({everything, *(n for n in (4, 8) if n < everything)})[::-1]
     rows: list[dict[str, Any]] = []

@@ -13,19 +13,16 @@ import json
 import os
 import resource
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from cliffs import Env
-from running import in_interpreter, say, spread, study, table
+from running import Options, in_interpreter, say, spread, study, table
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
 
 SECONDS = 0.5  # of steps for one figure
 # Envs and workers of the parent's part of a step.
@@ -105,7 +102,7 @@ def proportional_size(pids: Iterable[int]) -> float:
     return sum(int(x.split()[1]) for lines in rolled for x in lines if x.startswith("Pss:")) / 1e3
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     cells: dict[str, list[tuple[Any, ...]]] = {
         "step": [*STEPS],
         "start": [

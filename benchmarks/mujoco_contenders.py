@@ -11,18 +11,14 @@ import functools
 import itertools
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
-from running import answer, forked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Answer = Callable[[dict[str, Any]], dict[str, Any]]
+from running import Measure, answer, forked
 
 LEAST = 2  # rounds of a slice
 
@@ -47,7 +43,7 @@ class Case:
         return np.random.default_rng(0).uniform(low, high, size).astype(np.float32)
 
 
-def stepping(case: Case, envs: Any, actions: np.ndarray) -> Answer:
+def stepping(case: Case, envs: Any, actions: np.ndarray) -> Measure:
     """Warm up; return what makes some rounds and says how long they took."""
     rounds = itertools.cycle(actions)
     for _ in range(case.warm):
@@ -70,19 +66,19 @@ def pysampler_envs(case: Case, *, native: bool) -> Any:
     return pysampler.make_vec(case.env, case.envs, vector_kwargs=options)
 
 
-def pysampler(case: Case, *, native: bool) -> Answer:
+def pysampler(case: Case, *, native: bool) -> Measure:
     envs = pysampler_envs(case, native=native)
     envs.reset(seed=0)
     return stepping(case, envs, case.actions())
 
 
-def gymnasium(case: Case, *, kind: str) -> Answer:
+def gymnasium(case: Case, *, kind: str) -> Measure:
     envs = getattr(gym.vector, kind)([functools.partial(gym.make, case.env)] * case.envs)
     envs.reset(seed=0)
     return stepping(case, envs, case.actions())
 
 
-def envpool(case: Case) -> Answer:
+def envpool(case: Case) -> Measure:
     import envpool as package
 
     envs = package.make(case.env, "gymnasium", num_envs=case.envs, num_threads=case.workers)
@@ -109,7 +105,7 @@ class Recording:
     last_states: np.ndarray
 
 
-def physics(case: Case) -> Answer:
+def physics(case: Case) -> Measure:
     """Prepare processes that simulate what a recording says, without envs, and never communicate.
 
     The first request says how long slices are and how many there will be: {"seconds", "slices"}.
@@ -240,7 +236,7 @@ def simulate(case: Case, recording: Recording, places: slice, pipe: Any) -> None
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def memory(case: Case) -> Answer:
+def memory(case: Case) -> Measure:
     """Prepare to make native envs, once: how long that takes, and how much memory they have."""
 
     def measure(_: dict[str, Any]) -> dict[str, Any]:
@@ -264,7 +260,7 @@ def memory(case: Case) -> Answer:
     return measure
 
 
-CONTENDERS: dict[str, Callable[[Case], Answer]] = {
+CONTENDERS: dict[str, Callable[[Case], Measure]] = {
     "bare physics": physics,
     "pysampler, native": functools.partial(pysampler, native=True),
     "EnvPool": envpool,

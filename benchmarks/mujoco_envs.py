@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import statistics
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import running
 from mujoco_contenders import LEAST, Case
-from running import SLICES, drop_those_in_trouble, quartiles, say, started, study, table, turns
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
+from running import Options
 
 LIMIT = 300.0  # seconds: thousands of envs take their time to be made
 PROGRAM = Path(__file__).parent / "mujoco_contenders.py"
@@ -56,17 +54,17 @@ def measured(case: Case, repetitions: int, seconds: float) -> dict[str, Any]:
     names = contenders_of(case)
     rates: dict[str, list[float]] = {name: [] for name in names}
     barrier: list[float] = []
-    with started(PROGRAM, arguments_of(case, names), LIMIT) as running:
-        plan = running[PHYSICS].measure(seconds=seconds, slices=repetitions)
-        for name, one in turns(running, repetitions if plan else 0):
+    with running.started(PROGRAM, arguments_of(case, names), LIMIT) as contenders:
+        plan = contenders[PHYSICS].measure(seconds=seconds, slices=repetitions)
+        for name, one in running.turns(contenders, repetitions if plan else 0):
             rounds = max(LEAST, round(plan["rounds"] * PARTS.get(name, 1)))
             if (said := one.measure(rounds=rounds)) is not None:
                 rates[name].append(said["rate"])
                 if name == PHYSICS:
                     barrier.append(said["barrier"])
-        same = running[PHYSICS].measure(check=True)
-        versions = running[POOL].measure(versions=True) if POOL in running else None
-    drop_those_in_trouble(running, rates)
+        same = contenders[PHYSICS].measure(check=True)
+        versions = contenders[POOL].measure(versions=True) if POOL in contenders else None
+    running.drop_those_in_trouble(contenders, rates)
     return {
         "env": case.env,
         "envs": case.envs,
@@ -84,10 +82,10 @@ def arguments_of(case: Case, names: list[str]) -> dict[str, tuple[Any, ...]]:
 def measured_memory(case: Case, repetitions: int) -> list[dict[str, float]]:
     found = []
     for _ in range(repetitions):
-        with started(PROGRAM, arguments_of(case, ["memory"]), LIMIT) as running:
-            one = running["memory"]
+        with running.started(PROGRAM, arguments_of(case, ["memory"]), LIMIT) as contenders:
+            one = contenders["memory"]
             if (said := one.measure()) is None:
-                say(f"  memory is not measured: {one.trouble}")
+                running.say(f"  memory is not measured: {one.trouble}")
             else:
                 found.append(said)
     return found
@@ -109,8 +107,10 @@ def rows_of(cases: list[dict[str, Any]], first: Callable[[dict[str, Any]], str])
     for case in cases:
         native = case["rates"].get(NATIVE)
         speed = f"{statistics.median(native):,.0f}" if native else "-"
-        rows.append([first(case), speed, *(quartiles(ratios(case, name)) for name in present)])
-    return table(["", "native, env steps/s", *(f"/ {name}" for name in present)], rows)
+        rows.append(
+            [first(case), speed, *(running.quartiles(ratios(case, name)) for name in present)]
+        )
+    return running.table(["", "native, env steps/s", *(f"/ {name}" for name in present)], rows)
 
 
 def targets(results: dict[str, Any]) -> str:
@@ -143,7 +143,7 @@ def targets(results: dict[str, Any]) -> str:
         met = "not measured" if not memory else "met" if value < target else "missed"
         said = f"{value:,.1f}" if memory else "-"
         rows.append([f"{MANY:,} {CHEETAH}, {name}", f"less than {target:,.0f}", said, met])
-    return table(["", "target", "measured (the least)", ""], rows)
+    return running.table(["", "target", "measured (the least)", ""], rows)
 
 
 def report(results: dict[str, Any]) -> list[str]:
@@ -182,19 +182,19 @@ def report(results: dict[str, Any]) -> list[str]:
     return [*parts, "## Targets\n\n" + targets(results)]
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     versions = {name: importlib.metadata.version(name) for name in ("mujoco", "gymnasium")}
     cases = []
     for env in options.envs:
         for count in options.counts or (CHEETAHS if env == CHEETAH else COUNTS):
-            say(f"{env}, {count}")
+            running.say(f"{env}, {count}")
             repetitions = min(options.repetitions, 15 if count <= 1024 else 7)
             case = Case(env, count, options.workers)
             cases.append(measured(case, repetitions, options.seconds))
             versions |= cases[-1].pop("versions")
     count = 64 if options.quick else MANY
     wanted = CHEETAH in options.envs and (options.quick or MANY in (options.counts or CHEETAHS))
-    say("memory")
+    running.say("memory")
     memory = measured_memory(Case(CHEETAH, count, options.workers), 3) if wanted else []
     return {
         "workers": options.workers,
@@ -205,12 +205,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("MuJoCo envs that are simulated together", measure, report),
         file="mujoco",
         quick={"envs": ENVS[1:3], "counts": [8], "repetitions": 2, "seconds": 0.02},
         choices={"envs": ENVS},
         envs=ENVS,
         counts=[int],
-        **SLICES | {"seconds": 0.2},
+        **running.SLICES | {"seconds": 0.2},
     )

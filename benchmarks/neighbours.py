@@ -16,18 +16,16 @@ import statistics
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
+import running
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from running import SLICES, multiples, rate_of_steps, rates_in_turn, say, study, table
+from running import Measure, Options
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator
 
 USUAL, OURS, THREADS, ASYNC, SYNC = NAMES = (
     "usual slices",
@@ -53,7 +51,7 @@ def take_usual_slices() -> None:
             pids += map(int, (task / "children").read_text().split())
 
 
-def contender(name: str, case: str, workers: int) -> Callable[[dict], dict]:
+def contender(name: str, case: str, workers: int) -> Measure:
     env, count = CASES[case]
     make = [lambda: gym.make(env)] * count
     mode = AutoresetMode.SAME_STEP
@@ -67,7 +65,7 @@ def contender(name: str, case: str, workers: int) -> Callable[[dict], dict]:
     envs.action_space.seed(0)
     if name == USUAL:
         take_usual_slices()
-    return rate_of_steps(envs, [envs.action_space.sample() for _ in range(64)])
+    return running.rate_of_steps(envs, [envs.action_space.sample() for _ in range(64)])
 
 
 @contextlib.contextmanager
@@ -85,14 +83,14 @@ def neighbours(count: int) -> Iterator[None]:
             one.wait()
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     found: dict[str, dict[int, Any]] = {}
     for case in options.cases:
         found[case] = {}
         for count in options.beside:
-            say(f"{case} beside {count}")
+            running.say(f"{case} beside {count}")
             with neighbours(count):
-                rates = rates_in_turn(__file__, NAMES, (case, options.workers), options)
+                rates = running.rates_in_turn(__file__, NAMES, (case, options.workers), options)
             found[case][count] = rates
     return {"workers": options.workers, "cases": found}
 
@@ -103,23 +101,23 @@ def report(results: dict[str, Any]) -> list[str]:
         for count, rates in beside.items():
             base = rates[USUAL]
             row = [case, count, f"{statistics.median(base):,.0f}"]
-            rows.append(row + [multiples(rates[name], base) for name in NAMES[1:]])
+            rows.append(row + [running.multiples(rates[name], base) for name in NAMES[1:]])
     return [
         (
             f"{results['workers']} workers, SAME_STEP. Multiples of pysampler with usual "
             "slices, medians [quartiles] of repetitions in turn.\n"
         ),
-        table(["envs", "busy programs", f"{USUAL}, steps/s", *NAMES[1:]], rows),
+        running.table(["envs", "busy programs", f"{USUAL}, steps/s", *NAMES[1:]], rows),
     ]
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("Beside busy programs", measure, report),
         contender=contender,
         quick={"cases": ["CartPole x 8"], "beside": [2], "repetitions": 2, "seconds": 0.05},
         choices={"cases": CASES},
         cases=list(CASES),
         beside=[0, 2, 8],
-        **SLICES | {"seconds": 0.7, "repetitions": 9},
+        **running.SLICES | {"seconds": 0.7, "repetitions": 9},
     )

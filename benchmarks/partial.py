@@ -17,16 +17,14 @@ import itertools
 import json
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import running
 from envs import Busy, Skewed
-from running import Contender, pyplot, repeated, say, spread, started, study, table, turns
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-    from pathlib import Path
+from running import Measure, Options
 
 ENVS, WORKERS = 16, 2
 LEAST = [1, 2, 4, 8, 12, 16]
@@ -98,7 +96,7 @@ def pysampler(setup: str) -> Callable[[Cell, float], dict[str, Any]]:
             return len(ids)
 
         if cell["least"] == "step":
-            return repeated(step)({"seconds": seconds})
+            return running.repeated(step)({"seconds": seconds})
         envs.send(actions)
         found = receiving(receive)(cell, seconds)
         envs.recv()
@@ -134,7 +132,7 @@ def receiving(batch: Callable[[Cell], int]) -> Callable[[Cell, float], dict[str,
             next(calls)
             return batch(cell)
 
-        found = repeated(counted)({"seconds": seconds})
+        found = running.repeated(counted)({"seconds": seconds})
         return {"rate": found["rate"], "batch": found["steps"] / max(next(calls), 1)}
 
     return measure
@@ -221,7 +219,7 @@ PEERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def contender(name: str, setup: str, least: int = 0) -> Callable[[Cell], dict[str, Any]]:
+def contender(name: str, setup: str, least: int = 0) -> Measure:
     measure = pysampler(setup) if name == "pysampler" else PEERS[name](setup, least)
     return lambda cell: measure(cell, cell["seconds"])
 
@@ -238,7 +236,7 @@ def grid(setup: str, repetitions: int, seconds: float) -> dict[str, Any]:
         for one in itertools.product(POLICIES, LEAST, TIMEOUTS)
         if one[1:] != (ENVS, None)  # which is step()
     ]
-    with Contender(__file__, "pysampler", setup) as ours:
+    with running.Contender(__file__, "pysampler", setup) as ours:
         for repetition in range(repetitions):
             for policy, least, timeout in asked:
                 cell = {"policy": policy, "seconds": seconds}
@@ -246,7 +244,7 @@ def grid(setup: str, repetitions: int, seconds: float) -> dict[str, Any]:
                 partial = ours.ask(least=least, timeout=timeout, **cell)["rate"]
                 steps[policy].append(barrier)
                 cells.setdefault(json.dumps([policy, least, timeout]), []).append(partial / barrier)
-            say(f"  {repetition + 1}/{repetitions}", end="\r")
+            running.say(f"  {repetition + 1}/{repetitions}", end="\r")
     return {
         "step": {policy: statistics.median(rates) for policy, rates in steps.items()},
         "cells": {key: statistics.median(found) for key, found in cells.items()},
@@ -258,14 +256,14 @@ def compared(setup: str, least: int, names: list[str], repetitions: int, seconds
     cell = {"policy": 0, "timeout": 1.0 if setup == "skewed" else None, "seconds": seconds}
     names = ["pysampler", *names]
     rates: dict[str, list[float]] = {name: [] for name in ("step()", *names)}
-    with started(__file__, {name: (name, setup, least) for name in names}) as running:
-        for name, one in turns(running, repetitions):
+    with running.started(__file__, {name: (name, setup, least) for name in names}) as contenders:
+        for name, one in running.turns(contenders, repetitions):
             if name == "pysampler":
                 result = one.measure(least="step", **cell)
                 rates["step()"].append(result["rate"] if result else 0.0)
             result = one.measure(least=least, **cell)
             rates[name].append(result["rate"] if result else 0.0)
-    troubles = {name: one.trouble for name, one in running.items() if one.trouble}
+    troubles = {name: one.trouble for name, one in contenders.items() if one.trouble}
     return {name: statistics.median(values) for name, values in rates.items()} | troubles
 
 
@@ -275,7 +273,7 @@ def alternating(repetitions: int, seconds: float) -> dict[str, list[float]]:
     for us in (100, 1000):
         # A round of all of them lasts as long as the policy for all of them.
         policy = us * ENVS / WORKERS
-        with Contender(__file__, "pysampler", f"halves {us}") as ours:
+        with running.Contender(__file__, "pysampler", f"halves {us}") as ours:
             for _ in range(repetitions):
                 for where in ("elsewhere", "here"):
                     cell = {"timeout": None, "seconds": seconds, "elsewhere": where == "elsewhere"}
@@ -296,7 +294,7 @@ def report(results: dict[str, Any]) -> list[str]:
             f"{ENVS} envs in as many groups over {WORKERS} workers, steps of 100 us on average "
             "(exponential). Env steps a second of `recv(min_envs, timeout=...)`, as multiples of "
             "`step()` measured just before; the policy takes so long for each call.\n"
-        ),
+        )
     ]
     for setup, found in results["grids"].items():
         slow = ", one env ten times slower" if setup == "straggler" else ""
@@ -311,14 +309,14 @@ def report(results: dict[str, Any]) -> list[str]:
             rate = found["step"][str(policy)]
             parts.append(
                 f"## Policy of {policy} us{slow}: step() does {rate:,.0f} a second\n\n"
-                + table(["min_envs \\ timeout", *map(seconds_text, TIMEOUTS)], rows)
+                + running.table(["min_envs \\ timeout", *map(seconds_text, TIMEOUTS)], rows)
             )
-    rows = [[where, spread(ratios)] for where, ratios in results["alternating"].items()]
+    rows = [[where, running.spread(ratios)] for where, ratios in results["alternating"].items()]
     parts.append(
         "## Halves in turn\n\nWith `groups=2` and a policy that takes as long as the envs: "
         "`recv(8, 8)` as a multiple of `step()`. 2 would be the most. A policy that runs "
         "here takes a CPU from the workers; one that runs elsewhere (on a GPU) only waits.\n\n"
-        + table(["", ""], rows)
+        + running.table(["", ""], rows)
     )
     rows = [
         [f"{float(t) * 1e6:,.0f}", f"{d['p50']:.2f}", f"{d['p99']:.2f}", str(d["n"])]
@@ -326,19 +324,19 @@ def report(results: dict[str, Any]) -> list[str]:
     ]
     parts.append(
         "## Beyond the time-out, us: recv() with nothing ready\n\n"
-        + table(["time-out", "p50", "p99", "waits"], rows)
+        + running.table(["time-out", "p50", "p99", "waits"], rows)
     )
     for title, found in results["peers"].items():
         rows = [
             [name, value if isinstance(value, str) else f"{value:,.0f}"]
             for name, value in found.items()
         ]
-        parts.append(f"## {title}, env steps a second\n\n" + table(["", ""], rows))
+        parts.append(f"## {title}, env steps a second\n\n" + running.table(["", ""], rows))
     return parts
 
 
 def picture(results: dict[str, Any], stem: Path) -> None:
-    figure, axes = pyplot().subplots(1, 2, figsize=(10, 4), sharey=True)
+    figure, axes = running.pyplot().subplots(1, 2, figsize=(10, 4), sharey=True)
     for axis, (setup, found) in zip(axes, results["grids"].items(), strict=True):
         for policy in POLICIES:
             for timeout, style in ((None, "-"), (1e-4, ":")):
@@ -357,18 +355,18 @@ def picture(results: dict[str, Any], stem: Path) -> None:
     figure.savefig(stem.with_suffix(".svg"))
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     n, s = options.repetitions, options.seconds
     results: dict[str, Any] = {"grids": {}, "peers": {}}
     for setup in ("plain", "straggler"):
-        say(setup)
+        running.say(setup)
         results["grids"][setup] = grid(setup, n, s)
-    say("alternating, deadlines")
+    running.say("alternating, deadlines")
     results["alternating"] = alternating(n + 2, 4 * s)
-    with Contender(__file__, "pysampler", "sleeping") as ours:
+    with running.Contender(__file__, "pysampler", "sleeping") as ours:
         results["deadlines"] = {t: ours.measure(deadline=t, seconds=0) for t in HELD_DEADLINES}
     if not options.no_peers:
-        say("peers")
+        running.say("peers")
         others = ["Tianshou", "TorchRL"]
         for least in (4, 8):
             title = f"One env ten times slower, {least} of {ENVS}"
@@ -381,7 +379,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("Part of a batch", measure, report),
         contender=contender,
         picture=picture,

@@ -17,16 +17,14 @@ import os
 import queue
 import statistics
 import time
+from collections.abc import Callable
 from multiprocessing.sharedctypes import RawArray
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from running import drop_those_in_trouble, multiples, say, started, study, table, turns
+import running
+from running import Measure, Options
 from timeout_study import network
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 HAND, PYTHON, NATIVE = "by hand", "MultiTaskSampler, native=False", "MultiTaskSampler"
 NAMES = [HAND, PYTHON, NATIVE]
@@ -139,7 +137,7 @@ def work(index: int, count: int, memory: dict[str, Any], commands: Any, answers:
         answers.put(index)
 
 
-def sampling(name: str, workers: int, per_worker: int) -> Callable[[dict], dict]:
+def sampling(name: str, workers: int, per_worker: int) -> Measure:
     import pysampler
     import pysampler.envs.meta  # registers the env
 
@@ -175,17 +173,17 @@ def sampling(name: str, workers: int, per_worker: int) -> Callable[[dict], dict]
     return measure
 
 
-def measured(per_worker: int, options: argparse.Namespace) -> dict[str, Any]:
+def measured(per_worker: int, options: Options) -> dict[str, Any]:
     """Let the samplers sample in turn; return their rates by name and time-out."""
     rates: dict[str, Any] = {name: {timeout: [] for timeout in TIMEOUTS} for name in NAMES}
     length = max(4, int(options.steps / (options.workers * per_worker)))
     arguments = {name: (name, options.workers, per_worker) for name in NAMES}
-    with started(__file__, arguments, LIMIT) as running:
-        for name, one in turns(running, options.repetitions):
+    with running.started(__file__, arguments, LIMIT) as contenders:
+        for name, one in running.turns(contenders, options.repetitions):
             for timeout in TIMEOUTS:
                 if (said := one.measure(length=length, timeout=timeout)) is not None:
                     rates[name][timeout].append(said["rate"])
-    drop_those_in_trouble(running, rates)
+    running.drop_those_in_trouble(contenders, rates)
     best = {
         name: max(each.items(), key=lambda item: statistics.median(item[1]))
         for name, each in rates.items()
@@ -203,7 +201,7 @@ def report(results: dict[str, Any]) -> list[str]:
             timeout, rates = best[name]
             row.append(f"{statistics.median(rates):,.0f} ({timeout * 1e3:g} ms)")
             if name != HAND:
-                row.append(multiples(rates, by_hand))
+                row.append(running.multiples(rates, by_hand))
         rows.append(row)
     header = ["workers x envs", "steps of each env", f"{HAND}, steps/s"]
     for name in NAMES[1:]:
@@ -214,23 +212,23 @@ def report(results: dict[str, Any]) -> list[str]:
         "takes the better of two time-outs from the first answer, in brackets; ratios are "
         "medians [quartiles] of samples in turn.\n"
     )
-    return [about, table(header, rows)]
+    return [about, running.table(header, rows)]
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     needed = 2 * ENV_MB * options.workers * max(options.per_worker) / 1e3  # two step in Python
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     if needed > free:
         raise SystemExit(f"the envs need {needed:.0f} GB, but {free:.0f} GB are free")
     cases = []
     for per_worker in options.per_worker:
-        say(f"{options.workers} workers of {per_worker} envs")
+        running.say(f"{options.workers} workers of {per_worker} envs")
         cases.append(measured(per_worker, options))
     return {"workers": options.workers, "cases": cases}
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("A sampler by hand, and MultiTaskSampler", measure, report),
         contender=sampling,
         quick={"per_worker": [2, 8], "steps": 2_000, "repetitions": 1},

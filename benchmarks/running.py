@@ -21,16 +21,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pysampler._cli.turns import Answerer, MeasureError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    Measure = Callable[[dict[str, Any]], dict[str, Any]]
-
+Options = argparse.Namespace
+Measure = Callable[[dict[str, Any]], dict[str, Any]]  # answers a request to a contender
 LIMIT = 60.0  # seconds within which a contender must answer
 LIBRARIES = ["numpy", "gymnasium", "mujoco", "torch", "envpool", "stable_baselines3", "tianshou"]
 LIBRARIES += ["torchrl", "ray"]
@@ -240,7 +238,7 @@ def write(out: Path, name: str, results: dict[str, Any], text: str) -> Path:
     return stem
 
 
-def publish(options: argparse.Namespace, name: str, results: dict[str, Any], text: str) -> None:
+def publish(options: Options, name: str, results: dict[str, Any], text: str) -> None:
     """Print the text of results, and write both to the folder that the options name, if any."""
     print(text)
     if options.out:
@@ -249,7 +247,7 @@ def publish(options: argparse.Namespace, name: str, results: dict[str, Any], tex
 
 def study(
     title: str,
-    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    measure: Callable[[Options], dict[str, Any]],
     report: Callable[[dict[str, Any]], Iterable[str]],
     *,
     file: str = "",
@@ -312,7 +310,7 @@ def parse(
     quick: Mapping[str, Any] | None,
     choices: Mapping[str, Iterable[str]],
     defaults: dict[str, Any],
-) -> argparse.Namespace:
+) -> Options:
     """Parse options by their defaults, as ``study`` describes them."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -346,9 +344,7 @@ def parse(
     return options
 
 
-def options_of(
-    parser: argparse.ArgumentParser, seconds: float, **defaults: int
-) -> argparse.Namespace:
+def options_of(parser: argparse.ArgumentParser, seconds: float, **defaults: int) -> Options:
     """Parse the options of a benchmark in slices, which take ``seconds`` by default."""
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=15)
@@ -397,7 +393,7 @@ def rates_in_turn(
     program: str,
     names: Sequence[str],
     arguments: tuple[Any, ...],
-    options: argparse.Namespace,
+    options: Options,
     limit: float = LIMIT,
 ) -> dict[str, list[float]]:
     """Let contenders step in turn, slice by slice; return the rates of those that ran."""
@@ -414,7 +410,7 @@ def rates_of_cases(
     program: str,
     cases: Mapping[str, tuple[Any, ...]],
     names: Sequence[str],
-    options: argparse.Namespace,
+    options: Options,
     limit: float = LIMIT,
 ) -> dict[str, dict[str, list[float]]]:
     """Return ``rates_in_turn`` by case, whose arguments contenders get after their name."""
@@ -426,11 +422,7 @@ def rates_of_cases(
 
 
 def ratio_rows(
-    cases: Mapping[str, dict[str, list[float]]],
-    base: str,
-    others: Sequence[str],
-    *,
-    of_base: bool,
+    cases: Mapping[str, dict[str, list[float]]], base: str, others: Sequence[str], *, of_base: bool
 ) -> list[list[str]]:
     """Return rows of a table: a case, the rate of ``base`` and the ratios to or of others.
 

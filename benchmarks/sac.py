@@ -14,14 +14,12 @@ import argparse
 import os
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from curves import example
 from running import Contender, ratios, say, spread, study, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ENVS = 4
 CPUS = len(os.sched_getaffinity(0))

@@ -10,29 +10,15 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import running
 from contenders import rounds_alone, stepper
 from envs import CASES, Busy, Case
-from running import (
-    forked,
-    pyplot,
-    rate_of,
-    ratios,
-    repeated,
-    say,
-    spread,
-    started,
-    study,
-    table,
-    turns,
-)
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-    from pathlib import Path
+from running import Measure, Options
 
 WORKERS = 2
 HORIZON = 128
@@ -131,7 +117,7 @@ def rollouts_of(make: Callable[[], Any], count: int, policy: Any, way: str) -> A
     return rollouts
 
 
-def free(name: str, way: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def free(name: str, way: str) -> Measure:
     from contenders import pysampler
 
     case = CASES[name]
@@ -144,7 +130,7 @@ def free(name: str, way: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda cell: sampled(rollouts, cell["seconds"])
 
 
-def alone(case: Case) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def alone(case: Case) -> Measure:
     """Measure processes that never talk: the ideal.
 
     ``step`` and ``rollout`` are steps a second if each round of that length took as long as in the
@@ -170,9 +156,9 @@ def alone(case: Case) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return measure
 
 
-def equal_shares(case: Case) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def equal_shares(case: Case) -> Measure:
     """Measure the ideal in which each process does the same number of steps, as in a rollout."""
-    pipes = forked(WORKERS, _share, case)
+    pipes = running.forked(WORKERS, _share, case)
     for pipe in pipes:
         pipe.recv()
 
@@ -183,7 +169,7 @@ def equal_shares(case: Case) -> Callable[[dict[str, Any]], dict[str, Any]]:
             pipe.recv()
         return HORIZON * case.envs
 
-    return repeated(rollout)
+    return running.repeated(rollout)
 
 
 def _share(case: Case, pipe: Any) -> None:
@@ -211,7 +197,7 @@ def halves(way: str, ratio: float, by_size: bool) -> Any:  # noqa: FBT001
 KINDS: dict[str, Callable[..., Any]] = {"free": free, "place": place, "halves": halves}
 
 
-def contender(kind: str, *arguments: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def contender(kind: str, *arguments: Any) -> Measure:
     return KINDS[kind](*arguments)
 
 
@@ -224,16 +210,18 @@ def fractions(name: str, repetitions: int, seconds: float) -> dict[str, Any]:
     found: dict[str, list[float]] = {way: [] for way in ways}
     of_barrier: dict[str, list[float]] = {way: [] for way in ways}
     rates = []
-    with started(__file__, {way: ("free", name, way) for way in ("ideal", *ways)}) as running:
-        reference = running.pop("ideal")
+    with running.started(
+        __file__, {way: ("free", name, way) for way in ("ideal", *ways)}
+    ) as contenders:
+        reference = contenders.pop("ideal")
 
         def ideals(way: str) -> tuple[float, float]:
             """Return the steps a second of the ideal, and of the barrier that this way waits at."""
             result = reference.ask(seconds=seconds)
             barrier = "rollout" if "workers" in way or way == "equal shares" else "step"
-            return rate_of(result), result[barrier]
+            return running.rate_of(result), result[barrier]
 
-        for way, one in turns(running, repetitions):
+        for way, one in running.turns(contenders, repetitions):
             before, now, after = ideals(way), one.rate(seconds=seconds), ideals(way)
             rates.append(after[0])
             found[way].append(2 * now / (before[0] + after[0]))
@@ -247,20 +235,24 @@ def places(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     for env, count, width in PLACES:
         ways = "main", "main, threads", "workers", "workers, overlap"
         found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
-        with started(__file__, {way: ("place", env, count, width, way) for way in ways}) as running:
-            for way, one in turns(running, repetitions):
+        with running.started(
+            __file__, {way: ("place", env, count, width, way) for way in ways}
+        ) as contenders:
+            for way, one in running.turns(contenders, repetitions):
                 found[way].append(one.ask(seconds=seconds))
-        rates = {way: [*map(rate_of, results)] for way, results in found.items()}
+        rates = {way: [*map(running.rate_of, results)] for way, results in found.items()}
         row = {
             "env": env,
             "envs": count,
             "width": width,
-            "ratios": {way: ratios(rates[way], rates["main"]) for way in ways[1:]},
+            "ratios": {way: running.ratios(rates[way], rates["main"]) for way in ways[1:]},
             "main": statistics.median(rates["main"]),
-            "policy": statistics.median(rate_of(one, "policy") for one in found["main"]),
+            "policy": statistics.median(running.rate_of(one, "policy") for one in found["main"]),
         }
         rows.append(row)
-        say(f"  {env}, {count} envs, {width} wide: {spread(row['ratios']['workers'])}")
+        running.say(
+            f"  {env}, {count} envs, {width} wide: {running.spread(row['ratios']['workers'])}"
+        )
     return rows
 
 
@@ -272,12 +264,14 @@ def alternating(repetitions: int, seconds: float) -> list[dict[str, Any]]:
         for ratio in RATIOS:
             rates: dict[str, list[float]] = {way: [] for way in ways}
             arguments = {way: ("halves", way, ratio, by_size) for way in ways}
-            with started(__file__, arguments) as running:
-                for way, one in turns(running, repetitions):
+            with running.started(__file__, arguments) as contenders:
+                for way, one in running.turns(contenders, repetitions):
                     rates[way].append(one.rate(seconds=seconds))
-            gains = ratios(*(rates[way] for way in ways[::-1]))
+            gains = running.ratios(*(rates[way] for way in ways[::-1]))
             rows.append({"ratio": ratio, "by_size": by_size, "gains": gains})
-            say(f"  policy {ratio} of the envs' time, by size {by_size}: {spread(gains)}")
+            running.say(
+                f"  policy {ratio} of the envs' time, by size {by_size}: {running.spread(gains)}"
+            )
     return rows
 
 
@@ -291,7 +285,7 @@ def free_table(results: dict[str, Any]) -> str:
         dict.fromkeys(way for found in results["free"].values() for way in found["fractions"])
     )
     rows = [
-        [name, of, f"{found['ideal']:,.0f}", *(spread(found[key][way]) for way in ways)]
+        [name, of, f"{found['ideal']:,.0f}", *(running.spread(found[key][way]) for way in ways)]
         for name, found in results["free"].items()
         for of, key in (("ideal", "fractions"), ("barrier", "of_barrier"))
     ]
@@ -302,7 +296,7 @@ def free_table(results: dict[str, Any]) -> str:
         "must; what it lacks is what this machine's CPUs differ in speed at a time. *Barrier*: the "
         "ideal, but each round as long as in the slower process, waiting at no cost; a round is a "
         f"step, or {HORIZON} steps where the policy is in workers. Median [least, most].\n\n"
-        + table(["env, envs", "of the", "ideal steps/s", *ways], rows)
+        + running.table(["env, envs", "of the", "ideal steps/s", *ways], rows)
     )
 
 
@@ -310,7 +304,7 @@ def places_table(results: dict[str, Any]) -> str:
     rows = [
         [
             *(row["env"], str(row["envs"]), str(row["width"]), f"{row['main']:,.0f}"),
-            *(f"{row['policy']:.0%}", *map(spread, row["ratios"].values())),
+            *(f"{row['policy']:.0%}", *map(running.spread, row["ratios"].values())),
         ]
         for row in results["places"]
     ]
@@ -319,7 +313,7 @@ def places_table(results: dict[str, Any]) -> str:
     return (
         "## Where the policy is: multiples of the main's steps a second\n\nA torch network with "
         "two hidden layers, on the CPU: with one thread in the main, with two, or one in each of "
-        "two workers.\n\n" + table(header, rows)
+        "two workers.\n\n" + running.table(header, rows)
     )
 
 
@@ -328,7 +322,7 @@ def alternating_table(results: dict[str, Any]) -> str:
         [
             f"{ratio:g}",
             *(
-                spread(row["gains"])
+                running.spread(row["gains"])
                 for by_size in (True, False)
                 for row in results["alternating"]
                 if row["ratio"] == ratio and row["by_size"] == by_size
@@ -340,7 +334,7 @@ def alternating_table(results: dict[str, Any]) -> str:
         f"## Halves in turn against all at once\n\n{BUSY_ENVS} envs of {BUSY} us, `groups=2` "
         "against 1; a policy that runs elsewhere, and takes the given multiple of the envs' time "
         "for all of them; for a half, half of that, or the same.\n\n"
-        + table(["policy / envs", "half as long for a half", "as long for a half"], rows)
+        + running.table(["policy / envs", "half as long for a half", "as long for a half"], rows)
     )
 
 
@@ -359,7 +353,7 @@ PARTS: dict[str, Callable[[int, float], Any]] = {
 def picture(results: dict[str, Any], stem: Path) -> None:
     if "alternating" not in results:
         return
-    figure, axis = pyplot().subplots(figsize=(6, 4))
+    figure, axis = running.pyplot().subplots(figsize=(6, 4))
     for by_size, label in ((True, "half as long for a half"), (False, "as long for a half")):
         rows = [row for row in results["alternating"] if row["by_size"] == by_size]
         axis.plot(
@@ -380,16 +374,16 @@ def picture(results: dict[str, Any], stem: Path) -> None:
     figure.savefig(stem.with_suffix(".svg"))
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     results = {}
     for part in options.only:
-        say(part)
+        running.say(part)
         results[part] = PARTS[part](options.repetitions, options.seconds)
     return results
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("Rollouts", measure, report),
         contender=contender,
         picture=picture,

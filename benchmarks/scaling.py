@@ -11,14 +11,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envs import CASES
-from running import quartiles, say, study, table
+from running import Options, quartiles, say, study, table
 from vector import SLICES, measured
-
-if TYPE_CHECKING:
-    import argparse
 
 CONTENDERS = ["pysampler", "gymnasium AsyncVectorEnv", "EnvPool (its own C++ envs)"]
 
@@ -30,7 +27,7 @@ def report(results: dict[str, Any]) -> list[str]:
             "the *ideal barrier*, where each round of these processes is as long as that of the "
             "slowest: median [quartiles] of slices in turn with the ideal. AsyncVectorEnv has a "
             "process for each env.\n"
-        ),
+        )
     ]
     for name, by_workers in results["cases"].items():
         present = [n for n in CONTENDERS if any(n in c["fractions"] for c in by_workers.values())]
@@ -46,7 +43,7 @@ def report(results: dict[str, Any]) -> list[str]:
     return parts
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     most = options.most or len(os.sched_getaffinity(0))
     counts = [2**n for n in range(most.bit_length()) if 2**n <= most]
     cases: dict[str, dict[int, Any]] = {name: {} for name in options.case}

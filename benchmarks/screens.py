@@ -25,17 +25,15 @@ import sys
 import tempfile
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
 import pyte
 from matplotlib import pyplot
 from rich.console import Console
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 COLUMNS = 100

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import functools
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import running
 from envs import Skewed
-from running import rate_of_steps, rates_in_turn, repeated, say, spread, study, table, warmed
-
-if TYPE_CHECKING:
-    import argparse
+from running import Options
 
 ENVS, STEP, RESET, LENGTH = 32, 0.001, 0.2, 200
 NAMES = ["AsyncVectorEnv", "TorchRL", "pysampler"]
@@ -47,10 +45,10 @@ def pysampler(spares: int, reset_seconds: float = RESET) -> Any:
         autoreset_mode="SameStep",
     )
     envs.reset(seed=1)
-    measure = rate_of_steps(envs, ACTIONS)
+    measure = running.rate_of_steps(envs, ACTIONS)
 
     def measured(cell: dict[str, Any]) -> dict[str, Any]:
-        say(str(envs.stats().spares or ""))
+        running.say(str(envs.stats().spares or ""))
         return measure(cell)
 
     return measured
@@ -61,7 +59,7 @@ def asynchronous() -> Any:
 
     envs = AsyncVectorEnv([make_env] * ENVS, autoreset_mode="SameStep")
     envs.reset(seed=1)
-    return rate_of_steps(envs, ACTIONS)
+    return running.rate_of_steps(envs, ACTIONS)
 
 
 def _torchrl_env() -> Any:
@@ -82,7 +80,7 @@ def torchrl() -> Any:
         next(collector)
         return batch
 
-    return warmed(repeated(batch_of_all))
+    return running.warmed(running.repeated(batch_of_all))
 
 
 def contender(name: str) -> Any:
@@ -98,15 +96,15 @@ def contender(name: str) -> Any:
 # -- in the benchmark ------------------------------------------------------------------------------
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    return {"rates": rates_in_turn(__file__, NAMES, (), options)}
+def measure(options: Options) -> dict[str, Any]:
+    return {"rates": running.rates_in_turn(__file__, NAMES, (), options)}
 
 
 def report(results: dict[str, Any]) -> list[str]:
     rates = results["rates"]
     limit = statistics.median(rates["no resets"])
     rows = [
-        [name, spread(each, 0), f"{statistics.median(each) / limit:.2f}"]
+        [name, running.spread(each, 0), f"{statistics.median(each) / limit:.2f}"]
         for name, each in rates.items()
     ]
     about = (
@@ -115,11 +113,11 @@ def report(results: dict[str, Any]) -> list[str]:
         "number is that of spare envs. Env steps per second, and as shares of what the envs step "
         "if resets take no time:\n"
     )
-    return [about, table(["", "steps/s", "of the limit"], rows)]
+    return [about, running.table(["", "steps/s", "of the limit"], rows)]
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("Slow resets", measure, report),
         contender=contender,
         quick={"seconds": 2.0, "repetitions": 2},

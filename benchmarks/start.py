@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from running import in_interpreter, say, study, table
-
-if TYPE_CHECKING:
-    import argparse
+from running import Options, in_interpreter, say, study, table
 
 PROGRAM = """
 import json, time
@@ -52,7 +49,7 @@ def measured(name: str, env: str, envs: int) -> list[float]:
     return [time.perf_counter() - begun - whole_second, first, second]
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     cases = []
     for env in ("CartPole-v1", "HalfCheetah-v5"):
         seconds: dict[str, list[list[float]]] = {name: [] for name in CONTENDERS}

@@ -17,7 +17,8 @@ import importlib.util
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -25,12 +26,9 @@ import psutil
 import running
 from envs import Busy
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from running import Measure, Options
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 APART, SYNC, PROCESSES, THREADS = NAMES = "apart", "SyncVectorEnv", "processes", "threads"
 KEYS = 10
@@ -110,7 +108,7 @@ READ_BY_EACH = "processes, the table read in each"
 READERS = 8  # envs that read a table, with a worker each
 
 
-def alone(case: str, count: int) -> Callable[[dict], dict]:
+def alone(case: str, count: int) -> Measure:
     """Return a function that steps envs of this process."""
     make, _, _, native, batch = CASES[case]
     if batch:
@@ -120,13 +118,13 @@ def alone(case: str, count: int) -> Callable[[dict], dict]:
     return running.rate_of_single_envs([make() for _ in range(count)])
 
 
-def stepping_of(envs: Any) -> Callable[[dict], dict]:
+def stepping_of(envs: Any) -> Measure:
     envs.reset(seed=0)
     envs.action_space.seed(0)
     return running.rate_of_steps(envs, [envs.action_space.sample() for _ in range(64)])
 
 
-def contender(name: str, case: str, workers: int) -> Callable[[dict], dict]:
+def contender(name: str, case: str, workers: int) -> Measure:
     make, count, _, native, batch = CASES[case]
     if name == APART:
         return running.apart(alone, workers, case, count // workers)
@@ -175,7 +173,7 @@ def memory_of(way: str, megabytes: int) -> float:
     return used / 1e6
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     cases = {
         case: (case, options.workers)
         for case in options.cases

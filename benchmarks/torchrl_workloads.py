@@ -19,26 +19,14 @@ from __future__ import annotations
 import functools
 import importlib
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import running
 from gymnasium import spaces
-from running import (
-    Contender,
-    multiples,
-    quartiles,
-    rates_in_turn,
-    repeated,
-    say,
-    study,
-    table,
-    warmed,
-)
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
+from running import Measure, Options
 
 
 class Workload(NamedTuple):
@@ -75,10 +63,7 @@ WORKLOADS = {
         (0.001, 0.2),
         200,
         2048,
-        [
-            *("pysampler processes 32", "pysampler threads 32"),
-            *("TorchRL shm 32", "TorchRL shm 2"),
-        ],
+        [*("pysampler processes 32", "pysampler threads 32"), *("TorchRL shm 32", "TorchRL shm 2")],
     ),
 }
 STARTED, CONSTRUCTOR = 20, 0.01  # workers, seconds
@@ -183,12 +168,12 @@ def torchrl(workload: Workload, way: str, workers: int) -> Callable[[], int]:
     return batch
 
 
-def contender(name: str, workload: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def contender(name: str, workload: str) -> Measure:
     if workload == "start":
         return lambda cell: start(name, cell["workers"])
     library, way, workers = name.split()
     prepare = {"pysampler": pysampler, "TorchRL": torchrl}[library]
-    return warmed(repeated(prepare(WORKLOADS[workload], way, int(workers))))
+    return running.warmed(running.repeated(prepare(WORKLOADS[workload], way, int(workers))))
 
 
 def constructed(make: Callable[..., Any], *modules: str) -> Any:
@@ -247,42 +232,42 @@ def report(results: dict[str, Any]) -> list[str]:
         rows = [
             [
                 each,
-                quartiles(found, 0),
-                quartiles([work.round / rate * 1e3 for rate in found]),
-                multiples(ours, found),
+                running.quartiles(found, 0),
+                running.quartiles([work.round / rate * 1e3 for rate in found]),
+                running.multiples(ours, found),
             ]
             for each, found in rates.items()
         ]
         header = ["", "env steps/s", f"ms a round of {work.round:,}", "first row / this"]
-        parts.append(f"## {about} (pytorch/rl#4182)\n\n" + table(header, rows))
-    rows = [[name, quartiles(found)] for name, found in results["starts"].items()]
+        parts.append(f"## {about} (pytorch/rl#4182)\n\n" + running.table(header, rows))
+    rows = [[name, running.quartiles(found)] for name, found in results["starts"].items()]
     parts.append(
         f"## Starting {results['started']} workers (pytorch/rl#4028)\n\nConstructors sleep "
         f"{CONSTRUCTOR * 1e3:g} ms. Until the first reset has returned, in a new program, s. "
         "Processes of TorchRL's workers import torch and TorchRL, which pysampler's do only where "
-        "said.\n\n" + table(["", "s"], rows)
+        "said.\n\n" + running.table(["", "s"], rows)
     )
     return parts
 
 
 def started(name: str, workers: int) -> list[float]:
     """Return the seconds that a start in a new program takes; none if it takes too long."""
-    with Contender(__file__, name, "start", limit=LIMIT) as one:
+    with running.Contender(__file__, name, "start", limit=LIMIT) as one:
         said = one.measure(workers=workers)
     if said is None:
-        say(f"  {name}: {one.trouble}")
+        running.say(f"  {name}: {one.trouble}")
     return [said["seconds"]] if said else []
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     times, workers, most = (1, 2, 2) if options.quick else (5, STARTED, 32)
     rates = {}
     for name, workload in WORKLOADS.items():
-        say(name)
+        running.say(name)
         able = {one: int(one.split()[-1]) <= most for one in workload.contenders}
         names = [one for one, few in able.items() if few or one.startswith("pysampler")]
-        rates[name] = rates_in_turn(__file__, names, (name,), options, LIMIT)
-    say("start")
+        rates[name] = running.rates_in_turn(__file__, names, (name,), options, LIMIT)
+    running.say("start")
     starts: dict[str, list[float]] = {name: [] for name in STARTS}
     for _ in range(times):
         for name, found in starts.items():
@@ -291,7 +276,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("TorchRL's own workloads", measure, report),
         contender=contender,
         quick={"repetitions": 1, "seconds": 0.5},

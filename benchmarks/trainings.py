@@ -15,19 +15,16 @@ import os
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
-from running import Contender, ratios, say, spread, study, table
+from running import Contender, Measure, Options, ratios, say, spread, study, table
 from wrapped import ASYNC, OURS, PYTHON, make_env, pool
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 POOL, SYNC = "EnvPool", "SyncVectorEnv"
 # Contenders with SB3's PPO, and the name of their vector env; None: ours.
@@ -257,7 +254,7 @@ def training(way: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def contender(*arguments: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def contender(*arguments: Any) -> Measure:
     return lambda _: training(*arguments)
 
 
@@ -309,7 +306,7 @@ def report(results: dict[str, Any]) -> list[str]:
     return parts
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     rows = [KNOWN[env] for env in options.envs]
     if options.quick:
         rows = [replace(s, steps=2 * s.horizon * 8, envs=8) for s in rows]

@@ -16,15 +16,12 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import footprint
 from contenders import CONTENDERS
 from envs import CASES, Case
-from running import Contender, quartiles, rate_of, say, started, study, table
-
-if TYPE_CHECKING:
-    import argparse
+from running import Contender, Options, quartiles, rate_of, say, started, study, table
 
 PROGRAM = Path(__file__).parent / "contenders.py"
 SLICES = {"slices": 24, "seconds": 0.25, "no_peers": False}  # options
@@ -169,7 +166,7 @@ def report(results: dict[str, Any]) -> list[str]:
     return parts
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     found = {}
     for name in options.case:
         case = dataclasses.replace(CASES[name], workers=options.workers)

@@ -21,15 +21,12 @@ import sys
 import termios
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contenders import rounds_of
-from running import quartiles, ratios, say, study, table
+from running import Options, quartiles, ratios, say, study, table
 
 import pysampler
-
-if TYPE_CHECKING:
-    import argparse
 
 ENVS, WORKERS = 64, 2
 # What watches, and how many looks a second it takes; a trace reads all the time.
@@ -115,7 +112,7 @@ def watched(envs: pysampler.VectorEnv, arguments: list[str], turns: int) -> dict
     return {"rates": rates, "cpu": cpu}
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     found = {}
     envs = pysampler.make_vec("CartPole-v1", ENVS, vector_kwargs={"num_workers": WORKERS})
     envs.reset(seed=0)

@@ -13,16 +13,13 @@ from __future__ import annotations
 import functools
 import runpy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import running
 from gymnasium import wrappers
-from running import SLICES, rate_of_steps, rates_of_cases, ratio_rows, study, table
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
+from running import Measure, Options
 
 ENVS = ["HalfCheetah-v5", "Hopper-v5", "Ant-v5", "CartPole-v1"]
 OURS, BARE, PYTHON = "pysampler", "make_vec without wrappers", "pysampler, native=False"
@@ -74,7 +71,7 @@ def contender(name: str, env_id: str, count: int, workers: int) -> Any:
     return getattr(gym.vector, name)(env_fns)
 
 
-def stepping(name: str, env_id: str, count: int, workers: int) -> Callable[[dict], dict]:
+def stepping(name: str, env_id: str, count: int, workers: int) -> Measure:
     envs = contender(name, env_id, count, workers)
     envs.reset(seed=0)
     space = envs.single_action_space
@@ -84,13 +81,16 @@ def stepping(name: str, env_id: str, count: int, workers: int) -> Callable[[dict
         actions = rng.uniform(low, high, (64, count, *space.shape)).astype(space.dtype)
     else:
         actions = rng.integers(0, int(space.n), (64, count)).astype(np.int64)
-    return rate_of_steps(envs, actions)
+    return running.rate_of_steps(envs, actions)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
     workers, count = options.workers, options.count
     cases = {f"{env_id} x {count}": (env_id, count, workers) for env_id in options.envs}
-    return {"workers": workers, "cases": rates_of_cases(__file__, cases, [OURS, *OTHERS], options)}
+    return {
+        "workers": workers,
+        "cases": running.rates_of_cases(__file__, cases, [OURS, *OTHERS], options),
+    }
 
 
 def report(results: dict[str, Any]) -> list[str]:
@@ -100,19 +100,19 @@ def report(results: dict[str, Any]) -> list[str]:
             "actions. Each column after the second is how many times as fast `VectorEnv` is "
             "with an unchanged script: medians [quartiles] of repetitions in turn.\n"
         ),
-        table(
+        running.table(
             ["", "pysampler, env steps/s", *(f"/ {name}" for name in OTHERS)],
-            ratio_rows(results["cases"], OURS, OTHERS, of_base=False),
+            running.ratio_rows(results["cases"], OURS, OTHERS, of_base=False),
         ),
     ]
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("Envs in CleanRL's wrappers", measure, report),
         contender=stepping,
         quick={"envs": ENVS[:1], "count": 8, "repetitions": 2, "seconds": 0.05},
         envs=ENVS,
         count=64,
-        **SLICES,
+        **running.SLICES,
     )
