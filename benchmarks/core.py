@@ -5,7 +5,6 @@ benchmarks/results/<date>.json holds the numbers, .md the tables, .png the pictu
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -15,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from core_report import draw, tables
-from running import machine, say, stolen_share, write
+from core_report import draw, report
+from running import Options, say, study
 
 HERE = Path(__file__).parent
 
@@ -39,30 +38,16 @@ def lines(out: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--native", type=Path, required=True, help="folder of the native benchmarks"
-    )
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    options = parser.parse_args()
-    python = sys.executable
+def measure(options: Options) -> dict[str, Any]:
+    if options.native is None:
+        raise SystemExit("--native must name the folder of the native benchmarks")
+    native, python = Path(options.native), sys.executable
     waiting = ["20,150", "1,2", "5,5000", "1", "50"] if options.quick else []
-    results: dict[str, Any] = {"machine": machine()}
-    with stolen_share(results["machine"]):
-        results["latency"] = lines(run([str(options.native / "bench_latency")], "latency", 5))
-        results["waiting"] = lines(
-            run([str(options.native / "bench_waiting"), *waiting], "ways of waiting", 15)
-        )
-        primitives = [python, str(HERE / "primitives.py"), "--json"]
-        results["round_trips"] = json.loads(run(primitives, "round trips from Python", 10))
-
-    text = tables(results)
-    stem = write(options.out, "core", results, text)
-    draw(results, stem.with_suffix(".png"))
-    print(text)
+    latency = run([str(native / "bench_latency")], "latency", 5)
+    ways = run([str(native / "bench_waiting"), *waiting], "ways of waiting", 15)
+    trips = run([python, str(HERE / "primitives.py"), "--json"], "round trips from Python", 10)
+    return {"latency": lines(latency), "waiting": lines(ways), "round_trips": json.loads(trips)}
 
 
 if __name__ == "__main__":
-    main()
+    study("The core", measure, report, picture=draw, quick={}, out=HERE / "results", native=str)

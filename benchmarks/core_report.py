@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from running import heading, pyplot, table
+from running import pyplot, table
 
 
 def us(ns: float) -> str:
@@ -22,8 +22,8 @@ def cells(waiting: list[dict[str, Any]]) -> dict[tuple[int, int, int], dict[str,
     return by_cell
 
 
-def tables(results: dict[str, Any]) -> str:
-    parts = [heading("The core", results["machine"]), "Peers in turn in one run; medians.\n"]
+def report(results: dict[str, Any]) -> list[str]:
+    parts = ["Peers in turn in one run; medians.\n"]
     latency = defaultdict(list)
     for row in results["latency"]:
         latency[row["bench"]].append(row)
@@ -48,7 +48,7 @@ def tables(results: dict[str, Any]) -> str:
         shown = [*((lambda row, p=p: us(row[p])) for p in percentiles), *more.values()]
         rows = [[row["case"], *(cell(row) for cell in shown)] for row in latency[bench]]
         parts.append(f"## {title}\n\n" + table([first, *columns, *more], rows))
-    parts.insert(3, from_python)
+    parts.insert(2, from_python)
     rows = []
     for (work, workers, think), strategies in cells(results["waiting"]).items():
         ours = strategies["adaptive"]
@@ -68,10 +68,10 @@ def tables(results: dict[str, Any]) -> str:
         "The last column is the workers' CPU time while waiting, in % of the thinking time.\n\n"
         + table([*header, "best / adaptive", "waiting %"], rows)
     )
-    return "\n".join(parts)
+    return parts
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
+def draw(results: dict[str, Any], stem: Path) -> None:
     figure, (left, right) = pyplot().subplots(1, 2, figsize=(13, 5), layout="constrained")
     trips = results["round_trips"]
     names = list(trips)
@@ -104,4 +104,4 @@ def draw(results: dict[str, Any], path: Path) -> None:
     right.legend()
     m = results["machine"]
     figure.suptitle(f"{m['processor']}, {m['cpus']} CPUs, Linux {m['kernel']}, {m['date']}")
-    figure.savefig(path, dpi=110)
+    figure.savefig(stem.with_suffix(".png"), dpi=110)

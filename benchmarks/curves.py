@@ -9,17 +9,14 @@ import importlib.util
 import math
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from running import pyplot
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    Curve = Sequence[Sequence[float]]
-
+Curve = Sequence[Sequence[float]]
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 STEPS, SECONDS, RETURN = range(3)  # of a point
 RECENT = 3  # points whose mean is the return at some time: one evaluation says little
@@ -109,7 +106,9 @@ def picture(path: Path, rows: list[list[dict[str, Any]]]) -> None:
         len(rows), max(map(len, rows)), figsize=size, layout="constrained", squeeze=False
     )
     for panels, axes in zip(rows, grid, strict=True):
-        for panel, axis in zip(panels, axes, strict=True):
+        for axis in axes[len(panels) :]:
+            axis.remove()
+        for panel, axis in zip(panels, axes, strict=False):
             for number, (name, curves) in enumerate(panel["curves"].items()):
                 for seed, points in enumerate(curves):
                     label = name if seed == 0 else None

@@ -33,9 +33,7 @@ class Busy(gym.Env[Any, Any]):
         self._observation = arrays if image else arrays["x"]
         self._random = np.random.default_rng()
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         return self._observation, {}
 
@@ -60,9 +58,7 @@ class Skewed(gym.Env[Any, Any]):
     ) -> None:
         self._step, self._reset, self._ends = step_seconds, reset_seconds, ends
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         time.sleep(self._reset)
         return np.zeros(4, np.float32), {}

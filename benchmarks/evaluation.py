@@ -53,9 +53,7 @@ class Episodes(Busy):
         self._seconds = case.us / 1e6 if case.sleeps else 0
         self._length = length
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         result = super().reset(seed=seed)
         self._left = self._length or length_of(self._next_seed() if seed is None else seed)
         return result

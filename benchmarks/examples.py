@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import curves
 from running import machine, say, spread, table, write
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -155,28 +155,17 @@ def report(results: dict[str, Any]) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Draw the curves of all seeds."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    trainings = results["trainings"]
-    columns = 3
-    lines = -(-len(trainings) // columns)
-    figure, axes = plt.subplots(
-        lines, columns, figsize=(12, 2.8 * lines), layout="constrained", squeeze=False
-    )
-    for axis in axes.flat[len(trainings) :]:
-        axis.remove()
-    for axis, one in zip(axes.flat, trainings, strict=False):
-        for run in one["runs"]:
-            axis.plot(*np.reshape(run["curve"], (-1, 2)).T, linewidth=1)
-        if one["random"] is not None:
-            axis.axhline(one["random"], color="grey", linewidth=0.5)
-        axis.set_title(f"{one['env']}\n{one['title']}", fontsize=8)
-        axis.set(xlabel=one["unit"], ylabel=one["number"])
-        axis.tick_params(labelsize=7)
-    figure.savefig(path)
+    panels = [
+        {
+            "title": f"{one['env']}\n{one['title']}",
+            "x": one["unit"],
+            "y": one["number"],
+            "goal": one["random"],
+            "curves": {f"seed {at}": [run["curve"]] for at, run in enumerate(one["runs"], 1)},
+        }
+        for one in results["trainings"]
+    ]
+    curves.picture(path, [panels[at : at + 3] for at in range(0, len(panels), 3)])
 
 
 def main() -> None:

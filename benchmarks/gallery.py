@@ -20,18 +20,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from pictures import PICTURES, THEMES, Svg, newest
 from running import machine, say
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
 
 ROOT = Path(__file__).parents[1]
 GALLERY = PICTURES / "gallery"

@@ -44,9 +44,7 @@ class Noting(gym.Env[Any, Any]):
     def _note(self, *values: Any) -> None:
         os.write(self._file, (json.dumps([self._index, *values]) + "\n").encode())
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._note("reset", time.monotonic(), time.monotonic())
         return np.zeros(1, np.float32), {}

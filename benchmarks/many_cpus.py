@@ -9,9 +9,9 @@ contenders take turns with the ideal, as in vector.py.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from envs import CASES
-from running import Contender, Options, machine, quartiles, say, study, table, write
-from vector import PROGRAM, ROUND, nothing, take_turns
+from running import Options, machine, quartiles, say, study, table, write
+from vector import ROUND, measured
 
 DIVISIONS = [
     *("pysampler", "a worker less", 'pysampler, main_envs="auto"', "a worker less, pinned"),
@@ -71,23 +71,8 @@ def measure_case(
     """Measure contenders on the CPUs that this process may use."""
     workers = min(len(os.sched_getaffinity(0)), envs)
     workers = max(w for w in range(1, workers + 1) if envs % w == 0)
-
-    def started(name: str) -> Contender:
-        return Contender(PROGRAM, name, KINDS[kind], seconds, workers, envs)
-
-    found = nothing()
-    with ThreadPoolExecutor() as pool:
-        running = dict(zip(names, pool.map(started, names), strict=True))
-    ideal = started("ideal")
-    try:
-        trouble = {name: one.trouble for name, one in running.items() if one.trouble}
-        take_turns(ideal, {n: one for n, one in running.items() if not one.trouble}, slices, found)
-        if not running["pysampler"].trouble:
-            found["where"] = running["pysampler"].measure(where=100)
-    finally:
-        for contender in [ideal, *running.values()]:
-            contender.end()
-    return {**found, "workers": workers, "trouble": trouble}
+    case = dataclasses.replace(CASES[KINDS[kind]], workers=workers, envs=envs)
+    return {**measured(case, names, slices, seconds), "workers": workers}
 
 
 def measure_lanes(
@@ -147,7 +132,7 @@ def report(results: dict[str, Any]) -> list[str]:
                     [
                         str(row["cpus"]),
                         f"{row['env']}, {row['envs']}",
-                        f"{statistics.median(row['ideal']):,.0f}",
+                        f"{row['ideal']:,.0f}",
                         str(row["workers"]),
                         *(quartiles(row[key].get(name, [])) for name in names),
                     ]
@@ -164,10 +149,10 @@ def report(results: dict[str, Any]) -> list[str]:
                     str(row["cpus"]),
                     f"{row['env']}, {row['envs']}",
                     *(f"{row['where'][key]:.1f}" for key in ROUND),
-                    f"{row['envs'] / statistics.median(row['ideal']) * 1e6:.1f}",
+                    f"{row['envs'] / row['ideal'] * 1e6:.1f}",
                 ]
                 for row in rows
-                if "where" in row
+                if row["where"]
             ],
         )
     )

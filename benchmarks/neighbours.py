@@ -61,11 +61,9 @@ def contender(name: str, case: str, workers: int) -> Measure:
     else:
         context = "threads" if name == THREADS else None
         envs = pysampler.VectorEnv(make, num_workers=workers, autoreset_mode=mode, context=context)
-    envs.reset(seed=0)
-    envs.action_space.seed(0)
     if name == USUAL:
         take_usual_slices()
-    return running.rate_of_steps(envs, [envs.action_space.sample() for _ in range(64)])
+    return running.rate_of_sampled_steps(envs)
 
 
 @contextlib.contextmanager

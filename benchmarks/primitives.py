@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import sys
 import time
 
 import numpy as np
 from peers import INSTALLED, STANDARD, Call, Make
+from running import say, table
 
 ROUNDS = 3  # of every peer in turn; the median of each percentile is reported
 COLUMNS = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
@@ -27,7 +27,7 @@ def installed(peers: dict[str, Make]) -> dict[str, Make]:
         try:
             make(multiprocessing.get_context("fork"))
         except ModuleNotFoundError as error:
-            print(f"without {name}: {error}", file=sys.stderr)
+            say(f"without {name}: {error}")
         else:
             found[name] = make
     return found
@@ -58,15 +58,12 @@ def measure(make: Make, seconds: float) -> dict[str, float]:
     return {name: float(np.percentile(took, q)) / 1e3 for name, q in COLUMNS.items()}
 
 
-def run(peers: dict[str, Make], seconds: float, *, progress: bool) -> dict[str, dict[str, float]]:
+def run(peers: dict[str, Make], seconds: float) -> dict[str, dict[str, float]]:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
     for round_ in range(ROUNDS):
         for name, make in peers.items():
-            if progress:
-                print(f"\r\033[K{round_ + 1}/{ROUNDS} {name}", end="", file=sys.stderr, flush=True)
+            say(f"{round_ + 1}/{ROUNDS} {name}")
             runs[name].append(measure(make, seconds))
-    if progress:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
     return {
         name: {column: float(np.median([r[column] for r in results])) for column in COLUMNS}
         for name, results in runs.items()
@@ -74,25 +71,20 @@ def run(peers: dict[str, Make], seconds: float, *, progress: bool) -> dict[str, 
 
 
 def show(results: dict[str, dict[str, float]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     ours = next(iter(results.values()))["p50"]
-    table = Table(title="There and back between two processes, from Python, in us")
-    table.add_column("")
-    for column in (*COLUMNS, "p50, ours = 1"):
-        table.add_column(column, justify="right")
-    for name, row in results.items():
-        cells = [f"{row[column]:.1f}" for column in COLUMNS]
-        table.add_row(name, *cells, f"{row['p50'] / ours:.0f}")
-    Console(width=max(80, Console().width)).print(table)
+    rows = [
+        [name, *(f"{row[column]:.1f}" for column in COLUMNS), f"{row['p50'] / ours:.0f}"]
+        for name, row in results.items()
+    ]
+    print("There and back between two processes, from Python, in us\n")
+    print(table(["", *COLUMNS, "p50, ours = 1"], rows))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object, for core.py")
     options = parser.parse_args()
-    results = run(STANDARD | installed(INSTALLED), 1.0, progress=sys.stderr.isatty())
+    results = run(STANDARD | installed(INSTALLED), 1.0)
     if options.json:
         print(json.dumps(results))
     else:

@@ -256,6 +256,7 @@ def study(
     picture: Callable[[dict[str, Any], Path], None] | None = None,
     quick: Mapping[str, Any] | None = None,
     choices: Mapping[str, Iterable[str]] | None = None,
+    out: Path | None = None,
     **options: Any,
 ) -> None:
     """Run a benchmark as a program, or one of its contenders.
@@ -273,6 +274,7 @@ def study(
         picture: Draws results; gets the path of their files, without suffix.
         quick: Values of options for a short run, unless they are given.
         choices: What options may be.
+        out: The folder to write results to, unless ``--out`` says one.
         options: The defaults of all options; for one without default, its type, or that in a list.
     """
     program, arguments = sys.modules["__main__"], [*map(literal, sys.argv[1:])]
@@ -290,9 +292,9 @@ def study(
     results = json.loads(json.dumps({"machine": m, **measured}))
     text = "\n".join([heading(title, m), *report(results)])
     print(text)
-    if parsed.out:
+    if folder := parsed.out or out:
         file = file or Path(str(program.__file__)).stem.replace("_", "-")
-        stem = write(parsed.out, file.format(**vars(parsed)), results, text)
+        stem = write(folder, file.format(**vars(parsed)), results, text)
         if picture:
             picture(results, stem)
 
@@ -477,6 +479,13 @@ def rate_of_steps(envs: Any, actions: Any) -> Measure:
         return count
 
     return warmed(repeated(step))
+
+
+def rate_of_sampled_steps(envs: Any) -> Measure:
+    """Return a function that resets a vector env, then steps it with actions of its space."""
+    envs.reset(seed=0)
+    envs.action_space.seed(0)
+    return rate_of_steps(envs, [envs.action_space.sample() for _ in range(64)])
 
 
 def warmed(measure: Measure) -> Measure:

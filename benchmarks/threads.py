@@ -112,16 +112,10 @@ def alone(case: str, count: int) -> Measure:
     """Return a function that steps envs of this process."""
     make, _, _, native, batch = CASES[case]
     if batch:
-        return stepping_of(make(count, 1))
+        return running.rate_of_sampled_steps(make(count, 1))
     if native:
-        return stepping_of(pysampler.VectorEnv([make] * count, num_workers=0))
+        return running.rate_of_sampled_steps(pysampler.VectorEnv([make] * count, num_workers=0))
     return running.rate_of_single_envs([make() for _ in range(count)])
-
-
-def stepping_of(envs: Any) -> Measure:
-    envs.reset(seed=0)
-    envs.action_space.seed(0)
-    return running.rate_of_steps(envs, [envs.action_space.sample() for _ in range(64)])
 
 
 def contender(name: str, case: str, workers: int) -> Measure:
@@ -130,11 +124,11 @@ def contender(name: str, case: str, workers: int) -> Measure:
         return running.apart(alone, workers, case, count // workers)
     mode = AutoresetMode.SAME_STEP
     if name == SYNC and batch:
-        return stepping_of(make(count, workers))
+        return running.rate_of_sampled_steps(make(count, workers))
     if name == SYNC:
-        return stepping_of(SyncVectorEnv([make] * count, autoreset_mode=mode))
+        return running.rate_of_sampled_steps(SyncVectorEnv([make] * count, autoreset_mode=mode))
     share = functools.partial(make, count // workers, 1)
-    return stepping_of(
+    return running.rate_of_sampled_steps(
         pysampler.VectorEnv(
             [share] * workers if batch else [make] * count,
             num_workers=workers,

@@ -87,9 +87,7 @@ class Counting(gym.Env[Any, Any]):
     def __init__(self, length: int, delays: tuple[float, float]) -> None:
         self._length, self._delays, self._count = length, delays, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if self._delays[1]:
             time.sleep(self._delays[1])

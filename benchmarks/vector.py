@@ -50,8 +50,11 @@ def contenders_of(case: Case, *, peers: bool) -> list[str]:
 def measured(
     case: Case, names: list[str], slices: int, seconds: float, repetitions: int = 1
 ) -> dict[str, Any]:
-    found, where = nothing(), []
-    arguments = {name: (name, case.name, seconds, case.workers) for name in ["ideal", *names]}
+    found: dict[str, Any] = {"rates": {}, "fractions": {}, "of_barrier": {}}
+    found |= {"ideal": [], "barrier": []}
+    where = []
+    what = case.name, seconds, case.workers, case.envs
+    arguments = {name: (name, *what) for name in ["ideal", *names]}
     for _ in range(repetitions):
         with started(PROGRAM, arguments) as running:
             for name, contender in running.items():
@@ -66,13 +69,8 @@ def measured(
         **found,
         "ideal": statistics.median(found["ideal"]),
         "ideal_spread": [min(found["ideal"]), max(found["ideal"])],
-        "where": {k: statistics.median(row[k] for row in where) for k in where[0]},
+        "where": {k: statistics.median(row[k] for row in where) for k in ROUND if where},
     }
-
-
-def nothing() -> dict[str, Any]:
-    """Return what was found before anything is measured."""
-    return {"rates": {}, "fractions": {}, "of_barrier": {}, "ideal": [], "barrier": []}
 
 
 def take_turns(
