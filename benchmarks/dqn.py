@@ -308,6 +308,6 @@ if __name__ == "__main__":
         picture=picture,
         quick={"seeds": [1], "window": 2, "limit": 10},
         seeds=[1, 2, 3],
-        window=20.0,  # seconds that are measured
-        limit=180.0,  # seconds until it is given up
+        window=20.0,
+        limit=180.0,
     )

@@ -586,8 +586,8 @@ if __name__ == "__main__":
         quick={"repetitions": 2, "seconds": 0.5, "rounds": 1, "patience": 0.0, "nodes": NODES[:1]},
         repetitions=9,
         seconds=2.5,
-        rounds=3,  # of peers; 0 leaves them out
-        patience=1800.0,  # seconds to wait for other programs, in all
+        rounds=3,
+        patience=1800.0,
         nodes=NODES,
-        name="hosts",  # of the files of results
+        name="hosts",
     )

@@ -234,6 +234,6 @@ if __name__ == "__main__":
         quick={"per_worker": [2, 8], "steps": 2_000, "repetitions": 1},
         workers=8,
         per_worker=[20, 400],
-        steps=200_000,  # of all envs in a sample
+        steps=200_000,
         repetitions=5,
     )

@@ -39,6 +39,16 @@ HELP = {
     "seconds": "that a slice takes",
     "slices": "of each contender",
     "seeds": "of the runs of each contender",
+    "rounds": "of peers; 0 leaves them out",
+    "patience": "seconds to wait for other programs, in all",
+    "name": "of the files of results",
+    "window": "seconds that are measured",
+    "limit": "seconds until a run is given up",
+    "episodes": "that are played at the end",
+    "steps": "of all envs together",
+    "most": "workers; by default as many as CPUs",
+    "native": "folder of the native benchmarks",
+    "only": "measure only what has this name, or has it in its name",
 }
 
 

@@ -233,5 +233,5 @@ if __name__ == "__main__":
         env="Pendulum-v1",
         steps=10_000,
         seeds=[1, 2, 3],
-        episodes=20,  # that are played at the end
+        episodes=20,
     )
