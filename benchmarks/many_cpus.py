@@ -14,14 +14,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from envs import CASES
-from running import Options, machine, quartiles, say, study, table, write
+from running import Options, columns, machine, quartiles, say, study, write
 from vector import ROUND, measured
 
 DIVISIONS = [
@@ -112,51 +112,32 @@ def measure_lanes(
 def report(results: dict[str, Any]) -> list[str]:
     rows = results["rows"]
     names = list(dict.fromkeys(name for row in rows for name in row["fractions"]))
-    parts = [
-        (
-            "As many workers as CPUs (or as divide the envs evenly), or one fewer. Smaller numbers "
-            "of CPUs are lanes of the same machine, measured side by side. Median [quartiles] of "
-            f"slices of {results['slice_seconds']:g} s, in turn with the ideal and compared with "
-            "the slices before and after.\n"
-        )
-    ]
-    for key, title in [
-        ("of_barrier", "Fractions of the ideal barrier"),
-        ("fractions", "Fractions of the ideal"),
-    ]:
-        parts.append(f"## {title}\n")
-        parts.append(
-            table(
-                ["CPUs", "env, envs", "ideal steps/s", "workers", *names],
-                [
-                    [
-                        str(row["cpus"]),
-                        f"{row['env']}, {row['envs']}",
-                        f"{row['ideal']:,.0f}",
-                        str(row["workers"]),
-                        *(quartiles(row[key].get(name, [])) for name in names),
-                    ]
-                    for row in rows
-                ],
-            )
-        )
-    parts.append("## Where a round of `pysampler` goes, us\n")
-    parts.append(
-        table(
-            ["CPUs", "env, envs", *ROUND, "alone"],
-            [
-                [
-                    str(row["cpus"]),
-                    f"{row['env']}, {row['envs']}",
-                    *(f"{row['where'][key]:.1f}" for key in ROUND),
-                    f"{row['envs'] / row['ideal'] * 1e6:.1f}",
-                ]
-                for row in rows
-                if row["where"]
-            ],
-        )
+    about = (
+        "As many workers as CPUs (or as divide the envs evenly), or one fewer. Smaller numbers "
+        "of CPUs are lanes of the same machine, measured side by side. Median [quartiles] of "
+        f"slices of {results['slice_seconds']:g} s, in turn with the ideal and compared with "
+        "the slices before and after.\n"
     )
-    return parts
+    case: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "CPUs": lambda row: row["cpus"],
+        "env, envs": lambda row: f"{row['env']}, {row['envs']}",
+    }
+    measured_in = {
+        "ideal steps/s": lambda row: f"{row['ideal']:,.0f}",
+        "workers": lambda row: row["workers"],
+    }
+
+    def fractions(key: str) -> dict[str, Callable[[dict[str, Any]], str]]:
+        return {name: lambda row, name=name: quartiles(row[key].get(name, [])) for name in names}
+
+    parts = [about]
+    for key, title in (("of_barrier", "the ideal barrier"), ("fractions", "the ideal")):
+        parts.append(f"## Fractions of {title}\n")
+        parts.append(columns(rows, {**case, **measured_in, **fractions(key)}))
+    spent = {part: lambda row, part=part: f"{row['where'][part]:.1f}" for part in ROUND}
+    spent["alone"] = lambda row: f"{row['envs'] / row['ideal'] * 1e6:.1f}"
+    parts.append("## Where a round of `pysampler` goes, us\n")
+    return [*parts, columns([row for row in rows if row["where"]], {**case, **spent})]
 
 
 def measure(options: Options) -> dict[str, Any]:

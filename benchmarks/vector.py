@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import footprint
 from contenders import CONTENDERS
 from envs import CASES, Case
-from running import Contender, Options, quartiles, rate_of, say, started, study, table
+from running import Contender, Options, columns, quartiles, rate_of, say, started, study, table
 
 PROGRAM = Path(__file__).parent / "contenders.py"
 SLICES = {"slices": 24, "seconds": 0.25, "no_peers": False}  # options
@@ -102,38 +103,32 @@ def report(results: dict[str, Any]) -> list[str]:
     cases, workers = results["cases"], results["workers"]
     present = [n for n in CONTENDERS if any(n in case["fractions"] for case in cases.values())]
 
-    def cells(case: dict[str, Any], key: str) -> list[str]:
-        return [quartiles(case[key].get(name, [])) for name in present]
+    def fractions(key: str) -> dict[str, Callable[[Any], str]]:
+        return {n: lambda row, n=n: quartiles(row[1][key].get(n, [])) for n in present}
 
+    about = (
+        f"The *ideal*: the same envs in {workers} processes that never talk. The *ideal "
+        "barrier*: the same rounds of these processes, each as long as that of the slowest, "
+        "for which the others wait at no cost: what a `step()` that returns when all envs have "
+        "stepped could reach. Targets of `step()` are of the ideal barrier.\n\n"
+        f"Contenders take turns with the ideal in slices of {results['slice_seconds']:g} s; "
+        "each is compared with the ideal's slices before and after. Median [quartiles]. "
+        f"{workers} workers, or a process for each env where that is the design.\n"
+    )
+    case: dict[str, Callable[[Any], Any]] = {"env, envs": lambda row: row[0]}
+    of_ideal = {
+        "ideal steps/s": lambda row: f"{row[1]['ideal']:,.0f}",
+        "ideal barrier": lambda row: quartiles(row[1]["barrier"]),
+    }
+    target = {"target": lambda row: CASES[row[0]].target or "-"}
+    spent = {part: lambda row, part=part: f"{row[1]['where'][part]:.1f}" for part in ROUND}
+    alone = {"alone": lambda row: f"{CASES[row[0]].envs / row[1]['ideal'] * 1e6:.1f}"}
     parts = [
-        (
-            f"The *ideal*: the same envs in {workers} processes that never talk. The *ideal "
-            "barrier*: the same rounds of these processes, each as long as that of the slowest, "
-            "for which the others wait at no cost: what a `step()` that returns when all envs have "
-            "stepped could reach. Targets of `step()` are of the ideal barrier.\n\n"
-            f"Contenders take turns with the ideal in slices of {results['slice_seconds']:g} s; "
-            "each is compared with the ideal's slices before and after. Median [quartiles]. "
-            f"{workers} workers, or a process for each env where that is the design.\n"
-        ),
+        about,
         "## Fractions of the ideal\n",
-        table(
-            ["env, envs", "ideal steps/s", "ideal barrier", *present],
-            [
-                [
-                    *(name, f"{case['ideal']:,.0f}", quartiles(case["barrier"])),
-                    *cells(case, "fractions"),
-                ]
-                for name, case in cases.items()
-            ],
-        ),
+        columns(cases.items(), {**case, **of_ideal, **fractions("fractions")}),
         "## Fractions of the ideal barrier\n",
-        table(
-            ["env, envs", "target", *present],
-            [
-                [name, f"{CASES[name].target or '-'}", *cells(case, "of_barrier")]
-                for name, case in cases.items()
-            ],
-        ),
+        columns(cases.items(), {**case, **target, **fractions("of_barrier")}),
     ]
     parts.append(
         "## Where a round goes, us\n\nThe parent sends actions, workers wake (*wake* ends where "
@@ -141,11 +136,7 @@ def report(results: dict[str, Any]) -> list[str]:
         "mean of the workers; *alone* is what the same envs take in the ideal), the slowest worker "
         "is waited for, the parent notices and reads.\n"
     )
-    rows = []
-    for name, case in cases.items():
-        envs_alone = CASES[name].envs / case["ideal"] * 1e6
-        rows.append([name, *(f"{case['where'][k]:.1f}" for k in ROUND), f"{envs_alone:.1f}"])
-    parts.append(table(["", *ROUND, "alone"], rows))
+    parts.append(columns(cases.items(), {"": lambda row: row[0], **spent, **alone}))
     if footprint_ := results.get("footprint"):
         rows = [
             [name, f"{first:.2f}", f"{second:.2f}"]
