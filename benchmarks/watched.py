@@ -18,6 +18,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 from pathlib import Path
@@ -33,7 +34,7 @@ ENVS, WORKERS = 64, 2
 WATCHERS: dict[str, tuple[list[str], float | None]] = {
     "`top` every second, as by default": (["top", "--seconds", "1"], 1),
     "`top` ten times a second": (["top", "--seconds", "0.1"], 10),
-    "`trace`": (["trace", "--seconds", "3600", "--megabytes", "1e6", "-o", os.devnull], None),
+    "`trace`": (["trace", "--seconds", "3600", "--megabytes", "1e6", "-o", "trace.json"], None),
 }
 SECONDS = 2.0  # of a slice
 PAUSE = 1.2  # seconds before it: processes trace for one more when what reads them is stopped
@@ -51,11 +52,13 @@ class Watcher:
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         self._shown = threading.Event()
         threading.Thread(target=self._read, args=(terminal,), daemon=True).start()
+        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")  # for what a trace writes
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pysampler", *arguments, str(os.getpid())],
             stdin=other,
             stdout=other,
             stderr=other,
+            cwd=self._folder.name,
             env={**os.environ, "TERM": "xterm-256color"},
             start_new_session=True,
         )
@@ -88,6 +91,7 @@ class Watcher:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._folder.cleanup()
 
 
 def watched(envs: pysampler.VectorEnv, arguments: list[str], turns: int) -> dict[str, Any]:
@@ -142,7 +146,7 @@ def report(results: dict[str, Any]) -> list[str]:
         f"{SECONDS:g} s. Median [quartiles] of {results['turns']} pairs. The last columns: "
         "what it takes of one CPU, and the CPU time of a look. Each pair has the same "
         "workers, whose counters `top` only reads; for `trace` they write 32 bytes for "
-        "each step, which it reads, encodes and here writes to nowhere.\n"
+        "each step, which it reads, encodes and here writes to memory.\n"
     )
     header = ["watched by", "speed, watched / not", "steps/s, not watched", "its CPU", "a look"]
     return [about, table(header, rows)]
