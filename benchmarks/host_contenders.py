@@ -363,7 +363,7 @@ def costs() -> Requests:
         after = used()
         return {name: (after[name] - before[name]) / seconds / 1e3 for name in after}
 
-    def restart(times: int, **_: Any) -> dict[str, Any]:
+    def restart(times: int) -> dict[str, Any]:
         """Kill hosts; return after how many seconds the next rollout of each was there."""
         for actor in (*actors, inline_actor):
             ray.kill(actor)
@@ -400,7 +400,7 @@ def takes() -> Requests:
             CARTPOLE, Linear(CARTPOLE, parameters), 8, num_envs=1, **options
         )
 
-    def take(hosts: int, times: int, **_: Any) -> dict[str, Any]:
+    def take(hosts: int, times: int) -> dict[str, Any]:
         """Measure ``take`` of what is there, in ms, also CPU time of the driver's thread alone.
 
         ``next`` is measured too, of which each call takes one rollout.
@@ -422,7 +422,7 @@ def takes() -> Requests:
                 found[how].append(1e3 * (time.perf_counter() - began))
         return {name: statistics.median(values) for name, values in found.items()}
 
-    def publishing(hosts: int, mb: float, times: int, **_: Any) -> dict[str, Any]:
+    def publishing(hosts: int, mb: float, times: int) -> dict[str, Any]:
         """Measure what ``take`` spends on the policy, in ms: where it has changed or has not."""
         found: dict[str, list[float]] = {"same": [], "changed": []}
         with opened(hosts, int(mb * 1e6 / 4)) as rollouts:
