@@ -230,37 +230,6 @@ def test_a_policy_error_reaches_the_learner():
             taken(actors, 10**9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("steps", [None, 5])
-@pytest.mark.parametrize("at", [1, 16, 37])
-def test_replacing_a_lost_worker_neither_tears_nor_repeats_records(at, steps, groups, tmp_path):
-    fns = [functools.partial(Mortal, "die", at, tmp_path / "died")] + [Mortal] * 5
-    envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
-    with closing(envs), pysampler.Actors(envs, counted, steps=steps, seed=0) as actors:
-        rows = defaultdict(list)
-        while not all(len(rows[env]) * (steps or 1) > 80 for env in range(6)) or not any(
-            row["observations"].flat[0] != env for env in (0, 1) for row in rows[env]
-        ):
-            for row in actors.take(64).rows:
-                rows[int(row["env"])].append(row.copy())
-        assert envs.stats().losses.tolist() == [1, 0, 0]
-    for env, mine in rows.items():
-        numbers = np.array([row["number"] for row in mine])
-        if env > 1:  # the others never notice
-            np.testing.assert_array_equal(numbers, np.arange(len(numbers)))
-        assert (np.diff(numbers) >= 1).all()
-        lives = np.array([np.atleast_1d(row["lengths"])[0] for row in mine])
-        fresh = np.flatnonzero(lives == 1)
-        assert len(fresh) <= (2 if env < 2 else 1)
-        for row in mine:
-            seeds, count = np.atleast_2d(row["observations"]).T
-            assert len(set(seeds)) == 1
-            np.testing.assert_array_equal(count + 1, np.atleast_1d(row["lengths"]))
-            np.testing.assert_array_equal(count + 1, np.atleast_2d(row["next_observations"])[:, 1])
-            np.testing.assert_array_equal(np.atleast_2d(row["actions"])[:, 0], np.sin(count))
-
-
 def counted(observations):
     return np.sin(observations[:, 1:])
 
@@ -510,25 +479,6 @@ def test_ctrl_c_while_actors_begin_leaves_the_vector_env_usable():
         by_env(taken(actors, 200) + rest_of(actors))
         actors.close()
         envs.reset()
-
-
-class InterruptedOnce(Scripted):
-    def step(self, action):
-        if self.life == 4 and not hasattr(self, "once"):
-            self.once = True
-            raise KeyboardInterrupt
-        return super().step(action)
-
-
-@pytest.mark.parametrize("steps", [None, 8])
-def test_ctrl_c_in_an_env_of_this_process_restarts_its_episode(steps):
-    options = {"num_envs": 1, "vector_kwargs": {"num_workers": 0}}
-    with pysampler.Actors(InterruptedOnce, policy, steps=steps, **options) as a:
-        with pytest.raises(KeyboardInterrupt):
-            a.take(4)
-        records = a.take(1)
-        assert records.number[0] == 1  # the first one is lost
-        assert records.observations.reshape(-1, 4)[0, 2] == 0
 
 
 class InterruptedLoad(Weighted):

@@ -1,43 +1,38 @@
 """Statistics of complete episodes, which may span several rollouts or batches of records."""
 
+import functools
 import os
 import signal
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from small_envs import Small
 
 import pysampler
 
 
-class Steps(gym.Env):
-    """Its episodes have random lengths; observations and infos count the steps."""
+def is_odd(env):
+    return env.length % 2 == 1
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = gym.spaces.Discrete(9)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at, self.length = 0, int(self.np_random.integers(1, 25))
-        return np.zeros(1), {}
+def random_length(env):
+    return int(env.np_random.integers(1, 25))
 
-    def step(self, action):
-        self.at += 1
-        over = self.at == self.length
-        terminated = over and self.length % 2 == 0
-        observation = np.full(1, float(self.at))
-        return observation, 1.0, terminated, over and not terminated, {"at": float(self.at)}
+
+Steps = functools.partial(
+    Small, random_length, cut=is_odd, info=lambda env: {"at": float(env.steps)}
+)
 
 
 def policy(observations):
-    return (observations[:, 0] % 9).astype(int), {"double": observations[:, 0] * 2}
+    return observations % 9, {"double": observations[:, 0] * 2}
 
 
 def describe(episode):
     count = len(episode)
     assert episode.steps == slice(0, count)
     np.testing.assert_array_equal(episode.observations[:, 0], np.arange(count))
-    np.testing.assert_array_equal(episode.actions, np.arange(count) % 9)
+    np.testing.assert_array_equal(episode.actions[:, 0], np.arange(count) % 9)
     np.testing.assert_array_equal(episode.extras["double"], 2 * np.arange(count))
     if episode.infos:
         np.testing.assert_array_equal(episode.infos["at"], np.arange(count) + 1)
@@ -164,23 +159,6 @@ def test_bad_arguments_are_refused():
         pysampler.EpisodeStatistics(describe).add({})
 
 
-class Eight(gym.Env):
-    """Its episodes have eight steps; the observation is the episode's number."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = gym.spaces.Discrete(2)
-    episode = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at, self.episode = 0, self.episode + 1
-        return np.full(1, float(self.episode)), {}
-
-    def step(self, action):
-        self.at += 1
-        return np.full(1, float(self.episode)), 1.0, False, self.at == 8, {}
-
-
 @pytest.mark.parametrize("steps", [None, 4])
 def test_parts_of_two_episodes_are_never_joined(steps):
     """Lengths alone would not show a gap of exactly one episode's length."""
@@ -188,8 +166,9 @@ def test_parts_of_two_episodes_are_never_joined(steps):
     def describe(episode):
         return {"lowest": episode.observations.min(), "highest": episode.observations.max()}
 
+    eight = functools.partial(Small, 8, cut=True, observe=lambda env: np.array([env.episodes]))
     with pysampler.Actors(
-        *(Eight, lambda o: np.zeros(len(o), int)),
+        *(eight, np.copy),
         num_envs=1,
         vector_kwargs={"num_workers": 0},
         steps=steps,

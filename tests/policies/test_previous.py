@@ -1,26 +1,25 @@
 """Policies may take previous actions and rewards, which are zero where episodes begin."""
 
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
+from small_envs import Small
 
 import pysampler
 
+SEEN = gym.spaces.Box(-np.inf, np.inf, (1,))
 
-class Walk(gym.Env):
-    """Its rewards identify envs and steps; episodes end at random."""
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
-    action_space = gym.spaces.Box(-1, 1, (2,))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        reward = float(self.np_random.integers(1, 1 << 20))  # exact in float32
-        ends = self.np_random.random(2) < 0.1
-        return np.ones(1, np.float32), reward, bool(ends[0]), bool(ends[1]), {}
+Walk = functools.partial(
+    Small,
+    lambda env: int(env.np_random.geometric(0.2)),
+    cut=lambda env: env.length % 2 == 1,
+    observe=lambda env: np.ones(1, np.float32),
+    reward=lambda env, _: env.np_random.integers(1, 1 << 20),  # exact in float32
+    spaces=(SEEN, gym.spaces.Box(-1, 1, (2,))),
+)
 
 
 class Policy:
@@ -158,20 +157,17 @@ def test_modules_get_previous_actions_and_rewards_as_tensors():
             )
 
 
-class Pair(Walk):
-    action_space = gym.spaces.Dict(
-        {"push": gym.spaces.Discrete(3), "by": gym.spaces.Box(-1, 1, (2,))}
-    )
-
-
 def test_previous_dict_actions_keep_their_structure():
+    parts = {"push": gym.spaces.Discrete(3), "by": gym.spaces.Box(-1, 1, (2,))}
+    make = functools.partial(Walk, spaces=(SEEN, gym.spaces.Dict(parts)))
+
     def policy(observations, previous_actions):
         count = len(observations)
         push = (previous_actions["push"] + 1) % 3
         return {"push": push, "by": previous_actions["by"] + np.full((count, 2), 0.1, np.float32)}
 
     with pysampler.Rollouts(
-        Pair, policy, 20, num_envs=2, vector_kwargs={"num_workers": 0}, seed=1
+        make, policy, 20, num_envs=2, vector_kwargs={"num_workers": 0}, seed=1
     ) as rollouts:
         rollout = next(rollouts)
         for t in range(1, 20):

@@ -2,41 +2,27 @@
 
 import functools
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 from scripted import Counting, Scripted, policy
+from small_envs import Small
 
 import pysampler
 
 
-class Either(gym.Env):
-    """Episodes of one step that return 0 or of 100 that return 100, equally likely."""
-
-    observation_space = spaces.Box(0, 1, (1,), np.float32)
-    action_space = spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.length = 1 if self.np_random.random() < 0.5 else 100
-        self.steps = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        over = self.steps == self.length
-        return np.zeros(1, np.float32), float(self.length > 1), over, False, {}
+def one_or_100(env):
+    return 1 if env.np_random.random() < 0.5 else 100
 
 
 def still(observations):
-    return np.zeros((len(observations), 1), np.float32)
+    return np.zeros((len(observations), 1))
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_evaluation_does_not_favor_short_episodes(where):
+    make = functools.partial(Small, one_or_100, reward=lambda env, _: env.length > 1)
     evaluation = pysampler.evaluate(
-        Either, still, 400, seed=1, num_envs=8, vector_kwargs={"num_workers": 2}, policy_in=where
+        make, still, 400, seed=1, num_envs=8, vector_kwargs={"num_workers": 2}, policy_in=where
     )
     assert len(evaluation.returns) == len(evaluation.lengths) == 400
     np.testing.assert_array_equal(
@@ -57,17 +43,11 @@ def test_envs_take_the_next_episode_as_they_end_one(episodes):
     assert f"over {episodes} episodes" in str(evaluation)
 
 
-class Endless(Either):
-    def step(self, action):
-        observation, reward, _, _, info = super().step(action)
-        return observation, reward, False, False, info
-
-
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_max_steps_ends_an_endless_episode(where):
     told = r"cannot evaluate: episode 0 \(seed 5\) took more than max_steps, 200; wrap envs"
     with pytest.raises(ValueError, match=told):
-        pysampler.evaluate(Endless, still, 1, max_steps=200, policy_in=where, seed=5)
+        pysampler.evaluate(Small, still, 1, max_steps=200, policy_in=where, seed=5)
 
 
 @pytest.mark.slow
@@ -106,7 +86,7 @@ def test_max_steps_ignores_envs_that_are_done():
 )
 def test_bad_options_are_refused(options, text):
     with pytest.raises(ValueError, match=f"cannot evaluate: {text}"):
-        pysampler.evaluate(Either, still, **{"episodes": 3, **options})
+        pysampler.evaluate(Small, still, **{"episodes": 3, **options})
 
 
 def test_rollouts_lend_their_envs_to_an_evaluation_and_reset():

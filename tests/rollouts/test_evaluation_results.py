@@ -1,12 +1,13 @@
 """The table of an evaluation, and its statistics."""
 
 import csv
+import functools
 import json
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
+from small_envs import Small
 
 import pysampler
 from pysampler import EpisodeResult, Evaluation
@@ -127,22 +128,13 @@ def test_a_plot_shows_the_mean(tmp_path):
     assert all((tmp_path / f"plot.{kind}").stat().st_size for kind in ("png", "pdf"))
 
 
-class Steps(gym.Env):
-    """Episodes of 3 steps or more; observes the steps so far, and tells them in its info."""
-
-    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps, self.length = 0, 3 + seed % 40
-        return np.zeros(1), {}
-
-    def step(self, action):
-        self.steps += 1
-        end = self.steps == self.length
-        info = {"steps": self.steps, "success": self.steps == 3}
-        return np.full(1, float(self.steps)), float(action[0]), False, end, info
+Steps = functools.partial(
+    Small,
+    lambda env: 3 + env.seed % 40,
+    cut=True,
+    reward=lambda env, action: action[0],
+    info=lambda env: {"steps": env.steps, "success": env.steps == 3},
+)
 
 
 def describe(episode):
@@ -249,16 +241,12 @@ def test_results_have_the_time_of_their_episodes():
     assert row["steps_per_second"] == pytest.approx(4 / row["seconds"])
 
 
-class Sparse(Steps):
-    """Tells its success and a text only in the last step."""
-
-    def step(self, action):
-        *result, end, _ = super().step(action)
-        return *result, end, {"success": True, "text": "over", "goal": np.ones(2)} if end else {}
-
-
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_statistics_get_infos_that_some_steps_lack(where):
+    def last_info(env):
+        over = env.steps == env.length
+        return {"success": True, "text": "over", "goal": np.ones(2)} if over else {}
+
     def describe(episode):
         infos = episode.infos
         assert infos["success"].tolist() == [False] * (len(episode) - 1) + [True]
@@ -268,7 +256,11 @@ def test_statistics_get_infos_that_some_steps_lack(where):
 
     statistics = pysampler.EpisodeStatistics(describe, keep=["infos"])
     evaluation = pysampler.evaluate(
-        *(Sparse, double, 3), seed=0, num_workers=0, policy_in=where, statistics=statistics
+        *(functools.partial(Steps, info=last_info), double, 3),
+        seed=0,
+        num_workers=0,
+        policy_in=where,
+        statistics=statistics,
     )
     assert [one.statistics for one in evaluation.episodes] == [{"any": 1.0}] * 3
 

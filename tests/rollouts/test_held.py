@@ -1,39 +1,33 @@
 """Rollouts that the caller keeps: sampling continues in other memory, also after forks."""
 
+import functools
 import gc
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from forks_in_tests import Fork
-from gymnasium import spaces
+from small_envs import Small
 
 import pysampler
 
 HORIZON = 8
 
 
-class Counting(gym.Env):
-    """Observes its total number of steps."""
-
-    observation_space = spaces.Box(0, np.inf, (3,), np.float64)
-    action_space = spaces.Discrete(2)
-    n = 0
-
-    def reset(self, *, seed=None, options=None):
-        return np.full(3, float(self.n)), {"n": self.n}
-
-    def step(self, action):
-        self.n += 1
-        return np.full(3, float(self.n)), float(self.n), False, self.n % 50 == 0, {"n": self.n}
+Counting = functools.partial(
+    Small,
+    50,
+    cut=True,
+    observe=lambda env: np.array([env.life], np.float64),
+    reward=lambda env, _: env.life,
+    info=lambda env: {"n": env.life},
+)
 
 
 def policy(observations, state=None):
     count = len(observations)
     if state is None:
         state = np.zeros((count, 1), np.float32)
-    actions = np.zeros(count, np.int32)
-    return actions, {"seen": observations[:, 0].copy(), "state": state + 1}
+    return observations, {"seen": observations[:, 0].copy(), "state": state + 1}
 
 
 WAYS = {

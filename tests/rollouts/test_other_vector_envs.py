@@ -10,6 +10,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import ClipReward
 from made_up import SpaceEnv, same
+from small_envs import Small
 
 import pysampler
 from pysampler.errors import EnvError
@@ -190,32 +191,25 @@ def test_seeds_of_vector_envs_that_reset_themselves_are_those_of_the_first_episo
     assert [one.seed for one in evaluation.episodes] == [7, 8, None, None]
 
 
-class Counted(gym.Env):
-    """Observes the steps of its episode, which has three; expects actions of its space."""
-
-    observation_space = spaces.Box(0, 9, (1,), np.float32)
-
-    def __init__(self, action_space=None):
-        self.action_space = action_space or spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return np.zeros(1, np.float32), {"first": True}
-
-    def step(self, action):
-        assert self.action_space.contains(action), action
-        self.at += 1
-        info = {"at": self.at, "success": self.at == 3}
-        return np.full(1, self.at, np.float32), 1.0, False, self.at == 3, info
-
-
 WHERE = ["here", "in workers", "in workers with the policy"]
 
 
-def counted(where, mode, *args, num_workers=2):
-    """Return a vector env of four, and options of evaluate."""
-    make = functools.partial(Counted, *args)
+def one_if_valid(env, action):
+    assert env.action_space.contains(action), action
+    return 1.0
+
+
+def counted(where, mode, action_space=None, num_workers=2):
+    """Return a vector env of four envs, whose episodes have three steps, and options."""
+    make = functools.partial(
+        Small,
+        3,
+        cut=True,
+        info=lambda env: {"at": env.steps, "success": env.steps == 3},
+        reset_info={"first": True},
+        reward=one_if_valid,
+        spaces=(Small.observation_space, action_space or spaces.Discrete(3)),
+    )
     if where == "here":
         return SyncVectorEnv([make] * 4, autoreset_mode=mode), {}
     batch = functools.partial(SyncVectorEnv, [make] * 2, autoreset_mode=mode)

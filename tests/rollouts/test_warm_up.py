@@ -1,38 +1,26 @@
 """With ``warm_up`` envs begin at different steps of their episodes."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector.vector_env import AutoresetMode
+from small_envs import Small
 
 import pysampler
 
 LIMIT = 20
 
 
-class Clock(gym.Env):
-    """Observes its step number, which is also the reward."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return np.zeros(1), {}
-
-    def step(self, action):
-        assert self.at < LIMIT, "stepped after the end"
-        self.at += 1
-        return np.full(1, float(self.at)), float(self.at), False, self.at == LIMIT, {}
+def clock():
+    """Return an env whose rewards are its step numbers, too."""
+    return Small(LIMIT, cut=True, reward=lambda env, _: env.steps)
 
 
 def stay(observations):
-    return np.zeros(len(observations), np.int64)
+    return np.zeros((len(observations), 1))
 
 
 def made(envs=12, **kwargs):
-    return pysampler.make_vec(Clock, envs, vector_kwargs=kwargs)
+    return pysampler.make_vec(clock, envs, vector_kwargs=kwargs)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -82,7 +70,7 @@ def test_actors_begin_within_episodes(steps, workers):
 def test_warm_up_repeats_by_seed():
     firsts = []
     for seed in (1, 1, 2, [1] * 12):
-        with pysampler.Rollouts(Clock, stay, 2, num_envs=12, warm_up=9, seed=seed) as rollouts:
+        with pysampler.Rollouts(clock, stay, 2, num_envs=12, warm_up=9, seed=seed) as rollouts:
             firsts.append(next(rollouts).observations[0].tolist())
     assert firsts[0] == firsts[1]
     assert firsts[0] != firsts[2]

@@ -4,45 +4,13 @@ import functools
 import os
 import threading
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 from scripted import Scripted, policy
+from small_envs import Small
 
 import pysampler
 from pysampler.errors import BusyError, ClosedError, EnvError
-
-
-class Custom(gym.Env):
-    """Observes (episode, steps); functions of its state give infos, rewards and its death."""
-
-    observation_space = spaces.Box(-(2.0**40), 2.0**40, (2,), np.float64)
-    action_space = spaces.Box(-1, 1, (1,), np.float64)
-
-    def __init__(self, length, info=None, reset_info=None, reward=None, dies=None):
-        self.length, self.info, self.reset_info = length, info, reset_info
-        self.reward, self.dies = reward, dies
-        self.episode, self.steps = -1, None
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.episode, self.steps = self.episode + 1, 0
-        info = {} if self.reset_info is None else self.reset_info(self)
-        return np.array([self.episode, 0.0]), info
-
-    def step(self, action):
-        assert self.steps is not None, "not reset"
-        if self.dies is not None and self.dies(self):
-            os._exit(3)
-        self.steps += 1
-        over = self.steps == self.length
-        info = {} if self.info is None else self.info(self, over)
-        reward = float(self.steps) if self.reward is None else self.reward(self)
-        observation = np.array([self.episode, self.steps], np.float64)
-        if over:
-            self.steps = None  # must be reset now
-        return observation, reward, over, False, info
 
 
 def still(observations):
@@ -60,115 +28,24 @@ def sampled(env_fns, horizon, count, policy=still, *, vector=None, **options):
 BOTH = pytest.mark.parametrize("where", ["main", "workers"])
 
 
-@BOTH
-def test_infos_of_episode_ends_only_are_masked_elsewhere(where):
-    make = functools.partial(Custom, 3, lambda env, over: {"x": 7.5} if over else {})
-    for rollout in sampled([make] * 2, 6, 4, policy_in=where, info_keys=["x"]):
-        assert rollout.info_masks["x"][:, 0].tolist() == [False, False, True] * 2
-        assert rollout.infos["x"][2].tolist() == [7.5, 7.5]
-
-
-@BOTH
-def test_infos_of_a_reset_are_not_those_of_the_step_before(where):
-    def info(env, over):
-        return {} if over else {"x": float(env.steps)}
-
-    make = functools.partial(Custom, 3, info, lambda env: {"x": -100.0})
-    for rollout in sampled([make] * 2, 6, 4, policy_in=where, info_keys=["x"]):
-        assert rollout.info_masks["x"][:, 0].tolist() == [True, True, False] * 2
-        assert rollout.infos["x"][:2, 0].tolist() == [1.0, 2.0]
-
-
-def test_infos_of_a_fresh_reset_are_not_those_of_a_step():
-    info = {"info": lambda env, over: {"x": env.steps / 1}, "reset_info": lambda env: {"x": -7}}
-    make = functools.partial(Custom, 100, **info)
-    for rollout in sampled([make] * 2, 4, 4, reset_each=True, info_keys=["x"]):
-        assert rollout.infos["x"][:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
-
-
 def test_infos_that_are_not_numbers_are_masked():
-    def info(env, over):
+    def info(env):
         return {"x": [env.steps / 1, None, "s", {}][env.steps % 4]}
 
-    for rollout in sampled([functools.partial(Custom, 100, info)] * 2, 8, 3, info_keys=["x"]):
+    for rollout in sampled([functools.partial(Small, info=info)] * 2, 8, 3, info_keys=["x"]):
         mask = rollout.info_masks["x"][:, 0].tolist()
         assert mask == [False, False, False, True] * 2
         assert (rollout.infos["x"][3::4] % 4 == 0).all()
 
 
-def test_infos_stay_with_a_step_that_spans_rollouts():
-    def make(slow):
-        return functools.partial(Scripted, "...t", slow)
-
-    envs = pysampler.VectorEnv([make(0.01), make(0)], num_workers=2)
-    options = {"min_envs": 1, "allow_partial": True, "info_keys": ["life"], "seed": 0}
-    lives = []
-    with pysampler.Rollouts(envs, policy, 8, **options) as rollouts:
-        while len(lives) < 15:
-            rollout = next(rollouts)
-            assert rollout.info_masks["life"].tolist() == rollout.valid.tolist()
-            lives += rollout.infos["life"][: rollout.lengths[0], 0].tolist()
-            # If it made no step, the last observation is its current one.
-            if rollout.lengths[0] == 0:
-                assert rollout.last_observations[0, 2] == len(lives) % 4
-    envs.close()
-    assert lives == list(range(1, len(lives) + 1))
-
-
 def test_returns_sum_only_their_own_rewards():
-    def reward(env):
-        return {1: -np.inf, 4: 1e17, 6: np.nan}.get(env.episode, 1.0)
+    def reward(env, action):
+        return {2: -np.inf, 5: 1e17, 7: np.nan}.get(env.episodes, 1.0)
 
-    make = functools.partial(Custom, 2, reward=reward)
+    make = functools.partial(Small, 2, reward=reward)
     ended = [r.ended for r in sampled([make], 6, 3, vector={"num_workers": 1})]
     returns = np.concatenate([one.returns for one in ended])
     np.testing.assert_array_equal(returns, [2, -np.inf, 2, 2, 2e17, 2, np.nan, 2, 2])
-
-
-def once(mark, env, episode, steps):
-    """Return whether to die now; a replacement does not die again."""
-    if (env.episode, env.steps) != (episode, steps) or mark.exists():
-        return False
-    mark.touch()
-    return True
-
-
-@BOTH
-def test_a_loss_after_a_complete_rollout_is_in_the_next(where, tmp_path):
-    dies = functools.partial(once, tmp_path / "died", episode=0, steps=3)
-    fns = [functools.partial(Custom, 50), functools.partial(Custom, 50, dies=dies)]
-    vector = {"num_workers": 1, "groups": 2, "on_worker_loss": "restart"}
-    copies = sampled(fns, 6, 3, policy_in=where, vector=vector)
-    lost = np.concatenate([rollout.lost for rollout in copies])
-    assert lost.sum(axis=0).tolist() == [1, 1]
-    assert lost[3, 1]
-    if where == "workers":  # its group had stepped before
-        assert lost[6, 0]
-
-
-@BOTH
-def test_two_losses_in_one_rollout_are_both_reported(where, tmp_path):
-    marks = [tmp_path / "first", tmp_path / "second"]
-
-    def dies(env):
-        return once(marks[0], env, 0, 2) or (marks[0].exists() and once(marks[1], env, 0, 1))
-
-    vector = {
-        "num_workers": 1,
-        "on_worker_loss": "restart",
-        "max_restarts": 4,
-        "restart_window": 60.0,
-    }
-    [rollout] = sampled(
-        [functools.partial(Custom, 50, dies=dies)], 9, 1, policy_in=where, vector=vector
-    )
-    lost = np.flatnonzero(rollout.lost[:, 0])
-    assert len(lost) == 2
-    assert (rollout.valid == ~rollout.lost).all()
-    assert len(rollout.ended) == 0
-    pieces = list(rollout.episodes())
-    assert sum(map(len, pieces)) == 7
-    assert all((piece.observations[:, 1] == np.arange(len(piece))).all() for piece in pieces)
 
 
 def test_states_are_matched_by_key():
@@ -177,11 +54,11 @@ def test_states_are_matched_by_key():
             return {"h": np.ones(count), "c": -np.ones(count)}
 
         def __call__(self, observations, state):
-            assert (state["h"] == 1 + observations[:, 1]).all()
-            assert (state["c"] == -1 - observations[:, 1]).all()
+            assert (state["h"] == 1 + observations[:, 0]).all()
+            assert (state["c"] == -1 - observations[:, 0]).all()
             return still(observations), {"state": {"c": state["c"] - 1, "h": state["h"] + 1}}
 
-    sampled([functools.partial(Custom, 3)] * 2, 8, 2, Swapping())
+    sampled([functools.partial(Small, 3)] * 2, 8, 2, Swapping())
 
 
 def test_each_episode_calls_initial_state():
@@ -195,7 +72,7 @@ def test_each_episode_calls_initial_state():
         def __call__(self, observations, state):
             return still(observations), {"state": state}
 
-    [rollout] = sampled([functools.partial(Custom, 3)], 9, 1, Drawing(), vector={"num_workers": 0})
+    [rollout] = sampled([functools.partial(Small, 3)], 9, 1, Drawing(), vector={"num_workers": 0})
     first, second, third = rollout.state[[0, 3, 6], 0]
     assert first < second < third
     assert rollout.state[:, 0].tolist() == [first] * 3 + [second] * 3 + [third] * 3
@@ -208,7 +85,7 @@ def test_extras_that_change_their_dtype_are_refused():
         value = left.pop(0) if left else 0
         return still(observations), {"value": np.full(len(observations), value)}
 
-    envs = pysampler.VectorEnv([functools.partial(Custom, 9)] * 2, num_workers=0)
+    envs = pysampler.VectorEnv([functools.partial(Small, 9)] * 2, num_workers=0)
     match = r"value of float64 \(\) a row, before int64"
     with pysampler.Rollouts(envs, policy, 5) as rollouts, pytest.raises(ValueError, match=match):
         next(rollouts)
@@ -218,7 +95,7 @@ def test_extras_that_change_their_dtype_are_refused():
 @BOTH
 @pytest.mark.parametrize("what", ["next", "close", "drop"])
 def test_a_forked_child_does_not_disturb_rollouts(where, what):
-    make = functools.partial(Custom, 9)
+    make = functools.partial(Small, 9)
     envs = pysampler.VectorEnv([make] * 2, num_workers=2)
     rollouts = pysampler.Rollouts(envs, still, 5, overlap=True, seed=0, policy_in=where)
     next(rollouts)
@@ -275,7 +152,7 @@ def test_options_may_be_set_during_an_overlapped_rollout():
 
 
 def test_closing_the_envs_ends_rollouts_after_an_evaluation():
-    envs = pysampler.VectorEnv([functools.partial(Custom, 2)] * 2, num_workers=2)
+    envs = pysampler.VectorEnv([functools.partial(Small, 2)] * 2, num_workers=2)
     rollouts = pysampler.Rollouts(envs, still, 5, overlap=True)
     next(rollouts)
     assert len(pysampler.evaluate(rollouts, still, 4).returns) == 4
@@ -303,7 +180,7 @@ def test_a_failed_start_of_the_next_rollout_keeps_this_one():
             return still(observations)
 
     growing = Growing()
-    envs = pysampler.VectorEnv([functools.partial(Custom, 9)] * 2, num_workers=1)
+    envs = pysampler.VectorEnv([functools.partial(Small, 9)] * 2, num_workers=1)
     with pysampler.Rollouts(envs, growing, 4, overlap=True, policy_in="workers") as rollouts:
         next(rollouts)
         growing.lock = threading.Lock()  # cannot be pickled
@@ -319,7 +196,7 @@ def test_a_failed_start_of_the_next_rollout_keeps_this_one():
 @pytest.mark.filterwarnings("ignore:.*Traceback")
 @pytest.mark.filterwarnings("ignore:.*Raising the last")
 def test_rollouts_retry_after_a_failed_first_reset():
-    class Shy(Custom):
+    class Shy(Small):
         tries = 0
 
         def reset(self, **kwargs):

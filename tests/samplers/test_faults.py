@@ -13,16 +13,11 @@ from suspended import suspended
 
 import pysampler
 from pysampler._vector import core
-from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
+from pysampler.errors import ClosedError, EnvTimeoutError, WorkerLostError
 
 
 def policy(observations):
     return np.sin(observations[:, 1:]), {"value": observations[:, 1]}
-
-
-def counted(observations, state):
-    state = np.zeros(len(observations), np.int64) if state is None else state
-    return np.sin(observations[:, 1:]), {"value": observations[:, 1], "state": state + 1}
 
 
 WAYS = [
@@ -32,97 +27,6 @@ WAYS = [
     {"policy_in": "workers"},
     {"policy_in": "workers", "overlap": True},
 ]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("at", [1, 3, 5, 6, 10])  # of rollouts of 5
-def test_a_rollout_with_a_lost_worker_is_well_formed(way, groups, at, tmp_path):
-    fns = [functools.partial(Mortal, "die", at, tmp_path / "died")] + [Mortal] * 5
-    envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
-    index, step = divmod(at - 1, 5)
-    with pysampler.Rollouts(envs, counted, 5, seed=0, **way) as rollouts:
-        copies = [next(rollouts).copy() for _ in range(3)]
-    assert envs.stats().losses.tolist() == [1, 0, 0]
-    envs.close()
-    # The worker's other env is lost too: in its pending step or, with two groups, in its next one.
-    # Its other group may have made more steps by itself.
-    assert copies[index].lost[step, 0]
-    lost_steps = {0: index * 5 + step}
-    for number, rollout in enumerate(copies):
-        for t, env in np.argwhere(rollout.lost):
-            assert env in (0, 1)
-            lost_steps[int(env)] = number * 5 + int(t)
-            assert rollout.truncated[t, env]
-            assert not rollout.valid[t, env]
-            assert rollout.rewards[t, env] == 0
-            # It ended with its current observation and continued with a new env.
-            np.testing.assert_array_equal(
-                rollout.final_observations[t, env], rollout.observations[t, env]
-            )
-            assert rollout.observations[t + 1, env, 1] == 0
-            assert rollout.observations[t + 1, env, 0] > 5
-            assert rollout.starts[t + 1, env]
-            if t < 4:
-                assert rollout.state[t + 1, env] == 0
-        np.testing.assert_array_equal(rollout.valid, ~rollout.lost)
-        assert len(rollout.ended) == 0
-        assert rollout.steps == 30 - rollout.lost.sum()
-    assert lost_steps.keys() == {0, 1}
-    for env in range(6):
-        steps = np.concatenate([rollout.observations[:-1, env, 1] for rollout in copies])
-        lost = lost_steps.get(env)
-        expected = list(range(15)) if lost is None else [*range(lost + 1), *range(14 - lost)]
-        assert steps.tolist() == expected, env
-        values = np.concatenate([rollout.extras["value"][:, env] for rollout in copies])
-        np.testing.assert_array_equal(values, steps)
-        states = np.concatenate([rollout.state[:, env] for rollout in copies])
-        np.testing.assert_array_equal(states, steps)
-
-
-class NumberedInfos(Mortal):
-    """Its infos hold the step's number, and another number in each fourth step."""
-
-    def step(self, action):
-        *results, _ = super().step(action)
-        info = {"step": self.steps, "in": {"array": np.full(2, self.steps)}}
-        return *results, info | ({"fourth": 1.5} if self.life % 4 == 0 else {})
-
-
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("at", [1, 3, 5, 6, 8])  # of rollouts of 5
-def test_steps_before_a_loss_keep_their_infos(way, groups, at, tmp_path):
-    fns = [functools.partial(NumberedInfos, "die", at, tmp_path / "died")] + [NumberedInfos] * 5
-    envs = pysampler.VectorEnv(fns, num_workers=3, groups=groups, on_worker_loss="restart")
-    options = {"info_keys": ["step", "in", "fourth"], "seed": 0, **way}
-    with pysampler.Rollouts(envs, counted, 5, **options) as rollouts:
-        copies = [next(rollouts).copy() for _ in range(3)]
-    assert envs.stats().losses.tolist() == [1, 0, 0]
-    envs.close()
-    for rollout in copies:
-        steps = np.where(rollout.valid, rollout.observations[1:, :, 1], 0)
-        np.testing.assert_array_equal(rollout.infos["step"], steps)
-        np.testing.assert_array_equal(rollout.info_masks["step"], rollout.valid)
-        np.testing.assert_array_equal(rollout.infos["in"]["array"], steps[..., None] * [1, 1])
-        fourth = rollout.infos.get("fourth", np.zeros(steps.shape))
-        np.testing.assert_array_equal(fourth[:, 2:], np.where(steps % 4 == 0, 1.5, 0)[:, 2:])
-
-
-@pytest.mark.parametrize("where", ["main", "workers"])
-def test_a_worker_killed_between_rollouts_is_replaced(where):
-    envs = pysampler.VectorEnv([Mortal] * 4, num_workers=2, on_worker_loss="restart")
-    with pysampler.Rollouts(envs, policy, 5, seed=0, policy_in=where) as rollouts:
-        next(rollouts)
-        os.kill(envs._pool.pids[1], signal.SIGKILL)
-        assert envs._pool._processes.children[1].ended(10)
-        rollout = next(rollouts)
-        assert rollout.lost[0].tolist() == [False, False, True, True]
-        assert not rollout.lost[1:].any()
-        np.testing.assert_array_equal(rollout.observations[1, 2:, 1], [0, 0])
-        np.testing.assert_array_equal(rollout.final_observations[0, 2:, 1], [5, 5])
-        assert next(rollouts).valid.all()
-    envs.close()
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -136,24 +40,6 @@ def test_a_loss_without_restarts_raises_and_closes(way, tmp_path):
     with pytest.raises(ClosedError):
         next(rollouts)
     rollouts.close()
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_an_env_error_ends_the_rollout_and_the_next_resets(way, num_workers, tmp_path):
-    fns = [Mortal, functools.partial(Mortal, "raise", 8, tmp_path / "raised"), Mortal, Mortal]
-    envs = pysampler.VectorEnv(fns, num_workers=num_workers)
-    with pysampler.Rollouts(envs, policy, 5, seed=0, **way) as rollouts:
-        with pytest.raises(EnvError, match=r"env 1.* raised ValueError.*: told to") as caught:
-            [next(rollouts) for _ in range(2)]
-        assert isinstance(caught.value, ValueError)
-        assert caught.value.env == 1
-        again = next(rollouts)
-        assert again.observations[:, :, 1].tolist() == [[t] * 4 for t in range(6)]
-        assert again.starts[0].all()
-        assert again.valid.all()
-    envs.reset()
-    envs.close()
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])

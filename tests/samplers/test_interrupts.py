@@ -6,10 +6,8 @@ import os
 import signal
 import threading
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 from interrupts import Interrupted, at_each_point, at_point, handler, points
 from interrupts_in_tests import (
     Counter,
@@ -18,6 +16,7 @@ from interrupts_in_tests import (
     counters,
     garbage_goes_with_its_test,  # noqa: F401 - a fixture for all
 )
+from small_envs import Small
 
 import pysampler
 from pysampler._rollouts import main_runner
@@ -246,25 +245,11 @@ def test_rollouts_reset_again_after_an_interrupted_reset(overlap):
                 break
 
 
-class Clock(gym.Env):
-    """Its observation is the number of steps of its episode."""
-
-    observation_space = action_space = spaces.Box(0, 1e9, (1,), np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        self.steps = 0
-        return np.zeros(1), {}
-
-    def step(self, action):
-        self.steps += 1
-        return np.full(1, float(self.steps)), 0.0, False, False, {}
-
-
 @pytest.mark.parametrize("policy_in", ["main", "workers"])
 @pytest.mark.parametrize("first", [ValueError, KeyboardInterrupt])
 def test_a_rollout_ended_by_two_exceptions_leaves_no_steps(monkeypatch, first, policy_in):
     """The second exception comes where the first one would drop the pending rollout."""
-    envs = pysampler.VectorEnv([Clock] * 2, num_workers=1)
+    envs = pysampler.VectorEnv([Small] * 2, num_workers=1)
     with pysampler.Rollouts(envs, np.copy, 8, policy_in=policy_in) as rollouts:
         next(rollouts)
 

@@ -87,7 +87,7 @@ class Story(gym.Env):
         if task := (options or {}).get("task"):
             self.reset_task(task)
         self.step_ = 0
-        return self.observe(), {"number": -1}
+        return self.observe(), {"number": -1, "odd": np.full(2, -1)}
 
     def sample_tasks(self, count):
         return [{"number": number} for number in self.np_random.integers(1000, size=count)]
@@ -177,6 +177,15 @@ def finalizes(frame):
     return False
 
 
+VECTORS = [
+    {"num_workers": 2},
+    {"num_workers": 2, "groups": 2},
+    {"num_workers": 0},
+    {"num_workers": 2},
+    {"num_workers": 1, "context": "threads"},
+]
+
+
 class Case:
     """A sampler, its envs and their events, drawn at random."""
 
@@ -188,14 +197,7 @@ class Case:
         self.chunk = self.options.get("chunk")
         self.num_envs = dice.choice([2, 4, 6])
         self.seed = dice.randrange(1000)
-        self.vector = dice.choice(
-            [
-                {"num_workers": 2},
-                {"num_workers": 2, "groups": 2},
-                {"num_workers": 0},
-                {"num_workers": 1, "context": "threads"},
-            ]
-        )
+        self.vector = VECTORS[number % len(VECTORS)]
         if self.options.get("device"):
             self.vector = {"num_workers": 2}
         if vector:
@@ -207,10 +209,12 @@ class Case:
         if self.make is not records:
             kinds.append("raise")
         self.events = defaultdict(list)
-        for _ in range(dice.randrange(4)):
-            self.events[dice.randrange(self.num_envs)].append(
-                (dice.randrange(1, dice.choice([6, 30])), dice.choice(kinds))
-            )
+        self.killed = set()  # workers
+        for _ in range(dice.choice([1, 1, 2, 3])):
+            env, kind = dice.randrange(self.num_envs), dice.choice(kinds)
+            self.events[env].append((dice.randrange(1, dice.choice([6, 30])), kind))
+            if kind == "die":
+                self.killed.add(self.worker_of(env))
 
     def __repr__(self):
         drawn = f"{self.vector} of {self.of} seed {self.seed} {dict(self.events)}"
@@ -234,6 +238,20 @@ class Case:
             options |= {"on_worker_loss": "restart", "max_restarts": 10}
         return pysampler.VectorEnv(fns, **options)
 
+    def worker_of(self, env):
+        return env // (self.num_envs // 2)
+
+    def may_be_lost(self, env):
+        """Return whether a step of an env may be lost: its worker was killed, or is this one."""
+        return not self.in_processes or self.of > 1 or self.worker_of(env) in self.killed
+
+    def kill_a_worker(self, envs):
+        """Kill a worker between two calls, and wait until it has ended."""
+        worker = self.dice.randrange(len(envs._pool.pids))
+        self.killed.add(worker)
+        os.kill(envs._pool.pids[worker], signal.SIGKILL)
+        assert envs._pool._processes.children[worker].ended(10)
+
     def policy(self):
         kinds = (
             [WithTasks] if self.make is tasks else [Policy] if self.chunk else [Policy, WithRewards]
@@ -249,6 +267,8 @@ class Case:
             return None, error
         except EnvError as error:
             assert isinstance(error, ValueError), error
+            assert "told to" in str(error)
+            assert self.of > 1 or [*self.folder.glob(f"raise at * of env {error.env}")], error
             return None, error
         finally:
             self.armed = False
@@ -275,6 +295,8 @@ def rollouts(case, envs):
         left = 8
         while left:
             left -= 1
+            if case.in_processes and case.dice.random() < 0.05:
+                case.kill_a_worker(envs)
             rollout, error = case.call(some.__next__)
             if error is not None:
                 # Raised after the rollout was complete, the exception has lost only that.
@@ -309,7 +331,9 @@ def _checked(rollout, case, last, keys):
             ends = bool(rollout.terminated[t, env]), bool(rollout.truncated[t, env])
             assert rollout.starts[t, env] == (step == 0) or not valid, where
             if lost:
+                assert case.may_be_lost(env), where
                 assert not valid, where
+                assert rollout.rewards[t, env] == 0, where
                 assert ends == (False, True), where
                 assert rollout.final_observations[t, env].tolist() == now, where
                 assert following[1] == 0, where
@@ -339,8 +363,13 @@ def _checked(rollout, case, last, keys):
                 assert (mask is not None and mask[t, env]) == given, (where, key)
                 if given:
                     assert (rollout.infos[key][t, env] == step + 1).all(), (where, key)
+        if rollout.lengths[env]:
+            assert rollout.last_observations[env].astype(int).tolist() == before
         newest.append(before)
     assert next(ended, None) is None
+    pieces = [piece.observations.astype(int) for piece in rollout.episodes()]
+    assert sum(map(len, pieces)) == rollout.steps == rollout.valid.sum()
+    assert all((np.diff(piece, axis=0) == (0, 1, 0)).all() for piece in pieces)
     # An env that made no step of this rollout has its observation in frame 0 only.
     return [None if rollout.lengths[env] == 0 else one for env, one in enumerate(newest)]
 
@@ -394,6 +423,7 @@ def records(case, envs):
                 before, count = last.get(env, (None, -1))
                 assert number > count, f"record {number} of env {env} after {count}"
                 if number > count + 1:  # a record was lost
+                    assert case.may_be_lost(env)
                     before = None
                 last[env] = _record(row, before), number
 
