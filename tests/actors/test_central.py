@@ -3,7 +3,6 @@
 import functools
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -228,21 +227,6 @@ def test_stop_actors_in_the_policy_stops_all():
         while actors.take(8) is not None:
             pass
         assert actors.stopped
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [None, 3])
-def test_killed_workers_are_replaced_and_asked_for(steps):
-    with envs_of(num_workers=2, on_worker_loss="restart") as envs:
-        options = {"device": "cpu", "steps": steps, "seed": 1}
-        with pysampler.Actors(envs, OnDevice(policy), **options) as actors:
-            for turn in range(6):
-                actors.take(30, min_records=30)
-                killed = envs._pool.pids[turn % 2]
-                os.kill(killed, signal.SIGKILL)
-                seen = set()
-                while len(seen) < 6 or killed in envs._pool.pids:
-                    seen |= set(actors.take(8).env.tolist())
 
 
 @pytest.mark.parametrize("end", ["close", "stop", "blocked"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers.vector import TransformObservation
+from small_envs import Small
 
 import pysampler
 from pysampler import EnvError, EnvTimeoutError, WorkerLostError
@@ -174,57 +175,16 @@ def test_a_reset_is_not_repeated_forever():
         assert str(info.value).count("signal 9") == 3
 
 
-class DiesInAReset(gym.Env):
-    """Env 0 ends its process in its third reset, once."""
-
-    observation_space = gym.spaces.Box(-1e9, 1e9, (2,), np.float64)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, number, marker, length):
-        self.number, self.marker, self.length, self.resets = number, marker, length, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.resets += 1
-        if (self.number, self.resets) == (0, 3) and not self.marker.exists():
-            self.marker.touch()
-            os._exit(3)
-        self.steps, self.drawn = 0, int(self.np_random.integers(1000))
-        return self._observe(), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self._observe(), float(self.drawn), self.steps >= self.length, False, {}
-
-    def _observe(self):
-        return np.array([self.drawn, self.steps], float)
-
-
-@pytest.mark.parametrize("policy_in", ["main", "workers"])
-def test_a_loss_in_the_reset_of_one_env_begins_the_episodes_of_all_again(policy_in, tmp_path):
-    found = []
-    for lost in (False, True):
-        marker = tmp_path / f"{lost}"
-        if not lost:
-            marker.touch()
-        fns = [lambda i=i, m=marker: DiesInAReset(i, m, (4, 11)[i]) for i in range(2)]
-        with pysampler.VectorEnv(fns, num_workers=1, on_worker_loss="restart") as envs:
-            policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
-            results = pysampler.evaluate(envs, policy, 8, seed=5, policy_in=policy_in)
-            assert envs.stats().losses.tolist() == [lost]
-        found.append((results.returns.tolist(), results.lengths.tolist()))
-    assert set(found[1][1]) == {4, 11}
-    assert sum(found[1][0]) / sum(found[1][1]) > 0
-    lengths = np.array(found[1][1])
-    assert (np.array(found[1][0]) % lengths == 0).all()  # all rewards of an episode are equal
-
-
 def test_a_loss_in_a_reset_within_a_vector_wrapper_begins_the_episode_again(tmp_path):
-    fns = [lambda i=i: DiesInAReset(i, tmp_path / "died", 4) for i in range(2)]
+    def die_in_the_third_reset(env):
+        if env.episodes == 3 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os._exit(3)
+
+    fns = [functools.partial(Small, 4, reset_info=die_in_the_third_reset), lambda: Small(4)]
     with pysampler.VectorEnv(fns, num_workers=2, on_worker_loss="restart") as envs:
         wrapped = TransformObservation(envs, lambda observations: observations * 2)
-        policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
-        lengths = pysampler.evaluate(wrapped, policy, 8, seed=5).lengths
+        lengths = pysampler.evaluate(wrapped, still, 8, seed=5).lengths
         assert envs.stats().losses.tolist() == [1, 0]
     assert lengths.tolist() == [4] * 8
 

@@ -255,12 +255,9 @@ def test_statistics_get_infos_that_some_steps_lack(where):
         return {"any": infos["success"].any()}
 
     statistics = pysampler.EpisodeStatistics(describe, keep=["infos"])
+    make = functools.partial(Steps, info=last_info)
     evaluation = pysampler.evaluate(
-        *(functools.partial(Steps, info=last_info), double, 3),
-        seed=0,
-        num_workers=0,
-        policy_in=where,
-        statistics=statistics,
+        *(make, double, 3), seed=0, num_workers=0, policy_in=where, statistics=statistics
     )
     assert [one.statistics for one in evaluation.episodes] == [{"any": 1.0}] * 3
 

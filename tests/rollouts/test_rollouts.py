@@ -134,86 +134,6 @@ def test_infos_are_those_of_the_step_not_of_the_next_reset(way):
     assert all(rollout.info_masks["life"].all() for rollout in rollouts)
 
 
-class NestedInfos(gym.Wrapper):
-    """Its infos are nested dicts, every third time with a type that has no column."""
-
-    def step(self, action):
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        life = info["life"]
-        odd = np.float16(life) if life % 3 == 0 else life
-        return (
-            observation,
-            reward,
-            terminated,
-            truncated,
-            {"all": {"life": life, "in": {"it": odd}}},
-        )
-
-
-@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_nested_infos_become_dicts_of_arrays(way):
-    env_fns = [lambda s=script: NestedInfos(Scripted(s)) for script in SCRIPTS]
-    rollouts = sampled(env_fns, policy, 3, info_keys=("all",), **way)
-    plain = [functools.partial(Scripted, script) for script in SCRIPTS]
-    expected = slow_rollout(plain, policy, 3 * HORIZON, seed=3)["life"]
-    for path in (("all", "life"), ("all", "in", "it")):
-        values = [functools.reduce(dict.get, path, rollout.infos) for rollout in rollouts]
-        np.testing.assert_array_equal(np.concatenate(values), expected)
-        masks = [functools.reduce(dict.get, path, rollout.info_masks) for rollout in rollouts]
-        assert np.concatenate(masks).all()
-
-
-class OneArray(gym.Wrapper):
-    """Returns the same array object in every step, and a number of changing type."""
-
-    def __init__(self, env):
-        super().__init__(env)
-        self.array = np.zeros(2)
-
-    def step(self, action):
-        *results, info = self.env.step(action)
-        self.array[:] = info["life"]
-        kinds = int, np.int8, np.int16, np.float32, float, np.float16
-        mixed = kinds[info["life"] % len(kinds)](info["life"])
-        return *results, {"array": self.array, "mixed": mixed}
-
-
-@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_infos_without_a_column_belong_to_their_step(way):
-    env_fns = [lambda s=script: OneArray(Scripted(s)) for script in SCRIPTS]
-    rollouts = sampled(env_fns, policy, 3, info_keys=("array", "mixed"), **way)
-    plain = [functools.partial(Scripted, script) for script in SCRIPTS]
-    expected = slow_rollout(plain, policy, 3 * HORIZON, seed=3)["life"]
-    array = np.concatenate([rollout.infos["array"] for rollout in rollouts])
-    np.testing.assert_array_equal(array, np.stack([expected] * 2, axis=-1))
-    mixed = np.concatenate([rollout.infos["mixed"] for rollout in rollouts])
-    np.testing.assert_array_equal(mixed, expected)
-
-
-class FinalInfos(gym.Wrapper):
-    """Returns infos only in the last step of an episode: a number, and one in a dict."""
-
-    def step(self, action):
-        *results, info = self.env.step(action)
-        over = results[2] or results[3]
-        return *results, {"end": info["life"], "in": {"it": info["half"]}} if over else {}
-
-
-@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_missing_infos_are_masked_and_not_stale(way):
-    scripts = ["......t.......................", "........c...................t."]
-    env_fns = [functools.partial(lambda s: FinalInfos(Scripted(s)), one) for one in scripts]
-    rollouts = sampled(env_fns, policy, 6, info_keys=("end", "in"), **way)
-    assert rollouts[0].infos == {}
-    for number, rollout in enumerate(rollouts[1:], 1):
-        over = rollout.terminated | rollout.truncated
-        life = np.arange(number * HORIZON, (number + 1) * HORIZON)[:, None] + 1
-        np.testing.assert_array_equal(rollout.infos["end"], np.where(over, life, 0))
-        np.testing.assert_array_equal(rollout.info_masks["end"], over)
-        half = np.where(over, life / 2, 0)[..., None].repeat(2, axis=-1)
-        np.testing.assert_array_equal(rollout.infos["in"]["it"], half)
-
-
 class FunctionInfos(gym.Wrapper):
     """Its infos are a function of the number of steps."""
 
@@ -230,13 +150,59 @@ def making(infos_of):
     return [lambda s=script: FunctionInfos(Scripted(s), infos_of) for script in SCRIPTS]
 
 
+def nested(life):
+    """Return nested infos, every third time with a type that has no column."""
+    return {"all": {"life": life, "in": {"it": np.float16(life) if life % 3 == 0 else life}}}
+
+
+def changing(life):
+    kinds = int, np.int8, np.int16, np.float32, float, np.float16
+    return {"mixed": kinds[life % len(kinds)](life)}
+
+
+ARRAY = np.zeros(2)
+
+
+def same_array(life):
+    ARRAY[:] = life
+    return {"array": ARRAY}
+
+
+def rare(life):
+    return {"end": life, "in": {"it": np.full(2, life / 2)}} if life % 9 == 8 else {}
+
+
+def large(life):
+    return {"large": np.full(2000, life), "small": life}
+
+
+def parts_of(infos, path=()):
+    """Yield the values of nested dicts and their paths."""
+    for key, value in infos.items():
+        if isinstance(value, dict):
+            yield from parts_of(value, (*path, key))
+        else:
+            yield (*path, key), np.copy(value)
+
+
+@pytest.mark.filterwarnings("ignore:pysampler. no env has given info")
+@pytest.mark.parametrize("infos_of", [nested, changing, same_array, rare, large])
 @pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_large_arrays_in_infos_are_kept(way):
-    env_fns = making(lambda life: {"large": np.full(2000, life), "small": life})
-    for rollout in sampled(env_fns, policy, 3, info_keys=("large", "small"), **way):
-        assert rollout.infos["large"].shape == (HORIZON, len(SCRIPTS), 2000)
-        np.testing.assert_array_equal(rollout.infos["large"][..., 7], rollout.infos["small"])
-        assert rollout.info_masks["large"].all()
+def test_infos_are_arrays_of_the_steps_that_gave_them(way, infos_of):
+    rollouts = sampled(making(infos_of), policy, 6, info_keys=infos_of(8).keys(), **way)
+    known = set()
+    for number, rollout in enumerate(rollouts):
+        lives = range(number * HORIZON + 1, (number + 1) * HORIZON + 1)
+        given = [dict(parts_of(infos_of(life))) for life in lives]
+        known |= set().union(*given)
+        masks = dict(parts_of(rollout.info_masks))
+        found = dict(parts_of(rollout.infos))
+        assert found.keys() == masks.keys() == known
+        for path, values in found.items():
+            for t, parts in enumerate(given):
+                assert (masks[path][t] == (path in parts)).all()
+                expected = np.broadcast_to(parts.get(path, 0), values[t].shape)
+                np.testing.assert_array_equal(values[t], expected, err_msg=str(path))
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)

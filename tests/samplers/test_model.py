@@ -87,6 +87,9 @@ class Story(gym.Env):
         if task := (options or {}).get("task"):
             self.reset_task(task)
         self.step_ = 0
+        for at, kind in self.events:
+            if kind == "die in reset" and at <= self.life:
+                self.strike(kind, at)
         return self.observe(), {"number": -1, "odd": np.full(2, -1)}
 
     def sample_tasks(self, count):
@@ -100,8 +103,8 @@ class Story(gym.Env):
         wrong = action.tolist() != [expected]
         self.life += 1
         for at, kind in self.events:
-            if at == self.life:
-                self.strike(kind)
+            if at == self.life and kind != "die in reset":
+                self.strike(kind, at)
         self.step_ += 1
         over = self.step_ == length_of(self.story)
         ends = over and terminates(self.story), over and not terminates(self.story)
@@ -109,12 +112,12 @@ class Story(gym.Env):
         reward = float(reward_of(self.story, self.step_)) + wrong / 2
         return self.observe(), reward, *ends, info
 
-    def strike(self, kind):
+    def strike(self, kind, at):
         try:
-            (self.folder / f"{kind} at {self.life} of env {self.index}").touch(exist_ok=False)
+            (self.folder / f"{kind} at {at} of env {self.index}").touch(exist_ok=False)
         except FileExistsError:
             return
-        if kind == "die":
+        if kind.startswith("die"):
             os._exit(7)
         if kind == "raise":
             raise ValueError("told to")
@@ -205,7 +208,7 @@ class Case:
         alone = self.chunk or self.make is tasks or self.vector != {"num_workers": 2}
         self.of = 1 if alone else dice.choice([1, 2])
         self.in_processes = self.vector["num_workers"] > 1
-        kinds = ["signal"] + ["die", "die"] * self.in_processes
+        kinds = ["signal"] + ["die", "die", "die in reset"] * self.in_processes
         if self.make is not records:
             kinds.append("raise")
         self.events = defaultdict(list)
@@ -213,7 +216,7 @@ class Case:
         for _ in range(dice.choice([1, 1, 2, 3])):
             env, kind = dice.randrange(self.num_envs), dice.choice(kinds)
             self.events[env].append((dice.randrange(1, dice.choice([6, 30])), kind))
-            if kind == "die":
+            if kind.startswith("die"):
                 self.killed.add(self.worker_of(env))
 
     def __repr__(self):
@@ -412,17 +415,16 @@ def records(case, envs):
     steps = case.options.get("steps")
     last = {}
     with pysampler.Actors(envs, case.policy(), seed=case.seed, **case.options) as actors:
-        taken = 0
-        while taken < 60 * case.num_envs // (steps or 1):
+        count = 40 // (steps or 1)
+        while len(last) < case.num_envs or min(number for _, number in last.values()) < count:
             batch, _ = case.call(lambda: actors.take(40, min_records=case.dice.choice([1, 7])))
             if batch is None:
                 continue
-            taken += len(batch)
             for row in batch.rows:
                 env, number = int(row["env"]), int(row["number"])
-                before, count = last.get(env, (None, -1))
-                assert number > count, f"record {number} of env {env} after {count}"
-                if number > count + 1:  # a record was lost
+                before, newest = last.get(env, (None, -1))
+                assert number > newest, f"record {number} of env {env} after {newest}"
+                if number > newest + 1:  # a record was lost
                     assert case.may_be_lost(env)
                     before = None
                 last[env] = _record(row, before), number
@@ -471,6 +473,7 @@ SAMPLERS = {
     "records": (records, {}),
     "records, steps": (records, {"steps": 5}),
     "records, central": (records, {"device": "cpu"}),
+    "records, central, steps": (records, {"device": "cpu", "steps": 3}),
 }
 
 
