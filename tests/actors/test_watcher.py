@@ -10,15 +10,14 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
 from disk import full_after, small_disk
 from forks_in_tests import Fork
-from gymnasium import spaces
 from interrupts import at_point
 from scripted import Mortal, Scripted, policy
+from small_envs import Small
 
 import pysampler
 from pysampler._actors import watcher
@@ -26,35 +25,18 @@ from pysampler._actors.watcher_policy import EPISODE, _append
 from pysampler._workers.exceptions import Raised
 from pysampler.errors import BusyError, ClosedError, StopActors, WaitTimeoutError
 
-
-class RewardsAction(gym.Env):
-    """Its reward is the action; episodes have three steps."""
-
-    observation_space = spaces.Box(-1, 1, (1,), np.float64)
-    action_space = spaces.Box(-100, 100, (1,), np.float64)
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
-
-    def __init__(self, render_mode=None):
-        self.render_mode = render_mode
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(1), {}
-
-    def step(self, action):
-        self.steps += 1
-        return np.zeros(1), float(action[0]), self.steps == 3, False, {}
-
-    def render(self):
-        return np.full((32, 32, 3), 80 * self.steps, np.uint8)
+# Its reward is the action; episodes have three steps.
+RewardsAction = functools.partial(
+    Small,
+    3,
+    reward=lambda env, action: action[0],
+    picture=lambda env: np.full((32, 32, 3), 80 * env.steps, np.uint8),
+)
 
 
-class Noisy(RewardsAction):
-    """Renders noise, which does not compress."""
-
-    def render(self):
-        return self.np_random.integers(0, 256, (128, 128, 3), np.uint8)
+def noise(env):
+    """Return a picture that does not compress."""
+    return env.np_random.integers(0, 256, (128, 128, 3), np.uint8)
 
 
 class ConstantPolicy:
@@ -164,8 +146,9 @@ def test_full_disk_leaves_only_playable_videos(tmp_path):
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos")
     with small_disk(tmp_path / "disk", 1 << 17) as disk:
         options = {"folder": disk, "repeat": True, "video_every": 1}
+        noisy = functools.partial(RewardsAction, picture=noise)
         with (
-            pysampler.Watcher(ConstantPolicy(), Noisy, "rgb_array", **options) as watcher,
+            pysampler.Watcher(ConstantPolicy(), noisy, "rgb_array", **options) as watcher,
             pytest.raises(ClosedError, match="the watcher ended") as caught,
         ):
             watcher.wait(100)
@@ -256,23 +239,14 @@ class Sine(ConstantPolicy):
         return np.sin(observations[:, 1:])
 
 
-class FailsLater(RewardsAction):
-    """Its third episode raises."""
-
-    episodes = 0
-
-    def reset(self, **kwargs):
-        self.episodes += 1
-        return super().reset(**kwargs)
-
-    def step(self, action):
-        if self.episodes == 3:
-            raise ValueError("told to")
-        return super().step(action)
+def fail_in_the_third_episode(env):
+    if env.episodes == 3:
+        raise ValueError("told to")
 
 
 def test_episodes_of_a_failed_watcher_stay_readable():
-    with pysampler.Watcher(ConstantPolicy(), FailsLater, repeat=True) as watcher:
+    fails_later = functools.partial(RewardsAction, before=fail_in_the_third_episode)
+    with pysampler.Watcher(ConstantPolicy(), fails_later, repeat=True) as watcher:
         with pytest.warns(UserWarning, match="the watcher has ended: env 0 .* raised ValueError"):
             read_curve_until_closed(watcher)
         assert len(watcher.curve) == 2
@@ -502,27 +476,23 @@ def test_missing_imageio_or_ffmpeg_is_reported_at_once(tmp_path, monkeypatch):
     assert not options["folder"].exists()
 
 
-class Invisible(RewardsAction):
-    def __init__(self, render_mode=None, picture=None):
-        super().__init__(render_mode)
-        self.picture = picture
-
-    def render(self):
-        if self.picture is None:
-            raise ValueError("told to")
-        return self.picture
+def fail(env):
+    raise ValueError("told to")
 
 
 @pytest.mark.parametrize(
     ("picture", "told"),
     [
-        (None, r"env 0 in worker 0 .* raised ValueError in render\(\): told to"),
-        (["a"], r"env 0 in worker 0 .* raised TypeError in render\(\): it returned list, expected"),
+        (fail, r"env 0 in worker 0 .* raised ValueError in render\(\): told to"),
+        (
+            lambda env: ["a"],
+            r"env 0 in worker 0 .* raised TypeError in render\(\): it returned list, expected",
+        ),
     ],
 )
 def test_errors_in_render_are_reported_as_env_errors(tmp_path, picture, told):
     pytest.importorskip("imageio_ffmpeg", reason="videos")
-    env = functools.partial(Invisible, picture=picture)
+    env = functools.partial(RewardsAction, picture=picture)
     options = {"folder": tmp_path, "video_every": 1}
     with pysampler.Watcher(ConstantPolicy(), env, "rgb_array", **options) as watcher:
         with pytest.warns(UserWarning, match=told):

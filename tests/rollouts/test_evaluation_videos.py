@@ -6,7 +6,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
+from small_envs import Small
 
 import pysampler
 from pysampler import EpisodeSpec
@@ -18,31 +18,19 @@ QUIET = "ignore::pytest.PytestUnraisableExceptionWarning"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(QUIET, "ignore::ResourceWarning")]
 
 
-class Shown(gym.Env):
-    """Episodes of 1 + seed % 10 steps, whose reward is the task; its pictures count the steps."""
+def task_of(env):
+    return env.options.get("task", 0)
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
-    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 
-    def __init__(self, render_mode="rgb_array", *, fickle=False):
-        self.render_mode, self.fickle = render_mode, fickle
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        assert set(options or {}) <= {"task"}
-        self.steps, self.length = 0, 1 + seed % 10
-        self.task = (options or {}).get("task", 0)
-        return np.zeros(1), {}
-
-    def step(self, action):
-        self.steps += 1
-        reward = np.random.random() if self.fickle else self.task / self.length
-        over = self.steps == self.length
-        return np.zeros(1), reward, over, False, {"is_success": self.task > 2}
-
-    def render(self):
-        return np.full((32, 32, 3), 20 * self.steps, np.uint8)
+# Episodes of 1 + seed % 10 steps, whose return is the task; its pictures count the steps.
+Shown = functools.partial(
+    Small,
+    lambda env: 1 + env.seed % 10,
+    reward=lambda env, _: task_of(env) / env.length,
+    info=lambda env: {"is_success": task_of(env) > 2},
+    picture=lambda env: np.full((32, 32, 3), 20 * env.steps, np.uint8),
+    render_mode="rgb_array",
+)
 
 
 def still(observations):
@@ -92,7 +80,7 @@ def test_a_video_shows_every_step(tmp_path, where):
     assert names(tmp_path)[1] == "episode-1-seed-1-return-1-failure.mp4"
 
 
-class Skipping(Shown):
+class Skipping(Small):
     """Renders the same picture again while its observations are not read."""
 
     unseen = False
@@ -102,15 +90,16 @@ class Skipping(Shown):
 
     def render(self):
         if not self.unseen:
-            self.picture = super().render()
-        return self.picture
+            self.shown = super().render()
+        return self.shown
 
 
 @pytest.mark.filterwarnings("error:pysampler")
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_a_video_of_chunks_shows_every_step(tmp_path, where):
+    make = functools.partial(Skipping, *Shown.args, **Shown.keywords)
     evaluation = pysampler.evaluate(
-        *(Skipping, lambda o: np.zeros((len(o), 4, 1)), SPECS),
+        *(make, lambda o: np.zeros((len(o), 4, 1)), SPECS),
         chunk=4,
         seed=0,
         num_workers=1,
@@ -152,7 +141,7 @@ def test_an_env_without_pictures_is_refused_before_the_first_episode(tmp_path):
         pysampler.evaluate(envs, never_called, 2, seed=0, videos=tmp_path)
 
 
-class Texts(Shown):
+class Texts(Small):
     """An env that cannot render pictures."""
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
@@ -183,21 +172,18 @@ def test_rollouts_made_from_an_id_are_filmed(tmp_path, ids):
     assert len(names(tmp_path)) == 2
 
 
-class Broken(Shown):
-    """Its renderer fails in its episode 2."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": None}  # noqa: RUF012
-
-    def render(self):
-        if self.length == 3:
-            raise RuntimeError("EGL is gone")
-        return super().render()
+def broken(env):
+    """Render, except in episode 2."""
+    if env.length == 3:
+        raise RuntimeError("EGL is gone")
+    return Shown.keywords["picture"](env)
 
 
 def test_the_results_survive_when_filming_fails(tmp_path):
+    make = functools.partial(Shown, picture=broken)
     with pytest.warns(UserWarning, match="cannot film all episodes: .*EGL is gone"):
         evaluation = pysampler.evaluate(
-            *(Broken, still, 4), num_envs=1, num_workers=0, seed=0, videos=tmp_path
+            *(make, still, 4), num_envs=1, num_workers=0, seed=0, videos=tmp_path
         )
     assert evaluation.lengths.tolist() == [1, 2, 3, 4]
     assert all("-return-" in name for name in names(tmp_path))
@@ -211,24 +197,16 @@ def test_a_function_that_chooses_is_called_once_for_each_episode(tmp_path):
     assert len(seen) == len(SPECS)
 
 
-class Global(Shown):
-    """Its rewards come from np.random and from what worker_init sets."""
-
-    scale = 1.0
-
-    def step(self, action):
-        observation, _, *rest = super().step(action)
-        return observation, np.random.random() * self.scale, *rest
-
-
-def set_scale():
-    Global.scale = 5.0
-
-
 @pytest.mark.filterwarnings("error:pysampler")
 def test_films_have_the_options_of_their_vector_env(tmp_path):
+    """The rewards come from np.random and from what worker_init sets."""
+
+    def set_scale():
+        np.random.scale = 5.0
+
+    make = functools.partial(Shown, reward=lambda env, _: np.random.random() * np.random.scale)
     with pysampler.VectorEnv(
-        [Global] * 2, num_workers=1, seed_globals=True, worker_init=set_scale
+        [make] * 2, num_workers=1, seed_globals=True, worker_init=set_scale
     ) as envs:
         pysampler.evaluate(envs, still, 4, seed=3, videos=tmp_path)
     assert len(names(tmp_path)) == 4
@@ -248,7 +226,7 @@ def test_fewer_envs_may_be_filmed_than_the_main_process_steps(tmp_path):
     assert len(names(tmp_path)) == 1
 
 
-class Optional(Shown):
+class Optional(Small):
     """Ends at once unless it has options, even if they are empty."""
 
     def reset(self, *, seed=None, options=None):
@@ -256,15 +234,12 @@ class Optional(Shown):
         self.length = 1 if options is None else 3
         return result
 
-    def step(self, action):
-        observation, _, *rest = super().step(action)
-        return observation, np.nan, *rest
-
 
 @pytest.mark.filterwarnings("error:pysampler")
 def test_films_of_empty_options_and_of_nan_go_the_same_way(tmp_path):
+    make = functools.partial(Optional, **{**Shown.keywords, "reward": np.nan})
     evaluation = pysampler.evaluate(
-        *(Optional, still, [EpisodeSpec(options={}), EpisodeSpec()]),
+        *(make, still, [EpisodeSpec(options={}), EpisodeSpec()]),
         seed=0,
         num_workers=0,
         videos=tmp_path,
@@ -274,7 +249,7 @@ def test_films_of_empty_options_and_of_nan_go_the_same_way(tmp_path):
 
 
 def test_episodes_that_go_another_way_are_told_of(tmp_path):
-    make = functools.partial(Shown, fickle=True)
+    make = functools.partial(Shown, reward=lambda env, _: np.random.random())
     with pytest.warns(UserWarning, match="pysampler: 2 of 2 filmed episodes went another way"):
         pysampler.evaluate(make, still, 2, seed=3, videos=tmp_path)
 
@@ -314,16 +289,11 @@ def test_ctrl_c_while_filming_keeps_the_results_and_whole_films(tmp_path, capsys
     assert all(one.video for one in again.episodes)
 
 
-class Costly(Shown):
-    def step(self, action):
-        observation, _, *rest = super().step(action)
-        return observation, -2.5, *rest
-
-
 def test_a_second_video_of_an_episode_gets_another_name(tmp_path):
+    make = functools.partial(Shown, reward=-2.5)
     for take in ("", "-take-2", "-take-3"):
         evaluation = pysampler.evaluate(
-            *(Costly, still, 1), seed=2, num_workers=0, videos=tmp_path, record=1
+            *(make, still, 1), seed=2, num_workers=0, videos=tmp_path, record=1
         )
         name = f"episode-0-seed-2-return-minus-7.5-failure{take}.mp4"
         assert evaluation.episodes[0].video == str(tmp_path / name)

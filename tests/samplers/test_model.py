@@ -415,7 +415,7 @@ def records(case, envs):
     steps = case.options.get("steps")
     last = {}
     with pysampler.Actors(envs, case.policy(), seed=case.seed, **case.options) as actors:
-        count = 40 // (steps or 1)
+        count = 30 // (steps or 1)
         while len(last) < case.num_envs or min(number for _, number in last.values()) < count:
             batch, _ = case.call(lambda: actors.take(40, min_records=case.dice.choice([1, 7])))
             if batch is None:

@@ -28,6 +28,7 @@ class Small(gym.Env):
         info: The info of a step, or a function of the env.
         reset_info: The info of a reset, or a function of the env.
         before: A function of the env, called before each step: it may wait, raise or die.
+        picture: A function of the env that renders it.
         spaces: The spaces of observations and actions; by default a number each.
     """
 
@@ -45,12 +46,13 @@ class Small(gym.Env):
         info=None,
         reset_info=None,
         before=None,
+        picture=None,
         spaces=(),
         render_mode=None,
     ):
         self.length_of, self.cut, self.observe = length, cut, observe
         self.reward, self.info, self.reset_info = reward, info, reset_info
-        self.before, self.render_mode = before, render_mode
+        self.before, self.picture, self.render_mode = before, picture, render_mode
         self.seed, self.life, self.episodes = None, 0, 0
         if spaces:
             self.observation_space, self.action_space = spaces
@@ -75,3 +77,6 @@ class Small(gym.Env):
         reward = float(_value_of(self.reward, self, action))
         info = _value_of(self.info, self) or {}
         return self.observe(self), reward, over and not cut, cut, info
+
+    def render(self):
+        return self.picture(self)
