@@ -234,14 +234,6 @@ def counted(observations):
     return np.sin(observations[:, 1:])
 
 
-def test_a_lost_worker_raises_without_restarts(tmp_path):
-    fns = [functools.partial(Mortal, "die", 20), Mortal]
-    with closing(pysampler.VectorEnv(fns, num_workers=2)) as envs:
-        actors = pysampler.Actors(envs, counted)
-        with pytest.raises(WorkerLostError, match="worker 0"):
-            taken(actors, 10**9)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_records_pushed_before_a_loss_come_before_its_error(workers):
     with envs_of(num_workers=workers) as envs, pysampler.Actors(envs, policy, high=32) as actors:

@@ -4,14 +4,13 @@ import functools
 import os
 import signal
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.utils import RunningMeanStd
 from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward
-from scripted import Scripted
+from scripted import Mortal, Scripted
+from small_envs import Small
 
 import pysampler
 
@@ -133,24 +132,12 @@ def test_normalization_leaves_policy_states_alone(steps):
     assert states[0].max() > 1
 
 
-class Constant(gym.Env):
-    """Observes a constant."""
+def constant(value, length=None, before=None):
+    """Return an env that observes a constant."""
+    return Small(length, cut=True, observe=lambda env: np.array([value]), before=before)
 
-    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = spaces.Box(-1, 1, (1,), np.float64)
 
-    def __init__(self, value, die_at=None, mark=None):
-        self.value, self.die_at, self.mark, self.life = value, die_at, mark, 0
-
-    def reset(self, *, seed=None, options=None):
-        return np.array([self.value]), {}
-
-    def step(self, action):
-        self.life += 1
-        if self.life == self.die_at and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return np.array([self.value]), 1.0, False, False, {}
+far = functools.partial(constant, 1e6, 5)
 
 
 def idle(observations):
@@ -159,7 +146,7 @@ def idle(observations):
 
 def test_workers_use_the_merged_statistics_after_publish():
     normalizer = pysampler.Normalizer(rewards=False)
-    fns = [functools.partial(Constant, value) for value in (1.0, 3.0)]
+    fns = [functools.partial(constant, value) for value in (1.0, 3.0)]
     with (
         pysampler.VectorEnv(fns, num_workers=2) as envs,
         pysampler.Actors(envs, idle, high=64, normalize=normalizer) as actors,
@@ -184,7 +171,13 @@ def test_workers_use_the_merged_statistics_after_publish():
 
 def test_a_replacement_continues_the_statistics_of_a_lost_worker(tmp_path):
     normalizer = pysampler.Normalizer(gamma=1.0)
-    fns = [functools.partial(Constant, 5.0, 100, tmp_path / "died"), lambda: Constant(7.0)]
+
+    def die_in_step_100(env):
+        if env.life == 99 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fns = [lambda: constant(5.0, before=die_in_step_100), lambda: constant(7.0)]
     with pysampler.VectorEnv(fns, num_workers=2, on_worker_loss="restart") as envs:
         with pysampler.Actors(envs, idle, high=32, normalize=normalizer) as actors:
             counts = np.zeros(2, int)
@@ -210,14 +203,6 @@ def test_a_replacement_continues_the_statistics_of_a_lost_worker(tmp_path):
     np.testing.assert_allclose(state["returns.mean"] * state["returns.count"], returns)
 
 
-class Far(Constant):
-    """Has episodes of five steps, and observations far from zero."""
-
-    def step(self, action):
-        observation, reward, *_ = super().step(action)
-        return observation, reward, False, self.life % 5 == 0, {}
-
-
 def near(observations):
     if abs(observations).max() > 10:
         raise ValueError("not normalised")
@@ -237,17 +222,17 @@ def loaded():
 
 def test_a_watcher_normalizes_without_updating_statistics():
     normalizer = loaded()
-    with pysampler.Watcher(near, lambda: Far(1e6), repeat=True, normalize=normalizer) as watcher:
+    with pysampler.Watcher(near, far, repeat=True, normalize=normalizer) as watcher:
         assert watcher.wait(3, timeout=60)["return"].tolist() == [5, 5, 5]
     assert normalizer.count == 10
 
 
 def test_a_watcher_of_actors_uses_their_statistics():
     normalizer = loaded()
-    with pysampler.VectorEnv([lambda: Far(1e6)] * 2, num_workers=1) as envs:
+    with pysampler.VectorEnv([far] * 2, num_workers=1) as envs:
         with (
             pysampler.Actors(envs, near, normalize=normalizer) as actors,
-            pysampler.Watcher(actors, lambda: Far(1e6)) as watcher,
+            pysampler.Watcher(actors, far) as watcher,
         ):
             taken = len(actors.take(50, min_records=50))
             actors.publish()
@@ -260,7 +245,9 @@ def test_a_watcher_of_actors_uses_their_statistics():
 def test_actors_do_not_update_statistics_if_update_is_false():
     normalizer = loaded()
     normalizer.update = False
-    with pysampler.Actors(lambda: Far(1e6 + 1), near, num_envs=2, normalize=normalizer) as actors:
+    with pysampler.Actors(
+        lambda: constant(1e6 + 1, 5), near, num_envs=2, normalize=normalizer
+    ) as actors:
         records = actors.take(20, min_records=20)
         expected = np.full((20, 1), 1 / np.sqrt(2.0 + 1e-8))
         np.testing.assert_allclose(records.observations, expected, rtol=1e-6)
@@ -269,26 +256,15 @@ def test_actors_do_not_update_statistics_if_update_is_false():
     assert normalizer.count == 10
 
 
-class Raising(Scripted):
-    def step(self, action):
-        if self.total > 30:
-            raise ValueError("no more")
-        self.total += 1
-        return super().step(action)
-
-    def reset(self, **kwargs):
-        self.total = getattr(self, "total", 0)
-        return super().reset(**kwargs)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_statistics_are_kept_if_an_env_raises(workers):
     normalizer = pysampler.Normalizer()
+    raising = functools.partial(Mortal, "raise", 32)
     taken = 0
     with (
-        pysampler.VectorEnv([lambda: Raising(SCRIPT)] * 2, num_workers=workers) as envs,
-        pysampler.Actors(envs, still, normalize=normalizer) as actors,
-        pytest.raises(pysampler.EnvError, match="no more"),
+        pysampler.VectorEnv([raising] * 2, num_workers=workers) as envs,
+        pysampler.Actors(envs, idle, normalize=normalizer) as actors,
+        pytest.raises(pysampler.EnvError, match="told to"),
     ):
         while True:
             records = actors.take(8, min_records=1)

@@ -7,12 +7,12 @@ import signal
 import threading
 from contextlib import closing
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from interrupts import at_point
 from scripted import Mortal, by_env
+from small_envs import Small
 
 import pysampler
 from pysampler._actors import actor_policy
@@ -21,28 +21,16 @@ from pysampler._actors.free_running_policy import CHECK_SECONDS
 from pysampler.errors import WorkerLostError
 from pysampler.sync import now, sleep_until
 
-
-class Timed(gym.Env):
-    """Observes when its last step was made, ns."""
-
-    observation_space = spaces.Box(0, 2**62, (1,), np.int64)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, length=10):
-        self.length = length
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.array([now()]), {}
-
-    def step(self, action):
-        self.steps += 1
-        return np.array([now()]), 1.0, self.steps == self.length, False, {}
+# Observes when its last step was made, ns.
+Timed = functools.partial(
+    Small,
+    observe=lambda env: np.array([now()]),
+    spaces=(spaces.Box(0, 2**62, (1,), np.int64), Small.action_space),
+)
 
 
 def act(observations):
-    return np.zeros(len(observations), np.int64)
+    return np.zeros((len(observations), 1))
 
 
 def envs_of(count=4, **kwargs):
@@ -99,24 +87,16 @@ def test_actors_make_no_step_while_the_learner_drains_a_phase():
             assert not ((times > began) & (times < drained)).any()
 
 
-class Waiting(Timed):
-    """Its step sets one event, and waits for another."""
-
-    def __init__(self, begun, go):
-        super().__init__()
-        self.begun, self.go = begun, go
-
-    def step(self, action):
-        self.begun.set()
-        self.go.wait()
-        return super().step(action)
-
-
 def test_actors_resume_although_the_ring_has_records_of_the_next_phase(monkeypatch):
     """The end of a phase wakes them. Their waits time out only after an hour."""
     events = [(threading.Event(), threading.Event()) for _ in range(2)]
     (_, first), (second_begun, second) = events
-    fns = [functools.partial(Waiting, *both) for both in events]
+
+    def waiting(begun, go):
+        """Return an env whose step sets one event, and waits for another."""
+        return Timed(10, before=lambda env: (begun.set(), go.wait()))
+
+    fns = [functools.partial(waiting, *both) for both in events]
     with closing(pysampler.VectorEnv(fns, num_workers=2, context="threads")) as envs:
         actors = pysampler.Actors(envs, act, steps=1)
         with monkeypatch.context() as patch:
@@ -152,21 +132,12 @@ def test_records_left_in_a_phase_are_the_next_one():
         assert sizes == 2 * [(64, 24), (40, 24), (16, 16)]
 
 
-class Gated(Timed):
-    """Its step waits until a file exists."""
-
-    def __init__(self, gate):
-        super().__init__()
-        self.gate = gate
-
-    def step(self, action):
-        while not self.gate.exists():
-            os.sched_yield()
-        return super().step(action)
-
-
 def test_a_phase_ends_despite_a_record_claimed_by_a_dead_process(tmp_path):
-    fns = [functools.partial(Gated, tmp_path / "gate")] * 4
+    def wait_for_the_gate(env):
+        while not (tmp_path / "gate").exists():
+            os.sched_yield()
+
+    fns = [functools.partial(Timed, 10, before=wait_for_the_gate)] * 4
     with closing(pysampler.VectorEnv(fns, num_workers=1)) as envs:
         actors = pysampler.Actors(envs, act)
         phases = actors.phases(4 * _CHUNK + 2)  # nothing is left to hand over

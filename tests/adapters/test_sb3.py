@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from interrupts import Interrupted, handler
 from made_up import describe, same
+from small_envs import Small
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import PPO, SAC
@@ -499,27 +500,15 @@ def test_env_is_wrapped_is_per_env_and_render_tiles():
 
 @pytest.mark.parametrize("wrapper", [None, VecNormalize, lambda envs: VecFrameStack(envs, 2)])
 def test_terminal_observations_pass_through_sb3s_wrappers(wrapper):
-    class Count(gym.Env):
-        observation_space = spaces.Box(0, 99, (1,), np.float64)
-        action_space = spaces.Discrete(2)
-
-        def __init__(self, ends):
-            self.ends = ends
-
-        def reset(self, *, seed=None, options=None):
-            self.at = 0.0
-            return np.array([self.at]), {}
-
-        def step(self, action):
-            self.at += 1
-            return np.array([self.at]), 0.0, False, self.at >= self.ends, {}
-
-    made = [kind([lambda n=n: Count(n) for n in (2, 3, 5)]) for kind in (VecEnv, DummyVecEnv)]
+    made = [
+        kind([functools.partial(Small, n, cut=True) for n in (2, 3, 5)])
+        for kind in (VecEnv, DummyVecEnv)
+    ]
     if wrapper is not None:
         made = [wrapper(envs) for envs in made]
     same(*(envs.reset() for envs in made))
     for _ in range(11):
-        ours, theirs = (envs.step(np.zeros(3, int)) for envs in made)
+        ours, theirs = (envs.step(np.zeros((3, 1))) for envs in made)
         same(ours[0], theirs[0])
         for a, b in zip(ours[3], theirs[3], strict=True):
             assert a.keys() == b.keys()
@@ -736,17 +725,10 @@ def test_reset_drops_a_pending_step():
 
 
 def test_masks_of_other_dtypes_are_masks():
-    class Masked(gym.Env):
-        observation_space = gym.spaces.Box(-1, 1, (1,))
-        action_space = gym.spaces.Discrete(3)
+    def masked(dtype):
+        return Small(reset_info={"action_mask": np.array([1, 0, 1], dtype)})
 
-        def __init__(self, dtype):
-            self.mask = np.array([1, 0, 1], dtype)
-
-        def reset(self, *, seed=None, options=None):
-            return np.zeros(1, np.float32), {"action_mask": self.mask}
-
-    envs = VecEnv([lambda: Masked(bool), lambda: Masked("i1")], num_workers=1)
+    envs = VecEnv([lambda: masked(bool), lambda: masked("i1")], num_workers=1)
     envs.reset()
     assert np.stack(envs.env_method("action_masks")).tolist() == [[1, 0, 1]] * 2
     envs.close()

@@ -9,13 +9,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from fork_server_in_tests import wait_until
 from gymnasium import spaces
 from hosts_in_tests import Continuity, Life, assert_equal, idle, local, rollouts
 from scripted import Gated, gate_in
+from small_envs import Small
 
 import pysampler
 from pysampler._vector.vector_env import core_of
@@ -26,22 +26,13 @@ from pysampler.ray._rollouts import HostedRollouts
 PIXELS = (16, 16)
 
 
-class Pictures(gym.Env):
-    """Observes pictures whose pixels are the number of steps made."""
-
-    observation_space = spaces.Box(0, 255, PIXELS, np.uint8)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self):
-        self.life = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.full(PIXELS, self.life % 256, np.uint8), {}
-
-    def step(self, action):
-        self.life += 1
-        return np.full(PIXELS, self.life % 256, np.uint8), 0.0, self.life % 7 == 0, False, {}
+# Observes pictures whose pixels are the number of steps made.
+Pictures = functools.partial(
+    Small,
+    7,
+    observe=lambda env: np.full(PIXELS, env.life % 256, np.uint8),
+    spaces=(spaces.Box(0, 255, PIXELS, np.uint8), spaces.Discrete(2)),
+)
 
 
 @pytest.fixture

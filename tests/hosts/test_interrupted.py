@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import ray
-from hosts_in_tests import HORIZON, Life, actors, rollouts
+from hosts_in_tests import HORIZON, Life, actors, rollouts, weighted
 from interrupts import Interrupted, at_each_point, at_point, points
 from simulated_ray import SimulatedRay, installed
 
@@ -44,13 +44,6 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def acting(weight):
-    def policy(observations):
-        return np.zeros(len(observations), np.int64), {"w": np.full(len(observations), weight[0])}
-
-    return policy
-
-
 class Gapless:
     """Checks that rollouts of each host are consecutive, and counts missing ones."""
 
@@ -77,7 +70,7 @@ class Gapless:
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_interrupts_lose_no_rollout(simulated, in_flight, only):
     weight, gapless = np.zeros(1), Gapless()
-    with rollouts(policy=acting(weight), in_flight=in_flight) as some:
+    with rollouts(policy=weighted(weight), in_flight=in_flight) as some:
 
         def program():
             weight[0] += 1

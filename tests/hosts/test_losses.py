@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hosts_in_tests import Continuity, Life, idle, rollouts
+from hosts_in_tests import Continuity, Life, idle, rollouts, weighted
 
 import pysampler
 from pysampler._workers.exceptions import error_from
@@ -175,11 +175,7 @@ def test_take_waits_for_the_only_host_to_restart(simulated):
 
 def test_a_restarted_host_has_the_newest_policy(simulated):
     weight = np.zeros(1)
-
-    def policy(observations):
-        return np.zeros(len(observations), np.int64), {"w": np.full(len(observations), weight[0])}
-
-    with rollouts(policy=policy, on_host_loss="restart", hosts=1) as some:
+    with rollouts(policy=weighted(weight), on_host_loss="restart", hosts=1) as some:
         some.take()
         simulated.kill_process(simulated.alive[0])
         some.take(timeout=0.1)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hosts_in_tests import HasWeights, Life, assert_equal, local, rollouts, scripted
+from hosts_in_tests import HasWeights, Life, assert_equal, local, rollouts, scripted, weighted
 
 from pysampler.errors import EnvError
 from pysampler.ray._policy_states import PolicyVersions
@@ -98,11 +98,7 @@ def test_training_with_one_host_equals_local_training(simulated, kind, policy_in
 
 def test_two_hosts_act_with_the_same_policy(simulated):
     weight = np.zeros(1)
-
-    def policy(observations):
-        return np.zeros(len(observations), np.int64), {"w": np.full(len(observations), weight[0])}
-
-    with rollouts(policy=policy, in_flight=1) as some:
+    with rollouts(policy=weighted(weight), in_flight=1) as some:
         for n in range(4):
             weight[:] = n
             for one in some.take():
@@ -119,13 +115,6 @@ def test_an_unchanged_policy_is_sent_once(simulated):
         assert some.version == 1
         assert some.stats().bytes_published == size
         assert "load" not in simulated.requests
-
-
-def weighted(weight):
-    def policy(observations):
-        return np.zeros(len(observations), np.int64), {"w": np.full(len(observations), weight[0])}
-
-    return policy
 
 
 def test_with_two_in_flight_rollouts_lag_by_one(simulated):

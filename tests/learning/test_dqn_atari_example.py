@@ -10,6 +10,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
+from small_envs import Small
 
 import pysampler
 
@@ -42,31 +43,16 @@ class Catch(gym.Env):
         return image
 
 
-class Noise(gym.Env):
-    """Shows random frames; episodes of 20 steps alternate between termination and truncation."""
-
-    observation_space = gym.spaces.Box(0, 255, (6, 5), np.uint8)
-    action_space = gym.spaces.Discrete(3)
-    steps = episodes = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        self.episodes += 1
-        return self._image(), {}
-
-    def step(self, action):
-        self.steps += 1
-        ends = self.steps == 20
-        odd = self.episodes % 2 == 1
-        return self._image(), 23.0 - 2 * self.steps, ends and odd, ends and not odd, {}
-
-    def _image(self):
-        return self.np_random.integers(0, 256, (6, 5), dtype=np.uint8)
-
-
 def stacked_noise():
-    return gym.wrappers.FrameStackObservation(Noise(), 4)
+    """Return stacks of random frames; episodes of 20 steps alternate between both ends."""
+    env = Small(
+        20,
+        cut=lambda env: env.episodes % 2 == 0,
+        observe=lambda env: env.np_random.integers(0, 256, (6, 5), dtype=np.uint8),
+        reward=lambda env, _: 23.0 - 2 * env.steps,
+        spaces=(gym.spaces.Box(0, 255, (6, 5), np.uint8), gym.spaces.Discrete(3)),
+    )
+    return gym.wrappers.FrameStackObservation(env, 4)
 
 
 @pytest.fixture

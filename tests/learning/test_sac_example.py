@@ -11,6 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from small_envs import Small
 from trainings_in_tests import killed_after
 
 import pysampler
@@ -225,25 +226,14 @@ def test_log_probabilities_stay_finite_where_tanh_is_1(sac, torch):
 # -- learning --------------------------------------------------------------------------------------
 
 
-class Counter(gym.Env):
-    """Observes its step count; episodes end after three steps, terminated or truncated."""
-
-    observation_space = gym.spaces.Box(0, 10, (3,))
-    action_space = ACTIONS
-
-    def __init__(self, ends):
-        self.ends = ends
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.step_count = 0
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action):
-        self.step_count += 1
-        over = self.step_count == 3
-        ended = over and self.ends == "terminated", over and self.ends == "truncated"
-        return np.full(3, self.step_count, np.float32), 1.0, *ended, {}
+def counter(ends):
+    """Return an env that observes its steps; episodes end after three."""
+    return Small(
+        3,
+        cut=ends == "truncated",
+        observe=lambda env: np.full(3, env.steps, np.float32),
+        spaces=(gym.spaces.Box(0, 10, (3,)), ACTIONS),
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["SAC", "TD3", "DDPG"])
@@ -251,7 +241,7 @@ class Counter(gym.Env):
 def test_critics_bootstrap_at_truncation_but_not_at_termination(
     sac, torch, monkeypatch, algorithm, ends
 ):
-    options = argparse.Namespace(env=lambda: Counter(ends), envs=2, workers=0, seed=1)
+    options = argparse.Namespace(env=lambda: counter(ends), envs=2, workers=0, seed=1)
     learner = getattr(sac, algorithm)((SEEN, ACTIONS), settings_of(sac, start=0), 1)
     values = learner.next_values
     # Each next observation is worth 100 per step.
@@ -373,7 +363,7 @@ def test_actor_and_targets_update_once_per_delay(sac, torch, algorithm, delay):
 
 
 def test_actions_are_random_until_learning_starts(sac):
-    options = argparse.Namespace(env=lambda: Counter("truncated"), envs=2, workers=0, seed=1)
+    options = argparse.Namespace(env=lambda: counter("truncated"), envs=2, workers=0, seed=1)
     learner = sac.SAC((SEEN, ACTIONS), settings_of(sac, start=40), 1)
     with contextlib.closing(sac.actors_of(learner, ACTIONS, options)) as actors:
         training = sac.train(actors, learner)

@@ -1,6 +1,7 @@
 """Statistics of observations and returns: merging, saving and loading."""
 
-import gymnasium as gym
+import functools
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scripted import Scripted
+from small_envs import Small
 
 import pysampler
 from pysampler._policies.normalize import Moments
@@ -182,48 +184,36 @@ def test_normalize_must_be_a_normalizer():
         pysampler.Rollouts("Pendulum-v1", still, 5, num_envs=2, normalize=True)
 
 
-class Images(gym.Env):
-    observation_space = spaces.Box(0, 255, (2, 2), np.uint8)
-    action_space = spaces.Discrete(2)
-
-
 def test_a_normalizer_without_float_parts_or_rewards_is_refused():
+    given = spaces.Box(0, 255, (2, 2), np.uint8), spaces.Discrete(2)
+    images = functools.partial(Small, spaces=given)
     with pytest.raises(ValueError, match="nothing to normalize"):
         pysampler.Rollouts(
-            Images, still, 5, num_envs=2, normalize=pysampler.Normalizer(rewards=False)
+            images, still, 5, num_envs=2, normalize=pysampler.Normalizer(rewards=False)
         )
+
+
+def parts(*names):
+    """Return an env with a float part around 100, whose other part may be an integer."""
+
+    def observe(env):
+        noise = env.np_random.normal(size=1).astype(np.float32)
+        values = {"number": 777, "near": noise, "far": 100 + noise}
+        return {name: values[name] for name in names}
+
+    box = spaces.Box(-1e3, 1e3, (1,), np.float32)
+    kinds = {"number": spaces.Discrete(1000), "near": box, "far": box}
+    space = spaces.Dict([(name, kinds[name]) for name in names])
+    return Small(observe=observe, spaces=(space, spaces.Discrete(2)))
 
 
 def zeros_for_parts(observations):
     return np.zeros(len(next(iter(observations.values()))), int)
 
 
-class Parts(gym.Env):
-    """An env with a float part around 100, whose other part may be an integer."""
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, *names):
-        box = spaces.Box(-1e3, 1e3, (1,), np.float32)
-        kinds = {"number": spaces.Discrete(1000), "near": box, "far": box}
-        self.observation_space = spaces.Dict([(name, kinds[name]) for name in names])
-
-    def _observation(self):
-        noise = self.np_random.normal(size=1).astype(np.float32)
-        values = {"number": 777, "near": noise, "far": 100 + noise}
-        return {name: values[name] for name in self.observation_space}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self._observation(), {}
-
-    def step(self, action):
-        return self._observation(), 1.0, False, False, {}
-
-
 def rollouts_of(names, normalizer, **options):
     return pysampler.Rollouts(
-        [lambda: Parts(*names)] * 2, zeros_for_parts, 8, normalize=normalizer, **options
+        [lambda: parts(*names)] * 2, zeros_for_parts, 8, normalize=normalizer, **options
     )
 
 
@@ -254,7 +244,7 @@ def test_only_one_open_sampler_updates_a_normalizer():
 def test_an_unused_normalizer_accepts_any_envs():
     normalizer = pysampler.Normalizer()
     with pytest.raises(TypeError, match="policy"):
-        pysampler.Rollouts([lambda: Parts("far")] * 2, 42, 8, normalize=normalizer)
+        pysampler.Rollouts([lambda: parts("far")] * 2, 42, 8, normalize=normalizer)
     with rollouts_of(["near", "far"], normalizer) as rollouts:
         next(rollouts)
     with pytest.raises(ValueError, match="the normalizer has statistics of"):

@@ -128,27 +128,6 @@ def still(observations):
 
 
 @pytest.mark.parametrize("policy_in", ["main", "workers"])
-def test_worker_lost_in_a_chunk_ends_the_rest_of_it(policy_in, tmp_path):
-    fns = [functools.partial(Mortal, "die", at, tmp_path / "mark") for at in (-1, -1, 7, -1)]
-    with pysampler.Rollouts(
-        *(fns, still, 12),
-        chunk=STEPS,
-        seed=1,
-        policy_in=policy_in,
-        num_workers=2,
-        on_worker_loss="restart",
-    ) as rollouts:
-        rollout = next(rollouts)
-        lost = rollout.lost.T.astype(int).tolist()
-        assert lost[:2] == [[0] * 12] * 2
-        assert lost[2:] == [[0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]] * 2
-        assert rollout.valid[:, 2].tolist() == [True] * 4 + [False] * 4 + [True] * 4
-        assert rollout.observations[:, 2, 1].tolist() == [0, 1, 2, 3, 4, 0, 0, 0, 0, 1, 2, 3, 4]
-        assert rollout.rewards[:, 2].tolist() == [1] * 4 + [0] * 4 + [1] * 4
-        assert next(rollouts).valid.all()
-
-
-@pytest.mark.parametrize("policy_in", ["main", "workers"])
 def test_env_that_raises_in_a_chunk_is_named_with_its_step(policy_in):
     fns = [functools.partial(Mortal, *fault) for fault in [(), ("raise", 7), ()]]
     with pysampler.Rollouts(

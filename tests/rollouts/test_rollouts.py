@@ -271,19 +271,6 @@ def test_omitted_infos_warn_once_with_their_path(way):
     assert sorted(messages) == [*told]
 
 
-@pytest.mark.parametrize("way", ways(WAYS), ids=name_of)
-def test_returns_equal_record_episode_statistics(way):
-    env_fns = [
-        lambda s=script: gym.wrappers.RecordEpisodeStatistics(Scripted(s)) for script in SCRIPTS
-    ]
-    for rollout in sampled(env_fns, policy, 3, info_keys=("episode",), **way):
-        counted, mask = rollout.infos["episode"], rollout.info_masks["episode"]["r"]
-        at = rollout.ended.step, rollout.ended.env
-        assert set(zip(*np.nonzero(mask), strict=True)) == set(zip(*at, strict=True))
-        np.testing.assert_allclose(counted["r"][at], rollout.ended.returns)
-        np.testing.assert_array_equal(counted["l"][at], rollout.ended.lengths)
-
-
 @settings(max_examples=15)
 @given(
     scripts=st.lists(st.text("..tcb", min_size=1, max_size=7), min_size=3, max_size=5),

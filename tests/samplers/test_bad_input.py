@@ -1,10 +1,12 @@
 """Bad input raises a clear error before anything is sent."""
 
-import gymnasium as gym
+import functools
+
 import numpy as np
 import pytest
 from gymnasium import spaces
 from scripted import Scripted, policy
+from small_envs import Small
 
 import pysampler
 import pysampler.envs.meta  # registers Navigation2D
@@ -218,29 +220,18 @@ def test_extras_that_change_their_shape_are_refused():
     envs.close()
 
 
-class TextObservations(gym.Env):
-    observation_space = spaces.Text(5)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return "abc", {}
-
-
 def test_spaces_without_a_fixed_shape_are_refused():
-    envs = pysampler.VectorEnv([TextObservations], num_workers=0)
+    given = spaces.Text(5), spaces.Discrete(2)
+    envs = pysampler.VectorEnv([functools.partial(Small, spaces=given)], num_workers=0)
     with pytest.raises(ValueError, match="have parts without a fixed shape"):
         pysampler.Rollouts(envs, policy, 5)
     envs.close()
 
 
-class Tupled(Scripted):
-    def __init__(self):
-        super().__init__()
-        self.action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
-
-
 def test_actions_that_are_tuples_need_extras_beside_them():
-    envs = pysampler.VectorEnv([Tupled] * 2, num_workers=0)
+    pair = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+    make = functools.partial(Scripted, action_space=pair)
+    envs = pysampler.VectorEnv([make] * 2, num_workers=0)
     zeros = np.zeros(2, np.int64)
     with (
         pysampler.Rollouts(envs, lambda _: (zeros, zeros), 5) as rollouts,
@@ -250,15 +241,10 @@ def test_actions_that_are_tuples_need_extras_beside_them():
     envs.close()
 
 
-class Parts(Scripted):
-    def __init__(self):
-        super().__init__()
-        self.action_space = spaces.Dict(a=spaces.Discrete(2))
-
-
 def test_array_for_actions_that_are_dicts_is_refused():
+    make = functools.partial(Scripted, action_space=spaces.Dict(a=spaces.Discrete(2)))
     with pytest.raises(TypeError, match="^cannot act: the policy's actions: ndarray, expected a d"):
-        pysampler.evaluate(Parts, lambda at: np.zeros(len(at)), 2, num_envs=2, num_workers=1)
+        pysampler.evaluate(make, lambda at: np.zeros(len(at)), 2, num_envs=2, num_workers=1)
 
 
 class Named(Scripted):

@@ -343,6 +343,7 @@ def _checked(rollout, case, last, keys):
                 assert following[2] > name or not case.in_processes, where
             elif not valid:  # the rest of a chunk
                 assert case.chunk, where
+                assert t % case.chunk, where
                 assert following == now, where
                 assert step == 0, where
                 assert ends == (False, False), where

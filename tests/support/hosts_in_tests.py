@@ -61,6 +61,15 @@ def idle(observations):
     return np.zeros(len(observations), np.int64)
 
 
+def weighted(weight):
+    """Return a policy that tells the first number of an array."""
+
+    def policy(observations):
+        return idle(observations), {"w": np.full(len(observations), weight[0])}
+
+    return policy
+
+
 def rollouts(env=Life, policy=idle, horizon=HORIZON, **kwargs):
     """Return rollouts whose hosts step their envs inline."""
     kwargs = {"hosts": 2, "seed": 3, "vector_kwargs": {"num_workers": 0}, **kwargs}
@@ -309,4 +318,5 @@ __all__ = [
     "processes_of_hosts",
     "rollouts",
     "scripted",
+    "weighted",
 ]
