@@ -3,7 +3,6 @@
 import functools
 import os
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from actors_in_tests import (
@@ -18,6 +17,7 @@ from actors_in_tests import (
 )
 from gymnasium import spaces
 from scripted import Counting, Scripted, by_env, policy, slow_rollout
+from small_envs import Small
 
 import pysampler
 
@@ -102,23 +102,22 @@ def test_trajectories_equal_a_plain_loop(workers, stateful, device):
                 np.testing.assert_array_equal(row["state1"], state["seen"][0][env])
 
 
-class Tree(gym.Env):
-    observation_space = spaces.Dict(
-        {"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Tuple([spaces.Discrete(9)] * 2)}
-    )
-    action_space = spaces.Dict({"x": spaces.Discrete(3), "y": spaces.Box(-1, 1, (2,), np.float32)})
-
-    def _observe(self):
-        return {"a": np.full(2, self.steps / 100, np.float32), "b": (self.steps % 9, 3)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._observe(), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self._observe(), float(action["x"]), False, self.steps == 5, {}
+Tree = functools.partial(
+    Small,
+    5,
+    cut=True,
+    observe=lambda env: {
+        "a": np.full(2, env.steps / 100, np.float32),
+        "b": (env.steps % 9, 3),
+    },
+    reward=lambda env, action: action["x"],
+    spaces=(
+        spaces.Dict(
+            {"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Tuple([spaces.Discrete(9)] * 2)}
+        ),
+        spaces.Dict({"x": spaces.Discrete(3), "y": spaces.Box(-1, 1, (2,), np.float32)}),
+    ),
+)
 
 
 def tree_policy(observations):

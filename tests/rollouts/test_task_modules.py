@@ -1,11 +1,14 @@
 """Torch modules with ``params=`` that return distributions, as policies for many tasks."""
 
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 import torch
+from small_envs import Small
 from torch.distributions import Bernoulli, Categorical, Independent, Normal
 from torch.nn.functional import linear
 
@@ -131,28 +134,20 @@ def test_extras_must_have_equal_names_for_all_tasks():
         sampler.sample(3, params=[0, 1], tasks=sampler.sample_tasks(2))
 
 
-class Switches(gym.Env):
-    """Its actions are bits."""
-
-    observation_space = gym.spaces.Box(-1, 1, (3,))
-    action_space = gym.spaces.MultiBinary(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action):
-        assert action.dtype == np.int8
-        return np.zeros(3, np.float32), float(action.sum()), False, False, {}
-
-
-class Flags(Switches):
-    def step(self, action):
-        return np.zeros(3, np.float32), float(self.action_space.contains(action)), False, False, {}
+# Its actions are bits, and its rewards count them.
+Switches = functools.partial(
+    Small,
+    observe=lambda env: np.zeros(3, np.float32),
+    reward=lambda env, action: action.sum() if action.dtype == np.int8 else -1.0,
+    spaces=(gym.spaces.Box(-1, 1, (3,)), gym.spaces.MultiBinary(3)),
+)
 
 
 def test_bool_actions_fit_multi_binary_but_not_discrete():
-    with pysampler.Rollouts(Flags, lambda o: o >= 0, 4, num_envs=2, num_workers=0) as rollouts:
+    flags = functools.partial(
+        Switches, reward=lambda env, action: env.action_space.contains(action)
+    )
+    with pysampler.Rollouts(flags, lambda o: o >= 0, 4, num_envs=2, num_workers=0) as rollouts:
         assert next(rollouts).rewards.all()
     envs = pysampler.make_vec("CartPole-v1", 2, num_workers=0)
     with (
