@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 from made_up import SpaceEnv, TellingEnv, same
+from vectors import begun
 
 from pysampler import VectorEnv
 
@@ -39,104 +40,95 @@ def test_vector_env_is_a_direct_subclass_of_gymnasiums():
 
 
 def test_attributes_describe_envs_and_spaces(shared):
-    envs = VectorEnv(cartpoles(8), shared_memory=shared)
-    assert isinstance(envs, gym.vector.VectorEnv)
-    assert (envs.num_envs, envs.closed, envs.render_mode, envs.spec) == (8, False, None, None)
-    assert envs.unwrapped is envs
-    assert envs.single_observation_space.shape == (4,)
-    assert isinstance(envs.observation_space, spaces.Box)
-    assert envs.observation_space.shape == (8, 4)
-    assert isinstance(envs.single_action_space, spaces.Discrete)
-    assert isinstance(envs.action_space, spaces.MultiDiscrete)
-    envs.close()
+    with VectorEnv(cartpoles(8), shared_memory=shared) as envs:
+        assert isinstance(envs, gym.vector.VectorEnv)
+        assert (envs.num_envs, envs.closed, envs.render_mode, envs.spec) == (8, False, None, None)
+        assert envs.unwrapped is envs
+        assert envs.single_observation_space.shape == (4,)
+        assert isinstance(envs.observation_space, spaces.Box)
+        assert envs.observation_space.shape == (8, 4)
+        assert isinstance(envs.single_action_space, spaces.Discrete)
+        assert isinstance(envs.action_space, spaces.MultiDiscrete)
     assert envs.closed
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_autoreset_mode_is_set_without_changing_env_metadata(mode):
     for given in (mode, mode.value):
-        envs = VectorEnv(cartpoles(1), autoreset_mode=given)
-        assert envs.metadata["autoreset_mode"] is mode
-        assert envs.autoreset_mode is mode
-        envs.close()
+        with VectorEnv(cartpoles(1), autoreset_mode=given) as envs:
+            assert envs.metadata["autoreset_mode"] is mode
+            assert envs.autoreset_mode is mode
     assert "autoreset_mode" not in cartpole().metadata
 
 
 def test_reset_and_step_return_the_expected_types(shared):
-    envs = VectorEnv(cartpoles(8), shared_memory=shared)
-    observations, infos = envs.reset()
-    assert (observations.dtype, observations.shape) == (np.float32, (8, 4))
-    assert infos == {}
-    for actions in (envs.action_space.sample(), [int(a) for a in envs.action_space.sample()]):
-        observations, rewards, terminated, truncated, infos = envs.step(actions)
+    with VectorEnv(cartpoles(8), shared_memory=shared) as envs:
+        observations, infos = envs.reset()
         assert (observations.dtype, observations.shape) == (np.float32, (8, 4))
-        assert (rewards.dtype, rewards.shape) == (np.float64, (8,))
-        assert (terminated.dtype, terminated.shape) == (np.bool_, (8,))
-        assert (truncated.dtype, truncated.shape) == (np.bool_, (8,))
-        assert isinstance(infos, dict)
-    envs.close()
+        assert infos == {}
+        for actions in (envs.action_space.sample(), [int(a) for a in envs.action_space.sample()]):
+            observations, rewards, terminated, truncated, infos = envs.step(actions)
+            assert (observations.dtype, observations.shape) == (np.float32, (8, 4))
+            assert (rewards.dtype, rewards.shape) == (np.float64, (8,))
+            assert (terminated.dtype, terminated.shape) == (np.bool_, (8,))
+            assert (truncated.dtype, truncated.shape) == (np.bool_, (8,))
+            assert isinstance(infos, dict)
 
 
 def test_render_returns_a_frame_per_env():
     pytest.importorskip("pygame")
-    envs = VectorEnv(cartpoles(3, render_mode="rgb_array"))
-    assert envs.render_mode == "rgb_array"
-    envs.reset()
-    frames = envs.render()
-    assert isinstance(frames, tuple)
-    assert [type(frame) for frame in frames] == [np.ndarray] * 3
-    envs.close()
+    with VectorEnv(cartpoles(3, render_mode="rgb_array")) as envs:
+        assert envs.render_mode == "rgb_array"
+        envs.reset()
+        frames = envs.render()
+        assert isinstance(frames, tuple)
+        assert [type(frame) for frame in frames] == [np.ndarray] * 3
 
 
 def test_call_get_attr_and_set_attr_reach_every_env(shared):
-    envs = VectorEnv([functools.partial(SpaceEnv, spaces.Discrete(3))] * 4, shared_memory=shared)
-    envs.reset()
-    assert envs.call("double", 3, plus=1) == (7,) * 4
-    assert envs.call("ends") == envs.get_attr("ends") == (0.1,) * 4
-    envs.set_attr("ends", [0, 1, 2, 3])
-    assert envs.get_attr("ends") == (0, 1, 2, 3)
-    envs.set_attr("ends", 5)
-    assert envs.get_attr("ends") == (5,) * 4
-    with pytest.raises(ValueError, match="Got `3` values for 4 environments"):
-        envs.set_attr("ends", [1, 2, 3])
-    envs.call_async("double", 4)
-    assert envs.call_wait(timeout=60) == (8,) * 4
-    for name in ("reset", "step", "close"):
-        with pytest.raises(ValueError, match=f"use `{name}` directly"):
-            envs.call(name)
-    envs.close()
+    with begun([functools.partial(SpaceEnv, spaces.Discrete(3))] * 4, shared_memory=shared) as envs:
+        assert envs.call("double", 3, plus=1) == (7,) * 4
+        assert envs.call("ends") == envs.get_attr("ends") == (0.1,) * 4
+        envs.set_attr("ends", [0, 1, 2, 3])
+        assert envs.get_attr("ends") == (0, 1, 2, 3)
+        envs.set_attr("ends", 5)
+        assert envs.get_attr("ends") == (5,) * 4
+        with pytest.raises(ValueError, match="Got `3` values for 4 environments"):
+            envs.set_attr("ends", [1, 2, 3])
+        envs.call_async("double", 4)
+        assert envs.call_wait(timeout=60) == (8,) * 4
+        for name in ("reset", "step", "close"):
+            with pytest.raises(ValueError, match=f"use `{name}` directly"):
+                envs.call(name)
 
 
 def test_copy_false_returns_views(shared):
-    copies = VectorEnv(cartpoles(4), shared_memory=shared)
-    first, _ = copies.reset(seed=1)
-    kept = first.copy()
-    first[:] = 0
-    assert np.array_equal(copies.reset(seed=1)[0], kept)
-    copies.close()
-    views = VectorEnv(cartpoles(4), shared_memory=shared, copy=False, frames=2)
-    first, _ = views.reset(seed=1)
-    assert first is views.observations
-    views.step(np.zeros(4, np.int64))
-    assert np.array_equal(first, kept)  # until the frame is reused
-    views.step(np.zeros(4, np.int64))
-    assert not np.array_equal(first, kept)
-    views.close()
+    with VectorEnv(cartpoles(4), shared_memory=shared) as copies:
+        first, _ = copies.reset(seed=1)
+        kept = first.copy()
+        first[:] = 0
+        assert np.array_equal(copies.reset(seed=1)[0], kept)
+    with VectorEnv(cartpoles(4), shared_memory=shared, copy=False, frames=2) as views:
+        first, _ = views.reset(seed=1)
+        assert first is views.observations
+        views.step(np.zeros(4, np.int64))
+        assert np.array_equal(first, kept)  # until the frame is reused
+        views.step(np.zeros(4, np.int64))
+        assert not np.array_equal(first, kept)
 
 
 def test_reset_seeds_each_env():
-    envs = VectorEnv(cartpoles(3))
-    assert envs.np_random_seed == (0, 1, 2)  # from their construction
-    a, _ = envs.reset(seed=42)
-    assert envs.np_random_seed == (42, 43, 44)
-    envs.reset()
-    assert envs.np_random_seed == (42, 43, 44)
-    b, _ = envs.reset(seed=[42, None, 44])
-    assert np.array_equal(a[[0, 2]], b[[0, 2]])
-    assert [type(rng) for rng in envs.np_random] == [np.random.Generator] * 3
-    with pytest.raises(ValueError, match="num_envs=3 but got length=2"):
-        envs.reset(seed=[1, 2])
-    envs.close()
+    with VectorEnv(cartpoles(3)) as envs:
+        assert envs.np_random_seed == (0, 1, 2)  # from their construction
+        a, _ = envs.reset(seed=42)
+        assert envs.np_random_seed == (42, 43, 44)
+        envs.reset()
+        assert envs.np_random_seed == (42, 43, 44)
+        b, _ = envs.reset(seed=[42, None, 44])
+        assert np.array_equal(a[[0, 2]], b[[0, 2]])
+        assert [type(rng) for rng in envs.np_random] == [np.random.Generator] * 3
+        with pytest.raises(ValueError, match="num_envs=3 but got length=2"):
+            envs.reset(seed=[1, 2])
 
 
 def test_step_wait_raises_timeout_error(shared):
@@ -189,11 +181,10 @@ def test_observation_modes_batch_spaces_or_raise(num_workers):
         make(similar, "same")
     batched = gym.vector.utils.batch_differing_spaces(similar)
     for mode in ("different", (batched, similar[0])):
-        envs = make(similar, mode)
-        assert envs.observation_space == batched
-        assert envs.single_observation_space == similar[0]
-        assert envs.reset()[0] in batched
-        envs.close()
+        with make(similar, mode) as envs:
+            assert envs.observation_space == batched
+            assert envs.single_observation_space == similar[0]
+            assert envs.reset()[0] in batched
     shapes = [spaces.Box(0, 1, (i,)) for i in (1, 2, 3)]
     kinds = [spaces.Box(0, 1, (3,)), spaces.Discrete(5), spaces.Dict(a=spaces.Discrete(2))]
     custom = (spaces.Box(0, 4, (3, 5)), spaces.Box(0, 4, (5,)))
@@ -206,13 +197,11 @@ def test_observation_modes_batch_spaces_or_raise(num_workers):
 
 
 def test_env_errors_keep_their_type():
-    envs = VectorEnv([TellingEnv] * 3)
-    envs.reset()
-    with pytest.raises(ValueError, match="told to raise") as caught:
-        envs.step([0, TellingEnv.RAISE, TellingEnv.RAISE])
-    assert caught.value.env == 1
-    assert caught.value.__notes__ == ["env 2 also raised ValueError: told to raise"]
-    envs.close()
+    with begun([TellingEnv] * 3) as envs:
+        with pytest.raises(ValueError, match="told to raise") as caught:
+            envs.step([0, TellingEnv.RAISE, TellingEnv.RAISE])
+        assert caught.value.env == 1
+        assert caught.value.__notes__ == ["env 2 also raised ValueError: told to raise"]
 
 
 def counting(reset_info, step_info):
@@ -233,87 +222,76 @@ def counting(reset_info, step_info):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_next_step_autoreset_ignores_the_action_after_an_end(num_workers):
-    envs = VectorEnv([counting({"reset": 1}, {})] * 2, num_workers=num_workers)
-    envs.reset()
-    *_, infos = envs.step(np.array([1, 3]))
-    same(infos["action"], np.array([1, 3]))
-    # The action that follows an episode's end is ignored.
-    observations, rewards, terminated, truncated, infos = envs.step(np.array([2, 2]))
-    same(observations, np.array([2, 0]))
-    same(rewards, np.array([1.0, 0.0]))
-    assert not terminated.any()
-    assert not truncated.any()
-    same(infos["_reset"], np.array([False, True]))
-    same(infos["_action"], np.array([True, False]))
-    envs.close()
+    with begun([counting({"reset": 1}, {})] * 2, num_workers=num_workers) as envs:
+        *_, infos = envs.step(np.array([1, 3]))
+        same(infos["action"], np.array([1, 3]))
+        # The action that follows an episode's end is ignored.
+        observations, rewards, terminated, truncated, infos = envs.step(np.array([2, 2]))
+        same(observations, np.array([2, 0]))
+        same(rewards, np.array([1.0, 0.0]))
+        assert not terminated.any()
+        assert not truncated.any()
+        same(infos["_reset"], np.array([False, True]))
+        same(infos["_action"], np.array([True, False]))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_same_step_autoreset_returns_final_obs_and_info(num_workers):
-    envs = VectorEnv(
+    with begun(
         [counting({"reset": 1}, {"x": 0.5})] * 2,
         num_workers=num_workers,
         autoreset_mode=AutoresetMode.SAME_STEP,
-    )
-    envs.reset()
-    observations, rewards, terminated, _, infos = envs.step(np.array([1, 3]))
-    same(observations, np.array([1, 0]))
-    same(rewards, np.array([1.0, 1.0]))
-    same(terminated, np.array([False, True]))
-    assert infos["final_obs"].tolist() == [None, 3]
-    same(infos["_final_obs"], np.array([False, True]))
-    same(infos["final_info"]["action"], np.array([0, 3]))
-    same(infos["final_info"]["_x"], np.array([False, True]))
-    same(infos["_reset"], np.array([False, True]))
-    same(infos["action"], np.array([1, 0]))
-    envs.close()
+    ) as envs:
+        observations, rewards, terminated, _, infos = envs.step(np.array([1, 3]))
+        same(observations, np.array([1, 0]))
+        same(rewards, np.array([1.0, 1.0]))
+        same(terminated, np.array([False, True]))
+        assert infos["final_obs"].tolist() == [None, 3]
+        same(infos["_final_obs"], np.array([False, True]))
+        same(infos["final_info"]["action"], np.array([0, 3]))
+        same(infos["final_info"]["_x"], np.array([False, True]))
+        same(infos["_reset"], np.array([False, True]))
+        same(infos["action"], np.array([1, 0]))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_reset_mask_resets_only_the_chosen_envs(num_workers):
     kwargs = {"autoreset_mode": AutoresetMode.DISABLED}
     fns = cartpoles(3)
-    envs = VectorEnv(fns, num_workers=num_workers, **kwargs)
-    first, _ = envs.reset(seed=[0, 1, 2])
-    for _ in range(3):
-        stepped = envs.step(np.ones(3, np.int64))[0]
-    mask = np.array([True, True, False])
-    again, _ = envs.reset(seed=[0, 1, 0], options={"reset_mask": mask})
-    assert np.array_equal(again[:2], first[:2])
-    assert np.array_equal(again[2], stepped[2])
-    for bad, error, message in (
-        (np.array([True]), ValueError, r"must have shape `\(3,\)`, got \(1,\)"),
-        (np.array([[True, True, True]]), ValueError, r"must have shape `\(3,\)`, got \(1, 3\)"),
-        (np.array([False] * 3), ValueError, "at least one True value"),
-        (np.array([1, 1, 0]), TypeError, "must have `dtype=np.bool_`, got int64"),
-        ([True, True, True], TypeError, "must be a numpy array, got <class 'list'>"),
-    ):
-        with pytest.raises(error, match=message):
-            envs.reset(options={"reset_mask": bad})
-    envs.close()
+    with VectorEnv(fns, num_workers=num_workers, **kwargs) as envs:
+        first, _ = envs.reset(seed=[0, 1, 2])
+        for _ in range(3):
+            stepped = envs.step(np.ones(3, np.int64))[0]
+        mask = np.array([True, True, False])
+        again, _ = envs.reset(seed=[0, 1, 0], options={"reset_mask": mask})
+        assert np.array_equal(again[:2], first[:2])
+        assert np.array_equal(again[2], stepped[2])
+        for bad, error, message in (
+            (np.array([True]), ValueError, r"must have shape `\(3,\)`, got \(1,\)"),
+            (np.array([[True, True, True]]), ValueError, r"must have shape `\(3,\)`, got \(1, 3\)"),
+            (np.array([False] * 3), ValueError, "at least one True value"),
+            (np.array([1, 1, 0]), TypeError, "must have `dtype=np.bool_`, got int64"),
+            ([True, True, True], TypeError, "must be a numpy array, got <class 'list'>"),
+        ):
+            with pytest.raises(error, match=message):
+                envs.reset(options={"reset_mask": bad})
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_wrong_number_of_actions_raises(num_workers):
-    envs = VectorEnv(cartpoles(4), num_workers=num_workers)
-    envs.reset()
-    actions = envs.action_space.sample()
-    for wrong in (actions[:3], np.append(actions, 0), list(actions[:3])):
-        with pytest.raises(ValueError, match="cannot send actions"):
-            envs.step(wrong)
-    with pytest.raises(TypeError):
-        envs.step(0)
-    envs.step(actions)
-    envs.close()
+    with begun(cartpoles(4), num_workers=num_workers) as envs:
+        actions = envs.action_space.sample()
+        for wrong in (actions[:3], np.append(actions, 0), list(actions[:3])):
+            with pytest.raises(ValueError, match="cannot send actions"):
+                envs.step(wrong)
+        with pytest.raises(TypeError):
+            envs.step(0)
+        envs.step(actions)
 
 
 def test_max_concurrency_limits_the_workers():
-    envs = VectorEnv(cartpoles(4), max_concurrency=1)
-    assert envs.num_workers == 1
-    envs.close()
-    for bad in (0, -1, 1.5, "1"):
-        with pytest.raises(ValueError, match="max_concurrency"):
-            VectorEnv(cartpoles(4), max_concurrency=bad)
+    with VectorEnv(cartpoles(4), max_concurrency=1) as envs:
+        assert envs.num_workers == 1
 
 
 def test_infos_of_different_envs_are_masked():
@@ -329,25 +307,19 @@ def test_infos_of_different_envs_are_masked():
         def step(self, action):
             return np.zeros(1, np.float32), 0, True, False, self.infos[1]
 
-    envs = VectorEnv(
+    with VectorEnv(
         [
             lambda: Env({"a": 1}, {"c": np.array([1, 2])}),
             lambda: Env({"a": 2, "b": 3}, {"c": np.array([3, 4])}),
         ]
-    )
-    for _ in range(3):
-        expected = {
-            "a": np.array([1, 2]),
-            "_a": np.array([True, True]),
-            "b": np.array([0, 3]),
-            "_b": np.array([False, True]),
-        }
-        same(envs.reset()[1], expected)
-        expected = {"c": np.array([[1, 2], [3, 4]]), "_c": np.array([True, True])}
-        same(envs.step(envs.action_space.sample())[4], expected)
-    envs.close()
-
-
-def test_a_worker_function_is_refused():
-    with pytest.raises(TypeError, match="expected None: workers run a loop .* wrap the envs"):
-        VectorEnv([TellingEnv], worker=print)
+    ) as envs:
+        for _ in range(3):
+            expected = {
+                "a": np.array([1, 2]),
+                "_a": np.array([True, True]),
+                "b": np.array([0, 3]),
+                "_b": np.array([False, True]),
+            }
+            same(envs.reset()[1], expected)
+            expected = {"c": np.array([[1, 2], [3, 4]]), "_c": np.array([True, True])}
+            same(envs.step(envs.action_space.sample())[4], expected)

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from made_up import same, step_alike
+from vectors import begun
 
 import pysampler
 from pysampler import _core
@@ -122,51 +123,48 @@ def test_rollouts_of_batch_envs_equal_those_of_ordinary_ones():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_states_of_batch_envs_are_restored(num_workers):
-    envs = pysampler.make_vec(Walks, 4, num_workers=num_workers)
-    envs.reset(seed=1)
-    for _ in range(5):
-        envs.step(np.ones(4, int))
-    states = envs.get_state()
-    actions = np.array([[0, 1, 2, 2]] * 20)
-    first = [envs.step(one) for one in actions]
-    envs.set_state(states)
-    same([envs.step(one) for one in actions], first)
-    envs.set_state(np.repeat(envs.get_state([0]), 4))
-    observations, *_ = envs.step(np.ones(4, int))
-    assert len(np.unique(observations[:, 0])) == 1
-    envs.close()
+    with begun(pysampler.make_vec(Walks, 4, num_workers=num_workers), seed=1) as envs:
+        for _ in range(5):
+            envs.step(np.ones(4, int))
+        states = envs.get_state()
+        actions = np.array([[0, 1, 2, 2]] * 20)
+        first = [envs.step(one) for one in actions]
+        envs.set_state(states)
+        same([envs.step(one) for one in actions], first)
+        envs.set_state(np.repeat(envs.get_state([0]), 4))
+        observations, *_ = envs.step(np.ones(4, int))
+        assert len(np.unique(observations[:, 0])) == 1
 
 
 def test_calls_reach_batch_envs(tmp_path):
     closed = tmp_path / "closed"
-    envs = pysampler.make_vec(Walks, 4, num_workers=1, closed=closed)
-    assert envs.call("double", 4) == (8,) * 4
-    assert envs.get_attr("max_episode_steps") == (LIMIT,) * 4
-    assert envs.apply(lambda env: env.num_envs, envs=[2]) == (4,)
-    assert envs.describe() == "envs 0 to 3:\n  Walks of 4 envs  in one call"
-    envs.close()
+    with pysampler.make_vec(Walks, 4, num_workers=1, closed=closed) as envs:
+        assert envs.call("double", 4) == (8,) * 4
+        assert envs.get_attr("max_episode_steps") == (LIMIT,) * 4
+        assert envs.apply(lambda env: env.num_envs, envs=[2]) == (4,)
+        assert envs.describe() == "envs 0 to 3:\n  Walks of 4 envs  in one call"
     assert closed.exists()
 
 
 def test_set_options_reach_automatic_resets_of_batch_envs():
-    envs = pysampler.make_vec(Walks, 4, num_workers=1, autoreset_mode=SAME_STEP)
-    envs.reset(seed=1)
-    envs.set_options([1, 2], {"low": 0.9})
-    for _ in range(LIMIT):
-        *_, infos = envs.step(np.ones(4, int))
-    assert list(infos["options_version"]) == [0, 1, 1, 0]
-    assert (infos["first"][1:3] >= 0.9).all()
-    envs.close()
+    with pysampler.make_vec(Walks, 4, num_workers=1, autoreset_mode=SAME_STEP) as envs:
+        envs.reset(seed=1)
+        envs.set_options([1, 2], {"low": 0.9})
+        for _ in range(LIMIT):
+            *_, infos = envs.step(np.ones(4, int))
+        assert list(infos["options_version"]) == [0, 1, 1, 0]
+        assert (infos["first"][1:3] >= 0.9).all()
 
 
 def test_options_that_a_batch_env_does_not_take_raise():
     class Plain(Walks):
         set_options = BatchEnv.set_options
 
-    envs = pysampler.make_vec(Plain, 2, num_workers=1)
-    with pytest.raises(EnvError, match=r"Plain takes no options, got \{'low': 0\}"):
+    with (
+        pysampler.make_vec(Plain, 2, num_workers=1) as envs,
+        pytest.raises(EnvError, match=r"Plain takes no options, got \{'low': 0\}"),
+    ):
         envs.reset(options={"low": 0})
-    envs.close()
 
 
 def test_results_of_a_step_are_copied_before_observations():
@@ -187,12 +185,9 @@ def test_results_of_a_step_are_copied_before_observations():
             shared[:] = rows
             return shared
 
-    ours, theirs = (pysampler.make_vec(kind, 4, num_workers=1) for kind in (Sharing, Walks))
-    for envs in (ours, theirs):
-        envs.reset(seed=1)
-    same(ours.step(np.ones(4, int))[:4], theirs.step(np.ones(4, int))[:4])
-    ours.close()
-    theirs.close()
+    ours, theirs = (begun([lambda kind=kind: kind(4)], seed=1) for kind in (Sharing, Walks))
+    with ours, theirs:
+        same(ours.step(np.ones(4, int))[:4], theirs.step(np.ones(4, int))[:4])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -200,27 +195,23 @@ def test_results_of_a_step_are_copied_before_observations():
 def test_lists_of_python_numbers_are_actions(num_workers, several):
     vector = functools.partial(SyncVectorEnv, [walk] * 2)
     functions = [functools.partial(Walks, 2), vector, walk] if several else [vector]
-    ours = pysampler.VectorEnv(functions, num_workers=num_workers)
-    theirs = SyncVectorEnv([walk] * ours.num_envs)
-    same(ours.reset(seed=1), theirs.reset(seed=1))
-    for step in range(4):
-        actions = [(step + i) % 3 for i in range(ours.num_envs)]
-        same(ours.step(actions), theirs.step(actions))
-        same(ours.step(tuple(actions)), theirs.step(tuple(actions)))
-    ours.close()
-    theirs.close()
+    with pysampler.VectorEnv(functions, num_workers=num_workers) as ours:
+        theirs = SyncVectorEnv([walk] * ours.num_envs)
+        same(ours.reset(seed=1), theirs.reset(seed=1))
+        for step in range(4):
+            actions = [(step + i) % 3 for i in range(ours.num_envs)]
+            same(ours.step(actions), theirs.step(actions))
+            same(ours.step(tuple(actions)), theirs.step(tuple(actions)))
 
 
 def test_attributes_of_batch_envs_can_be_set():
-    envs = pysampler.make_vec(Walks, 3, num_workers=1)
-    envs.reset(seed=1)
-    envs.set_attr("at", [np.zeros(2)] * 3)
-    assert not envs.step(np.ones(3, int))[0].any()
-    envs.set_state(envs.get_state())
-    assert not envs.step(np.ones(3, int))[0].any()
-    with pytest.raises(EnvError, match="max_episode_steps is read when the envs are made"):
-        envs.set_attr("max_episode_steps", 3)
-    envs.close()
+    with begun(pysampler.make_vec(Walks, 3, num_workers=1), seed=1) as envs:
+        envs.set_attr("at", [np.zeros(2)] * 3)
+        assert not envs.step(np.ones(3, int))[0].any()
+        envs.set_state(envs.get_state())
+        assert not envs.step(np.ones(3, int))[0].any()
+        with pytest.raises(EnvError, match="max_episode_steps is read when the envs are made"):
+            envs.set_attr("max_episode_steps", 3)
 
 
 @pytest.mark.parametrize(
@@ -261,14 +252,12 @@ def test_states_of_other_kinds_of_envs_are_refused():
         def set_state(self, state):
             self.at = state
 
-    envs = pysampler.VectorEnv([functools.partial(Walks, 2), Stated, Stated], num_workers=1)
-    envs.reset(seed=1)
-    states = envs.get_state()
-    envs.set_state(states)
-    for order in ([2, 3, 0, 1], [0, 1, 0, 3]):
-        with pytest.raises(EnvError, match="cannot set state: it belongs to other envs"):
-            envs.set_state(states[order])
-    envs.close()
+    with begun([functools.partial(Walks, 2), Stated, Stated], seed=1, num_workers=1) as envs:
+        states = envs.get_state()
+        envs.set_state(states)
+        for order in ([2, 3, 0, 1], [0, 1, 0, 3]):
+            with pytest.raises(EnvError, match="cannot set state: it belongs to other envs"):
+                envs.set_state(states[order])
 
 
 def test_rows_of_objects_are_refused():
@@ -277,15 +266,14 @@ def test_rows_of_objects_are_refused():
 
 
 def test_replaced_batch_envs_begin_again():
-    envs = pysampler.make_vec(Walks, 4, num_workers=2, on_worker_loss="restart")
-    envs.reset(seed=1)
-    os.kill(envs._pool.pids[0], signal.SIGKILL)
-    *_, truncated, infos = envs.step(np.ones(4, int))
-    assert list(truncated) == list(infos["worker_lost"]) == [True, True, False, False]
-    observations, rewards, *_ = envs.step(np.ones(4, int))
-    assert list(rewards[:2]) == [0, 0]
-    assert (np.abs(observations) < 1.5).all()
-    envs.close()
+    with pysampler.make_vec(Walks, 4, num_workers=2, on_worker_loss="restart") as envs:
+        envs.reset(seed=1)
+        os.kill(envs._pool.pids[0], signal.SIGKILL)
+        *_, truncated, infos = envs.step(np.ones(4, int))
+        assert list(truncated) == list(infos["worker_lost"]) == [True, True, False, False]
+        observations, rewards, *_ = envs.step(np.ones(4, int))
+        assert list(rewards[:2]) == [0, 0]
+        assert (np.abs(observations) < 1.5).all()
 
 
 class Clipping(Walks):
@@ -336,15 +324,13 @@ class SlipsByHand(Walks):
 
 @pytest.mark.parametrize("kind", [Slips, SlipsByHand])
 def test_states_have_the_random_generators_of_steps(kind):
-    envs = pysampler.make_vec(kind, 3, num_workers=0)
-    envs.reset(seed=1)
-    for _ in range(30):
-        envs.step(np.full(3, 2))
-    states = envs.get_state()
-    first = [envs.step(np.zeros(3, int)) for _ in range(5)]
-    envs.set_state(states)
-    same([envs.step(np.zeros(3, int)) for _ in range(5)], first)
-    envs.close()
+    with begun(pysampler.make_vec(kind, 3, num_workers=0), seed=1) as envs:
+        for _ in range(30):
+            envs.step(np.full(3, 2))
+        states = envs.get_state()
+        first = [envs.step(np.zeros(3, int)) for _ in range(5)]
+        envs.set_state(states)
+        same([envs.step(np.zeros(3, int)) for _ in range(5)], first)
 
 
 def test_wrappers_of_a_batch_env_are_refused():
@@ -377,11 +363,12 @@ def test_wrappers_of_a_batch_env_are_refused():
     ],
 )
 def test_mistakes_of_a_batch_env_are_errors_of_its_envs(rows, error):
-    envs = pysampler.make_vec(type("Wrong", (Walks,), rows), 3, num_workers=1)
-    with pytest.raises(EnvError, match=f"env 0 in worker 0 .*({error})"):
+    with (
+        pysampler.make_vec(type("Wrong", (Walks,), rows), 3, num_workers=1) as envs,
+        pytest.raises(EnvError, match=f"env 0 in worker 0 .*({error})"),
+    ):
         envs.reset(seed=1)
         envs.step(np.zeros(3, int))
-    envs.close()
 
 
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937])
@@ -656,8 +643,7 @@ class Odd(Walks):
 @pytest.mark.parametrize("row", [100, 10**8, -1, "x", 2.0, None, 1 << 80])
 @pytest.mark.parametrize("call", ["step", "step_chunk"])
 def test_errors_of_rows_that_are_no_env_blame_the_first(row, call):
-    with pysampler.make_vec(Odd, 4, num_workers=0, how=(row, "no such row")) as envs:
-        envs.reset(seed=1)
+    with begun(pysampler.make_vec(Odd, 4, num_workers=0, how=(row, "no such row")), seed=1) as envs:
         for _ in range(2):
             with pytest.raises(EnvError, match="no such row") as caught:
                 getattr(envs, call)(np.ones((4, 3) if call == "step_chunk" else 4, int))

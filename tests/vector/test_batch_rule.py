@@ -13,6 +13,8 @@ import pytest
 from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import identical
+from told_envs import SmallEnv
+from vectors import begun
 
 import pysampler
 
@@ -27,26 +29,22 @@ def even_for_few():
     server._COSTS = -1e9
 
 
-class Steps(gym.Env):
-    """Counts its steps in its observations."""
+class Steps(SmallEnv):
+    """Counts its steps in its observations, to which it adds its actions."""
 
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = spaces.Box(-1, 1, (2,), np.float64)
 
-    def __init__(self):
-        self.at = 0
+    def act(self, action):
+        self.at = self.steps + 1 + action
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return np.zeros(2), {}
+    def observe(self):
+        return self.at if self.steps else np.zeros(2)
 
-    def step(self, action):
-        self.at += 1
-        return self.at + action, self.reward(), self.at == 4, False, {}
+    def reward(self, action):
+        return float(self.steps)
 
-    def reward(self):
-        return float(self.at)
+    def ends(self, action):
+        return self.steps == 4
 
 
 def compare(env_fns, change=None, steps=6, envs=None, **options):
@@ -80,8 +78,7 @@ def test_clipped_actions_keep_to_the_bounds_of_their_own_env():
     bounds = np.array([1e-9, 5e-9] * 3)
     env_fns = [functools.partial(within, low) for low in bounds]
     compare(env_fns, lambda env: None)
-    with pysampler.VectorEnv(env_fns, num_workers=1, worker_init=even_for_few) as envs:
-        envs.reset()
+    with begun(env_fns, num_workers=1, worker_init=even_for_few) as envs:
         observations = envs.step(np.ones((6, 2)))[0]
         assert (observations - 1)[:, 0] == pytest.approx(bounds, abs=1e-15)
 
@@ -132,8 +129,7 @@ def test_methods_that_a_call_replaces_are_used():
         return step
 
     env_fns = [functools.partial(gym.make, "CartPole-v1")] * (2 * CARTPOLES)
-    with pysampler.VectorEnv(env_fns, num_workers=1, groups=2) as envs:
-        envs.reset(seed=1)
+    with begun(env_fns, seed=1, num_workers=1, groups=2) as envs:
         envs.apply(replace, envs=[0])
         observations = envs.step(np.ones(2 * CARTPOLES, int))[0]
         assert "in Python" in envs.describe()
@@ -150,15 +146,14 @@ def test_methods_that_a_later_env_function_replaces_are_used():
         return wrappers.ClipReward(Steps(), -1.0, 1.0)
 
     env_fns = [lambda: wrappers.ClipReward(Steps(), -1.0, 1.0)] * 4
-    with pysampler.VectorEnv([*env_fns, last], num_workers=1, worker_init=even_for_few) as envs:
-        envs.reset()
+    with begun([*env_fns, last], num_workers=1, worker_init=even_for_few) as envs:
         assert envs.step(np.zeros((5, 2)))[1].tolist() == [7.0] * 5
         assert "ClipReward.step was replaced" in envs.describe()
 
 
 class Rewards(Steps):
-    def reward(self):
-        return [0.0, 1.0, 0.0, -2.0, 0.0][self.at]
+    def reward(self, action):
+        return [0.0, 1.0, 0.0, -2.0, 0.0][self.steps]
 
 
 @pytest.mark.parametrize(
@@ -173,11 +168,12 @@ class Rewards(Steps):
 def test_functions_of_rewards_get_numbers_of_python(function):
     """Which raise where an array would hold infinities, and have no methods of arrays."""
     env_fns = [lambda: wrappers.TransformReward(Rewards(), function)] * 4
-    with pysampler.VectorEnv(env_fns, num_workers=1, worker_init=even_for_few) as envs:
-        envs.reset()
-        with pytest.raises((ZeroDivisionError, AttributeError)):
-            for _ in range(2):
-                envs.step(np.zeros((4, 2)))
+    with (
+        begun(env_fns, num_workers=1, worker_init=even_for_few) as envs,
+        pytest.raises((ZeroDivisionError, AttributeError)),
+    ):
+        for _ in range(2):
+            envs.step(np.zeros((4, 2)))
 
 
 @pytest.mark.parametrize("function", [lambda r: -r, lambda r: np.divide(1, -r)])
@@ -205,25 +201,23 @@ def test_sums_of_rewards_have_the_type_of_the_rewards(env_id):
             envs.step(np.zeros(theirs.action_space.shape, np.float32))
             kinds.append([type(one) for one in envs.get_attr("episode_returns")])
         assert kinds[0] == kinds[1]
-    theirs.close()
 
 
 class Reuses(Steps):
     """Returns the same array and the same info in each step."""
 
     def __init__(self):
-        super().__init__()
-        self.buffer = np.zeros(2)
-        self.info = {}
+        self.buffer, self.kept = np.zeros(2), {}
 
-    def reset(self, *, seed=None, options=None):
-        self.buffer[:] = super().reset(seed=seed)[0]
-        return self.buffer, self.info
+    def observe(self):
+        self.buffer[:] = super().observe()
+        return self.buffer
 
-    def step(self, action):
-        observation, *others, _ = super().step(action)
-        self.buffer[:] = observation
-        return self.buffer, *others, self.info
+    def begins(self):
+        return self.kept
+
+    def info(self, action):
+        return self.kept
 
 
 @pytest.mark.parametrize("count", [2, 16])
@@ -245,18 +239,18 @@ def test_statistics_in_an_info_that_an_env_reuses_stay_there():
 class Counting(Steps):
     """Has the key of ``RecordEpisodeStatistics`` in its infos."""
 
-    def step(self, action):
-        *results, _ = super().step(action)
-        return *results, {"episode": self.at}
+    def info(self, action):
+        return {"episode": self.steps}
 
 
 def test_statistics_with_a_key_that_the_env_uses_raise():
     env_fns = [lambda: wrappers.RecordEpisodeStatistics(Counting())] * 4
-    with pysampler.VectorEnv(env_fns, num_workers=1, worker_init=even_for_few) as envs:
-        envs.reset()
-        with pytest.raises(AssertionError):
-            for _ in range(4):
-                envs.step(np.zeros((4, 2)))
+    with (
+        begun(env_fns, num_workers=1, worker_init=even_for_few) as envs,
+        pytest.raises(AssertionError),
+    ):
+        for _ in range(4):
+            envs.step(np.zeros((4, 2)))
 
 
 class Scaling(Steps):
@@ -264,9 +258,9 @@ class Scaling(Steps):
 
     scale = np.ones(2)
 
-    def step(self, action):
+    def act(self, action):
+        super().act(action)
         self.scale[:] += 1
-        return super().step(action)
 
 
 def test_functions_see_arrays_as_each_env_has_left_them():
@@ -286,9 +280,8 @@ def test_functions_see_arrays_as_each_env_has_left_them():
 class Underscores(Steps):
     """Gives an info that is pickled, whose key begins like the mask of another one."""
 
-    def step(self, action):
-        *results, info = super().step(action)
-        return *results, info | {"a": 1} | ({"__a": [object] * self.at} if self.at > 2 else {})
+    def info(self, action):
+        return {"a": 1} | ({"__a": [object] * self.steps} if self.steps > 2 else {})
 
 
 def test_a_key_with_underscores_leaves_the_masks_of_other_keys():
@@ -314,8 +307,7 @@ def test_threads_draw_pictures_one_at_a_time():
 
     import pygame  # noqa: F401
 
-    with pysampler.VectorEnv([Draws] * 8, context="threads", num_workers=4) as envs:
-        envs.reset()
+    with begun([Draws] * 8, context="threads", num_workers=4) as envs:
         assert {picture.max() for picture in envs.render()} == {1}
 
 
@@ -342,8 +334,7 @@ def test_envs_that_the_program_holds_are_the_ones_that_step(held):
     if "main_envs" in held:
         held["main_envs"] = 8
     count = 16
-    with pysampler.VectorEnv([make] * count, **held) as envs:
-        envs.reset(seed=1)
+    with begun([make] * count, seed=1, **held) as envs:
         envs.step(np.ones(count, int))
         for env in made[-8:]:
             env.unwrapped.gravity = 1000.0
@@ -357,8 +348,7 @@ def test_envs_that_the_program_holds_are_the_ones_that_step(held):
 @pytest.mark.parametrize("held", ["threads", "here"], indirect=True)
 @pytest.mark.parametrize("name", ["unwrapped", "env", "metadata", "state"])
 def test_handing_out_a_part_of_an_env_ends_its_batch(held, name):
-    with pysampler.make_vec("CartPole-v1", CARTPOLES, vector_kwargs=held) as envs:
-        envs.reset(seed=1)
+    with begun(pysampler.make_vec("CartPole-v1", CARTPOLES, vector_kwargs=held), seed=1) as envs:
         envs.get_attr("gravity")
         assert "in Python" not in envs.describe()
         parts = envs.get_attr(name)
@@ -407,8 +397,7 @@ def test_envs_that_a_call_left_as_they_were_step_together_again():
         env.unwrapped.gravity = gravity
         return env
 
-    with pysampler.make_vec("CartPole-v1", 2 * CARTPOLES, num_workers=1) as envs:
-        envs.reset(seed=1)
+    with begun(pysampler.make_vec("CartPole-v1", 2 * CARTPOLES, num_workers=1), seed=1) as envs:
         envs.apply(lambda env: setattr(env.unwrapped, "gravity", 1.0), envs=[0])
         envs.reset(seed=1)
         theirs = SyncVectorEnv(
@@ -510,11 +499,11 @@ def test_data_that_a_call_lets_envs_share_stays_shared():
 class Fails(Steps):
     """Raises in a reset that its options tell to fail, and in the third."""
 
-    resets = 0
+    calls = 0
 
     def reset(self, *, seed=None, options=None):
-        self.resets += 1
-        if (options or {}).get("fails") or self.resets == 3:
+        self.calls += 1
+        if (options or {}).get("fails") or self.calls == 3:
             raise ValueError("told to")
         return super().reset(seed=seed)
 
@@ -528,8 +517,7 @@ def test_a_reset_that_raises_leaves_the_env_as_it_was(mode):
     for native in ("auto", False):
         seen = []
         given = {"native": native, **options}
-        with pysampler.VectorEnv(env_fns, worker_init=even_for_few, **given) as envs:
-            envs.reset(seed=1)
+        with begun(env_fns, seed=1, worker_init=even_for_few, **given) as envs:
             for at in range(12):
                 if at == 4:
                     envs.apply(lambda env: None, envs=[0])
@@ -565,15 +553,13 @@ def test_seeds_of_a_reset_after_a_loss_outlast_the_batch():
 
     given = {"num_workers": 1, "worker_init": even_for_few, "on_worker_loss": "restart"}
     theirs = SyncVectorEnv([make] * 4)
-    with pysampler.VectorEnv([make] * 4, **given) as ours:
-        ours.reset(seed=1)
+    with begun([make] * 4, seed=1, **given) as ours:
         os.kill(ours._pool.pids[0], signal.SIGKILL)
         for envs in (ours, theirs):
             envs.reset(seed=2)
         ours.apply(lambda env: None)
         mask = {"reset_mask": np.array([True, False, True, True])}
         identical(ours.reset(options=dict(mask)), theirs.reset(options=dict(mask)))
-    theirs.close()
 
 
 class Draws(Steps):
@@ -592,7 +578,6 @@ def test_reading_a_property_runs_it_once(workers):
             envs.reset(seed=1)
         for _ in range(2):
             assert ours.get_attr("noise") == theirs.get_attr("noise")
-    theirs.close()
 
 
 def test_arguments_that_the_program_can_change_make_envs_in_python_here():
@@ -606,7 +591,6 @@ def test_arguments_that_the_program_can_change_make_envs_in_python_here():
 
 @pytest.mark.parametrize("name", ["gravity", "render", "np_random_seed", "action_space"])
 def test_reading_in_workers_ends_no_batch(name):
-    with pysampler.make_vec("CartPole-v1", CARTPOLES, num_workers=1) as envs:
-        envs.reset(seed=1)
+    with begun(pysampler.make_vec("CartPole-v1", CARTPOLES, num_workers=1), seed=1) as envs:
         envs.get_attr(name)
         assert "in Python" not in envs.describe()

@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import os
-import signal
 import threading
 
 import gymnasium as gym
@@ -16,6 +14,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from interrupts import at_each_point
 from interrupts_in_tests import closing_while_pending, counters, reset_if_lost
 from made_up import SpaceEnv, same
+from told_envs import END, RAISE, SmallEnv
+from vectors import begun
 
 import pysampler
 from pysampler._frames.frames import SKIPPED
@@ -163,33 +163,14 @@ def test_chunk_returns_what_single_steps_return_with_any_division(
         compare(make, mode, workers, observations, seed=seed, chunks=15, **options)
 
 
-class Scripted(gym.Env):
-    """Observes (steps of the episode, episodes). An action chooses what its step does."""
+class Scripted(SmallEnv):
+    """Observes (steps of the episode, episodes)."""
 
-    observation_space = spaces.Box(0, 2.0**40, (2,), np.float64)
-    action_space = spaces.Discrete(8)
-    OK, END, RAISE, KILL, HANG = range(5)
+    def observe(self):
+        return np.array([self.steps, self.resets], np.float64)
 
-    def __init__(self):
-        self.steps = self.episodes = 0
-
-    def _observe(self):
-        return np.array([self.steps, self.episodes], np.float64)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps, self.episodes = 0, self.episodes + 1
-        return self._observe(), {}
-
-    def step(self, action):
-        if action == self.RAISE:
-            raise ValueError("told to raise")
-        if action == self.KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if action == self.HANG:
-            threading.Event().wait()
-        self.steps += 1
-        return self._observe(), 1.0, action == self.END, False, {"n": self.steps}
+    def info(self, action):
+        return {"n": self.steps}
 
 
 def scripted(count=4, mode=NEXT_STEP, **options):
@@ -271,8 +252,7 @@ def test_steps_and_chunks_may_alternate():
 def test_the_vector_envs_own_observations_are_the_last_ones(observations):
     space = spaces.Dict({"a": BOX, "b": spaces.Tuple([spaces.Discrete(3)])})
     fns = [functools.partial(SpaceEnv, space, BOX, ends=0)] * 3
-    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=1)) as envs:
-        envs.reset(seed=1)
+    with begun(fns, seed=1, num_workers=1) as envs:
         for _ in range(3):
             seen = envs.step_chunk(np.zeros((3, 2, 3), np.float32), observations=observations)[0]
             last = row(seen, slice(None), None if observations == "last" else -1)
@@ -293,8 +273,7 @@ def test_results_of_a_chunk_are_not_overwritten():
 @pytest.mark.parametrize("given", [np.float32, np.float64, np.float16])
 def test_actions_of_a_chunk_keep_their_dtype(given, workers):
     fns = [functools.partial(SpaceEnv, BOX, BOX, infos="all", ends=0)] * 2
-    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=workers)) as envs:
-        envs.reset()
+    with begun(fns, num_workers=workers) as envs:
         infos = envs.step_chunk(np.ones((2, 3, 3), given))[4]
         assert all(np.dtype(given).name in text for text in infos["action"])
 
@@ -308,8 +287,7 @@ class TwoRewards(Scripted):
 
 
 def test_rewards_of_several_numbers_come_for_each_step():
-    with contextlib.closing(pysampler.VectorEnv([TwoRewards] * 3, num_workers=1)) as envs:
-        envs.reset()
+    with begun([TwoRewards] * 3, num_workers=1) as envs:
         for call in range(4):  # the later ones are one call of C++ each
             rewards = envs.step_chunk(chunk(envs, 2))[1]
             expected = [[2 * call + k, -2 * call - k] for k in (1, 2)]
@@ -343,17 +321,18 @@ def test_bad_chunks_of_actions_are_refused(name):
 
 def test_envs_that_step_together_only_make_no_chunks():
     nested = functools.partial(SyncVectorEnv, [Scripted] * 2)
-    with contextlib.closing(pysampler.VectorEnv([nested], num_workers=1)) as envs:
-        envs.reset()
-        with pytest.raises(ValueError, match="SyncVectorEnv.* steps all of its envs or none"):
-            envs.step_chunk(chunk(envs))
+    with (
+        begun([nested], num_workers=1) as envs,
+        pytest.raises(ValueError, match="SyncVectorEnv.* steps all of its envs or none"),
+    ):
+        envs.step_chunk(chunk(envs))
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_resting_envs_make_no_step_of_a_chunk(native):
     """Their rows are marked as left out, as after the end of an episode."""
     make, count = (cart, 16) if native else (Scripted, 4)
-    with contextlib.closing(pysampler.VectorEnv([make] * count, num_workers=1)) as envs:
+    with pysampler.VectorEnv([make] * count, num_workers=1) as envs:
         assert ("native" in repr(envs)) == native
         envs.reset(seed=1)
         envs.step_chunk(np.zeros((count, 3), np.int64))  # lays out the frames
@@ -370,15 +349,14 @@ def test_resting_envs_make_no_step_of_a_chunk(native):
         made = envs.stats().steps.count - before
         assert made.tolist() == [3, 0, 0] + [3] * (count - 3)
         with pytest.raises(EnvError):  # native envs are then stepped one by one
-            envs.step_chunk(np.full((count, 1), 7 if native else Scripted.RAISE))
+            envs.step_chunk(np.full((count, 1), 7 if native else RAISE))
         envs.step_chunk(np.zeros((count, 2), np.int64))
         assert (envs.stats().steps.count - before)[:4].tolist() == [6, 0, 0, 6]
 
 
 def test_nan_in_any_step_of_a_chunk_is_refused():
     fns = [functools.partial(SpaceEnv, BOX, BOX)] * 2
-    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=0, check_actions=True)) as envs:
-        envs.reset()
+    with begun(fns, num_workers=0, check_actions=True) as envs:
         actions = np.zeros((2, 3, 3), np.float32)
         actions[1, 2, 0] = np.nan
         with pytest.raises(ValueError, match="nan for env 1"):
@@ -471,10 +449,7 @@ class Sleeper(Scripted):
 
 @pytest.mark.slow
 def test_step_timeout_counts_each_step_of_a_chunk():
-    with contextlib.closing(
-        pysampler.VectorEnv([Sleeper] * 2, num_workers=1, step_timeout=0.5)
-    ) as envs:
-        envs.reset()
+    with begun([Sleeper] * 2, num_workers=1, step_timeout=0.5) as envs:
         assert envs.step_chunk(chunk(envs, 8))[4]["steps"].tolist() == [8, 8]
 
 
@@ -484,8 +459,7 @@ def test_step_timeout_counts_each_step_of_a_chunk():
 @pytest.mark.parametrize("observations", ["last", "all"])
 def test_next_wait_returns_an_interrupted_chunk(observations, main_envs):
     options = {"num_workers": 0} if main_envs == 4 else {"main_envs": main_envs}
-    with contextlib.closing(counters(**options)) as envs:
-        envs.reset()
+    with begun(counters(**options)) as envs:
         actions = np.zeros((4, 3), np.int64)
         envs.step_chunk(actions)
         steps = 3
@@ -569,14 +543,14 @@ def test_reset_among_chunks_takes_no_action():
 def test_step_that_resets_among_chunks_takes_no_action(make):
     """With NEXT_STEP, ``send`` to envs whose episode has ended resets them."""
     fns = [cart] * 32 if make == "native" else [Scripted] * 4
-    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=2)) as envs:
+    with pysampler.VectorEnv(fns, num_workers=2) as envs:
         assert ("native" in repr(envs)) == (make == "native")
         envs.reset(seed=1)
         half = envs.num_envs // 2
         first, second = np.arange(half), np.arange(half, 2 * half)
         ends = np.zeros((half, 12), np.int64)
         if make == "in Python":
-            ends[0, 3] = Scripted.END
+            ends[0, 3] = END
         envs.send_chunk(ends, first)
         *_, terminated, truncated, infos = envs.recv(half)
         over = (terminated | truncated)[np.argsort(infos["env_id"])]
@@ -634,8 +608,7 @@ def test_error_of_one_group_keeps_the_chunks_of_others():
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize("main_envs", [0, 2])
 def test_interrupted_recv_loses_no_chunk(main_envs):
-    with contextlib.closing(counters(6, groups=3, main_envs=main_envs)) as envs:
-        envs.reset()
+    with begun(counters(6, groups=3, main_envs=main_envs)) as envs:
         envs.step_chunk(np.zeros((6, 3), np.int64))
         got = np.full(6, 3)
         envs.send_chunk(np.zeros((6, 3), np.int64))
@@ -664,8 +637,7 @@ def test_interrupted_recv_loses_no_chunk(main_envs):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_interrupted_send_chunk_is_sent_whole_or_not_at_all():
-    with contextlib.closing(counters(4, groups=2)) as envs:
-        envs.reset()
+    with begun(counters(4, groups=2)) as envs:
         envs.step_chunk(np.zeros((4, 2), np.int64))  # lays out the frames
         steps = np.full(4, 2)
 
@@ -811,18 +783,14 @@ def test_native_mujoco_makes_chunks_as_single_steps(env_id, mode, workers, limit
 
 
 def test_native_envs_stay_native_after_a_chunk():
-    with contextlib.closing(
-        pysampler.VectorEnv([functools.partial(cart, normalized)] * 16, num_workers=1)
-    ) as envs:
-        envs.reset()
+    with begun([functools.partial(cart, normalized)] * 16, num_workers=1) as envs:
         envs.step_chunk(np.zeros((16, 3), np.int64))
         assert "native" in envs.describe()
 
 
 def test_layers_around_python_envs_make_way_for_chunks():
     fns = [lambda: gym.wrappers.NormalizeObservation(SpaceEnv(BOX, BOX))] * 24
-    with contextlib.closing(pysampler.VectorEnv(fns, num_workers=1)) as envs:
-        envs.reset()
+    with begun(fns, num_workers=1) as envs:
         if "on the batch" not in envs.describe():
             pytest.skip("these envs have no layers")
         envs.step_chunk(np.zeros((24, 3, 3), np.float32))
@@ -836,12 +804,13 @@ def test_layers_around_python_envs_make_chunks_as_single_steps(mode):
 
 
 def test_native_env_with_an_invalid_action_is_named_with_its_step():
-    with contextlib.closing(pysampler.VectorEnv([cart] * 16, num_workers=1)) as envs:
-        envs.reset(seed=1)
-        with pytest.raises(EnvError, match="env 3 .*raised AssertionError in step 2 of a chunk"):
-            actions = np.zeros((16, 4), np.int64)
-            actions[3, 1] = 7
-            envs.step_chunk(actions)
+    with (
+        begun([cart] * 16, seed=1, num_workers=1) as envs,
+        pytest.raises(EnvError, match="env 3 .*raised AssertionError in step 2 of a chunk"),
+    ):
+        actions = np.zeros((16, 4), np.int64)
+        actions[3, 1] = 7
+        envs.step_chunk(actions)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -858,7 +827,7 @@ def test_step_that_a_time_limit_ends_is_seen(mode):
 class Huge(Camera):
     observation_space = spaces.Box(0, 1, (2, 1 << 20))
 
-    def _observe(self):
+    def observe(self):
         return np.full((2, 1 << 20), self.steps, np.float32)
 
 
@@ -879,8 +848,7 @@ def test_nothing_is_pending_after_an_interrupted_first_chunk(monkeypatch, option
             raise left.pop()
         return wait(self, *args, **kwargs)
 
-    with pysampler.make_vec("CartPole-v1", 4, num_workers=2, **options) as envs:
-        envs.reset(seed=1)
+    with begun(pysampler.make_vec("CartPole-v1", 4, num_workers=2, **options), seed=1) as envs:
         monkeypatch.setattr(Pool, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.step_chunk(np.zeros((4, 3), int))
@@ -892,8 +860,7 @@ def test_nothing_is_pending_after_an_interrupted_first_chunk(monkeypatch, option
 
 def test_chunks_of_a_batch_env_beside_a_single_env_work_without_workers():
     env_fns = [lambda: classic.CartPole(3), lambda: gym.make("CartPole-v1")]
-    with pysampler.VectorEnv(env_fns, num_workers=0) as envs:
-        envs.reset(seed=1)
+    with begun(env_fns, seed=1, num_workers=0) as envs:
         assert envs.step_chunk(np.ones((4, 3), int))[1].tolist() == [[1.0] * 3] * 4
 
 
@@ -904,8 +871,7 @@ def test_chunk_that_only_resets_makes_no_steps_beside_an_action_that_none_makes(
 
     found = []
     for native in (True, False):
-        with pysampler.VectorEnv([make] * 70, num_workers=1, native=native) as envs:
-            envs.reset(seed=1)
+        with begun([make] * 70, seed=1, num_workers=1, native=native) as envs:
             for _ in range(3):
                 envs.step(np.ones(70, int))
             actions = np.ones((70, 4), int)

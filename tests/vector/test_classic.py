@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import same
+from vectors import begun
 
 import pysampler
 from pysampler.envs import check_batch_env, classic
@@ -31,27 +32,27 @@ pytestmark = pytest.mark.filterwarnings(
 def compare(env_id, mode, steps, arguments=None, *, resets=True):
     arguments = arguments or {}
     make = functools.partial(gym.make, env_id, **arguments)
-    ours = pysampler.make_vec(ENVS[env_id], 7, autoreset_mode=mode, num_workers=2, **arguments)
-    theirs = SyncVectorEnv([make] * 7, autoreset_mode=mode)
-    if not resets:  # which asserts that there are some
-        theirs = pysampler.VectorEnv([make] * 7, autoreset_mode=mode, num_workers=0)
-    assert ours.single_observation_space == theirs.single_observation_space
-    same(ours.reset(seed=3), theirs.reset(seed=3))
-    rng = np.random.default_rng(0)
-    for step in range(steps):
-        # Mostly one direction, so that all of the state space is visited.
-        actions = np.where(rng.random(7) < 0.7, step // 40 % 2 * 2, rng.integers(0, 3, 7))
-        actions = np.minimum(actions, theirs.single_action_space.n - 1)
-        a, b = ours.step(actions), theirs.step(actions)
-        same(a, b, f"step {step}")
-        ended = a[2] | a[3]
-        if mode is DISABLED and ended.any() and resets:
-            options = {"reset_mask": ended, "low": -0.5, "high": -0.45}
-            same(ours.reset(options=options), theirs.reset(options=options), f"reset {step}")
-    options = {"low": -0.6, "high": -0.45}
-    same(ours.reset(options=options), theirs.reset(options=options))
-    ours.close()
-    theirs.close()
+    with pysampler.make_vec(
+        ENVS[env_id], 7, autoreset_mode=mode, num_workers=2, **arguments
+    ) as ours:
+        theirs = SyncVectorEnv([make] * 7, autoreset_mode=mode)
+        if not resets:  # which asserts that there are some
+            theirs = pysampler.VectorEnv([make] * 7, autoreset_mode=mode, num_workers=0)
+        assert ours.single_observation_space == theirs.single_observation_space
+        same(ours.reset(seed=3), theirs.reset(seed=3))
+        rng = np.random.default_rng(0)
+        for step in range(steps):
+            # Mostly one direction, so that all of the state space is visited.
+            actions = np.where(rng.random(7) < 0.7, step // 40 % 2 * 2, rng.integers(0, 3, 7))
+            actions = np.minimum(actions, theirs.single_action_space.n - 1)
+            a, b = ours.step(actions), theirs.step(actions)
+            same(a, b, f"step {step}")
+            ended = a[2] | a[3]
+            if mode is DISABLED and ended.any() and resets:
+                options = {"reset_mask": ended, "low": -0.5, "high": -0.45}
+                same(ours.reset(options=options), theirs.reset(options=options), f"reset {step}")
+        options = {"low": -0.6, "high": -0.45}
+        same(ours.reset(options=options), theirs.reset(options=options))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -80,36 +81,33 @@ def pushes(env_id, theirs, step, rng):
 @pytest.mark.parametrize("env_id", CONTINUOUS)
 def test_results_of_continuous_actions_are_gymnasiums(env_id, mode, dtype):
     options = CONTINUOUS[env_id]
-    ours = pysampler.make_vec(env_id, COUNT, autoreset_mode=mode, num_workers=1, native=True)
-    theirs = SyncVectorEnv([functools.partial(gym.make, env_id)] * COUNT, autoreset_mode=mode)
-    same(ours.reset(seed=3), theirs.reset(seed=3))
-    rng, ends = np.random.default_rng(0), 0
-    for step in range(450):
-        actions = pushes(env_id, theirs, step, rng).astype(dtype)
-        a, b = ours.step(actions), theirs.step(actions)
-        same(a, b, f"step {step}")
-        ended = a[2] | a[3]
-        ends += ended.any()
-        if mode is DISABLED and ended.any():
-            masked = {"reset_mask": ended, **options}
-            same(ours.reset(options=masked), theirs.reset(options=masked), f"reset {step}")
-    assert ends or (env_id, dtype) == ("MountainCarContinuous-v0", np.uint8)
-    assert ours.describe().count("native") > 2
-    same(ours.reset(options=options), theirs.reset(options=options))
-    ours.close()
-    theirs.close()
+    with pysampler.make_vec(env_id, COUNT, autoreset_mode=mode, num_workers=1, native=True) as ours:
+        theirs = SyncVectorEnv([functools.partial(gym.make, env_id)] * COUNT, autoreset_mode=mode)
+        same(ours.reset(seed=3), theirs.reset(seed=3))
+        rng, ends = np.random.default_rng(0), 0
+        for step in range(450):
+            actions = pushes(env_id, theirs, step, rng).astype(dtype)
+            a, b = ours.step(actions), theirs.step(actions)
+            same(a, b, f"step {step}")
+            ended = a[2] | a[3]
+            ends += ended.any()
+            if mode is DISABLED and ended.any():
+                masked = {"reset_mask": ended, **options}
+                same(ours.reset(options=masked), theirs.reset(options=masked), f"reset {step}")
+        assert ends or (env_id, dtype) == ("MountainCarContinuous-v0", np.uint8)
+        assert ours.describe().count("native") > 2
+        same(ours.reset(options=options), theirs.reset(options=options))
 
 
 def test_last_torque_of_a_pendulum_is_gymnasiums():
     for dtype in (np.float32, np.float64):
-        ours = pysampler.make_vec("Pendulum-v1", 2, num_workers=1, native=True)
-        ours.reset(seed=1)
-        assert ours.get_attr("last_u") == (None, None)
-        ours.step(np.array([[0.3], [4.0]], dtype))
-        found = ours.get_attr("last_u")
-        assert [type(one) for one in found] == [dtype, dtype]
-        assert found == (dtype(0.3), dtype(2.0))
-        ours.close()
+        with pysampler.make_vec("Pendulum-v1", 2, num_workers=1, native=True) as ours:
+            ours.reset(seed=1)
+            assert ours.get_attr("last_u") == (None, None)
+            ours.step(np.array([[0.3], [4.0]], dtype))
+            found = ours.get_attr("last_u")
+            assert [type(one) for one in found] == [dtype, dtype]
+            assert found == (dtype(0.3), dtype(2.0))
 
 
 @pytest.mark.parametrize(
@@ -135,25 +133,25 @@ def test_rules_of_batch_envs_are_kept(kind):
 
 @pytest.mark.parametrize("actions", [np.array([0, 9]), np.array([-1, 0]), np.array([0.0, 1.0])])
 def test_actions_outside_of_the_space_raise(actions):
-    envs = pysampler.make_vec(classic.CartPole, 2, num_workers=1)
-    envs.reset(seed=1)
-    with pytest.raises((EnvError, TypeError), match="expected a whole number|dtype float64"):
+    with (
+        begun(pysampler.make_vec(classic.CartPole, 2, num_workers=1), seed=1) as envs,
+        pytest.raises((EnvError, TypeError), match="expected a whole number|dtype float64"),
+    ):
         envs.step(actions)
-    envs.close()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, bool, object])
 def test_continuous_actions_of_other_types_raise(dtype):
-    with pysampler.make_vec(classic.Pendulum, 2, num_workers=0) as envs:
-        envs.reset(seed=1)
-        with pytest.raises(EnvError, match="expected whole numbers, float32 or float64 of shape"):
-            envs.step(np.zeros((2, 1), dtype))
+    with (
+        begun(pysampler.make_vec(classic.Pendulum, 2, num_workers=0), seed=1) as envs,
+        pytest.raises(EnvError, match="expected whole numbers, float32 or float64 of shape"),
+    ):
+        envs.step(np.zeros((2, 1), dtype))
 
 
 def test_invalid_options_of_one_env_leave_those_of_others():
     bounds = [{"low": 0.2 + 0.01 * i, "high": 0.205 + 0.01 * i} for i in range(4)]
-    with pysampler.make_vec(classic.CartPole, 4, num_workers=0) as envs:
-        envs.reset(seed=1)
+    with begun(pysampler.make_vec(classic.CartPole, 4, num_workers=0), seed=1) as envs:
         envs.set_options(None, [*bounds[:1], {"low": 1.0, "high": -1.0}, *bounds[2:]])
         with pytest.raises(EnvError):
             envs.reset(seed=5)

@@ -9,6 +9,7 @@ from gymnasium import wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
 from made_up import SpaceEnv, TellingEnv, same
+from vectors import begun
 
 import pysampler
 
@@ -30,7 +31,6 @@ def run(wrap, mode=AutoresetMode.SAME_STEP, steps=200, env_fn=cartpole):
         actions = theirs.action_space.sample()
         same_(ours.step(actions), theirs.step(actions))
     ours.close()
-    theirs.close()
 
 
 def same_(a, b):
@@ -73,11 +73,10 @@ def test_record_episode_statistics_works_with_manual_resets():
 
 
 def test_reset_does_not_modify_its_options():
-    envs = pysampler.VectorEnv([TellingEnv] * 2, autoreset_mode="Disabled")
-    options = {"reset_mask": np.array([True, False]), "other": 1}
-    envs.reset(options=options)
-    assert options.keys() == {"reset_mask", "other"}
-    envs.close()
+    with pysampler.VectorEnv([TellingEnv] * 2, autoreset_mode="Disabled") as envs:
+        options = {"reset_mask": np.array([True, False]), "other": 1}
+        envs.reset(options=options)
+        assert options.keys() == {"reset_mask", "other"}
 
 
 @pytest.mark.slow
@@ -123,21 +122,19 @@ def test_loop_of_a_ppo_script_runs_with_wrapped_envs():
         env = wrappers.NormalizeReward(env, gamma=0.99)
         return wrappers.TransformReward(env, lambda r: np.clip(r, -10, 10))
 
-    envs = pysampler.VectorEnv([thunk] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
-    envs.reset(seed=1)
-    returns = []
-    for _ in range(450):
-        actions = np.random.default_rng(0).normal(size=(4, 1)).astype(np.float32)
-        _, _, terminations, truncations, infos = envs.step(actions)
-        done = np.logical_or(terminations, truncations)
-        if "final_info" in infos and "episode" in infos["final_info"]:
-            mask = infos["final_info"]["_episode"]
-            assert mask.tolist() == done.tolist()
-            returns += infos["final_info"]["episode"]["r"][mask].tolist()
-            assert (infos["final_info"]["episode"]["l"][mask] == 200).all()
-            assert all(o.shape == (3,) for o in infos["final_obs"][mask])
-    assert len(returns) == 8
-    envs.close()
+    with begun([thunk] * 4, seed=1, autoreset_mode=AutoresetMode.SAME_STEP) as envs:
+        returns = []
+        for _ in range(450):
+            actions = np.random.default_rng(0).normal(size=(4, 1)).astype(np.float32)
+            _, _, terminations, truncations, infos = envs.step(actions)
+            done = np.logical_or(terminations, truncations)
+            if "final_info" in infos and "episode" in infos["final_info"]:
+                mask = infos["final_info"]["_episode"]
+                assert mask.tolist() == done.tolist()
+                returns += infos["final_info"]["episode"]["r"][mask].tolist()
+                assert (infos["final_info"]["episode"]["l"][mask] == 200).all()
+                assert all(o.shape == (3,) for o in infos["final_obs"][mask])
+        assert len(returns) == 8
 
 
 def test_install_makes_gymnasium_use_our_vector_env():
@@ -160,45 +157,41 @@ def test_install_makes_gymnasium_use_our_vector_env():
 @pytest.mark.slow
 def test_make_vec_matches_gymnasium_make_vec():
     kwargs = {"wrappers": (wrappers.TimeAwareObservation,), "max_episode_steps": 7}
-    ours = pysampler.make_vec("CartPole-v1", 3, **kwargs)
-    theirs = gym.make_vec("CartPole-v1", 3, "async", **kwargs)
-    assert ours.spec == theirs.spec
-    assert ours.observation_space == theirs.observation_space
-    same(ours.reset(seed=1), theirs.reset(seed=1))
-    for _ in range(20):
-        same(ours.step(np.zeros(3, np.int64)), theirs.step(np.zeros(3, np.int64)))
-    theirs.close()
-    ours.close()
-    again = pysampler.make_vec(ours.spec)
-    assert (again.num_envs, again.observation_space) == (3, ours.observation_space)
-    again.close()
+    with pysampler.make_vec("CartPole-v1", 3, **kwargs) as ours:
+        theirs = gym.make_vec("CartPole-v1", 3, "async", **kwargs)
+        assert ours.spec == theirs.spec
+        assert ours.observation_space == theirs.observation_space
+        same(ours.reset(seed=1), theirs.reset(seed=1))
+        for _ in range(20):
+            same(ours.step(np.zeros(3, np.int64)), theirs.step(np.zeros(3, np.int64)))
+        theirs.close()
+    with pysampler.make_vec(ours.spec) as again:
+        assert (again.num_envs, again.observation_space) == (3, ours.observation_space)
     gym.make_vec(ours.spec).close()
     sync = pysampler.make_vec("CartPole-v1", 2, vectorization_mode="sync")
     assert type(sync) is SyncVectorEnv
-    one = pysampler.make_vec(SpaceEnv, 2, observation_space=gym.spaces.Discrete(3))
-    assert one.reset()[0].shape == (2,)
-    one.close()
+    with pysampler.make_vec(SpaceEnv, 2, observation_space=gym.spaces.Discrete(3)) as one:
+        assert one.reset()[0].shape == (2,)
     with pytest.raises(gym.error.Error, match="Invalid id type"):
         pysampler.make_vec(3)
 
 
 def test_apply_calls_the_function_with_each_env():
-    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
-    assert envs.apply(lambda env, x: (type(env).__name__, x), 3) == (("TellingEnv", 3),) * 4
-    envs.set_attr("number", [10, 11, 12, 13])
-    assert envs.apply(lambda env: env.number, envs=[3, 0]) == (13, 10)
-    with pytest.raises(IndexError, match="cannot choose env 4"):
-        envs.apply(repr, envs=[4])
-    for mask in ([True, False, True, False], np.array([True, False, True, False])):
-        with pytest.raises(
-            TypeError, match=r"dtype bool, .*for a mask, pass np.flatnonzero\(mask\)"
-        ):
-            envs.apply(repr, envs=mask)
-    with pytest.raises(TypeError, match="indices of dtype float64, expected whole numbers$"):
-        envs.apply(repr, envs=[0.0, 1.5])
-    with pytest.raises(ZeroDivisionError, match="env 0.* in <lambda>"):
-        envs.apply(lambda _: 1 / 0)
-    envs.close()
+    with pysampler.VectorEnv([TellingEnv] * 4, num_workers=2) as envs:
+        assert envs.apply(lambda env, x: (type(env).__name__, x), 3) == (("TellingEnv", 3),) * 4
+        envs.set_attr("number", [10, 11, 12, 13])
+        assert envs.apply(lambda env: env.number, envs=[3, 0]) == (13, 10)
+        with pytest.raises(IndexError, match="cannot choose env 4"):
+            envs.apply(repr, envs=[4])
+        for mask in ([True, False, True, False], np.array([True, False, True, False])):
+            with pytest.raises(
+                TypeError, match=r"dtype bool, .*for a mask, pass np.flatnonzero\(mask\)"
+            ):
+                envs.apply(repr, envs=mask)
+        with pytest.raises(TypeError, match="indices of dtype float64, expected whole numbers$"):
+            envs.apply(repr, envs=[0.0, 1.5])
+        with pytest.raises(ZeroDivisionError, match="env 0.* in <lambda>"):
+            envs.apply(lambda _: 1 / 0)
 
 
 def test_env_id_can_name_the_module_that_registers_it(tmp_path, monkeypatch):

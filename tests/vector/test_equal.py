@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import SpaceEnv, same, step_alike
 from scripted import Scripted
+from vectors import begun
 
 import pysampler
 from pysampler.errors import EnvError
@@ -126,43 +127,43 @@ def test_masked_reset_returns_the_last_observations_of_other_envs(kind, num_work
     """Even if the caller has written to the arrays since."""
     space = {**SPACES, "large": box(20000), "text": spaces.Dict(a=box(2), b=spaces.Text(9))}[kind]
     env_fns = [functools.partial(SpaceEnv, space, box(2), ends=0.0)] * 3
-    envs = pysampler.VectorEnv(
+    with pysampler.VectorEnv(
         env_fns, num_workers=num_workers, autoreset_mode=AutoresetMode.DISABLED
-    )
-    kept, mask = np.array([0, 2]), np.array([False, True, False])
+    ) as envs:
+        kept, mask = np.array([0, 2]), np.array([False, True, False])
 
-    def parts(observations):
-        if not isinstance(observations, dict):
-            return [observations]
-        return list(observations.values())
+        def parts(observations):
+            if not isinstance(observations, dict):
+                return [observations]
+            return list(observations.values())
 
-    def expect_kept(given):
-        last = copy.deepcopy(given)
-        parts(given)[0][:] = -1
-        again, _ = envs.reset(options={"reset_mask": mask})
-        for before, after in zip(parts(last), parts(again), strict=True):
-            same([before[i] for i in kept], [after[i] for i in kept], "observations")
-        return again
+        def expect_kept(given):
+            last = copy.deepcopy(given)
+            parts(given)[0][:] = -1
+            again, _ = envs.reset(options={"reset_mask": mask})
+            for before, after in zip(parts(last), parts(again), strict=True):
+                same([before[i] for i in kept], [after[i] for i in kept], "observations")
+            return again
 
-    last, _ = envs.reset(seed=3)
-    expect_kept(last)
-    for _ in range(4):
-        last = envs.step(envs.action_space.sample())[0]
-        expect_kept(expect_kept(last))
-    envs.close()
+        last, _ = envs.reset(seed=3)
+        expect_kept(last)
+        for _ in range(4):
+            last = envs.step(envs.action_space.sample())[0]
+            expect_kept(expect_kept(last))
 
 
 @pytest.mark.parametrize("normalizer", [None, pysampler.Normalizer(rewards=False)])
 def test_masked_reset_after_rollouts_leaves_other_envs_unchanged(normalizer):
     env_fns = [Scripted] * 4
-    envs = pysampler.VectorEnv(env_fns, num_workers=2, autoreset_mode=AutoresetMode.DISABLED)
-    actions = np.full((4, 2), 3, np.float32)
-    with pysampler.Rollouts(envs, lambda _: actions, 5, seed=3, normalize=normalizer) as rollouts:
-        next(rollouts).observations[:] = -1
-    again, _ = envs.reset(options={"reset_mask": np.array([False, True, False, False])})
-    # Seed, episode, steps, last action.
-    assert again[[0, 2, 3]].tolist() == [[seed, 0, 5, 6] for seed in (3, 5, 6)]
-    envs.close()
+    with pysampler.VectorEnv(env_fns, num_workers=2, autoreset_mode=AutoresetMode.DISABLED) as envs:
+        actions = np.full((4, 2), 3, np.float32)
+        with pysampler.Rollouts(
+            envs, lambda _: actions, 5, seed=3, normalize=normalizer
+        ) as rollouts:
+            next(rollouts).observations[:] = -1
+        again, _ = envs.reset(options={"reset_mask": np.array([False, True, False, False])})
+        # Seed, episode, steps, last action.
+        assert again[[0, 2, 3]].tolist() == [[seed, 0, 5, 6] for seed in (3, 5, 6)]
 
 
 def test_rejected_observation_does_not_become_the_last_one():
@@ -174,20 +175,18 @@ def test_rejected_observation_does_not_become_the_last_one():
             return observation, *rest
 
     env_fn = functools.partial(Refused, SPACES["dict"], box(2), ends=0.0)
-    envs = pysampler.VectorEnv(
-        [env_fn] * 2, num_workers=1, frames=1, autoreset_mode=AutoresetMode.DISABLED
-    )
-    envs.reset(seed=1)
-    envs.set_attr("refuse", [False, False])
-    last = envs.step(np.zeros((2, 2), np.float32))[0]
-    last = last["a"][0].copy(), last["b"][0]
-    envs.set_attr("refuse", [True, False])
-    for _ in range(4):
-        with pytest.raises(EnvError):
-            envs.step(np.zeros((2, 2), np.float32))
-        again, _ = envs.reset(options={"reset_mask": np.array([False, True])})
-        same((again["a"][0], again["b"][0]), last, "observation")
-    envs.close()
+    with begun(
+        [env_fn] * 2, seed=1, num_workers=1, frames=1, autoreset_mode=AutoresetMode.DISABLED
+    ) as envs:
+        envs.set_attr("refuse", [False, False])
+        last = envs.step(np.zeros((2, 2), np.float32))[0]
+        last = last["a"][0].copy(), last["b"][0]
+        envs.set_attr("refuse", [True, False])
+        for _ in range(4):
+            with pytest.raises(EnvError):
+                envs.step(np.zeros((2, 2), np.float32))
+            again, _ = envs.reset(options={"reset_mask": np.array([False, True])})
+            same((again["a"][0], again["b"][0]), last, "observation")
 
 
 def test_spaces_that_differ_only_in_dtype_raise():

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from made_up import same
+from told_envs import SmallEnv
+from vectors import begun
 
 import pysampler
 from pysampler.envs import BatchEnv
@@ -23,35 +25,40 @@ LANES = {
 GOES_ON, RAISES, RAISES_IN_RESET = 0, 1, 2
 
 
-class Ends(gym.Env):
+class Ends(SmallEnv):
     """Ends its episodes; raises in the step, or in the reset after it, if the action says so."""
 
     observation_space = gym.spaces.Box(0, 2.0**40, (3,), np.float64)
-    action_space = gym.spaces.Discrete(3)
+    raises = False
 
     def __init__(self, number):
-        self.number, self.steps, self.resets, self.raises = number, 0, 0, False
+        self.number = number
 
-    def _observe(self):
+    def observe(self):
         return np.array([self.number, self.resets, self.steps], np.float64)
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, **given):
         raises, self.raises = self.raises, False
         if raises:
             raise ValueError("no reset")
-        super().reset(seed=seed)
-        self.resets += 1
-        self.steps = 0
-        return self._observe(), {"reset": f"{self.number}"}
+        return super().reset(**given)
 
-    def step(self, action):
+    def begins(self):
+        return {"reset": f"{self.number}"}
+
+    def act(self, action):
         if action == RAISES:
             raise ValueError("no step")
         self.raises = action == RAISES_IN_RESET
-        self.steps += 1
-        ends = self.raises or self.steps == 2 + self.number % 2
-        info = {"text": f"{self.number} {self.steps}", "steps": self.steps}
-        return self._observe(), float(self.steps), ends, False, info
+
+    def reward(self, action):
+        return float(self.steps)
+
+    def ends(self, action):
+        return self.raises or self.steps == 2 + self.number % 2
+
+    def info(self, action):
+        return {"text": f"{self.number} {self.steps}", "steps": self.steps}
 
     def fails(self):
         raise ValueError("no call")
@@ -185,12 +192,11 @@ def test_results_of_an_error_are_not_overwritten(lane):
     class Large(Ends):
         observation_space = gym.spaces.Box(0, 2.0**40, (1 << 15,), np.float64)
 
-        def _observe(self):
+        def observe(self):
             return np.full(1 << 15, self.steps, np.float64)
 
     fns = [functools.partial(Large, n) for n in range(4)]
-    with pysampler.VectorEnv(fns, autoreset_mode="Disabled", **LANES[lane]) as envs:
-        envs.reset()
+    with begun(fns, autoreset_mode="Disabled", **LANES[lane]) as envs:
         error = raised(lambda: envs.step([0, RAISES, 0, 0]))
         for _ in range(6):
             envs.step([0] * 4)

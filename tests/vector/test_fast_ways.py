@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
 from made_up import same
+from vectors import begun
 
 import pysampler
 from pysampler._frames import infos
@@ -65,30 +66,26 @@ ACTIONS = [
 def test_results_and_actions_match_sync_vector_env(space, batches, num_workers):
     env_fns = [lambda first=i: Typed(first, space) for i in range(4)]
     theirs = gym.vector.SyncVectorEnv(env_fns)
-    ours = pysampler.VectorEnv(env_fns, num_workers=num_workers)
-    for one, other in zip(theirs.reset(), ours.reset(), strict=True):
-        assert data_equivalence(one, other)
-    for t in range(30):
-        actions = batches[t % len(batches)]
-        for one, other in zip(theirs.step(actions), ours.step(actions), strict=True):
-            assert data_equivalence(one, other), t
-        given = zip(theirs.get_attr("action"), ours.get_attr("action"), strict=True)
-        for one, other in given:
-            assert type(one) is type(other)
-            assert np.array_equal(one, other)
-    ours.close()
-    theirs.close()
+    with pysampler.VectorEnv(env_fns, num_workers=num_workers) as ours:
+        for one, other in zip(theirs.reset(), ours.reset(), strict=True):
+            assert data_equivalence(one, other)
+        for t in range(30):
+            actions = batches[t % len(batches)]
+            for one, other in zip(theirs.step(actions), ours.step(actions), strict=True):
+                assert data_equivalence(one, other), t
+            given = zip(theirs.get_attr("action"), ours.get_attr("action"), strict=True)
+            for one, other in given:
+                assert type(one) is type(other)
+                assert np.array_equal(one, other)
 
 
 def test_lists_of_numbers_are_not_sent_as_messages(monkeypatch):
-    envs = pysampler.VectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
-    envs.reset()
-    monkeypatch.setattr(envs, "_send_objects", lambda *_: pytest.fail("sent as a message"))
-    envs.step([0, 1, 1, 0])
-    envs.step((np.int64(0),) * 4)
-    envs.send([1, 0, 0, 1], [2, 3, 0, 1])
-    envs.recv()
-    envs.close()
+    with begun([lambda: gym.make("CartPole-v1")] * 4, num_workers=2) as envs:
+        monkeypatch.setattr(envs, "_send_objects", lambda *_: pytest.fail("sent as a message"))
+        envs.step([0, 1, 1, 0])
+        envs.step((np.int64(0),) * 4)
+        envs.send([1, 0, 0, 1], [2, 3, 0, 1])
+        envs.recv()
 
 
 def test_observation_overflow_warns_as_numpy_does():
@@ -96,10 +93,12 @@ def test_observation_overflow_warns_as_numpy_does():
         def observation(self):
             return np.full(4, 1e300)
 
-    envs = pysampler.VectorEnv([lambda: Large(0, gym.spaces.Discrete(2))], num_workers=0)
-    with np.errstate(over="warn"), pytest.warns(RuntimeWarning, match="overflow"):
+    with (
+        pysampler.VectorEnv([lambda: Large(0, gym.spaces.Discrete(2))], num_workers=0) as envs,
+        np.errstate(over="warn"),
+        pytest.warns(RuntimeWarning, match="overflow"),
+    ):
         assert np.isinf(envs.reset()[0]).all()
-    envs.close()
 
 
 class WithInfo(gym.Wrapper):
@@ -126,9 +125,8 @@ def messages(envs, steps):
 
 def test_many_infos_and_numpy_bools_travel_in_the_frame():
     info = {f"x{i}": float(i) for i in range(300)} | {"success": np.bool_(1), "s": "abc"}
-    envs = pysampler.VectorEnv([lambda: WithInfo(info)] * 2, num_workers=1)
-    assert messages(envs, 3) == 0
-    envs.close()
+    with pysampler.VectorEnv([lambda: WithInfo(info)] * 2, num_workers=1) as envs:
+        assert messages(envs, 3) == 0
 
 
 @pytest.mark.parametrize(
@@ -141,28 +139,26 @@ def test_many_infos_and_numpy_bools_travel_in_the_frame():
 def test_slow_infos_are_logged_once(info, why, caplog, monkeypatch):
     monkeypatch.setattr(infos, "_WARN_AFTER", 5)
     monkeypatch.setattr(infos, "_logged", set())
-    envs = pysampler.VectorEnv([lambda: WithInfo(info)] * 2, num_workers=1)
-    with caplog.at_level(logging.WARNING, "pysampler"):
-        assert messages(envs, 6) == 1
-    [record] = caplog.records
-    assert "pickled with every step" in record.getMessage()
-    assert why in record.getMessage()
-    envs.close()
+    with pysampler.VectorEnv([lambda: WithInfo(info)] * 2, num_workers=1) as envs:
+        with caplog.at_level(logging.WARNING, "pysampler"):
+            assert messages(envs, 6) == 1
+        [record] = caplog.records
+        assert "pickled with every step" in record.getMessage()
+        assert why in record.getMessage()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_strings_and_enums_in_infos_match_gymnasium(num_workers):
     info = {"s": "abc", "e": HTTPStatus.OK, "n": None, "t": ("x", 1), "in": {"s": b""}}
-    ours = pysampler.VectorEnv([lambda: WithInfo(info)] * 3, num_workers=num_workers)
-    theirs = gym.vector.SyncVectorEnv([lambda: WithInfo(info)] * 3)
-    for envs in (ours, theirs):
-        envs.reset(seed=1)
-    for _ in range(60):
-        actions = np.ones(3, np.int64)
-        same(ours.step(actions), theirs.step(actions))
-    if num_workers > 0:
-        assert messages(ours, 3) == 0
-    ours.close()
+    with pysampler.VectorEnv([lambda: WithInfo(info)] * 3, num_workers=num_workers) as ours:
+        theirs = gym.vector.SyncVectorEnv([lambda: WithInfo(info)] * 3)
+        for envs in (ours, theirs):
+            envs.reset(seed=1)
+        for _ in range(60):
+            actions = np.ones(3, np.int64)
+            same(ours.step(actions), theirs.step(actions))
+        if num_workers > 0:
+            assert messages(ours, 3) == 0
 
 
 class Waits:
@@ -179,45 +175,40 @@ class Waits:
 
 
 def test_mail_is_sent_before_the_step_completes(tmp_path):
-    envs = pysampler.VectorEnv([lambda: WithInfo({"x": Waits(tmp_path)})] * 2, num_workers=1)
-    envs.reset()
-    envs.step_async(np.zeros(2, np.int64))
-    while not (tmp_path / "begun").exists():
-        time.sleep(0.001)
-    assert envs._pool.ready == 0  # else the parent would wake up only to wait for the message
-    (tmp_path / "go").touch()
-    assert envs.step_wait()[4]["x"].tolist() == ["gone"] * 2
-    envs.close()
+    with begun([lambda: WithInfo({"x": Waits(tmp_path)})] * 2, num_workers=1) as envs:
+        envs.step_async(np.zeros(2, np.int64))
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.001)
+        assert envs._pool.ready == 0  # else the parent would wake up only to wait for the message
+        (tmp_path / "go").touch()
+        assert envs.step_wait()[4]["x"].tolist() == ["gone"] * 2
 
 
 def test_memory_for_infos_is_allocated_on_demand():
-    envs = pysampler.VectorEnv([lambda: WithInfo({"x": 1.0})] * 8, num_workers=2)
-    options = {"horizon": 512, "info_keys": ["x"]}
-    with pysampler.Rollouts(envs, lambda o: np.zeros(len(o), np.int64), **options) as rollouts:
-        taken = []
-        for _ in range(2):
-            next(rollouts)
-            taken.append(os.fstat(envs._core.results.frames._segment.fd).st_blocks * 512)
-        frames = envs._core.results.frames
-        assert taken[1] - taken[0] < frames.count * frames.envs * 9 + (1 << 16)
-        assert taken[1] < frames.plan.size + frames.plan.infos // 8
-    envs.close()
+    with pysampler.VectorEnv([lambda: WithInfo({"x": 1.0})] * 8, num_workers=2) as envs:
+        options = {"horizon": 512, "info_keys": ["x"]}
+        with pysampler.Rollouts(envs, lambda o: np.zeros(len(o), np.int64), **options) as rollouts:
+            taken = []
+            for _ in range(2):
+                next(rollouts)
+                taken.append(os.fstat(envs._core.results.frames._segment.fd).st_blocks * 512)
+            frames = envs._core.results.frames
+            assert taken[1] - taken[0] < frames.count * frames.envs * 9 + (1 << 16)
+            assert taken[1] < frames.plan.size + frames.plan.infos // 8
 
 
 @pytest.mark.slow
 def test_idle_worker_does_not_wake_up():
-    envs = pysampler.VectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
-    envs.reset()
-    [pid] = envs._pool.pids
-    since, switches = time.monotonic(), ""
-    while time.monotonic() - since < 0.5:  # it once woke every 50 ms
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        now = next(line for line in lines if line.startswith("voluntary"))
-        if now != switches:
-            since, switches = time.monotonic(), now
-        time.sleep(0.01)
-    envs.step(envs.action_space.sample())
-    envs.close()
+    with begun([lambda: gym.make("CartPole-v1")] * 2, num_workers=1) as envs:
+        [pid] = envs._pool.pids
+        since, switches = time.monotonic(), ""
+        while time.monotonic() - since < 0.5:  # it once woke every 50 ms
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            now = next(line for line in lines if line.startswith("voluntary"))
+            if now != switches:
+                since, switches = time.monotonic(), now
+            time.sleep(0.01)
+        envs.step(envs.action_space.sample())
 
 
 class Looking(gym.Env):
@@ -239,7 +230,6 @@ class Looking(gym.Env):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_pickling_spaces_does_not_slow_their_attributes(num_workers):
-    envs = pysampler.VectorEnv([Looking] * 4, num_workers=num_workers)
-    # Of equal spaces only the first is pickled, to send it to this process.
-    assert envs.reset()[1]["in dicts"][1:].tolist() == [0, 0, 0]
-    envs.close()
+    with pysampler.VectorEnv([Looking] * 4, num_workers=num_workers) as envs:
+        # Of equal spaces only the first is pickled, to send it to this process.
+        assert envs.reset()[1]["in dicts"][1:].tolist() == [0, 0, 0]

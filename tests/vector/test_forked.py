@@ -3,36 +3,29 @@
 import os
 import resource
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from forks_in_tests import Fork
 from gymnasium import spaces
+from told_envs import SmallEnv
+from vectors import begun
 
 import pysampler
 
 
-class Counting(gym.Env):
+class Counting(SmallEnv):
     """Observes an image filled with its step count."""
 
     observation_space = spaces.Box(0, 255, (128, 128), np.uint8)
-    action_space = spaces.Discrete(2)
 
-    def reset(self, *, seed=None, options=None):
-        self.n = 0
-        return np.full((128, 128), self.n, np.uint8), {}
-
-    def step(self, action):
-        self.n += 1
-        return np.full((128, 128), self.n, np.uint8), 0.0, False, False, {}
+    def observe(self):
+        return np.full((128, 128), self.steps, np.uint8)
 
 
 @pytest.fixture(params=[0, 2], ids=["in process", "in workers"])
 def envs(request):
-    envs = pysampler.VectorEnv([Counting] * 4, num_workers=request.param)
-    envs.reset()
-    yield envs
-    envs.close()
+    with begun([Counting] * 4, num_workers=request.param) as envs:
+        yield envs
 
 
 def step(envs):
@@ -66,10 +59,8 @@ def test_writes_in_a_fork_do_not_reach_the_parent(envs):
 
 
 def test_writes_in_a_fork_after_close_do_not_reach_the_parent():
-    envs = pysampler.VectorEnv([Counting] * 4, num_workers=2)
-    envs.reset()
-    held = step(envs)
-    envs.close()
+    with begun([Counting] * 4, num_workers=2) as envs:
+        held = step(envs)
     del envs
 
     def write(wait):

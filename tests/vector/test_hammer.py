@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from hammers import calling, together
+from told_envs import SmallEnv
+from vectors import begun
 
 import pysampler
 from pysampler import _core
@@ -25,20 +27,17 @@ REFUSED = (BusyError, ClosedError, AlreadyPendingCallError, NoAsyncCallError)
 ACTIONS = np.zeros(4, np.int64)
 
 
-class Counted(gym.Env):
+class Counted(SmallEnv):
     """Counts its steps: in its observations, and in its infos with a text beside."""
 
-    observation_space = gym.spaces.Box(0, np.inf, (2,), np.float64)
-    action_space = gym.spaces.Discrete(2)
+    def observe(self):
+        return np.full(2, float(self.steps))
 
-    def reset(self, *, seed=None, options=None):
-        self.steps = 0
-        return np.zeros(2), {"steps": 0, "text": "begun"}
+    def begins(self):
+        return {"steps": 0, "text": "begun"}
 
-    def step(self, action):
-        self.steps += 1
-        infos = {"steps": self.steps, "text": str(self.steps), "own": {"half": self.steps / 2}}
-        return np.full(2, float(self.steps)), 1.0, False, False, infos
+    def info(self, action):
+        return {"steps": self.steps, "text": str(self.steps), "own": {"half": self.steps / 2}}
 
 
 class Count(Note):
@@ -58,8 +57,7 @@ def test_no_note_of_any_thread_is_lost(lanes, monkeypatch):
     """Nor does one overtake another of its thread."""
     senders, each = 3, 200
     monkeypatch.setattr(Count, "applied", [[] for _ in range(senders)])
-    with pysampler.VectorEnv([Counted] * 4, **LANES[lanes]) as envs:
-        envs.reset()
+    with begun([Counted] * 4, **LANES[lanes]) as envs:
         pool, over = envs._pool, threading.Event()
         left = list(range(senders))
 
@@ -85,8 +83,7 @@ def test_no_note_of_any_thread_is_lost(lanes, monkeypatch):
 @pytest.mark.parametrize("lanes", LANES)
 def test_steps_of_several_threads_are_whole_or_refused(lanes):
     """Others ask meanwhile what is pending; no step is made twice, and no result is mixed."""
-    with pysampler.VectorEnv([Counted] * 4, **LANES[lanes]) as envs:
-        envs.reset()
+    with begun([Counted] * 4, **LANES[lanes]) as envs:
         for _ in range(3):
             envs.step(ACTIONS)  # infos get their columns
         over, counts = threading.Event(), [[], []]
@@ -112,8 +109,7 @@ def test_steps_of_several_threads_are_whole_or_refused(lanes):
 
 
 def test_results_on_their_way_to_a_thread_are_not_those_of_another():
-    with pysampler.VectorEnv([Counted] * 4, **LANES["threads"]) as envs:
-        envs.reset()
+    with begun([Counted] * 4, **LANES["threads"]) as envs:
         for _ in range(3):
             envs.step(ACTIONS)
         results, call = [], envs._core.call
@@ -142,8 +138,7 @@ def test_another_thread_gets_the_results_of_a_thread_that_an_exception_has_ended
             envs.step(ACTIONS)
 
     step = pysampler.VectorEnv.step.__code__
-    with pysampler.VectorEnv([Counted] * 4, **LANES["threads"]) as envs:
-        envs.reset()
+    with begun([Counted] * 4, **LANES["threads"]) as envs:
         for _ in range(3):
             envs.step(ACTIONS)
         together(interrupted)
@@ -155,8 +150,7 @@ def test_another_thread_gets_the_results_of_a_thread_that_an_exception_has_ended
 
 @pytest.mark.slow
 def test_parts_of_several_threads_are_whole_or_refused():
-    with pysampler.VectorEnv([Counted] * 4, groups=2, **LANES["threads"]) as envs:
-        envs.reset()
+    with begun([Counted] * 4, groups=2, **LANES["threads"]) as envs:
         over, received = threading.Event(), [0]
 
         def receive():
@@ -238,8 +232,7 @@ def test_rollouts_and_their_envs_refuse_a_second_thread():
 @pytest.mark.slow
 def test_lists_of_actions_may_change_while_they_are_written():
     """The actions of such a step are old or new ones, or the list is refused."""
-    with pysampler.VectorEnv([Counted] * 4, num_workers=0) as envs:
-        envs.reset()
+    with begun([Counted] * 4, num_workers=0) as envs:
         actions, over = [0, 1, 0, 1], threading.Event()
 
         def change():

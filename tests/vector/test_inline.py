@@ -12,6 +12,8 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import NormalizeReward
 from made_up import interrupt_once, same
+from told_envs import SmallEnv
+from vectors import begun
 
 import pysampler
 from pysampler._vector import stepper
@@ -102,8 +104,7 @@ def test_recv_raises_closed_error_after_a_handler_closes(num_workers):
 
 @pytest.mark.parametrize("kwargs", [*INLINE, {"num_workers": 2}], ids=str)
 def test_arguments_changed_after_sending_do_not_reach_the_envs(kwargs):
-    with contextlib.closing(pysampler.VectorEnv([Counts] * 2, **kwargs)) as envs:
-        envs.reset()
+    with begun([Counts] * 2, **kwargs) as envs:
         actions, values = objects(), [1]
         envs.step_async(actions)
         for action in actions:
@@ -130,8 +131,7 @@ class Doubles(gym.Env):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ">f4"])
 @pytest.mark.parametrize("kwargs", [*INLINE, {"context": "threads"}, {"num_workers": 1}], ids=str)
 def test_an_env_that_writes_to_its_action_leaves_the_callers_as_it_is(kwargs, dtype):
-    with contextlib.closing(pysampler.VectorEnv([Doubles] * 2, **kwargs)) as envs:
-        envs.reset()
+    with begun([Doubles] * 2, **kwargs) as envs:
         actions = np.ones((2, 2), dtype)
         assert envs.step(actions)[0].tolist() == [[2, 2]] * 2
         assert actions.tolist() == [[1, 1]] * 2
@@ -141,8 +141,7 @@ def test_an_env_that_writes_to_its_action_leaves_the_callers_as_it_is(kwargs, dt
 
 
 def test_interrupted_step_with_object_actions_loses_the_envs_and_no_other_step_does():
-    with contextlib.closing(pysampler.VectorEnv([Counts] * 2, num_workers=0)) as envs:
-        envs.reset()
+    with begun([Counts] * 2, num_workers=0) as envs:
         second = envs._pool._inline._server.envs[1]
         second.interrupts = True
         with pytest.raises(KeyboardInterrupt):
@@ -250,39 +249,28 @@ def test_second_interrupt_while_lost_envs_are_read_changes_no_final_observation(
         same(np.stack(envs.step_wait()[4]["final_obs"]), seen)
 
 
-class Talks(gym.Env):
+class Talks(SmallEnv):
     """Observes its episode, also as text, which goes by mail."""
 
     observation_space = gym.spaces.Dict(
         {"number": gym.spaces.Box(0, 99, (1,), np.float64), "text": gym.spaces.Text(9)}
     )
-    action_space = gym.spaces.Discrete(2)
-    episode = 0
 
-    def _observed(self):
-        return {"number": np.full(1, self.episode, np.float64), "text": str(self.episode)}
-
-    def reset(self, *, seed=None, options=None):
-        self.episode += 1
-        return self._observed(), {}
-
-    def step(self, action):
-        return self._observed(), 0.0, False, False, {}
+    def observe(self):
+        return {"number": np.full(1, self.resets, np.float64), "text": str(self.resets)}
 
 
 def test_second_interrupt_changes_no_final_observation_without_a_fixed_shape(monkeypatch):
-    envs = pysampler.VectorEnv([Talks] * 2, num_workers=0, autoreset_mode="SameStep")
-    envs.reset()
-    interrupt_once(monkeypatch, Talks, "step")
-    with pytest.raises(KeyboardInterrupt):
-        envs.step([0, 0])
-    interrupt_once(monkeypatch, Results, "_merged")
-    with pytest.raises(KeyboardInterrupt):
-        envs.step_wait()
-    observations, *_, infos = envs.step_wait()
-    assert observations["text"] == ("2", "2")
-    assert [(one["number"][0], one["text"]) for one in infos["final_obs"]] == [(1, "1")] * 2
-    envs.close()
+    with begun([Talks] * 2, num_workers=0, autoreset_mode="SameStep") as envs:
+        interrupt_once(monkeypatch, Talks, "step")
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([0, 0])
+        interrupt_once(monkeypatch, Results, "_merged")
+        with pytest.raises(KeyboardInterrupt):
+            envs.step_wait()
+        observations, *_, infos = envs.step_wait()
+        assert observations["text"] == ("2", "2")
+        assert [(one["number"][0], one["text"]) for one in infos["final_obs"]] == [(1, "1")] * 2
 
 
 def test_env_that_a_masked_reset_leaves_lost_has_the_observation_seen_last(monkeypatch):
@@ -304,7 +292,7 @@ def test_replaying_a_batch_of_inline_envs_does_not_wait_for_workers(tmp_path):
     for way in ("record_to", "replay_from"):
         go.unlink(missing_ok=True)
         options = {"num_workers": 1, "main_envs": 1, way: tmp_path / "batches"}
-        with contextlib.closing(pysampler.VectorEnv(fns, **options)) as envs:
+        with pysampler.VectorEnv(fns, **options) as envs:
             envs.async_reset()
             envs.recv()
             envs.send(objects())
@@ -326,8 +314,7 @@ def test_inline_envs_are_closed_when_the_constructor_fails(tmp_path):
 
 
 def test_inline_env_error_does_not_stop_the_other_envs():
-    with contextlib.closing(pysampler.VectorEnv([Counts] * 2, num_workers=0)) as envs:
-        envs.reset()
+    with begun([Counts] * 2, num_workers=0) as envs:
         with pytest.raises(EnvError, match="env 0 raised IndexError stepping"):
             envs.step(((), (np.ones(2, np.float32),)))
         assert envs.get_attr("steps") == (0, 1)

@@ -26,6 +26,8 @@ from interrupts_in_tests import (
     reset_if_lost,
 )
 from made_up import interrupt_once, same
+from told_envs import SmallEnv
+from vectors import begun
 
 import pysampler
 import pysampler._frames.infos as frames_infos
@@ -45,8 +47,7 @@ pytestmark = [
 @pytest.mark.parametrize("main_envs", [0, 2])
 @pytest.mark.parametrize("talks", [True, False])
 def test_next_wait_returns_an_interrupted_step(talks, main_envs):
-    with contextlib.closing(counters(talks=talks, main_envs=main_envs)) as envs:
-        envs.reset()
+    with begun(counters(talks=talks, main_envs=main_envs)) as envs:
         steps = 0
 
         def check(results, where):
@@ -72,7 +73,7 @@ def test_next_wait_returns_an_interrupted_step(talks, main_envs):
 @pytest.mark.parametrize("main_envs", [0, 2])
 @pytest.mark.parametrize("arguments", [{"min_envs": 2}, {"min_envs": "auto", "timeout": "auto"}])
 def test_interrupted_recv_loses_no_results(arguments, main_envs):
-    with contextlib.closing(counters(6, groups=3, main_envs=main_envs)) as envs:
+    with counters(6, groups=3, main_envs=main_envs) as envs:
         envs.async_reset()
         got = np.zeros(6, int)  # returned steps
         envs.recv()
@@ -105,7 +106,7 @@ def test_interrupted_recv_loses_no_results(arguments, main_envs):
 @pytest.mark.slow
 @pytest.mark.parametrize("main_envs", [0, 2])
 def test_interrupted_send_is_sent_whole_or_not_at_all(main_envs):
-    with contextlib.closing(counters(4, groups=2, main_envs=main_envs)) as envs:
+    with counters(4, groups=2, main_envs=main_envs) as envs:
         envs.async_reset()
         envs.recv()
         steps = np.zeros(4, int)
@@ -127,8 +128,7 @@ def test_interrupted_send_is_sent_whole_or_not_at_all(main_envs):
 @pytest.mark.slow
 @pytest.mark.parametrize("main_envs", [0, 2])
 def test_call_never_returns_the_answer_of_an_interrupted_call(main_envs):
-    with contextlib.closing(counters(main_envs=main_envs)) as envs:
-        envs.reset()
+    with begun(counters(main_envs=main_envs)) as envs:
         question = 0
 
         def ask():
@@ -150,8 +150,7 @@ def test_call_never_returns_the_answer_of_an_interrupted_call(main_envs):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [10, 200_000])
 def test_messages_of_any_size_survive_interrupts(size):
-    with contextlib.closing(counters()) as envs:
-        envs.reset()
+    with begun(counters()) as envs:
         payload = b"x" * size
 
         def check(answers, where):
@@ -166,7 +165,7 @@ def test_messages_of_any_size_survive_interrupts(size):
 
 @pytest.mark.slow
 def test_next_wait_returns_an_interrupted_reset():
-    with contextlib.closing(counters()) as envs:
+    with counters() as envs:
         resets = 0
 
         def check(result, where):
@@ -181,17 +180,16 @@ def test_next_wait_returns_an_interrupted_reset():
         assert envs.get_attr("resets") == (resets,) * 4
 
 
-class SignalsParent(gym.Env):
+class SignalsParent(SmallEnv):
     """Sends a signal to the program when its action, its options or a call say so."""
 
-    observation_space = gym.spaces.Box(0, 2.0**40, (2,), np.float64)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, parent, number):
         self.parent, self.number = parent, number
         self.signalled = False
 
-    def _observe(self):
+    def observe(self):
         return np.array([self.steps, self.np_random.integers(1000)], np.float64)
 
     def signal(self, number):
@@ -199,20 +197,22 @@ class SignalsParent(gym.Env):
             self.signalled = True
             os.kill(self.parent, signal.SIGUSR1)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        if options:
-            self.signal(options["signal"])
-        return self._observe(), {"reset": True}
+    def begins(self):
+        if self.options:
+            self.signal(self.options["signal"])
+        return {"reset": True}
 
-    def step(self, action):
-        self.steps += 1
+    def act(self, action):
         if action == 1:
             self.signal(self.number)
         else:
             self.signalled = False
-        return self._observe(), 1.0, False, False, {"steps": self.steps}
+
+    def ends(self, action):
+        return False
+
+    def info(self, action):
+        return {"steps": self.steps}
 
 
 LANES = {
@@ -267,27 +267,26 @@ def test_reset_drops_an_interrupted_call(lane, call):
             same(program_of(envs), expected)
 
 
-def expect_step(envs, lane, begun=None):
+def expect_step(envs, lane, starts=None):
     """Wait for a step that was interrupted, or for the next one; return which envs go on.
 
     Args:
         envs: The vector env.
         lane: Its lane. Envs in this process may have been lost in the step.
-        begun: Which envs have begun an episode; None: all, and the step was interrupted.
+        starts: Which envs have begun an episode; None: all, and the step was interrupted.
     """
     _, rewards, *_, infos = envs.step_wait()
     lost = infos.get("worker_lost", np.zeros(4, bool))
-    assert rewards.tolist() == (~lost if begun is None else begun & ~lost).tolist()
+    assert rewards.tolist() == (~lost if starts is None else starts & ~lost).tolist()
     here = {"num_workers=0": 4, "main_envs": 2, "spares": 4}.get(lane, 0)
     assert not lost[: 4 - here].any()
-    assert lost.all() or lane != "num_workers=0" or begun is not None
+    assert lost.all() or lane != "num_workers=0" or starts is not None
     return ~lost
 
 
 @pytest.mark.parametrize("lane", LANES)
 def test_calls_but_reset_name_what_ends_an_interrupted_step(lane):
-    with interruptible(lane) as envs:
-        envs.reset(seed=5)
+    with begun(interruptible(lane), seed=5) as envs:
         with handler(raises), pytest.raises(Interrupted):
             envs.step(np.array([0, 1, 0, 0]))
         some = {"reset_mask": np.array([True, False, True, False])}
@@ -303,8 +302,7 @@ def test_calls_but_reset_name_what_ends_an_interrupted_step(lane):
 @pytest.mark.parametrize("lane", LANES)
 @closing_while_pending
 def test_reset_refuses_a_step_async_and_names_its_wait(lane):
-    with interruptible(lane) as envs:
-        envs.reset(seed=5)
+    with begun(interruptible(lane), seed=5) as envs:
         with handler(raises), pytest.raises(Interrupted):
             envs.step(np.array([0, 1, 0, 0]))
         going = expect_step(envs, lane)
@@ -339,8 +337,7 @@ class Large:
 
 @pytest.mark.parametrize("lane", ["processes", "threads", "num_workers=0", "main_envs"])
 def test_answers_are_freed_with_the_next_call(lane):
-    with interruptible(lane) as envs:
-        envs.reset(seed=1)
+    with begun(interruptible(lane), seed=1) as envs:
         answers = envs.apply(lambda env: Large())
         left = [weakref.ref(one) for one in answers]
         del answers
@@ -350,8 +347,7 @@ def test_answers_are_freed_with_the_next_call(lane):
 
 
 def test_recv_after_a_reset_that_was_interrupted_waits_for_what_was_sent(monkeypatch):
-    with counters(2, num_workers=0, groups=2) as envs:
-        envs.reset()
+    with begun(counters(2, num_workers=0, groups=2)) as envs:
         for kind, name, call in (
             (chunks.Chunks, "last_of", lambda: step_all(envs)),
             (pysampler._workers.pool.Pool, "take_all", envs.reset),
@@ -369,10 +365,7 @@ def step_all(envs):
 
 @pytest.mark.slow
 def test_interrupted_worker_replacement_completes():
-    with contextlib.closing(
-        counters(on_worker_loss="restart", max_restarts=999, restart_window=1.0)
-    ) as envs:
-        envs.reset()
+    with begun(counters(on_worker_loss="restart", max_restarts=999, restart_window=1.0)) as envs:
         for n in points(7):
             os.kill(envs._pool.pids[1], signal.SIGKILL)
             reached, results, where = at_point(n, lambda: envs.step([0] * 4))
@@ -399,8 +392,7 @@ def workers_alive():
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
 def test_interrupted_pool_creation_does_not_affect_other_pools(context):
-    with contextlib.closing(counters()) as other:
-        other.reset()
+    with begun(counters()) as other:
         mine = set(other._pool.pids)
         step = {"forkserver": 11, "fork": 17, "spawn": 101}[context]
 
@@ -424,14 +416,11 @@ def wait_until(condition):
 
 @pytest.mark.slow
 def test_interrupted_close_leaves_no_workers():
-    with contextlib.closing(counters()) as other:
-        other.reset()
+    with begun(counters()) as other:
         mine = set(other._pool.pids)
         for n in points(7):
-            envs = counters()
-            envs.reset()
-            reached, _, where = at_point(n, envs.close)
-            envs.close()
+            with begun(counters()) as envs:
+                reached, _, where = at_point(n, envs.close)
             wait_until(lambda: workers_alive() <= mine)
             assert other.step([0] * 4)[1].shape == (4,), where
             if not reached:
@@ -445,23 +434,21 @@ def test_interrupted_close_leaves_no_workers():
 @closing_while_pending
 def test_handler_can_close_at_any_point_of_a_step():
     for n in range(1, 400, 5):
-        envs = counters()
-        envs.reset()
-        closed = []
+        with begun(counters()) as envs:
+            closed = []
 
-        def close(*_, envs=envs, closed=closed):
-            envs.close()
-            closed.append(True)
+            def close(*_, envs=envs, closed=closed):
+                envs.close()
+                closed.append(True)
 
-        try:
-            reached, results, where = at_point(n, lambda envs=envs: envs.step([0] * 4), close)
-        except ClosedError:
-            reached = True
-        else:
-            assert not reached or results is not None, where
-        assert bool(closed) == reached
-        assert envs.closed == reached
-        envs.close()
+            try:
+                reached, results, where = at_point(n, lambda envs=envs: envs.step([0] * 4), close)
+            except ClosedError:
+                reached = True
+            else:
+                assert not reached or results is not None, where
+            assert bool(closed) == reached
+            assert envs.closed == reached
         if not reached:
             break
     assert n > 20
@@ -487,8 +474,7 @@ def test_closing_in_a_handler_ends_an_endless_wait():
 
 
 def test_handler_cannot_step_during_a_step():
-    with contextlib.closing(counters()) as envs:
-        envs.reset()
+    with begun(counters()) as envs:
         refused = []
 
         def step(*_):
@@ -503,22 +489,15 @@ def test_handler_cannot_step_during_a_step():
         assert "signal handler" in refused[0]
 
 
-class Gated(gym.Env):
+class Gated(SmallEnv):
     """Steps once a file exists."""
-
-    observation_space = gym.spaces.Box(0, 9, (1,))
-    action_space = gym.spaces.Discrete(2)
 
     def __init__(self, gate):
         self.gate, self.closed = gate, gate.with_name("closed")
 
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
+    def act(self, action):
         while not self.gate.exists():
             time.sleep(0.001)
-        return np.ones(1, np.float32), 1.0, False, False, {}
 
     def close(self):
         self.closed.touch()
@@ -535,8 +514,7 @@ def stepping_thread(lane, gate):
         except BaseException as error:
             outcome.append(error)
 
-    with pysampler.VectorEnv([lambda: Gated(gate)] * 4, **LANES[lane]) as envs:
-        envs.reset()
+    with begun([lambda: Gated(gate)] * 4, **LANES[lane]) as envs:
         thread = threading.Thread(target=run)
         thread.start()
         while True:  # until the other thread is inside
@@ -685,12 +663,10 @@ def test_closing_during_a_replacement_keeps_the_fork_server():
     counters().close()
     only = fork_server.current()
     for n in range(1, 400, 29):
-        envs = counters(on_worker_loss="restart")
-        envs.reset()
-        os.kill(envs._pool.pids[0], signal.SIGKILL)
-        with contextlib.suppress(ClosedError, WorkerLostError):
-            at_point(n, lambda envs=envs: envs.step([0] * 4), lambda *_, e=envs: e.close())
-        envs.close()
+        with begun(counters(on_worker_loss="restart")) as envs:
+            os.kill(envs._pool.pids[0], signal.SIGKILL)
+            with contextlib.suppress(ClosedError, WorkerLostError):
+                at_point(n, lambda envs=envs: envs.step([0] * 4), lambda *_, e=envs: e.close())
         assert fork_server.current() is only
 
 
@@ -749,18 +725,16 @@ class Tagged(Counter):
 @pytest.fixture(params=["step", "chunk"])
 def tagged(request):
     """Vector envs whose next step, or chunk of steps, is one call of C++; and that call."""
-    envs = pysampler.VectorEnv([Tagged] * 4, num_workers=2)
-    envs.reset()
-    for _ in range(6):  # infos come by mail before they have a column
-        envs.step([0] * 4)
-    step = functools.partial(envs.step, [0] * 4)
-    if request.param == "chunk":
-        step = functools.partial(envs.step_chunk, np.zeros((4, 3), np.int64))
-        for _ in range(3):
-            step()
-    yield envs, step
-    Tag.arrives = False
-    envs.close()
+    with begun([Tagged] * 4, num_workers=2) as envs:
+        for _ in range(6):  # infos come by mail before they have a column
+            envs.step([0] * 4)
+        step = functools.partial(envs.step, [0] * 4)
+        if request.param == "chunk":
+            step = functools.partial(envs.step_chunk, np.zeros((4, 3), np.int64))
+            for _ in range(3):
+                step()
+        yield envs, step
+        Tag.arrives = False
 
 
 @closing_while_pending
@@ -788,20 +762,17 @@ def test_exception_of_a_handler_while_infos_are_unpickled_reaches_the_caller(tag
     step()
 
 
-class TwoInfos(gym.Env):
+class TwoInfos(SmallEnv):
     """Has one info in resets, another in steps."""
 
-    observation_space = gym.spaces.Box(0, 9, (1,))
-    action_space = gym.spaces.Discrete(2)
+    def begins(self):
+        return {"begins": 1}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(1, np.float32), {"begins": 1}
+    def info(self, action):
+        return {"steps": self.steps}
 
-    def step(self, action):
-        self.steps += 1
-        return np.zeros(1, np.float32), 1.0, self.steps == 4, False, {"steps": self.steps}
+    def ends(self, action):
+        return self.steps == 4
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"spare_envs": 2}])
@@ -820,8 +791,7 @@ def test_infos_of_steps_end_with_them_after_an_interrupted_step(monkeypatch, opt
             envs_of = lambda: SyncVectorEnv([TwoInfos] * 2, autoreset_mode="Disabled")  # noqa: E731
         count = 2 if options.get("spare_envs") else 1
         found = []
-        with pysampler.VectorEnv([envs_of] * count, autoreset_mode="SameStep", **options) as envs:
-            envs.reset(seed=1)
+        with begun([envs_of] * count, seed=1, autoreset_mode="SameStep", **options) as envs:
             left[:] = [Interrupted()] * interrupts
             for _ in range(10):
                 infos = None
@@ -849,8 +819,7 @@ def test_infos_of_a_step_that_is_given_up_have_columns_later(workers, monkeypatc
             raise left.pop()
         add(*given)
 
-    with pysampler.VectorEnv([TwoInfos] * 2, num_workers=workers) as envs:
-        envs.reset(seed=1)
+    with begun([TwoInfos] * 2, seed=1, num_workers=workers) as envs:
         monkeypatch.setattr(frames_infos, "add_columns", interrupted)
         with pytest.raises(Interrupted):
             envs.step(np.zeros(2, int))

@@ -673,13 +673,6 @@ def test_isolate_check_works_in_samplers_and_make_vec(caplog):
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("given", ["yes", 1, None])
-def test_isolate_takes_a_bool_or_check(given):
-    text = f"cannot make vector env: isolate {given!r}, expected 'check', True or False"
-    with pytest.raises(ValueError, match=text):
-        pysampler.VectorEnv([Plain], isolate=given)
-
-
 # -- modules known to interfere --------------------------------------------------------------------
 
 

@@ -2,40 +2,28 @@
 
 import gc
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from told_envs import SmallEnv
+from vectors import begun
 
-import pysampler
 
-
-class Counting(gym.Env):
-    """Observes an image filled with its step count."""
+class Counting(SmallEnv):
+    """Observes its step count and an image filled with it."""
 
     observation_space = spaces.Dict(
         image=spaces.Box(0, 255, (128, 128), np.uint8), n=spaces.Discrete(256)
     )
-    action_space = spaces.Discrete(2)
 
-    def _observe(self):
-        return {"image": np.full((128, 128), self.n, np.uint8), "n": self.n}
-
-    def reset(self, *, seed=None, options=None):
-        self.n = 0
-        return self._observe(), {}
-
-    def step(self, action):
-        self.n += 1
-        return self._observe(), 0.0, False, False, {}
+    def observe(self):
+        return {"image": np.full((128, 128), self.steps, np.uint8), "n": self.steps}
 
 
 @pytest.fixture(params=[0, 2], ids=["in process", "in workers"])
 def envs(request):
-    envs = pysampler.VectorEnv([Counting] * 4, num_workers=request.param)
-    envs.reset()
-    yield envs
-    envs.close()
+    with begun([Counting] * 4, num_workers=request.param) as envs:
+        yield envs
 
 
 def step(envs):
@@ -76,11 +64,9 @@ def test_slice_of_an_observation_keeps_its_frame_in_use(envs):
 
 
 def test_lent_observations_outlive_the_vector_env():
-    envs = pysampler.VectorEnv([Counting] * 4, num_workers=2)
-    envs.reset()
-    observation = step(envs)
-    assert lent(envs, observation)
-    envs.close()
+    with begun([Counting] * 4, num_workers=2) as envs:
+        observation = step(envs)
+        assert lent(envs, observation)
     del envs
     gc.collect()
     assert (observation["image"] == 1).all()

@@ -3,7 +3,6 @@
 import functools
 import os
 import signal
-import threading
 import time
 
 import gymnasium as gym
@@ -14,6 +13,8 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
 from made_up import SpaceEnv, same, step_alike
+from told_envs import HANG, INTERRUPT, KILL, OK, RAISE, SmallBatch, SmallEnv
+from vectors import alike, begun
 
 import pysampler
 from pysampler._frames.frames import LOST
@@ -31,39 +32,14 @@ SPACES = {
 }
 
 
-class Reusing(gym.vector.VectorEnv):
-    """A batch that returns its own buffer: (its steps, steps of the episode), which are few."""
-
-    single_observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
-    single_action_space = spaces.Discrete(8)
-
-    def __init__(self, mode=DISABLED, count=2, length=3, infos=None, actions=None):
-        self.num_envs, self.length = count, length
-        self.metadata = {"autoreset_mode": mode}
-        self.single_action_space = actions or self.single_action_space
-        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, count)
-        self.action_space = gym.vector.utils.batch_space(self.single_action_space, count)
-        self.at = np.zeros((count, 2))
-        self.infos = infos or (lambda count: {})
-        self.calls = 0
-
-    def reset(self, *, seed=None, options=None):
-        chosen = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
-        self.at[chosen, 1] = 0
-        return self.at, self.infos(self.calls)
-
-    def step(self, actions):
-        self.calls += 1
-        self.at += 1
-        over = self.at[:, 1] >= self.length
-        ones = np.ones(self.num_envs)
-        return self.at, ones, over, np.zeros(self.num_envs, bool), self.infos(self.calls)
-
-
 def batch(count, mode=NEXT_STEP, observations="box", actions="discrete", infos="numbers"):
     """Return a function that makes a vector env of made-up envs."""
     env = functools.partial(SpaceEnv, SPACES[observations], SPACES[actions], infos)
     return functools.partial(SyncVectorEnv, [env] * count, autoreset_mode=mode)
+
+
+def zeros(observations):
+    return np.zeros(len(observations), int)
 
 
 def compare(ours, theirs, steps=40, mode=NEXT_STEP):
@@ -124,41 +100,40 @@ def test_batches_that_leave_resets_to_the_caller_are_reset_in_the_same_step():
 
 
 def test_infos_of_all_kinds_arrive_as_the_batch_returned_them():
-    ours = pysampler.VectorEnv([batch(3, infos="all")], num_workers=1)
-    theirs = batch(3, infos="all")()
-    same(ours.reset(seed=1), theirs.reset(seed=1))
-    for step in range(60):
-        actions = theirs.action_space.sample()
-        got, expected = ours.step(actions)[4], theirs.step(actions)[4]
-        same(got["nested"]["i"], expected["nested"]["i"], f"step {step}")
-        for key, value in expected.items():
-            if key.startswith("_"):
-                same(got[key], value, f"step {step} {key}")
-            elif isinstance(value, np.ndarray):
-                chosen = expected[f"_{key}"]
-                same(list(got[key][chosen]), list(value[chosen]), f"step {step} {key}")
-    ours.close()
-    theirs.close()
+    with pysampler.VectorEnv([batch(3, infos="all")], num_workers=1) as ours:
+        theirs = batch(3, infos="all")()
+        same(ours.reset(seed=1), theirs.reset(seed=1))
+        for step in range(60):
+            actions = theirs.action_space.sample()
+            got, expected = ours.step(actions)[4], theirs.step(actions)[4]
+            same(got["nested"]["i"], expected["nested"]["i"], f"step {step}")
+            for key, value in expected.items():
+                if key.startswith("_"):
+                    same(got[key], value, f"step {step} {key}")
+                elif isinstance(value, np.ndarray):
+                    chosen = expected[f"_{key}"]
+                    same(list(got[key][chosen]), list(value[chosen]), f"step {step} {key}")
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_cartpole_batches_equal_those_stepped_by_hand(num_workers):
-    ours = pysampler.VectorEnv(
+    with pysampler.VectorEnv(
         [functools.partial(CartPoleVectorEnv, 32)] * 4, num_workers=num_workers
-    )
-    theirs = [CartPoleVectorEnv(32) for _ in range(4)]
-    observations, _ = ours.reset(seed=3)
-    by_hand = [env.reset(seed=3 + 32 * i)[0] for i, env in enumerate(theirs)]
-    same(observations, np.concatenate(by_hand))
-    rng = np.random.default_rng(0)
-    for step in range(400):
-        actions = rng.integers(0, 2, 128)
-        results = ours.step(actions)
-        by_hand = [env.step(some) for env, some in zip(theirs, np.split(actions, 4), strict=True)]
-        for part in (0, 2, 3):
-            same(results[part], np.concatenate([one[part] for one in by_hand]), f"step {step}")
-        assert np.array_equal(results[1], np.concatenate([one[1] for one in by_hand]))
-    ours.close()
+    ) as ours:
+        theirs = [CartPoleVectorEnv(32) for _ in range(4)]
+        observations, _ = ours.reset(seed=3)
+        by_hand = [env.reset(seed=3 + 32 * i)[0] for i, env in enumerate(theirs)]
+        same(observations, np.concatenate(by_hand))
+        rng = np.random.default_rng(0)
+        for step in range(400):
+            actions = rng.integers(0, 2, 128)
+            results = ours.step(actions)
+            by_hand = [
+                env.step(some) for env, some in zip(theirs, np.split(actions, 4), strict=True)
+            ]
+            for part in (0, 2, 3):
+                same(results[part], np.concatenate([one[part] for one in by_hand]), f"step {step}")
+            assert np.array_equal(results[1], np.concatenate([one[1] for one in by_hand]))
 
 
 @pytest.mark.slow
@@ -168,29 +143,30 @@ def test_atari_batches_equal_those_stepped_by_hand(mode):
     make = functools.partial(
         ale_py.AtariVectorEnv, "breakout", 2, num_threads=1, autoreset_mode=mode
     )
-    ours = pysampler.VectorEnv([make] * 2, autoreset_mode=mode, num_workers=2)
-    theirs = [make(), make()]
-    observations, infos = ours.reset(seed=3)
-    by_hand = [env.reset(seed=3 + 2 * i) for i, env in enumerate(theirs)]
-    same(observations, np.concatenate([one[0] for one in by_hand]))
-    assert list(infos["env_id"]) == [0, 1, 2, 3]
-    rng, ends = np.random.default_rng(0), 0
-    for step in range(700):
-        actions = rng.integers(0, 4, 4)
-        results = ours.step(actions)
-        by_hand = [env.step(some) for env, some in zip(theirs, np.split(actions, 2), strict=True)]
-        for part in (0, 2, 3):
-            same(results[part], np.concatenate([one[part] for one in by_hand]), f"step {step}")
-        assert np.array_equal(results[1], np.concatenate([one[1] for one in by_hand]))
-        for key in ("lives", "frame_number"):
-            same(results[4][key], np.concatenate([one[4][key] for one in by_hand]), key)
-        for env in np.flatnonzero(results[2] | results[3]):
-            ends += 1
-            if mode is SAME_STEP:
-                final = by_hand[env // 2][4]["final_obs"][env % 2]
-                same(results[4]["final_obs"][env], final, f"step {step}")
-    assert ends > 0
-    ours.close()
+    with pysampler.VectorEnv([make] * 2, autoreset_mode=mode, num_workers=2) as ours:
+        theirs = [make(), make()]
+        observations, infos = ours.reset(seed=3)
+        by_hand = [env.reset(seed=3 + 2 * i) for i, env in enumerate(theirs)]
+        same(observations, np.concatenate([one[0] for one in by_hand]))
+        assert list(infos["env_id"]) == [0, 1, 2, 3]
+        rng, ends = np.random.default_rng(0), 0
+        for step in range(700):
+            actions = rng.integers(0, 4, 4)
+            results = ours.step(actions)
+            by_hand = [
+                env.step(some) for env, some in zip(theirs, np.split(actions, 2), strict=True)
+            ]
+            for part in (0, 2, 3):
+                same(results[part], np.concatenate([one[part] for one in by_hand]), f"step {step}")
+            assert np.array_equal(results[1], np.concatenate([one[1] for one in by_hand]))
+            for key in ("lives", "frame_number"):
+                same(results[4][key], np.concatenate([one[4][key] for one in by_hand]), key)
+            for env in np.flatnonzero(results[2] | results[3]):
+                ends += 1
+                if mode is SAME_STEP:
+                    final = by_hand[env // 2][4]["final_obs"][env % 2]
+                    same(results[4]["final_obs"][env], final, f"step {step}")
+        assert ends > 0
 
 
 # -- autoreset -------------------------------------------------------------------------------------
@@ -210,19 +186,14 @@ def test_rollouts_of_batches_equal_those_of_envs(own):
     env = functools.partial(SpaceEnv, BOX, SPACES["discrete"], "numbers")
 
     def rollouts(functions, mode):
-        envs = pysampler.VectorEnv(functions, autoreset_mode=mode, num_workers=2)
-        policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
-        sampler = pysampler.Rollouts(envs, policy, 8, policy_in="workers", seed=3)
-        some = [next(sampler) for _ in range(3)]
-        return [
-            (one.observations.copy(), one.rewards.copy(), one.terminated.copy()) for one in some
-        ], envs
+        options = {"autoreset_mode": mode, "num_workers": 2, "policy_in": "workers", "seed": 3}
+        with pysampler.Rollouts(functions, zeros, 8, **options) as sampler:
+            some = [next(sampler) for _ in range(3)]
+            return [
+                (one.observations.copy(), one.rewards.copy(), one.terminated.copy()) for one in some
+            ]
 
-    got, ours = rollouts([batch(3, own)] * 2, own)
-    expected, theirs = rollouts([env] * 6, SAME_STEP)
-    same(got, expected)
-    ours.close()
-    theirs.close()
+    same(rollouts([batch(3, own)] * 2, own), rollouts([env] * 6, SAME_STEP))
 
 
 class Dying(SpaceEnv):
@@ -248,13 +219,13 @@ def test_rollouts_mark_steps_in_which_a_batch_lost_a_worker(mode, policy_in):
     env = functools.partial(Dying, BOX, SPACES["discrete"], "numbers")
     options = {"on_worker_loss": "restart", "autoreset_mode": mode}
     inner = functools.partial(pysampler.VectorEnv, [env] * 2, num_workers=2, **options)
-    policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
     found = []
     for functions in ([inner], [env] * 2):
-        envs = pysampler.VectorEnv(functions, num_workers=len(functions), **options)
-        with pysampler.Rollouts(envs, policy, 6, policy_in=policy_in, seed=0) as rollouts:
+        with (
+            pysampler.VectorEnv(functions, num_workers=len(functions), **options) as envs,
+            pysampler.Rollouts(envs, zeros, 6, policy_in=policy_in, seed=0) as rollouts,
+        ):
             found.append(next(rollouts))
-        envs.close()
     nested, flat = found
     assert np.argwhere(nested.lost).tolist() == [[4, 1]]
     for name in ("valid", "lost", "truncated", "terminated", "rewards", "observations"):
@@ -266,105 +237,87 @@ def test_rollouts_mark_steps_in_which_a_batch_lost_a_worker(mode, policy_in):
 
 
 def test_masked_reset_of_a_batch_that_ignores_masks_raises():
-    envs = pysampler.VectorEnv([functools.partial(CartPoleVectorEnv, 2)] * 2, num_workers=1)
-    envs.reset(seed=1)
-    mask = np.array([True, False, False, False])
-    with pytest.raises(EnvError, match=r"CartPoleVectorEnv.reset\(\) ignores options"):
-        envs.reset(options={"reset_mask": mask})
-    envs.close()
+    with begun([functools.partial(CartPoleVectorEnv, 2)] * 2, seed=1, num_workers=1) as envs:
+        mask = np.array([True, False, False, False])
+        with pytest.raises(EnvError, match=r"CartPoleVectorEnv.reset\(\) ignores options"):
+            envs.reset(options={"reset_mask": mask})
 
 
 def test_masked_reset_leaves_batches_without_chosen_envs_alone():
-    envs = pysampler.VectorEnv([functools.partial(CartPoleVectorEnv, 2)] * 2, num_workers=1)
-    before, _ = envs.reset(seed=1)
-    after, _ = envs.reset(options={"reset_mask": np.array([False, False, True, True])})
-    same(after[:2], before[:2])
-    assert not np.array_equal(after[2:], before[2:])
-    envs.close()
+    with pysampler.VectorEnv([functools.partial(CartPoleVectorEnv, 2)] * 2, num_workers=1) as envs:
+        before, _ = envs.reset(seed=1)
+        after, _ = envs.reset(options={"reset_mask": np.array([False, False, True, True])})
+        same(after[:2], before[:2])
+        assert not np.array_equal(after[2:], before[2:])
 
 
 def test_options_may_differ_between_the_envs_of_a_batch():
-    envs = pysampler.VectorEnv([batch(3, DISABLED, infos="all")], autoreset_mode=DISABLED)
-    envs.reset(seed=1)
-    _, infos = envs.reset(options=[{"x": 1}, {"x": 2}, {"x": 1}])
-    assert ["1" in one for one in infos["options"]] == [True, False, True]
-    envs.close()
+    with begun([batch(3, DISABLED, infos="all")], seed=1, autoreset_mode=DISABLED) as envs:
+        _, infos = envs.reset(options=[{"x": 1}, {"x": 2}, {"x": 1}])
+        assert ["1" in one for one in infos["options"]] == [True, False, True]
 
 
 def test_set_options_is_refused_by_batches_that_reset_themselves():
-    envs = pysampler.VectorEnv([batch(2)], num_workers=1)
-    envs.reset(seed=1)
-    envs.set_options([1], {"x": 1})
-    with pytest.raises(
-        EnvError, match="cannot set options of env 1: SyncVectorEnv resets its envs"
-    ):
-        envs.step(np.zeros(2, int))
-    envs.close()
+    with begun([batch(2)], seed=1, num_workers=1) as envs:
+        envs.set_options([1], {"x": 1})
+        with pytest.raises(
+            EnvError, match="cannot set options of env 1: SyncVectorEnv resets its envs"
+        ):
+            envs.step(np.zeros(2, int))
 
 
 def test_set_options_reach_resets_of_batches_that_leave_them_to_the_caller():
     make = batch(2, DISABLED, infos="all")
-    envs = pysampler.VectorEnv([make], autoreset_mode=SAME_STEP, num_workers=1)
-    envs.reset(seed=1)
-    envs.set_options(None, {"x": 1})
-    for _ in range(100):
-        *_, terminated, truncated, infos = envs.step(np.zeros(2, int))
-        if (terminated | truncated).any():
-            break
-    assert "{'x': 1" in infos["options"][np.flatnonzero(terminated | truncated)[0]]
-    assert infos["options_version"].max() == 1
-    envs.close()
+    with begun([make], seed=1, autoreset_mode=SAME_STEP, num_workers=1) as envs:
+        envs.set_options(None, {"x": 1})
+        for _ in range(100):
+            *_, terminated, truncated, infos = envs.step(np.zeros(2, int))
+            if (terminated | truncated).any():
+                break
+        assert "{'x': 1" in infos["options"][np.flatnonzero(terminated | truncated)[0]]
+        assert infos["options_version"].max() == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_first_reset_may_have_options_that_differ(mode):
-    envs = pysampler.VectorEnv([batch(3, mode, infos="all")], autoreset_mode=mode, num_workers=1)
-    _, infos = envs.reset(options=[{"x": 1}, {"x": 2}, None])
-    assert list(infos["_options"]) == [True, True, False]
-    assert ["2" in str(one) for one in infos["options"]] == [False, True, False]
-    envs.close()
+    with pysampler.VectorEnv(
+        [batch(3, mode, infos="all")], autoreset_mode=mode, num_workers=1
+    ) as envs:
+        _, infos = envs.reset(options=[{"x": 1}, {"x": 2}, None])
+        assert list(infos["_options"]) == [True, True, False]
+        assert ["2" in str(one) for one in infos["options"]] == [False, True, False]
 
 
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
 def test_replaced_batch_gets_options_that_differ(mode):
     make = batch(3, DISABLED, infos="all")
     options = {"num_workers": 1, "on_worker_loss": "restart", "autoreset_mode": mode}
-    envs = pysampler.VectorEnv([make], **options)
-    envs.reset(seed=1)
-    envs.set_options([0], {"x": 1})
-    os.kill(envs._pool.pids[0], signal.SIGKILL)
-    assert envs.step(np.zeros(3, int))[3].all()
-    _, infos = envs.reset()
-    assert "'x': 1" in infos["options"][0]
-    envs.close()
+    with begun([make], seed=1, **options) as envs:
+        envs.set_options([0], {"x": 1})
+        os.kill(envs._pool.pids[0], signal.SIGKILL)
+        assert envs.step(np.zeros(3, int))[3].all()
+        _, infos = envs.reset()
+        assert "'x': 1" in infos["options"][0]
 
 
 # -- results ---------------------------------------------------------------------------------------
 
 
 def test_final_observations_are_copied_before_the_reset():
-    class Growing(gym.Env):
+    class Growing(SmallEnv):
         observation_space = spaces.Dict(a=spaces.Box(-1e6, 1e6, (2,), np.float64), t=spaces.Text(9))
-        action_space = spaces.Discrete(3)
 
-        def _observe(self):
-            return {"a": np.full(2, float(self.x)), "t": str(self.x)}
+        def observe(self):
+            return {"a": np.full(2, float(self.steps)), "t": str(self.steps)}
 
-        def reset(self, *, seed=None, options=None):
-            self.x = -7
-            return self._observe(), {}
-
-        def step(self, action):
-            self.x += 10
-            return self._observe(), 1.0, self.x > 20, False, {}
+        def ends(self, action):
+            return self.steps > 2
 
     make = functools.partial(SyncVectorEnv, [Growing] * 2, copy=False, autoreset_mode=DISABLED)
-    envs = pysampler.VectorEnv([make], autoreset_mode=SAME_STEP, num_workers=1)
-    envs.reset(seed=1)
-    for _ in range(3):
-        *_, infos = envs.step(np.zeros(2, int))
-    same(infos["final_obs"][0], {"a": np.full(2, 23.0), "t": "23"})
-    envs.close()
+    with begun([make], seed=1, autoreset_mode=SAME_STEP, num_workers=1) as envs:
+        for _ in range(3):
+            *_, infos = envs.step(np.zeros(2, int))
+        same(infos["final_obs"][0], {"a": np.full(2, 3.0), "t": "3"})
 
 
 @pytest.mark.parametrize(
@@ -379,54 +332,48 @@ def test_final_observations_are_copied_before_the_reset():
     ],
 )
 def test_infos_with_a_row_for_each_env_are_divided_and_others_are_those_of_all(value, expected):
-    make = functools.partial(Reusing, NEXT_STEP, 3, 99, lambda calls: {"x": value})
-    envs = pysampler.VectorEnv([make], num_workers=1)
-    single = pysampler.VectorEnv([functools.partial(Given, one) for one in expected], num_workers=0)
-    envs.reset(seed=1)
-    single.reset(seed=1)
-    for _ in range(3):
-        same(envs.step(np.zeros(3, int))[4], single.step(np.zeros(3, int))[4])
-    envs.close()
+    make = functools.partial(SmallBatch, NEXT_STEP, 3, infos=lambda calls: {"x": value})
+    with pysampler.VectorEnv([make], num_workers=1) as envs:
+        single = pysampler.VectorEnv(
+            [functools.partial(Given, one) for one in expected], num_workers=0
+        )
+        envs.reset(seed=1)
+        single.reset(seed=1)
+        for _ in range(3):
+            same(envs.step(np.zeros(3, int))[4], single.step(np.zeros(3, int))[4])
     single.close()
 
 
-class Given(gym.Env):
+class Given(SmallEnv):
     """An env with a given info."""
-
-    observation_space = Reusing.single_observation_space
-    action_space = Reusing.single_action_space
 
     def __init__(self, value):
         self.value = np.asarray(value) if isinstance(value, list) else value
 
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2), {"x": self.value}
+    def begins(self):
+        return {"x": self.value}
 
-    def step(self, action):
-        return np.zeros(2), 1.0, False, False, {"x": self.value}
+    def info(self, action):
+        return {"x": self.value}
 
 
 def test_infos_whose_length_changes_are_never_cut():
     infos = lambda calls: {"x": np.arange(3.0) if calls % 2 else np.arange(9.0) * 10}  # noqa: E731
-    envs = pysampler.VectorEnv([functools.partial(Reusing, NEXT_STEP, 3, 99, infos)], num_workers=1)
-    envs.reset(seed=1)
-    for step in range(6):
-        x = envs.step(np.zeros(3, int))[4]["x"]
-        assert x.shape == ((3, 9) if step % 2 else (3,))
-    envs.close()
+    with begun([lambda: SmallBatch(NEXT_STEP, 3, infos=infos)], seed=1, num_workers=1) as envs:
+        for step in range(6):
+            x = envs.step(np.zeros(3, int))[4]["x"]
+            assert x.shape == ((3, 9) if step % 2 else (3,))
 
 
 def test_keys_that_begin_with_an_underscore_may_be_no_masks():
     infos = lambda calls: {"x": np.arange(2), "_x": "word", "_y": np.arange(2)}  # noqa: E731
-    envs = pysampler.VectorEnv([functools.partial(Reusing, NEXT_STEP, 2, 99, infos)], num_workers=1)
-    envs.reset(seed=1)
-    assert list(envs.step(np.zeros(2, int))[4]["_y"]) == [0, 1]
-    envs.close()
+    with begun([lambda: SmallBatch(NEXT_STEP, infos=infos)], seed=1, num_workers=1) as envs:
+        assert list(envs.step(np.zeros(2, int))[4]["_y"]) == [0, 1]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_ends_may_be_numbers_but_observations_keep_their_kind(num_workers):
-    class Numbers(Reusing):
+    class Numbers(SmallBatch):
         single_observation_space = spaces.Box(0, 255, (2,), np.uint8)
 
         def step(self, actions):
@@ -441,16 +388,17 @@ def test_ends_may_be_numbers_but_observations_keep_their_kind(num_workers):
 
         def __init__(self):
             super().__init__(NEXT_STEP)
-            self.at = self.at.astype(np.uint8)
+            self.at = np.zeros((2, 2), np.uint8)
 
-    envs = pysampler.VectorEnv([Whole], num_workers=num_workers)
-    envs.reset(seed=1)
-    assert envs.step(np.zeros(2, int))[2].dtype == bool
-    envs.close()
-    envs = pysampler.VectorEnv([functools.partial(Fractions, NEXT_STEP)], num_workers=num_workers)
-    with pytest.raises(EnvError, match="Cannot cast .* to dtype"):
+    with begun([Whole], seed=1, num_workers=num_workers) as envs:
+        assert envs.step(np.zeros(2, int))[2].dtype == bool
+    with (
+        pysampler.VectorEnv(
+            [functools.partial(Fractions, NEXT_STEP)], num_workers=num_workers
+        ) as envs,
+        pytest.raises(EnvError, match="Cannot cast .* to dtype"),
+    ):
         envs.reset(seed=1)
-    envs.close()
 
 
 # -- calls -----------------------------------------------------------------------------------------
@@ -478,43 +426,38 @@ class Own(CartPoleVectorEnv):
 
 
 def test_calls_reach_a_batch_once_and_return_one_result_per_env():
-    envs = pysampler.VectorEnv(
+    with pysampler.VectorEnv(
         [functools.partial(Own, 2), functools.partial(Own, 3)], num_workers=2
-    )
-    assert envs.call("double", 4) == (8,) * 5
-    assert envs.get_attr("gravity") == (9.8,) * 5
-    assert envs.get_attr("per_env") == (0, 1, 0, 1, 2)
-    assert envs.apply(lambda env: env.num_envs) == (2, 2, 3, 3, 3)
-    assert envs.apply(lambda env: env.per_env, envs=[4, 1]) == (2, 1)
-    assert len(set(envs.call("pid"))) == 2
-    envs.set_attr("gravity", [1, 1, 2, 2, 2])
-    assert envs.get_attr("gravity") == (1, 1, 2, 2, 2)
-    with pytest.raises(EnvError, match="Own is a vector env without set_attr"):
-        envs.set_attr("gravity", [1, 2, 3, 3, 3])
-    with pytest.raises(EnvError, match="Own is a vector env, whose envs have no states"):
-        envs.get_state()
-    envs.close()
+    ) as envs:
+        assert envs.call("double", 4) == (8,) * 5
+        assert envs.get_attr("gravity") == (9.8,) * 5
+        assert envs.get_attr("per_env") == (0, 1, 0, 1, 2)
+        assert envs.apply(lambda env: env.num_envs) == (2, 2, 3, 3, 3)
+        assert envs.apply(lambda env: env.per_env, envs=[4, 1]) == (2, 1)
+        assert len(set(envs.call("pid"))) == 2
+        envs.set_attr("gravity", [1, 1, 2, 2, 2])
+        assert envs.get_attr("gravity") == (1, 1, 2, 2, 2)
+        with pytest.raises(EnvError, match="Own is a vector env without set_attr"):
+            envs.set_attr("gravity", [1, 2, 3, 3, 3])
+        with pytest.raises(EnvError, match="Own is a vector env, whose envs have no states"):
+            envs.get_state()
 
 
 def test_calls_of_a_batch_with_a_call_method_are_those_of_its_envs():
-    envs = pysampler.VectorEnv([batch(2), batch(1)], num_workers=2)
-    envs.reset(seed=1)
-    assert envs.call("double", 4, plus=1) == (9,) * 3
-    envs.set_attr("ends", [0.1, 0.2, 0.3])
-    assert envs.get_attr("ends") == (0.1, 0.2, 0.3)
-    same(envs.render(), (np.zeros((2, 2, 3), np.uint8),) * 3)
-    envs.close()
+    with begun([batch(2), batch(1)], seed=1, num_workers=2) as envs:
+        assert envs.call("double", 4, plus=1) == (9,) * 3
+        envs.set_attr("ends", [0.1, 0.2, 0.3])
+        assert envs.get_attr("ends") == (0.1, 0.2, 0.3)
+        same(envs.render(), (np.zeros((2, 2, 3), np.uint8),) * 3)
 
 
 def test_calls_pass_wrappers_of_a_batch():
     make = lambda: vector_wrappers.RecordEpisodeStatistics(batch(2)())  # noqa: E731
-    envs = pysampler.VectorEnv([make], num_workers=1)
-    envs.reset(seed=1)
-    assert envs.call("double", 4) == (8, 8)
-    envs.set_attr("ends", [0.5, 0.25])
-    assert envs.get_attr("ends") == (0.5, 0.25)
-    assert envs.get_attr("episode_count") == (0, 0)  # of the wrapper
-    envs.close()
+    with begun([make], seed=1, num_workers=1) as envs:
+        assert envs.call("double", 4) == (8, 8)
+        envs.set_attr("ends", [0.5, 0.25])
+        assert envs.get_attr("ends") == (0.5, 0.25)
+        assert envs.get_attr("episode_count") == (0, 0)  # of the wrapper
 
 
 def test_each_batch_is_closed_once(tmp_path):
@@ -525,38 +468,35 @@ def test_each_batch_is_closed_once(tmp_path):
 
 
 def test_describe_and_stats_cover_batches():
-    envs = pysampler.VectorEnv([batch(3)], num_workers=1)
-    envs.reset(seed=1)
-    envs.step(np.zeros(3, int))
-    assert envs.describe() == "envs 0 to 2:\n  SyncVectorEnv of 3 envs  in one call"
-    stats = envs.stats()
-    assert list(stats.steps.count) == list(stats.resets.count) == [1, 1, 1]
-    with pytest.raises(ValueError, match="native=True, but it is a vector env"):
-        pysampler.VectorEnv([batch(3)], native=True)
-    envs.close()
+    with begun([batch(3)], seed=1, num_workers=1) as envs:
+        envs.step(np.zeros(3, int))
+        assert envs.describe() == "envs 0 to 2:\n  SyncVectorEnv of 3 envs  in one call"
+        stats = envs.stats()
+        assert list(stats.steps.count) == list(stats.resets.count) == [1, 1, 1]
+        with pytest.raises(ValueError, match="native=True, but it is a vector env"):
+            pysampler.VectorEnv([batch(3)], native=True)
 
 
 def test_vector_wrappers_around_a_batch_take_part():
     def make():
         return vector_wrappers.RecordEpisodeStatistics(CartPoleVectorEnv(4))
 
-    envs = pysampler.VectorEnv([make], num_workers=1)
-    theirs = make()
-    envs.reset(seed=1)
-    theirs.reset(seed=1)
-    ends = 0
-    for _ in range(60):
-        infos, expected = (one.step(np.ones(4, int))[4] for one in (envs, theirs))
-        assert infos.keys() == expected.keys()
-        if "episode" in expected:
-            ends += 1
-            same(infos["_episode"], expected["_episode"])
-            same(
-                infos["episode"]["r"][infos["_episode"]],
-                expected["episode"]["r"][expected["_episode"]],
-            )
-    assert ends > 0
-    envs.close()
+    with pysampler.VectorEnv([make], num_workers=1) as envs:
+        theirs = make()
+        envs.reset(seed=1)
+        theirs.reset(seed=1)
+        ends = 0
+        for _ in range(60):
+            infos, expected = (one.step(np.ones(4, int))[4] for one in (envs, theirs))
+            assert infos.keys() == expected.keys()
+            if "episode" in expected:
+                ends += 1
+                same(infos["_episode"], expected["_episode"])
+                same(
+                    infos["episode"]["r"][infos["_episode"]],
+                    expected["episode"]["r"][expected["_episode"]],
+                )
+        assert ends > 0
 
 
 # -- some envs at a time, faults -------------------------------------------------------------------
@@ -564,57 +504,35 @@ def test_vector_wrappers_around_a_batch_take_part():
 
 def test_recv_returns_whole_batches():
     make = functools.partial(CartPoleVectorEnv, 4)
-    envs = pysampler.VectorEnv([make] * 4, num_workers=2, groups=2)
-    assert [len(group) for group in envs._core.groups] == [4] * 4
-    envs.async_reset(seed=1)
-    seen = set()
-    for _ in range(20):
-        infos = envs.recv(min_envs=4, max_envs=4)[4]
-        seen.add(tuple(infos["env_id"]))
-        envs.send(np.zeros(4, int), infos["env_id"])
-    envs.recv()
-    assert seen <= {tuple(range(i, i + 4)) for i in range(0, 16, 4)}
-    envs.close()
+    with pysampler.VectorEnv([make] * 4, num_workers=2, groups=2) as envs:
+        assert [len(group) for group in envs._core.groups] == [4] * 4
+        envs.async_reset(seed=1)
+        seen = set()
+        for _ in range(20):
+            infos = envs.recv(min_envs=4, max_envs=4)[4]
+            seen.add(tuple(infos["env_id"]))
+            envs.send(np.zeros(4, int), infos["env_id"])
+        envs.recv()
+        assert seen <= {tuple(range(i, i + 4)) for i in range(0, 16, 4)}
 
 
-class Faulty(gym.vector.VectorEnv):
-    """A batch that an action of its first env makes fail; it observes its seed and steps."""
+class Faulty(SmallBatch):
+    """Its results may also be wrong."""
 
-    single_observation_space = spaces.Box(-1, 2.0**40, (2,), np.float64)
-    single_action_space = spaces.Discrete(8)
-    OK, RAISE, DIE, HANG, SHAPE, FOUR = range(6)
-
-    def __init__(self, mode=NEXT_STEP, count=3):
-        self.num_envs = count
-        self.metadata = {"autoreset_mode": mode}
-        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, count)
-        self.action_space = gym.vector.utils.batch_space(self.single_action_space, count)
-        self.at = np.full((count, 2), -1.0)
-
-    def reset(self, *, seed=None, options=None):
-        self.at[:, 0] = -1 if seed is None else seed + np.arange(self.num_envs)
-        self.at[:, 1] = 0
-        return self.at, {}
+    SHAPE, FOUR = 10, 11
 
     def step(self, actions):
-        if actions[0] == self.RAISE:
-            raise ValueError("told to raise")
-        if actions[0] == self.DIE:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if actions[0] == self.HANG:
-            threading.Event().wait()
-        self.at[:, 1] += 1
-        ends = np.zeros(self.num_envs, bool)
+        observations, *results = super().step(actions)
         if actions[0] == self.FOUR:
-            return self.at, np.ones(self.num_envs), ends, {}
+            return observations, *results[1:]
         if actions[0] == self.SHAPE:
-            return self.at[:1], np.ones(self.num_envs), ends, ends, {}
-        return self.at, np.ones(self.num_envs), ends, ends, {}
+            return observations[:1], *results
+        return observations, *results
 
 
 def faulty(count=2, mode=NEXT_STEP, **kwargs):
     options = {"num_workers": count, "autoreset_mode": mode, **kwargs}
-    return pysampler.VectorEnv([functools.partial(Faulty, mode)] * count, **options)
+    return pysampler.VectorEnv([functools.partial(Faulty, mode, 3)] * count, **options)
 
 
 def only_first(action, count=6):
@@ -626,50 +544,46 @@ def only_first(action, count=6):
 @pytest.mark.parametrize(
     ("action", "error"),
     [
-        (Faulty.RAISE, "told to raise"),
+        (RAISE, "told to raise"),
         (Faulty.SHAPE, "one row for each env"),
         (Faulty.FOUR, r"step\(\) returned 4 values, expected 5"),
     ],
 )
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_errors_of_a_batch_name_it_and_leave_the_others_going(action, error, num_workers):
-    envs = faulty(num_workers=num_workers)
-    envs.reset(seed=1)
-    with pytest.raises(EnvError, match=f"env 0 .*{error}"):
-        envs.step(only_first(action))
-    observations, *_ = envs.step(only_first(Faulty.OK))
-    assert list(observations[3:, 1]) == [2, 2, 2]
-    envs.close()
+    with begun(faulty(num_workers=num_workers), seed=1) as envs:
+        with pytest.raises(EnvError, match=f"env 0 .*{error}"):
+            envs.step(only_first(action))
+        observations, *_ = envs.step(only_first(OK))
+        assert list(observations[3:, 1]) == [2, 2, 2]
 
 
 def test_lost_batch_raises_with_all_of_its_envs():
     envs = faulty()
     envs.reset(seed=1)
     with pytest.raises(WorkerLostError, match="signal 9 while stepping envs 0-2"):
-        envs.step(only_first(Faulty.DIE))
+        envs.step(only_first(KILL))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_replaced_batch_ends_its_episodes_and_begins_again(mode):
-    envs = faulty(mode=mode, on_worker_loss="restart")
-    envs.reset(seed=1)
-    envs.step(only_first(Faulty.OK))
-    observations, rewards, _, truncated, infos = envs.step(only_first(Faulty.DIE))
-    assert list(truncated) == [True] * 3 + [False] * 3
-    assert list(infos["worker_lost"]) == [True] * 3 + [False] * 3
-    assert list(rewards) == [0] * 3 + [1] * 3
-    if mode is SAME_STEP:
-        same(infos["final_obs"][1], np.array([2.0, 1.0]))
-    else:
-        same(observations[:3, 1], np.ones(3))
-    if mode is DISABLED:
-        observations, _ = envs.reset(options={"reset_mask": truncated})
-    elif mode is NEXT_STEP:
-        observations, *_ = envs.step(only_first(Faulty.OK))
-    assert list(observations[:3, 1]) == [0] * 3
-    assert observations[0, 0] > 2  # a fresh seed
-    same(np.diff(observations[:3, 0]), np.ones(2))
-    envs.close()
+    with begun(faulty(mode=mode, on_worker_loss="restart"), seed=1) as envs:
+        envs.step(only_first(OK))
+        observations, rewards, _, truncated, infos = envs.step(only_first(KILL))
+        assert list(truncated) == [True] * 3 + [False] * 3
+        assert list(infos["worker_lost"]) == [True] * 3 + [False] * 3
+        assert list(rewards) == [0] * 3 + [1] * 3
+        if mode is SAME_STEP:
+            same(infos["final_obs"][1], np.array([2.0, 1.0]))
+        else:
+            same(observations[:3, 1], np.ones(3))
+        if mode is DISABLED:
+            observations, _ = envs.reset(options={"reset_mask": truncated})
+        elif mode is NEXT_STEP:
+            observations, *_ = envs.step(only_first(OK))
+        assert list(observations[:3, 1]) == [0] * 3
+        assert observations[0, 0] > 2  # a fresh seed
+        same(np.diff(observations[:3, 0]), np.ones(2))
 
 
 def test_replacement_with_another_number_of_envs_raises(tmp_path):
@@ -678,22 +592,22 @@ def test_replacement_with_another_number_of_envs_raises(tmp_path):
     def make():
         count = 2 if path.exists() else 3
         path.touch()
-        return Faulty(count=count)
+        return SmallBatch(NEXT_STEP, count)
 
-    envs = pysampler.VectorEnv([make], num_workers=1, on_worker_loss="restart")
-    envs.reset(seed=1)
-    with pytest.raises(WorkerLostError, match=r"now make 2 envs, .* expected 3"):
+    with (
+        begun([make], seed=1, num_workers=1, on_worker_loss="restart") as envs,
+        pytest.raises(WorkerLostError, match=r"now make 2 envs, .* expected 3"),
+    ):
         for _ in range(3):
-            envs.step(only_first(Faulty.DIE, 3))
-            envs.step(only_first(Faulty.OK, 3))
-    envs.close()
+            envs.step(only_first(KILL, 3))
+            envs.step(only_first(OK, 3))
 
 
 def test_late_batch_is_named():
     envs = faulty(step_timeout=0.3)
     envs.reset(seed=1)
     with pytest.raises(EnvTimeoutError, match="env 0 in worker 0"):
-        envs.step(only_first(Faulty.HANG))
+        envs.step(only_first(HANG))
     with pytest.warns(UserWarning, match="pending call to `step`"):
         envs.close(terminate=True)
 
@@ -731,54 +645,52 @@ def expect_lost(results, seen):
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_interrupted_step_loses_every_batch(which):
-    envs = faulty(num_workers=0)
-    seen, _ = envs.reset(seed=1)
-    block = envs._pool._inline._server.blocks[0].blocks[which]
-    expect_lost(after_interrupt(envs, block, "_write_infos", only_first(Faulty.OK)), seen)
-    for steps in range(3):
-        assert list(envs.step(only_first(Faulty.OK))[0][:, 1]) == [steps] * 6
-    envs.close()
+    with faulty(num_workers=0) as envs:
+        seen, _ = envs.reset(seed=1)
+        block = envs._pool._inline._server.blocks[0].blocks[which]
+        expect_lost(after_interrupt(envs, block, "_write_infos", only_first(OK)), seen)
+        for steps in range(3):
+            assert list(envs.step(only_first(OK))[0][:, 1]) == [steps] * 6
 
 
 @pytest.mark.parametrize("batches", [1, 2])
 def test_interrupted_step_with_actions_without_a_shape_loses_every_batch(batches):
-    make = functools.partial(Reusing, NEXT_STEP, 2, 9, actions=spaces.Text(3))
-    envs = pysampler.VectorEnv([make] * batches, num_workers=0)
-    seen, _ = envs.reset(seed=1)
-    block = envs._pool._inline._server.blocks[0]
-    block = block.blocks[1] if batches == 2 else block
-    actions = ("a", "b") * batches
-    expect_lost(after_interrupt(envs, block, "_write_infos", actions), seen)
-    envs.close()
+    make = functools.partial(SmallBatch, NEXT_STEP, actions=spaces.Text(3))
+    with pysampler.VectorEnv([make] * batches, num_workers=0) as envs:
+        seen, _ = envs.reset(seed=1)
+        block = envs._pool._inline._server.blocks[0]
+        block = block.blocks[1] if batches == 2 else block
+        actions = ("a", "b") * batches
+        expect_lost(after_interrupt(envs, block, "_write_infos", actions), seen)
+
+
+ending = functools.partial(SmallBatch, DISABLED, length=3)
 
 
 def test_interrupt_between_a_step_and_its_reset_keeps_the_last_observations_seen():
-    envs = pysampler.VectorEnv([Reusing], autoreset_mode=SAME_STEP, num_workers=0)
-    envs.reset(seed=1)
-    for _ in range(2):
-        seen = envs.step(np.zeros(2, int))[0]
-    block = envs._pool._inline._server.blocks[0]
-    interrupted_once(block, "_begin_episodes")
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(np.zeros(2, int))
-    interrupted_once(block, "_write_observations")
-    with pytest.raises(KeyboardInterrupt):
-        envs.step_wait()
-    observations, _, _, truncated, infos = envs.step_wait()
-    assert truncated.all()
-    same(np.stack(infos["final_obs"]), seen)
-    assert list(observations[:, 1]) == [0, 0]
-    envs.close()
+    with begun([ending], seed=1, autoreset_mode=SAME_STEP, num_workers=0) as envs:
+        for _ in range(2):
+            seen = envs.step(np.zeros(2, int))[0]
+        block = envs._pool._inline._server.blocks[0]
+        interrupted_once(block, "_begin_episodes")
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.zeros(2, int))
+        interrupted_once(block, "_write_observations")
+        with pytest.raises(KeyboardInterrupt):
+            envs.step_wait()
+        observations, _, _, truncated, infos = envs.step_wait()
+        assert truncated.all()
+        same(np.stack(infos["final_obs"]), seen)
+        assert list(observations[:, 1]) == [0, 0]
 
 
 def test_interrupted_step_with_late_resets_loses_all_envs():
     env = functools.partial(SpaceEnv, BOX, SPACES["discrete"], "numbers", 0.5)
     envs = SyncVectorEnv([env] * 2)
     expected = SyncVectorEnv([env] * 2)
-    policy = lambda observations: np.zeros(len(observations), int)  # noqa: E731
     with (
-        pysampler.Rollouts(envs, policy, 16, seed=3) as rollouts,
-        pysampler.Rollouts(expected, policy, 16, seed=3) as theirs,
+        pysampler.Rollouts(envs, zeros, 16, seed=3) as rollouts,
+        pysampler.Rollouts(expected, zeros, 16, seed=3) as theirs,
     ):
         first, other = next(rollouts), next(theirs)
         same(first.valid, other.valid)
@@ -801,19 +713,14 @@ def test_interrupted_step_with_late_resets_loses_all_envs():
     expected.close()
 
 
-class Sleepy(gym.Env):
+class Sleepy(SmallEnv):
     observation_space = spaces.Box(-1, 1e6, (1,), np.float64)
-    action_space = spaces.Discrete(3)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(1), {}
-
-    def step(self, action):
+    def act(self, action):
         time.sleep(0.05)
-        self.steps += 1
-        return np.full(1, float(self.steps)), 1.0, False, False, {}
+
+    def observe(self):
+        return np.full(1, float(self.steps))
 
 
 # Those of ours check actions, so that each call waits in Python.
@@ -832,21 +739,20 @@ def interrupt_wait_of(envs, name):
 @pytest.mark.parametrize("kind", WITH_WORKERS)
 def test_batch_with_workers_is_lost_if_its_call_is_interrupted(kind):
     envs = kind([Sleepy] * 2)
-    ours = pysampler.VectorEnv([lambda: envs], num_workers=0)
-    seen, _ = ours.reset(seed=1)
-    actions = np.zeros(2, int)
-    interrupt_wait_of(envs, "step")
-    with pytest.raises(KeyboardInterrupt):
-        ours.step(actions)
-    expect_lost(ours.step_wait(), seen)
-    for steps in range(3):
-        assert ours.step(actions)[0].ravel().tolist() == [steps] * 2
-    interrupt_wait_of(envs, "reset")
-    with pytest.raises(KeyboardInterrupt):
-        ours.reset(seed=1)
-    assert ours.reset_wait()[0].ravel().tolist() == [0, 0]
-    assert ours.step(actions)[0].ravel().tolist() == [1, 1]
-    ours.close()
+    with pysampler.VectorEnv([lambda: envs], num_workers=0) as ours:
+        seen, _ = ours.reset(seed=1)
+        actions = np.zeros(2, int)
+        interrupt_wait_of(envs, "step")
+        with pytest.raises(KeyboardInterrupt):
+            ours.step(actions)
+        expect_lost(ours.step_wait(), seen)
+        for steps in range(3):
+            assert ours.step(actions)[0].ravel().tolist() == [steps] * 2
+        interrupt_wait_of(envs, "reset")
+        with pytest.raises(KeyboardInterrupt):
+            ours.reset(seed=1)
+        assert ours.reset_wait()[0].ravel().tolist() == [0, 0]
+        assert ours.step(actions)[0].ravel().tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("kind", WITH_WORKERS)
@@ -854,19 +760,17 @@ def test_batch_with_workers_is_lost_if_its_call_is_interrupted(kind):
 def test_reset_after_an_interrupt_begins_all_envs_of_a_batch(kind, beside):
     """Alone, and beside a single env in a group."""
     envs = kind([Sleepy] * 2)
-    ours = pysampler.VectorEnv([lambda: envs, *[Sleepy] * beside], num_workers=0)
-    ours.reset(seed=1)
-    actions = np.zeros(ours.num_envs, int)
-    for _ in range(3):
-        ours.step(actions)
-    interrupt_wait_of(envs, "step")
-    with pytest.raises(KeyboardInterrupt):
-        ours.step(actions)
-    for steps in range(3):
-        seen = ours.step(actions) if steps else ours.reset(seed=2)
-        assert seen[0].ravel().tolist() == [steps] * ours.num_envs
-        assert "worker_lost" not in seen[-1]
-    ours.close()
+    with begun([lambda: envs, *[Sleepy] * beside], seed=1, num_workers=0) as ours:
+        actions = np.zeros(ours.num_envs, int)
+        for _ in range(3):
+            ours.step(actions)
+        interrupt_wait_of(envs, "step")
+        with pytest.raises(KeyboardInterrupt):
+            ours.step(actions)
+        for steps in range(3):
+            seen = ours.step(actions) if steps else ours.reset(seed=2)
+            assert seen[0].ravel().tolist() == [steps] * ours.num_envs
+            assert "worker_lost" not in seen[-1]
 
 
 def test_batch_that_does_not_answer_after_an_interrupt_is_refused_from_then_on():
@@ -896,44 +800,40 @@ def test_batch_that_does_not_answer_after_an_interrupt_is_refused_from_then_on()
 @pytest.mark.parametrize("mode", [NEXT_STEP, DISABLED])
 def test_masked_reset_of_a_lost_batch_begins_all_of_its_envs(mode):
     inner = gym.vector.SyncVectorEnv([Sleepy] * 2, autoreset_mode=mode)
-    ours = pysampler.VectorEnv([lambda: inner], num_workers=0, autoreset_mode=mode)
-    ours.reset(seed=1)
-    actions = np.zeros(2, int)
-    for _ in range(2):
-        seen = ours.step(actions)[0]
-    interrupted_once(inner, "step")
-    with pytest.raises(KeyboardInterrupt):
-        ours.step(actions)
-    expect_lost(ours.step_wait(), seen)
-    observations, _ = ours.reset(options={"reset_mask": np.array([True, False])})
-    assert observations.ravel().tolist() == [0, 0]
-    assert ours.step(actions)[0].ravel().tolist() == [1, 1]
-    ours.close()
+    with begun([lambda: inner], seed=1, num_workers=0, autoreset_mode=mode) as ours:
+        actions = np.zeros(2, int)
+        for _ in range(2):
+            seen = ours.step(actions)[0]
+        interrupted_once(inner, "step")
+        with pytest.raises(KeyboardInterrupt):
+            ours.step(actions)
+        expect_lost(ours.step_wait(), seen)
+        observations, _ = ours.reset(options={"reset_mask": np.array([True, False])})
+        assert observations.ravel().tolist() == [0, 0]
+        assert ours.step(actions)[0].ravel().tolist() == [1, 1]
 
 
 def test_interrupted_masked_reset_of_fresh_envs_resets_all_of_them():
-    ours = pysampler.VectorEnv([Sleepy] * 2, num_workers=0)
-    ours.reset(seed=1)
-    _, second = ours._pool._inline._server.envs
-    interrupted_once(second, "step")
-    with pytest.raises(KeyboardInterrupt):
-        ours.step(np.zeros(2, int))
-    ours._core.drop_work("a step", stopped=True)
-    interrupted_once(second, "reset")
-    mask = np.array([False, True])
-    with pytest.raises(KeyboardInterrupt):
-        ours.reset(options={"reset_mask": mask})
-    observations, infos = ours.reset_wait()
-    assert observations.ravel().tolist() == [0, 0]
-    assert infos["worker_lost"].all()
-    assert ours.step(np.zeros(2, int))[0].ravel().tolist() == [1, 1]
-    ours.close()
+    with begun([Sleepy] * 2, seed=1, num_workers=0) as ours:
+        _, second = ours._pool._inline._server.envs
+        interrupted_once(second, "step")
+        with pytest.raises(KeyboardInterrupt):
+            ours.step(np.zeros(2, int))
+        ours._core.drop_work("a step", stopped=True)
+        interrupted_once(second, "reset")
+        mask = np.array([False, True])
+        with pytest.raises(KeyboardInterrupt):
+            ours.reset(options={"reset_mask": mask})
+        observations, infos = ours.reset_wait()
+        assert observations.ravel().tolist() == [0, 0]
+        assert infos["worker_lost"].all()
+        assert ours.step(np.zeros(2, int))[0].ravel().tolist() == [1, 1]
 
 
 # -- functions -------------------------------------------------------------------------------------
 
 
-class Buffered(Faulty):
+class Buffered(SmallBatch):
     """A batch that writes its results into the arrays that it was given."""
 
     def use_buffers(self, observations, rewards, terminated, truncated):
@@ -951,7 +851,7 @@ class Buffered(Faulty):
 
 
 def test_reset_in_a_step_does_not_clear_the_buffers_of_its_results():
-    class Clearing(Reusing):
+    class Clearing(SmallBatch):
         def use_buffers(self, *buffers):
             self.buffers = buffers
 
@@ -966,65 +866,46 @@ def test_reset_in_a_step_does_not_clear_the_buffers_of_its_results():
                 buffer[...] = result
             return *self.buffers, {}
 
-    envs = pysampler.VectorEnv([Clearing], autoreset_mode=SAME_STEP, num_workers=1)
-    envs.reset(seed=1)
-    for _ in range(3):
-        _, rewards, terminated, _, infos = envs.step(np.zeros(2, int))
-    assert list(rewards) == [1, 1]
-    assert list(terminated) == [True, True]
-    same(infos["final_obs"][0], np.array([3.0, 3.0]))
-    envs.close()
+    with begun(
+        [lambda: Clearing(DISABLED, length=3)], seed=1, autoreset_mode=SAME_STEP, num_workers=1
+    ) as envs:
+        for _ in range(3):
+            _, rewards, terminated, _, infos = envs.step(np.zeros(2, int))
+        assert list(rewards) == [1, 1]
+        assert list(terminated) == [True, True]
+        same(infos["final_obs"][0], np.array([1.0, 3.0]))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_may_write_into_the_frames_themselves(num_workers):
-    ours = pysampler.VectorEnv([functools.partial(Buffered, count=2)] * 2, num_workers=num_workers)
-    theirs = pysampler.VectorEnv([functools.partial(Faulty, count=2)] * 2, num_workers=num_workers)
-    same(ours.reset(seed=1), theirs.reset(seed=1))
-    for _ in range(5):
-        same(ours.step(np.zeros(4, int)), theirs.step(np.zeros(4, int)))
-    ours.close()
-    theirs.close()
+    ours, theirs = (
+        pysampler.VectorEnv([functools.partial(kind, NEXT_STEP)] * 2, num_workers=num_workers)
+        for kind in (Buffered, SmallBatch)
+    )
+    with ours, theirs:
+        alike(ours, theirs, 5, np.zeros(4, int), seed=1)
 
 
 def test_batch_that_is_no_whole_vector_env_is_refused():
-    class Some(Faulty):
+    class Some(SmallBatch):
         batch_size = 2
 
     with pytest.raises(EnvError, match="with batch_size 2, expected 3"):
-        pysampler.VectorEnv([Some], num_workers=1)
+        pysampler.VectorEnv([lambda: Some(NEXT_STEP, 3)], num_workers=1)
 
 
 def test_vector_env_with_another_autoreset_mode_than_gymnasiums_is_named():
-    with pytest.raises(EnvError, match="env 0 is a Reusing with autoreset_mode 'NEXT_STEP'"):
-        pysampler.VectorEnv([functools.partial(Reusing, "NEXT_STEP")], num_workers=1)
-
-
-@pytest.mark.parametrize(
-    ("env_id", "options", "error"),
-    [
-        ("CartPole-v1", {"groups": 0}, "groups 0"),
-        ("CartPole-v1", {"groups": "2"}, "groups '2'"),
-        ("CartPole-v1", {"num_workers": "x"}, "num_workers 'x'"),
-        ("CartPole-v1", {"main_envs": "auto"}, "main_envs 'auto'"),
-        ("CartPole-v1", {"main_envs": 4}, "main_envs 4, expected fewer than the 4 envs"),
-        ("Pendulum-v1", {}, "doesn't have a vector entry point"),
-    ],
-)
-def test_make_vec_of_a_vector_class_names_wrong_options(env_id, options, error):
-    with pytest.raises((ValueError, gym.error.Error), match=error):
-        pysampler.make_vec(env_id, 4, "vector_entry_point", **options)
+    with pytest.raises(EnvError, match="env 0 is a SmallBatch with autoreset_mode 'NEXT_STEP'"):
+        pysampler.VectorEnv([functools.partial(SmallBatch, "NEXT_STEP")], num_workers=1)
 
 
 def test_make_vec_uses_the_registered_vector_class():
-    envs = pysampler.make_vec("CartPole-v1", 7, "vector_entry_point", num_workers=2)
-    assert (envs.num_envs, envs.num_workers) == (7, 2)
-    assert "CartPole-v1 of 4 envs  in one call" in envs.describe()
-    assert envs.spec.kwargs["vectorization_mode"] == "vector_entry_point"
-    envs.close()
-    again = pysampler.make_vec(envs.spec)
-    assert again.num_envs == 7
-    again.close()
+    with pysampler.make_vec("CartPole-v1", 7, "vector_entry_point", num_workers=2) as envs:
+        assert (envs.num_envs, envs.num_workers) == (7, 2)
+        assert "CartPole-v1 of 4 envs  in one call" in envs.describe()
+        assert envs.spec.kwargs["vectorization_mode"] == "vector_entry_point"
+    with pysampler.make_vec(envs.spec) as again:
+        assert again.num_envs == 7
 
 
 @pytest.mark.parametrize(
@@ -1037,35 +918,29 @@ def test_make_vec_uses_the_registered_vector_class():
     ],
 )
 def test_make_vec_divides_vector_classes_between_groups(options, sizes):
-    envs = pysampler.make_vec("CartPole-v1", 6, "vector_entry_point", **options)
-    assert [len(group) for group in envs._core.groups] == sizes
-    envs.close()
+    with pysampler.make_vec("CartPole-v1", 6, "vector_entry_point", **options) as envs:
+        assert [len(group) for group in envs._core.groups] == sizes
 
 
-class Interrupting(gym.Env):
+class Drifting(SmallEnv):
+    """Observes a random number, plus its steps."""
+
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = gym.spaces.Discrete(2)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = self.np_random.normal(size=1)
-        return self.at.copy(), {}
-
-    def step(self, action):
-        if action == 1:
-            raise KeyboardInterrupt
-        self.at = self.at + 1
-        return self.at.copy(), 0.0, False, False, {}
+    def observe(self):
+        if self.steps == 0:
+            self.first = self.np_random.normal(size=1)
+        return self.first + self.steps
 
 
 def test_envs_with_different_options_can_be_reset_after_an_interrupt():
     mode = AutoresetMode.DISABLED
-    make = functools.partial(SyncVectorEnv, [Interrupting] * 3, autoreset_mode=mode)
+    make = functools.partial(SyncVectorEnv, [Drifting] * 3, autoreset_mode=mode)
     with pysampler.VectorEnv([make], num_workers=0, autoreset_mode=mode) as envs:
         envs.set_options([0, 1, 2], [{"o": 1}, {"o": 2}, {"o": 2}])
         envs.reset(seed=1)
         with pytest.raises(KeyboardInterrupt):
-            envs.step(np.array([0, 0, 1]))
+            envs.step(np.array([0, 0, INTERRUPT]))
         envs.step_wait()
         for _ in range(2):
             observations, _ = envs.reset()

@@ -15,6 +15,7 @@ from disk import full_after
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from made_up import SpaceEnv, TellingEnv, same
+from vectors import begun
 
 import pysampler
 from pysampler._vector.arguments import CONFLICTS, refuse
@@ -41,76 +42,81 @@ class Tasked(gym.Env):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_options_apply_from_the_next_reset(mode, workers):
-    envs = pysampler.VectorEnv(
+    with pysampler.VectorEnv(
         [Tasked] * 5, num_workers=workers, groups=2, autoreset_mode=mode, frames=2
-    )
-    observations, infos = envs.reset()
-    assert "options_version" not in infos
-    assert envs.set_options([1, 4], [{"task": 11}, {"task": 14}]) == 1
-    assert envs.set_options([4], {"task": 24}) == 2
-    observations, *_, infos = envs.step(np.zeros(5, np.int64))
-    assert observations.tolist() == [-1] * 5
-    assert infos["options_version"].tolist() == [0] * 5
-    for _ in range(2):  # until they are changed
-        observations, *_, infos = envs.step(np.ones(5, np.int64))
-        if mode == AutoresetMode.NEXT_STEP:
+    ) as envs:
+        observations, infos = envs.reset()
+        assert "options_version" not in infos
+        assert envs.set_options([1, 4], [{"task": 11}, {"task": 14}]) == 1
+        assert envs.set_options([4], {"task": 24}) == 2
+        observations, *_, infos = envs.step(np.zeros(5, np.int64))
+        assert observations.tolist() == [-1] * 5
+        assert infos["options_version"].tolist() == [0] * 5
+        for _ in range(2):  # until they are changed
             observations, *_, infos = envs.step(np.ones(5, np.int64))
-        assert observations.tolist() == [-1, 11, -1, -1, 24]
-        assert infos["options_version"].tolist() == [0, 1, 0, 0, 2]
-    observations, infos = envs.reset(options={"task": 7})
-    assert observations.tolist() == [7] * 5
-    assert infos["options_version"].tolist() == [0] * 5
-    envs.set_options(None, None)
-    observations, infos = envs.reset()
-    assert observations.tolist() == [-1] * 5
-    assert infos["options_version"].tolist() == [3] * 5
-    envs.close()
+            if mode == AutoresetMode.NEXT_STEP:
+                observations, *_, infos = envs.step(np.ones(5, np.int64))
+            assert observations.tolist() == [-1, 11, -1, -1, 24]
+            assert infos["options_version"].tolist() == [0, 1, 0, 0, 2]
+        observations, infos = envs.reset(options={"task": 7})
+        assert observations.tolist() == [7] * 5
+        assert infos["options_version"].tolist() == [0] * 5
+        envs.set_options(None, None)
+        observations, infos = envs.reset()
+        assert observations.tolist() == [-1] * 5
+        assert infos["options_version"].tolist() == [3] * 5
 
 
 def test_options_and_options_version_change_together():
-    envs = pysampler.VectorEnv([Tasked] * 4, num_workers=2, groups=2)
-    envs.reset()
-    envs.send(np.zeros(4, np.int64))
-    for task in range(30):
-        envs.set_options(None, {"task": task})
-        _, _, _, _, infos = envs.recv(min_envs=1)
-        envs.async_reset(env_ids=infos["env_id"])
-    while envs.pending:
-        observations, *_, infos = envs.recv(min_envs=1)
-        # The task and options_version of an env change together.
-        assert (observations + 1).tolist() == infos["options_version"].tolist()
-    envs.close()
+    with begun([Tasked] * 4, num_workers=2, groups=2) as envs:
+        envs.send(np.zeros(4, np.int64))
+        for task in range(30):
+            envs.set_options(None, {"task": task})
+            _, _, _, _, infos = envs.recv(min_envs=1)
+            envs.async_reset(env_ids=infos["env_id"])
+        while envs.pending:
+            observations, *_, infos = envs.recv(min_envs=1)
+            # The task and options_version of an env change together.
+            assert (observations + 1).tolist() == infos["options_version"].tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_reset_accepts_options_per_env(workers):
-    envs = pysampler.VectorEnv([Tasked] * 4, num_workers=workers, groups=2)
-    each = [{"task": 5}, None, {"task": 7}, {"task": 8}]
-    assert envs.reset(options=each)[0].tolist() == [5, -1, 7, 8]
-    assert envs.reset()[0].tolist() == [-1] * 4
-    envs.async_reset(options=each)
-    observations, *_, infos = envs.recv()
-    assert observations[np.argsort(infos["env_id"])].tolist() == [5, -1, 7, 8]
-    for reset in (envs.reset, envs.async_reset):
-        with pytest.raises(ValueError, match="cannot reset: 3 options, expected 4"):
-            reset(options=each[:3])
-    assert envs.reset(options={"task": 2})[0].tolist() == [2] * 4
-    envs.close()
+    with pysampler.VectorEnv([Tasked] * 4, num_workers=workers, groups=2) as envs:
+        each = [{"task": 5}, None, {"task": 7}, {"task": 8}]
+        assert envs.reset(options=each)[0].tolist() == [5, -1, 7, 8]
+        assert envs.reset()[0].tolist() == [-1] * 4
+        envs.async_reset(options=each)
+        observations, *_, infos = envs.recv()
+        assert observations[np.argsort(infos["env_id"])].tolist() == [5, -1, 7, 8]
+        for reset in (envs.reset, envs.async_reset):
+            with pytest.raises(ValueError, match="cannot reset: 3 options, expected 4"):
+                reset(options=each[:3])
+        assert envs.reset(options={"task": 2})[0].tolist() == [2] * 4
 
 
 def test_wrong_options_raise():
-    envs = pysampler.VectorEnv([Tasked] * 2, num_workers=1)
-    for ids, options, error, match in [
-        ([2], {}, IndexError, "env 2"),
-        (0, {}, TypeError, r"0 dimensions, expected a list of indices: \[0\]"),
-        ([0], [{}, {}], ValueError, "2 of them"),
-        ([0], 3, TypeError, "cannot set options: int, expected a dict, None, or a list with one"),
-        (None, 5, TypeError, "cannot set options: int, expected a dict, None, or a list with one"),
-        ([0, 1], [{}, 3], TypeError, "int"),
-    ]:
-        with pytest.raises(error, match=match):
-            envs.set_options(ids, options)
-    envs.close()
+    with pysampler.VectorEnv([Tasked] * 2, num_workers=1) as envs:
+        for ids, options, error, match in [
+            ([2], {}, IndexError, "env 2"),
+            (0, {}, TypeError, r"0 dimensions, expected a list of indices: \[0\]"),
+            ([0], [{}, {}], ValueError, "2 of them"),
+            (
+                [0],
+                3,
+                TypeError,
+                "cannot set options: int, expected a dict, None, or a list with one",
+            ),
+            (
+                None,
+                5,
+                TypeError,
+                "cannot set options: int, expected a dict, None, or a list with one",
+            ),
+            ([0, 1], [{}, 3], TypeError, "int"),
+        ]:
+            with pytest.raises(error, match=match):
+                envs.set_options(ids, options)
 
 
 class Unpickled:
@@ -123,13 +129,11 @@ def _refuse():
 
 
 def test_options_that_cannot_be_unpickled_fail_the_next_step():
-    envs = pysampler.VectorEnv([Tasked] * 2, num_workers=1)
-    envs.reset()
-    envs.set_options(None, {"task": Unpickled()})
-    with pytest.raises(EnvError, match="RuntimeError"):
-        envs.step(np.zeros(2, np.int64))
-    assert envs.step(np.zeros(2, np.int64))[0].tolist() == [-1, -1]
-    envs.close()
+    with begun([Tasked] * 2, num_workers=1) as envs:
+        envs.set_options(None, {"task": Unpickled()})
+        with pytest.raises(EnvError, match="RuntimeError"):
+            envs.step(np.zeros(2, np.int64))
+        assert envs.step(np.zeros(2, np.int64))[0].tolist() == [-1, -1]
 
 
 # -- recordings ------------------------------------------------------------------------------------
@@ -151,22 +155,21 @@ class Delayed(SpaceEnv):
 
 def run(delays, **kwargs):
     fns = [functools.partial(Delayed, delays)] * 6
-    envs = pysampler.VectorEnv(fns, num_workers=2, groups=3, **kwargs)
-    batches = []
-    dice = np.random.default_rng(3)
-    envs.async_reset(seed=1)
-    for turn in range(300):
-        timeout = None if turn % 3 or envs.ready else 0.0001
-        results = envs.recv(min_envs=1 + turn % 3, timeout=timeout)
-        batches.append(results)
-        ids = results[4]["env_id"]
-        if turn % 50 == 49:
-            envs.async_reset(env_ids=ids)
-        elif len(ids):
-            envs.send(dice.integers(0, 3, len(ids)), ids)
-    while envs.pending:
-        batches.append(envs.recv())
-    envs.close()
+    with pysampler.VectorEnv(fns, num_workers=2, groups=3, **kwargs) as envs:
+        batches = []
+        dice = np.random.default_rng(3)
+        envs.async_reset(seed=1)
+        for turn in range(300):
+            timeout = None if turn % 3 or envs.ready else 0.0001
+            results = envs.recv(min_envs=1 + turn % 3, timeout=timeout)
+            batches.append(results)
+            ids = results[4]["env_id"]
+            if turn % 50 == 49:
+                envs.async_reset(env_ids=ids)
+            elif len(ids):
+                envs.send(dice.integers(0, 3, len(ids)), ids)
+        while envs.pending:
+            batches.append(envs.recv())
     return batches
 
 
@@ -387,25 +390,23 @@ def closed(envs):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_stats_count_steps_and_resets(mode, workers):
-    envs = pysampler.VectorEnv([Tasked] * 4, num_workers=workers, autoreset_mode=mode)
-    envs.reset()
-    for _ in range(10):
-        envs.step(np.array([0, 0, 0, 1]))
-    stats = envs.stats()
-    if mode == AutoresetMode.NEXT_STEP:
-        assert stats.steps.count.tolist() == [10, 10, 10, 5]
-        assert stats.resets.count.tolist() == [1, 1, 1, 6]
-    else:
-        assert stats.steps.count.tolist() == [10, 10, 10, 10]
-        assert stats.resets.count.tolist() == [1, 1, 1, 11]
-    assert (stats.steps.buckets.sum(axis=1) == stats.steps.count).all()
-    for times in (stats.steps, stats.resets):
-        assert (times.seconds > 0).all()
-        assert (times.quantile(0.5) <= times.quantile(0.99)).all()
-    assert len(stats.waits) == max(workers, 1)
-    assert "worker 0" in str(stats)
-    assert envs.stats().steps.count.tolist() == stats.steps.count.tolist()
-    envs.close()
+    with begun([Tasked] * 4, num_workers=workers, autoreset_mode=mode) as envs:
+        for _ in range(10):
+            envs.step(np.array([0, 0, 0, 1]))
+        stats = envs.stats()
+        if mode == AutoresetMode.NEXT_STEP:
+            assert stats.steps.count.tolist() == [10, 10, 10, 5]
+            assert stats.resets.count.tolist() == [1, 1, 1, 6]
+        else:
+            assert stats.steps.count.tolist() == [10, 10, 10, 10]
+            assert stats.resets.count.tolist() == [1, 1, 1, 11]
+        assert (stats.steps.buckets.sum(axis=1) == stats.steps.count).all()
+        for times in (stats.steps, stats.resets):
+            assert (times.seconds > 0).all()
+            assert (times.quantile(0.5) <= times.quantile(0.99)).all()
+        assert len(stats.waits) == max(workers, 1)
+        assert "worker 0" in str(stats)
+        assert envs.stats().steps.count.tolist() == stats.steps.count.tolist()
 
 
 class Slow(Tasked):
@@ -420,17 +421,15 @@ class Slow(Tasked):
 
 def test_stats_name_a_slow_env():
     loops = [100, 100, 30_000, 100]
-    envs = pysampler.VectorEnv([functools.partial(Slow, n) for n in loops], num_workers=2)
-    envs.reset()
-    for _ in range(99):
+    with begun([functools.partial(Slow, n) for n in loops], num_workers=2) as envs:
+        for _ in range(99):
+            envs.step(np.zeros(4, np.int64))
+        assert "times the usual" not in str(envs.stats())  # 99 steps may be too few to tell
         envs.step(np.zeros(4, np.int64))
-    assert "times the usual" not in str(envs.stats())  # 99 steps may be too few to tell
-    envs.step(np.zeros(4, np.int64))
-    stats = envs.stats()
-    assert stats.steps.quantile(0.5).argmax() == stats.steps.mean.argmax() == 2
-    assert "env 2 of worker 1 takes" in str(stats)
-    assert stats.worker_of.tolist() == [0, 0, 1, 1]
-    envs.close()
+        stats = envs.stats()
+        assert stats.steps.quantile(0.5).argmax() == stats.steps.mean.argmax() == 2
+        assert "env 2 of worker 1 takes" in str(stats)
+        assert stats.worker_of.tolist() == [0, 0, 1, 1]
 
 
 def slow_of(us, sizes):
@@ -471,46 +470,44 @@ def test_quantiles_stay_right_after_more_steps_than_32_bits_count():
 
 
 def test_masked_reset_counts_only_the_envs_it_resets():
-    envs = pysampler.VectorEnv([Tasked] * 3, num_workers=1, autoreset_mode=AutoresetMode.DISABLED)
-    envs.set_options(None, {"task": 3})
-    envs.reset()
-    envs.step(np.array([0, 1, 0]))
-    infos = envs.reset(options={"reset_mask": np.array([False, True, False])})[1]
-    assert infos["options_version"].tolist() == [1] * 3
-    stats = envs.stats()
-    assert stats.steps.count.tolist() == [1, 1, 1]
-    assert stats.resets.count.tolist() == [1, 2, 1]
-    envs.close()
+    with pysampler.VectorEnv(
+        [Tasked] * 3, num_workers=1, autoreset_mode=AutoresetMode.DISABLED
+    ) as envs:
+        envs.set_options(None, {"task": 3})
+        envs.reset()
+        envs.step(np.array([0, 1, 0]))
+        infos = envs.reset(options={"reset_mask": np.array([False, True, False])})[1]
+        assert infos["options_version"].tolist() == [1] * 3
+        stats = envs.stats()
+        assert stats.steps.count.tolist() == [1, 1, 1]
+        assert stats.resets.count.tolist() == [1, 2, 1]
 
 
 def test_replaying_an_empty_batch_does_not_wait(tmp_path):
     path = tmp_path / "recording"
     record(path, 1, [[], [0]])
-    envs = pysampler.VectorEnv([TellingEnv], num_workers=1, replay_from=path)
-    envs.async_reset()
-    assert len(envs.recv(timeout=1e6)[1]) == 0
-    assert len(envs.recv(timeout=0)[1]) == 1
-    envs.close()
+    with pysampler.VectorEnv([TellingEnv], num_workers=1, replay_from=path) as envs:
+        envs.async_reset()
+        assert len(envs.recv(timeout=1e6)[1]) == 0
+        assert len(envs.recv(timeout=0)[1]) == 1
 
 
 def test_stats_convert_to_a_dict_and_an_html_table():
-    envs = pysampler.VectorEnv([TellingEnv] * 3, num_workers=2)
-    envs.reset()
-    for _ in range(5):
-        envs.step(np.zeros(3, np.int64))
-    stats = envs.stats()
-    numbers = stats.to_dict()
-    assert numbers["steps"] + numbers["resets"] == 18
-    assert numbers["step_seconds"] == pytest.approx(stats.steps.seconds.sum())
-    assert numbers["step_p99"] >= numbers["step_p50"] > 0
-    assert numbers["losses"] == 0
-    assert all(type(number) in (int, float) for number in numbers.values())
-    table = stats._repr_html_()
-    rows = [line.split() for line in str(stats).splitlines()]
-    for row in rows[1:3]:
-        assert f"<td>worker {row[1]}</td><td>{row[2]}</td><td>{row[3]}</td>" in table
-    assert table.count("<tr>") == 3
-    envs.close()
+    with begun([TellingEnv] * 3, num_workers=2) as envs:
+        for _ in range(5):
+            envs.step(np.zeros(3, np.int64))
+        stats = envs.stats()
+        numbers = stats.to_dict()
+        assert numbers["steps"] + numbers["resets"] == 18
+        assert numbers["step_seconds"] == pytest.approx(stats.steps.seconds.sum())
+        assert numbers["step_p99"] >= numbers["step_p50"] > 0
+        assert numbers["losses"] == 0
+        assert all(type(number) in (int, float) for number in numbers.values())
+        table = stats._repr_html_()
+        rows = [line.split() for line in str(stats).splitlines()]
+        for row in rows[1:3]:
+            assert f"<td>worker {row[1]}</td><td>{row[2]}</td><td>{row[3]}</td>" in table
+        assert table.count("<tr>") == 3
 
 
 class Kept(Tasked):

@@ -13,6 +13,8 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import SpaceEnv, TellingEnv, same
+from told_envs import SmallEnv
+from vectors import begun
 
 import pysampler
 from pysampler import _core
@@ -28,22 +30,26 @@ OBSERVATIONS = {
 }
 
 
-class Gated(gym.Env):
+class Gated(SmallEnv):
     """With action 1, steps only once something was written to its pipe."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
-    action_space = spaces.Discrete(3)
 
     def __init__(self, gate):
         self.gate = gate
 
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
+    def observe(self):
+        return np.full(1, self.steps > 0, np.float32)
 
-    def step(self, action):
+    def act(self, action):
         if action == 1:
             self.gate.read_bytes()  # blocks until a writer has come and gone
-        return np.ones(1, np.float32), float(action), False, False, {}
+
+    def reward(self, action):
+        return float(action)
+
+    def ends(self, action):
+        return False
 
 
 @pytest.fixture
@@ -98,36 +104,34 @@ def row_of(batch, at):
 def test_send_and_recv_return_the_same_results_as_step(mode, space, workers, groups):
     """Answering envs as they become ready does not change the results of any."""
     fns = [functools.partial(SpaceEnv, OBSERVATIONS[space], spaces.Discrete(5), infos="all")] * 7
-    ours = pysampler.VectorEnv(fns, autoreset_mode=mode, num_workers=workers, groups=groups)
-    theirs = SyncVectorEnv(fns, autoreset_mode=mode)
-    steps = 40
-    actions = np.random.default_rng(1).integers(0, 5, (steps, 7))
-    first = theirs.reset(seed=5)[0]
-    expected = [theirs.step(row) for row in actions]
-    dice = random.Random(1)
-    done = [-1] * 7  # the last step each env has returned
-    ours.async_reset(seed=5)
-    while ours.pending:
-        results = ours.recv(
-            min_envs=dice.choice([None, 1, 3, "auto"]),
-            timeout=dice.choice([None, 0, 0.001, "auto"]),
-        )
-        envs = results[4]["env_id"]
-        assert len(results[1]) == len(envs)
-        for at, env in enumerate(envs):
-            if done[env] < 0:
-                same(row_of(results[0], at), row_of(first, env), "reset")
-            else:
-                same(rows(results, at), rows(expected[done[env]], env), f"{env} {done[env]}")
-            done[env] += 1
-        going_on = np.array([env for env in envs if done[env] < steps], np.int64)
-        if len(going_on):
-            ours.send(np.array([actions[done[env], env] for env in going_on]), going_on)
-    assert done == [steps] * 7
-    same(ours.reset(seed=9), theirs.reset(seed=9), "reset of all")
-    same(ours.step(actions[0]), theirs.step(actions[0]), "step of all")
-    ours.close()
-    theirs.close()
+    with pysampler.VectorEnv(fns, autoreset_mode=mode, num_workers=workers, groups=groups) as ours:
+        theirs = SyncVectorEnv(fns, autoreset_mode=mode)
+        steps = 40
+        actions = np.random.default_rng(1).integers(0, 5, (steps, 7))
+        first = theirs.reset(seed=5)[0]
+        expected = [theirs.step(row) for row in actions]
+        dice = random.Random(1)
+        done = [-1] * 7  # the last step each env has returned
+        ours.async_reset(seed=5)
+        while ours.pending:
+            results = ours.recv(
+                min_envs=dice.choice([None, 1, 3, "auto"]),
+                timeout=dice.choice([None, 0, 0.001, "auto"]),
+            )
+            envs = results[4]["env_id"]
+            assert len(results[1]) == len(envs)
+            for at, env in enumerate(envs):
+                if done[env] < 0:
+                    same(row_of(results[0], at), row_of(first, env), "reset")
+                else:
+                    same(rows(results, at), rows(expected[done[env]], env), f"{env} {done[env]}")
+                done[env] += 1
+            going_on = np.array([env for env in envs if done[env] < steps], np.int64)
+            if len(going_on):
+                ours.send(np.array([actions[done[env], env] for env in going_on]), going_on)
+        assert done == [steps] * 7
+        same(ours.reset(seed=9), theirs.reset(seed=9), "reset of all")
+        same(ours.step(actions[0]), theirs.step(actions[0]), "step of all")
 
 
 def test_recv_returns_envs_in_the_order_they_became_ready(gated):
@@ -279,29 +283,27 @@ def test_check_for_late_envs_does_not_end_the_wait(tmp_path):
     gates = [tmp_path / str(i) for i in range(2)]
     for gate in gates:
         os.mkfifo(gate)
-    envs = pysampler.VectorEnv(
+    with begun(
         [functools.partial(Gated, gate) for gate in gates],
         num_workers=2,
         step_timeout=0.3,
         on_hang="wait",
-    )
-    envs.reset()
-    envs.send(np.ones(2, np.int64))
-    gates[0].write_bytes(b"")
+    ) as envs:
+        envs.send(np.ones(2, np.int64))
+        gates[0].write_bytes(b"")
 
-    with warnings.catch_warnings(record=True, action="always") as caught:
+        with warnings.catch_warnings(record=True, action="always") as caught:
 
-        def let_the_late_one():
-            while not caught:
-                pass
-            gates[1].write_bytes(b"")
+            def let_the_late_one():
+                while not caught:
+                    pass
+                gates[1].write_bytes(b"")
 
-        helper = threading.Thread(target=let_the_late_one, daemon=True)
-        helper.start()
-        assert sorted(envs.recv(min_envs=2)[4]["env_id"]) == [0, 1]
-        helper.join()
-    assert "env 1 in worker 1" in str(caught[0].message)
-    envs.close()
+            helper = threading.Thread(target=let_the_late_one, daemon=True)
+            helper.start()
+            assert sorted(envs.recv(min_envs=2)[4]["env_id"]) == [0, 1]
+            helper.join()
+        assert "env 1 in worker 1" in str(caught[0].message)
 
 
 def test_resets_and_steps_can_be_pending_together(gated):
@@ -318,33 +320,29 @@ def test_resets_and_steps_can_be_pending_together(gated):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_env_error_in_recv_does_not_affect_other_envs(workers):
-    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers, groups=4)
-    envs.reset()
-    envs.send(np.array([0, TellingEnv.RAISE, 0, 0]))
-    with pytest.raises(EnvError, match="env 1") as caught:
-        while True:
-            envs.recv(min_envs=4)
-    assert caught.value.env == 1
-    left = []
-    while envs.pending:
-        left += envs.recv(min_envs=1)[4]["env_id"].tolist()
-    assert set(left) <= {0, 2, 3}
-    envs.send(np.zeros(4, np.int64))
-    assert envs.recv()[1].tolist() == [1] * 4
-    envs.close()
+    with begun([TellingEnv] * 4, num_workers=workers, groups=4) as envs:
+        envs.send(np.array([0, TellingEnv.RAISE, 0, 0]))
+        with pytest.raises(EnvError, match="env 1") as caught:
+            while True:
+                envs.recv(min_envs=4)
+        assert caught.value.env == 1
+        left = []
+        while envs.pending:
+            left += envs.recv(min_envs=1)[4]["env_id"].tolist()
+        assert set(left) <= {0, 2, 3}
+        envs.send(np.zeros(4, np.int64))
+        assert envs.recv()[1].tolist() == [1] * 4
 
 
 def test_recv_starves_no_env():
-    envs = pysampler.VectorEnv([TellingEnv] * 6, num_workers=2, groups=3)
-    envs.reset()
-    envs.send(np.zeros(6, np.int64))
-    turns = np.zeros(6, int)
-    while turns.min() < 50:
-        batch = envs.recv(min_envs=1, max_envs=2)[4]["env_id"]
-        turns[batch] += 1
-        envs.send(np.zeros(len(batch), np.int64), batch)
-    envs.recv()
-    envs.close()
+    with begun([TellingEnv] * 6, num_workers=2, groups=3) as envs:
+        envs.send(np.zeros(6, np.int64))
+        turns = np.zeros(6, int)
+        while turns.min() < 50:
+            batch = envs.recv(min_envs=1, max_envs=2)[4]["env_id"]
+            turns[batch] += 1
+            envs.send(np.zeros(len(batch), np.int64), batch)
+        envs.recv()
 
 
 def test_lost_worker_ends_the_wait_in_recv():
@@ -379,14 +377,12 @@ WRONG = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_send_and_recv_calls_raise(wrong, workers):
-    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers, groups=2 - workers // 2)
-    envs.reset()
-    call, error, match = WRONG[wrong]
-    with pytest.raises(error, match=match):
-        call(envs)
-    assert envs.pending == 0
-    assert envs.step(np.zeros(4, np.int64))[1].tolist() == [1] * 4
-    envs.close()
+    with begun([TellingEnv] * 4, num_workers=workers, groups=2 - workers // 2) as envs:
+        call, error, match = WRONG[wrong]
+        with pytest.raises(error, match=match):
+            call(envs)
+        assert envs.pending == 0
+        assert envs.step(np.zeros(4, np.int64))[1].tolist() == [1] * 4
 
 
 WRONG_SIZES = [
@@ -406,13 +402,11 @@ WRONG_SIZES = [
 
 @pytest.mark.parametrize(("arguments", "match"), WRONG_SIZES)
 def test_wrong_recv_arguments_raise(arguments, match):
-    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
-    envs.reset()
-    envs.send(np.zeros(4, np.int64))
-    with pytest.raises(ValueError, match=match):
-        envs.recv(**arguments)
-    assert envs.recv(min_envs=10)[1].tolist() == [1] * 4
-    envs.close()
+    with begun([TellingEnv] * 4, num_workers=2) as envs:
+        envs.send(np.zeros(4, np.int64))
+        with pytest.raises(ValueError, match=match):
+            envs.recv(**arguments)
+        assert envs.recv(min_envs=10)[1].tolist() == [1] * 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -438,11 +432,9 @@ def test_error_names_the_pending_send(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_empty_send_leaves_nothing_pending(workers):
-    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers)
-    envs.reset()
-    envs.send(np.zeros(0, np.int64), [])
-    assert envs.step(np.zeros(4, np.int64))[1].tolist() == [1] * 4
-    envs.close()
+    with begun([TellingEnv] * 4, num_workers=workers) as envs:
+        envs.send(np.zeros(0, np.int64), [])
+        assert envs.step(np.zeros(4, np.int64))[1].tolist() == [1] * 4
 
 
 class Interrupted(TellingEnv):
@@ -458,49 +450,48 @@ class Interrupted(TellingEnv):
 
 
 def test_recv_resumes_an_inline_step_after_ctrl_c():
-    envs = pysampler.VectorEnv([TellingEnv, Interrupted], num_workers=0, groups=2)
-    envs.reset()
-    envs.send(np.zeros(2, np.int64))
-    with pytest.raises(KeyboardInterrupt):
-        envs.recv()
-    assert envs.pending == 2
-    assert envs.recv()[4]["env_id"].tolist() == [0, 1]
-    envs.send(np.zeros(2, np.int64))
-    assert envs.recv()[4]["env_id"].tolist() == [0, 1]
-    envs.close()
+    with begun([TellingEnv, Interrupted], num_workers=0, groups=2) as envs:
+        envs.send(np.zeros(2, np.int64))
+        with pytest.raises(KeyboardInterrupt):
+            envs.recv()
+        assert envs.pending == 2
+        assert envs.recv()[4]["env_id"].tolist() == [0, 1]
+        envs.send(np.zeros(2, np.int64))
+        assert envs.recv()[4]["env_id"].tolist() == [0, 1]
 
 
-class Adds(gym.Env):
+class Adds(SmallEnv):
     """Returns the sum of its action as its reward."""
 
-    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gym.spaces.Box(-10, 10, (6,), np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
+    def reward(self, action):
+        return float(action.sum())
 
-    def step(self, action):
-        info = {"dtype": np.dtype(action.dtype).num}
-        return np.zeros(1, np.float32), float(action.sum()), False, False, info
+    def ends(self, action):
+        return False
+
+    def info(self, action):
+        return {"dtype": np.dtype(action.dtype).num}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pending_groups_can_have_actions_of_different_dtypes(num_workers):
     """They share a frame, and do not overwrite each other."""
     dtypes = [np.float32, np.float64, np.int8, np.float16]
-    envs = pysampler.VectorEnv([Adds] * 4, num_workers=num_workers, groups=4 // (num_workers or 1))
-    envs.async_reset()
-    for _ in range(4):
-        envs.recv(min_envs=1, max_envs=1)
-    for value in range(1, 20):
-        for env, dtype in enumerate(dtypes):
-            envs.send(np.full((1, 6), value + env, dtype), [env])
-        rewards = np.zeros(4)
+    with pysampler.VectorEnv(
+        [Adds] * 4, num_workers=num_workers, groups=4 // (num_workers or 1)
+    ) as envs:
+        envs.async_reset()
         for _ in range(4):
-            _, reward, _, _, infos = envs.recv(min_envs=1, max_envs=1)
-            [env] = infos["env_id"]
-            rewards[env] = reward[0]
-            assert infos["dtype"][0] == np.dtype(dtypes[env]).num
-        assert rewards.tolist() == [6.0 * (value + env) for env in range(4)]
-    envs.close()
+            envs.recv(min_envs=1, max_envs=1)
+        for value in range(1, 20):
+            for env, dtype in enumerate(dtypes):
+                envs.send(np.full((1, 6), value + env, dtype), [env])
+            rewards = np.zeros(4)
+            for _ in range(4):
+                _, reward, _, _, infos = envs.recv(min_envs=1, max_envs=1)
+                [env] = infos["env_id"]
+                rewards[env] = reward[0]
+                assert infos["dtype"][0] == np.dtype(dtypes[env]).num
+            assert rewards.tolist() == [6.0 * (value + env) for env in range(4)]

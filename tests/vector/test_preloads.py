@@ -50,9 +50,8 @@ def test_ids_in_functions_name_the_modules_of_envs(env_fn):
 
 
 def test_makers_of_make_vec_name_the_modules_of_envs():
-    envs = pysampler.make_vec("CartPole-v1", num_envs=2, num_workers=0)
-    assert CARTPOLE in modules_of_envs(envs.env_fns, in_python=False)
-    envs.close()
+    with pysampler.make_vec("CartPole-v1", num_envs=2, num_workers=0) as envs:
+        assert CARTPOLE in modules_of_envs(envs.env_fns, in_python=False)
 
 
 def test_modules_of_native_blocks_follow_those_of_known_envs():

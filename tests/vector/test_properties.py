@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import SpaceEnv, same
+from vectors import alike, begun
 
 import pysampler
 
@@ -195,14 +196,12 @@ def test_infos_option_limits_the_infos(workers, mode):
 
 def test_numeric_infos_travel_in_the_frame():
     fns = [functools.partial(SpaceEnv, spaces.Box(0, 1, (2,)), infos="numbers")] * 4
-    envs = pysampler.VectorEnv(fns, num_workers=2)
-    envs.reset()
-    envs.step(np.zeros(4, np.int64))
-    for _ in range(20):
-        envs.step_async(np.zeros(4, np.int64))
-        assert envs._pool.wait() == []  # no env sent mail
-        assert envs.step_wait()[4].keys() == {"x", "_x", "n", "_n", "f", "_f"}
-    envs.close()
+    with begun(fns, num_workers=2) as envs:
+        envs.step(np.zeros(4, np.int64))
+        for _ in range(20):
+            envs.step_async(np.zeros(4, np.int64))
+            assert envs._pool.wait() == []  # no env sent mail
+            assert envs.step_wait()[4].keys() == {"x", "_x", "n", "_n", "f", "_f"}
 
 
 def test_more_info_keys_than_columns_match_gymnasium():
@@ -210,9 +209,7 @@ def test_more_info_keys_than_columns_match_gymnasium():
         def __init__(self):
             super().__init__([{f"key {i}": i + 0.5 for i in range(500)}])
 
-    ours = pysampler.VectorEnv([Talker] * 3, num_workers=2)
-    theirs = SyncVectorEnv([Talker] * 3)
-    for _ in range(3):
-        same(ours.reset(), theirs.reset())
-        same(ours.step(np.zeros(3, np.int64)), theirs.step(np.zeros(3, np.int64)))
-    ours.close()
+    with pysampler.VectorEnv([Talker] * 3, num_workers=2) as ours:
+        theirs = SyncVectorEnv([Talker] * 3)
+        for _ in range(3):
+            alike(ours, theirs, 1)

@@ -6,12 +6,13 @@ import os
 import signal
 import time
 
-import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
 from gymnasium.error import NoAsyncCallError
 from interrupts import at_each_point
+from told_envs import Drawing
+from vectors import begun
 
 import pysampler
 from pysampler._workers import renewal
@@ -22,26 +23,8 @@ ONE = {"num_workers": 2}  # two envs, so each worker has one
 SEVERAL = {"num_workers": 1}
 
 
-class Counting(gym.Env):
-    """Has episodes of random lengths, and observes a random number and the steps that are left."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = gym.spaces.Discrete(3)
+class Counting(Drawing):
     closes = None  # a folder for a file that close() makes
-    left = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = int(self.np_random.integers(2, 9))
-        self.options = options
-        return self._observe(), {}
-
-    def step(self, action):
-        self.left -= 1
-        return self._observe(), 1.0, self.left <= 0, False, {"left": self.left}
-
-    def _observe(self):
-        return np.array([self.np_random.random(), self.left])
 
     def close(self):
         if self.closes is not None:
@@ -161,8 +144,7 @@ def test_a_renewal_is_logged_and_closes_the_old_envs(caplog, tmp_path):
 
 @pytest.mark.slow
 def test_options_stay_set():
-    with pysampler.VectorEnv([Counting] * 3, recycle_after=2, **SEVERAL) as envs:
-        envs.reset(seed=1)
+    with begun([Counting] * 3, seed=1, recycle_after=2, **SEVERAL) as envs:
         envs.set_options(None, {"size": 3})
         first, steps = pids_of(envs), 0
         while pids_of(envs) == first or steps < 20:
@@ -174,8 +156,7 @@ def test_options_stay_set():
 
 def test_native_envs_are_renewed():
     options = {"recycle_after": 8, "native": True, **SEVERAL}
-    with pysampler.make_vec("CartPole-v1", 16, vector_kwargs=options) as envs:
-        envs.reset(seed=1)
+    with begun(pysampler.make_vec("CartPole-v1", 16, vector_kwargs=options), seed=1) as envs:
         first, lost = pids_of(envs), 0
         for _ in range(60):
             *_, infos = envs.step(np.ones(16, int))
@@ -200,8 +181,7 @@ def test_send_and_recv_go_on_across_renewals():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_chunks_go_on_across_renewals(mode):
-    with pysampler.VectorEnv([Counting] * 2, recycle_after=2, autoreset_mode=mode, **ONE) as envs:
-        envs.reset(seed=1)
+    with begun([Counting] * 2, seed=1, recycle_after=2, autoreset_mode=mode, **ONE) as envs:
         first = pids_of(envs)
         for _ in range(40):
             _, rewards, terminated, truncated, infos = envs.step_chunk(np.zeros((2, 3), int))
@@ -271,8 +251,7 @@ def test_a_masked_reset_tells_the_truth_about_the_envs_that_it_leaves():
 
 def test_a_masked_reset_after_a_renewal_marks_no_loss():
     options = {"recycle_after": 1, "autoreset_mode": "Disabled", **ONE}
-    with pysampler.VectorEnv([Counting] * 2, **options) as envs:
-        envs.reset(seed=1)
+    with begun([Counting] * 2, seed=1, **options) as envs:
         first = pids_of(envs)
         for _ in range(40):
             _, _, terminated, truncated, _ = envs.step([0, 0])
@@ -285,8 +264,7 @@ def test_a_masked_reset_after_a_renewal_marks_no_loss():
 
 @pytest.mark.parametrize("options", [ONE, SEVERAL], ids=str)
 def test_calls_after_a_step_reach_the_envs_that_made_it(options):
-    with pysampler.VectorEnv([Counting] * 2, recycle_after=1, **options) as envs:
-        envs.reset(seed=1)
+    with begun([Counting] * 2, seed=1, recycle_after=1, **options) as envs:
         first = pids_of(envs)
         for _ in range(40):
             observations, _, _, truncated, _ = envs.step([0, 0])
@@ -299,8 +277,7 @@ def test_notes_that_do_not_fit_the_inbox_arrive_before_a_renewal(tmp_path):
     class Closing(Counting):
         closes = tmp_path
 
-    with pysampler.VectorEnv([Closing], num_workers=1, recycle_after=1) as envs:
-        envs.reset(seed=1)
+    with begun([Closing], seed=1, num_workers=1, recycle_after=1) as envs:
         first = pids_of(envs)
         while pids_of(envs) == first:
             envs.set_options(None, {"x": np.zeros(1_000_000)})
@@ -314,8 +291,7 @@ class SlowToClose(Counting):
 
 
 def test_a_step_that_a_renewal_interrupts_was_not_sent():
-    with pysampler.VectorEnv([SlowToClose] * 2, recycle_after=1, **ONE) as envs:
-        envs.reset(seed=1)
+    with begun([SlowToClose] * 2, seed=1, recycle_after=1, **ONE) as envs:
         first = pids_of(envs)
         while pids_of(envs) == first:
             before = envs.observations.copy()
@@ -369,10 +345,7 @@ RENEWING = (
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_interrupted_renewals_go_on(mode):
-    with pysampler.VectorEnv(
-        [Counting] * 2, recycle_after=1, autoreset_mode=mode, **SEVERAL
-    ) as envs:
-        envs.reset(seed=2)
+    with begun([Counting] * 2, seed=2, recycle_after=1, autoreset_mode=mode, **SEVERAL) as envs:
 
         def step():
             return envs.step([0, 0])
@@ -407,11 +380,9 @@ class Leaks(Counting):
 
 def test_a_worker_with_too_much_memory_is_renewed(monkeypatch):
     monkeypatch.setattr(renewal, "LOOK_S", 0.0)
-    with pysampler.VectorEnv([Leaks], num_workers=1, recycle_above=1e9) as envs:
-        envs.reset()
+    with begun([Leaks], num_workers=1, recycle_above=1e9) as envs:
         most = renewal.own_memory(pids_of(envs)[0]) + 50_000_000
-    with pysampler.VectorEnv([Leaks], num_workers=1, recycle_above=most) as envs:
-        envs.reset(seed=1)
+    with begun([Leaks], seed=1, num_workers=1, recycle_above=most) as envs:
         first = pids_of(envs)
         while pids_of(envs) == first:
             assert renewal.own_memory(first[0]) < most + 200_000_000
@@ -421,8 +392,7 @@ def test_a_worker_with_too_much_memory_is_renewed(monkeypatch):
 @pytest.mark.slow
 def test_a_limit_that_a_new_worker_exceeds_is_told_of_once(monkeypatch, caplog):
     monkeypatch.setattr(renewal, "LOOK_S", 0.0)
-    with pysampler.VectorEnv([Counting], num_workers=1, recycle_above=1000) as envs:
-        envs.reset(seed=1)
+    with begun([Counting], seed=1, num_workers=1, recycle_above=1000) as envs:
         seen = set()
         while len(seen) < 4:
             envs.step([0])
@@ -443,8 +413,7 @@ class LeaksLong(Leaks):
 def test_a_long_episode_that_keeps_much_memory_is_told_of_once(monkeypatch, caplog):
     monkeypatch.setattr(renewal, "LOOK_S", 0.0)
     monkeypatch.setattr(renewal, "LONG_EPISODE", 50)
-    with pysampler.VectorEnv([LeaksLong], num_workers=1, recycle_above=1000) as envs:
-        envs.reset(seed=1)
+    with begun([LeaksLong], seed=1, num_workers=1, recycle_above=1000) as envs:
         for _ in range(50):
             envs.step([0])
         assert not caplog.records
@@ -464,30 +433,14 @@ def test_own_memory_leaves_out_what_others_share():
     assert renewal.own_memory(2**22 + 1) == 0
 
 
-def test_bad_limits_are_refused():
-    for given, text in (
-        ({"recycle_after": 0}, "recycle_after 0, expected a whole number of at least 1"),
-        ({"recycle_above": "2 XB"}, "recycle_above '2 XB', expected a number of bytes"),
-        (
-            {"recycle_above": "5"},
-            "recycle_above '5', expected a number of bytes, or text with a un",
-        ),
-        ({"recycle_above": "2 iB"}, "recycle_above '2 iB', expected"),
-        ({"recycle_above": "0 GB"}, "recycle_above '0 GB', expected"),
-        ({"recycle_above": "1.2.3 GB"}, "recycle_above '1.2.3 GB', expected"),
-        ({"recycle_above": True}, "recycle_above True, expected"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            pysampler.VectorEnv([Counting], num_workers=1, **given)
-    several = [lambda: gym.vector.SyncVectorEnv([Counting])]
-    for option, value in (("recycle_after", 3), ("recycle_above", "1 GB")):
-        with pytest.raises(ValueError, match=f"^cannot make vector env: {option} needs envs, not"):
-            pysampler.VectorEnv(several, num_workers=1, **{option: value})
-    for text, count in (
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
         *(("2 GB", 2 * 10**9), ("2gb", 2 * 10**9), ("2 Gb ", 2 * 10**9), ("2G", 2 * 10**9)),
         *(("1.5MiB", 3 * 2**19), ("500 mib", 500 * 2**20), ("1 kB", 1000), ("1Ki", 1024)),
         *(("300 B", 300), (".5 TB", 5 * 10**11), (77, 77)),
-    ):
-        envs = pysampler.VectorEnv([Counting], num_workers=1, recycle_above=text)
+    ],
+)
+def test_limits_of_memory_have_units(text, count):
+    with pysampler.VectorEnv([Counting], num_workers=1, recycle_above=text) as envs:
         assert envs._pool._faults == Faults(recycle_above=count)
-        envs.close()

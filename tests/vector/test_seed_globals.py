@@ -6,38 +6,37 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
+from told_envs import SmallEnv
+from vectors import begun
 
 import pysampler
 
 SEEDS = [3, 4, 5]
 
 
-class Draws(gym.Env):
+class Draws(SmallEnv):
     """Observes numbers of the global generators, and draws more or fewer in each step."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
     action_space = gym.spaces.Discrete(2)
+    uses_torch = False
 
     def __init__(self):
         if self.uses_torch:
             import torch  # noqa: F401 - only the workers need it
 
-    def _observe(self):
+    def observe(self):
+        if self.steps == 0:
+            self.left = random.randrange(2, 6)
         third = float(sys.modules["torch"].rand(())) if self.uses_torch else 0.0
         return np.array([random.random(), np.random.normal(), np.random.rand(), third])
 
-    uses_torch = False
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = random.randrange(2, 6)
-        return self._observe(), {}
-
-    def step(self, action):
-        self.left -= 1
+    def act(self, action):
         for _ in range(int(action)):
             random.random()
-        return self._observe(), 0.0, self.left == 0, False, {}
+
+    def ends(self, action):
+        return self.left == 0
 
 
 class DrawsFromTorch(Draws):
@@ -97,8 +96,7 @@ def test_results_do_not_depend_on_other_envs_of_the_worker(env, groups):
 
 
 def test_the_generators_of_the_program_are_left_alone():
-    with pysampler.VectorEnv([Draws] * 3, num_workers=0, seed_globals=True) as envs:
-        envs.reset(seed=1)
+    with begun([Draws] * 3, seed=1, num_workers=0, seed_globals=True) as envs:
         random.seed(7)
         np.random.seed(7)
         theirs = random.Random(7), np.random.RandomState(7)
@@ -115,14 +113,11 @@ def test_a_vector_env_that_a_function_returns_counts_as_one_env():
 
     runs = []
     for workers in (1, 2):
-        envs = pysampler.VectorEnv([several] * 2, num_workers=workers, seed_globals=True)
-        runs.append(results_of(envs, seeds=1))
-        envs.close()
+        with pysampler.VectorEnv([several] * 2, num_workers=workers, seed_globals=True) as envs:
+            runs.append(results_of(envs, seeds=1))
     assert np.array_equal(*runs)
 
 
 def test_native_and_seed_globals_exclude_each_other():
     with pytest.raises(ValueError, match="native=True, but seed_globals is given"):
         pysampler.VectorEnv([Draws], native=True, seed_globals=True)
-    with pytest.raises(TypeError, match="seed_globals 'yes', expected True or False"):
-        pysampler.VectorEnv([Draws], seed_globals="yes")

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from made_up import TellingEnv
 from programs import completed
+from vectors import begun
 
 import pysampler
 from pysampler._vector.env_server import EnvServer
@@ -207,11 +208,10 @@ def test_error_names_the_attribute_that_a_non_gymnasium_env_lacks(workers, made,
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(("made", "got"), [(OldReset, "an array"), (OldDictReset, "a dict")])
 def test_error_after_reset_without_info_states_the_expected_return(workers, made, got):
-    envs = pysampler.VectorEnv([made], num_workers=workers)
-    told = rf"env 0.*: env.reset\(\) returned {got}, expected \(observation, info\)"
-    with pytest.raises(TypeError, match=told):
-        envs.reset()
-    envs.close()
+    with pysampler.VectorEnv([made], num_workers=workers) as envs:
+        told = rf"env 0.*: env.reset\(\) returned {got}, expected \(observation, info\)"
+        with pytest.raises(TypeError, match=told):
+            envs.reset()
 
 
 def test_error_in_the_num_workers_auto_trial_names_the_env():
@@ -248,9 +248,8 @@ def test_duck_typed_env_is_accepted():
         def close(self):
             pass
 
-    envs = pysampler.VectorEnv([Plain], num_workers=1)
-    assert envs.reset()[0].shape == (1, 2)
-    envs.close()
+    with pysampler.VectorEnv([Plain], num_workers=1) as envs:
+        assert envs.reset()[0].shape == (1, 2)
 
 
 class Undescribed(TellingEnv):
@@ -341,8 +340,6 @@ def test_worker_init_error_is_raised():
 
     with pytest.raises(EnvError, match=r"raised LookupError in worker_init\(\): no such setting"):
         pysampler.VectorEnv([TellingEnv], num_workers=1, worker_init=set_up)
-    with pytest.raises(TypeError, match="worker_init 3, expected a function"):
-        pysampler.VectorEnv([TellingEnv], num_workers=1, worker_init=3)
 
 
 class KnowsItsWorker(TellingEnv):
@@ -359,16 +356,15 @@ def test_workers_know_their_number_before_envs_are_made(context):
         os.environ["DEVICE"] = f"{worker.number} of {worker.count} for {[*worker.envs]}"
 
     options = {"num_workers": 2, "context": context, "on_worker_loss": "restart"}
-    envs = pysampler.VectorEnv([KnowsItsWorker] * 3, worker_init=init, **options)
-    for lost in (False, True):
-        if lost:  # the worker that replaces it has its number
-            envs.reset()
-            os.kill(envs.apply(lambda _: os.getpid())[2], signal.SIGKILL)
-            envs.reset()
-        assert envs.get_attr("of") == (("0", "2"), ("0", "2"), ("1", "2"))
-        devices = envs.apply(lambda _: os.environ["DEVICE"])
-        assert devices == (*["0 of 2 for [0, 1]"] * 2, "1 of 2 for [2]")
-    envs.close()
+    with pysampler.VectorEnv([KnowsItsWorker] * 3, worker_init=init, **options) as envs:
+        for lost in (False, True):
+            if lost:  # the worker that replaces it has its number
+                envs.reset()
+                os.kill(envs.apply(lambda _: os.getpid())[2], signal.SIGKILL)
+                envs.reset()
+            assert envs.get_attr("of") == (("0", "2"), ("0", "2"), ("1", "2"))
+            devices = envs.apply(lambda _: os.environ["DEVICE"])
+            assert devices == (*["0 of 2 for [0, 1]"] * 2, "1 of 2 for [2]")
 
 
 class ReadsItsLevel(TellingEnv):
@@ -407,8 +403,7 @@ def test_replacements_are_made_where_the_vector_env_was(how, context, tmp_path, 
         return pysampler.VectorEnv([ReadsItsLevel], num_workers=1, context=context, **options)
 
     first = enter("first")
-    with make() as envs:
-        envs.reset()
+    with begun(make()) as envs:
         [pid] = envs.get_attr("pid")
         second = enter("second")
         if how != "recycle":
@@ -427,8 +422,7 @@ def test_replacement_reads_no_other_file_if_the_directory_was_removed(tmp_path, 
         (tmp_path / name).mkdir()
         (tmp_path / name / "level.txt").write_text(name)
     monkeypatch.chdir(tmp_path / "first")
-    with pysampler.VectorEnv([TellingEnv], num_workers=1, on_worker_loss="restart") as envs:
-        envs.reset()
+    with begun([TellingEnv], num_workers=1, on_worker_loss="restart") as envs:
         monkeypatch.chdir(tmp_path / "second")
         shutil.rmtree(tmp_path / "first")
         os.kill(envs.apply(lambda _: os.getpid())[0], signal.SIGKILL)
@@ -485,18 +479,15 @@ def test_workers_do_not_set_up_logging_by_themselves():
 
     logging.getLogger().handlers = []
     try:
-        envs = pysampler.VectorEnv([TellingEnv], num_workers=1)
-        assert envs.apply(handlers) == ((0, logging.getLogger().level),)
-        envs.close()
+        with pysampler.VectorEnv([TellingEnv], num_workers=1) as envs:
+            assert envs.apply(handlers) == ((0, logging.getLogger().level),)
     finally:
         logging.getLogger().handlers = before
 
 
 def test_worker_replacement_is_logged(caplog):
-    envs = pysampler.VectorEnv([TellingEnv], num_workers=1, on_worker_loss="restart")
-    envs.reset()
-    envs.step([TellingEnv.OS_EXIT])
-    envs.close()
+    with begun([TellingEnv], num_workers=1, on_worker_loss="restart") as envs:
+        envs.step([TellingEnv.OS_EXIT])
     [record] = [one for one in caplog.records if one.name == "pysampler"]
     assert record.levelname == "WARNING"
     assert record.message.startswith("pysampler: worker 0 (pid")
@@ -504,13 +495,11 @@ def test_worker_replacement_is_logged(caplog):
 
 
 def test_errors_of_several_envs_are_raised_as_one_with_notes(capfd):
-    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2)
-    envs.reset()
-    with pytest.raises(EnvError, match="env 1 in worker 0") as caught:
-        envs.step([0, TellingEnv.RAISE, 0, TellingEnv.RAISE])
-    assert caught.value.__notes__ == ["env 3 also raised ValueError: told to raise"]
-    assert "Shutting it down" not in capfd.readouterr().err
-    envs.close()
+    with begun([TellingEnv] * 4, num_workers=2) as envs:
+        with pytest.raises(EnvError, match="env 1 in worker 0") as caught:
+            envs.step([0, TellingEnv.RAISE, 0, TellingEnv.RAISE])
+        assert caught.value.__notes__ == ["env 3 also raised ValueError: told to raise"]
+        assert "Shutting it down" not in capfd.readouterr().err
 
 
 # "" is Python's default; Ray sets the other one when it is initialised.
@@ -543,11 +532,10 @@ def test_traceback_shows_source_that_only_the_parent_has():
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     cell = {"__name__": "__main__"}
     exec(compile(source, name, "exec"), cell)
-    envs = pysampler.VectorEnv([TellingEnv], num_workers=1)
-    with pytest.raises(ZeroDivisionError) as caught:
-        envs.apply(cell["fails"])
-    assert "return 1 / 0  # in a cell" in "".join(traceback.format_exception(caught.value))
-    envs.close()
+    with pysampler.VectorEnv([TellingEnv], num_workers=1) as envs:
+        with pytest.raises(ZeroDivisionError) as caught:
+            envs.apply(cell["fails"])
+        assert "return 1 / 0  # in a cell" in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.slow
@@ -615,12 +603,10 @@ class Raising(TellingEnv):
     ids=lambda value: None if isinstance(value, str) else "",
 )
 def test_env_error_contains_the_text_of_the_exception(workers, error, kind, text):
-    envs = pysampler.VectorEnv([functools.partial(Raising, error)] * 2, num_workers=workers)
-    envs.reset()
-    with pytest.raises(kind, match=text) as raised:
-        envs.step([0, 0])
-    assert isinstance(raised.value, EnvError)
-    envs.close()
+    with begun([functools.partial(Raising, error)] * 2, num_workers=workers) as envs:
+        with pytest.raises(kind, match=text) as raised:
+            envs.step([0, 0])
+        assert isinstance(raised.value, EnvError)
 
 
 class SimError(RuntimeError):
@@ -636,15 +622,14 @@ def test_except_clause_catches_the_exception_type_of_the_env(workers):
     def fails(env):
         raise SimError(7, text="unstable")
 
-    envs = pysampler.VectorEnv([TellingEnv], num_workers=workers)
-    with pytest.raises(SimError, match=r"env 0.* raised SimError .*: unstable \(7\)") as raised:
-        envs.apply(fails)
-    assert isinstance(raised.value, EnvError)
-    assert raised.value.code == raised.value.__cause__.code == 7
-    assert type(raised.value.__cause__) is SimError
-    notes = ["SimError.lock (lock) could not be sent to this process"]
-    assert getattr(raised.value, "__notes__", []) == notes[:workers]
-    envs.close()
+    with pysampler.VectorEnv([TellingEnv], num_workers=workers) as envs:
+        with pytest.raises(SimError, match=r"env 0.* raised SimError .*: unstable \(7\)") as raised:
+            envs.apply(fails)
+        assert isinstance(raised.value, EnvError)
+        assert raised.value.code == raised.value.__cause__.code == 7
+        assert type(raised.value.__cause__) is SimError
+        notes = ["SimError.lock (lock) could not be sent to this process"]
+        assert getattr(raised.value, "__notes__", []) == notes[:workers]
 
 
 class Infos(TellingEnv):
@@ -656,17 +641,16 @@ class Infos(TellingEnv):
 @pytest.mark.parametrize("partial", [False, True])
 def test_infos_that_cannot_be_batched_raise_env_error(workers, partial):
     """gymnasium stores the arrays of a key in one array with the shape of the first."""
-    envs = pysampler.VectorEnv([Infos] * 2, num_workers=workers, groups=2)
-    for _ in range(2):
-        envs.reset()
-        with pytest.raises(EnvError, match="cannot batch infos of envs: ValueError") as caught:
-            if partial:
-                envs.send([1, 2], [0, 1])
-                envs.recv(2)
-            else:
-                envs.step([1, 2])
-        assert isinstance(caught.value, ValueError)  # as gymnasium raises it
-    envs.close()
+    with pysampler.VectorEnv([Infos] * 2, num_workers=workers, groups=2) as envs:
+        for _ in range(2):
+            envs.reset()
+            with pytest.raises(EnvError, match="cannot batch infos of envs: ValueError") as caught:
+                if partial:
+                    envs.send([1, 2], [0, 1])
+                    envs.recv(2)
+                else:
+                    envs.step([1, 2])
+            assert isinstance(caught.value, ValueError)  # as gymnasium raises it
 
 
 class Holding(gym.Env):
@@ -694,24 +678,23 @@ def test_array_in_env_fns_is_sent_once_and_private_to_each_worker(loss):
         return env
 
     before = len(pickle.dumps(held))
-    envs = pysampler.VectorEnv(
+    with pysampler.VectorEnv(
         [lambda: make() for _ in range(4)], num_workers=2, on_worker_loss=loss
-    )
-    packed = envs._pool._processes._packed
-    assert (packed is None) == (loss == "raise")
-    if packed is not None:
-        assert sum(map(len, packed.pickled)) < before / 10
-        assert packed.segment.size < 2 * before
-    assert (
-        envs.apply(lambda env: (env.held[0], env.held.sum(), env.frozen.flags.writeable))
-        == ((3, held.size + 2, False),) * 4
-    )
-    assert held[0] == 1
-    if loss == "restart":
-        psutil.Process(envs._pool.pids[0]).kill()
-        envs.reset()
-        assert envs.apply(lambda env: env.held[0]) == (3, 3, 3, 3)
-    envs.close()
+    ) as envs:
+        packed = envs._pool._processes._packed
+        assert (packed is None) == (loss == "raise")
+        if packed is not None:
+            assert sum(map(len, packed.pickled)) < before / 10
+            assert packed.segment.size < 2 * before
+        assert (
+            envs.apply(lambda env: (env.held[0], env.held.sum(), env.frozen.flags.writeable))
+            == ((3, held.size + 2, False),) * 4
+        )
+        assert held[0] == 1
+        if loss == "restart":
+            psutil.Process(envs._pool.pids[0]).kill()
+            envs.reset()
+            assert envs.apply(lambda env: env.held[0]) == (3, 3, 3, 3)
 
 
 def test_equal_spaces_are_sent_once():
@@ -747,15 +730,13 @@ class Reusing(gym.Env):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_final_obs_and_info_are_copied_before_the_reset(workers):
-    envs = pysampler.VectorEnv([Reusing] * 4, num_workers=workers, autoreset_mode="SameStep")
-    envs.reset()
-    observations, _, _, _, infos = envs.step([1, 2, 1, 2])
-    assert (observations == 0).all()
-    for env, action in enumerate((1, 2, 1, 2)):
-        assert infos["final_obs"][env].tolist() == [action] * 2
-        assert infos["final_obs"][env].dtype == np.float64
-        assert infos["final_info"]["last"][env].astype(int).tolist() == [action] * 2
-    envs.close()
+    with begun([Reusing] * 4, num_workers=workers, autoreset_mode="SameStep") as envs:
+        observations, _, _, _, infos = envs.step([1, 2, 1, 2])
+        assert (observations == 0).all()
+        for env, action in enumerate((1, 2, 1, 2)):
+            assert infos["final_obs"][env].tolist() == [action] * 2
+            assert infos["final_obs"][env].dtype == np.float64
+            assert infos["final_info"]["last"][env].astype(int).tolist() == [action] * 2
 
 
 @pytest.mark.slow

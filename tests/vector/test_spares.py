@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector.utils import iterate
+from vectors import begun
 
 import pysampler
 from pysampler._workers.counters import SpareUse
@@ -162,18 +163,16 @@ class Waits(Simple):
 
 def test_others_step_while_an_env_resets(tmp_path):
     gate = str(tmp_path / "gate")
-    envs = pysampler.VectorEnv([lambda: Waits(gate)] * 2, spare_envs=4, autoreset_mode="SameStep")
-    envs.reset(seed=1)
-    ends = 0
-    while ends < 3:  # so many episodes end, and no reset has ended
-        _, _, terminated, _, _ = envs.step(np.zeros(2, int))
-        ends += terminated.sum()
-    use = envs.stats().spares
-    assert (use.episodes, use.waits) == (ends, 0)
-    (tmp_path / "gate").touch()
-    for _ in range(30):
-        envs.step(np.zeros(2, int))
-    envs.close()
+    with begun([lambda: Waits(gate)] * 2, seed=1, spare_envs=4, autoreset_mode="SameStep") as envs:
+        ends = 0
+        while ends < 3:  # so many episodes end, and no reset has ended
+            _, _, terminated, _, _ = envs.step(np.zeros(2, int))
+            ends += terminated.sum()
+        use = envs.stats().spares
+        assert (use.episodes, use.waits) == (ends, 0)
+        (tmp_path / "gate").touch()
+        for _ in range(30):
+            envs.step(np.zeros(2, int))
 
 
 def test_stats_say_how_many_spares_would_have_been_enough():
@@ -193,8 +192,7 @@ def test_stats_say_how_many_spares_would_have_been_enough():
 
 
 def test_calls_reach_the_envs_in_the_slots():
-    with make(Simple, num=2, spares=1, autoreset_mode="SameStep") as envs:
-        envs.reset(seed=1)
+    with begun(make(Simple, num=2, spares=1, autoreset_mode="SameStep"), seed=1) as envs:
         ended = False
         while not ended:
             _, _, terminated, _, infos = envs.step(np.zeros(2, int))
@@ -210,8 +208,7 @@ def test_calls_reach_the_envs_in_the_slots():
 
 
 def test_seeds_and_options_of_a_masked_reset_go_to_the_env_in_the_slot():
-    with make(Simple, num=2, spares=1, autoreset_mode="Disabled") as envs:
-        envs.reset(seed=1)
+    with begun(make(Simple, num=2, spares=1, autoreset_mode="Disabled"), seed=1) as envs:
         mask = np.array([True, False])
         _, infos = envs.reset(seed=[77, None], options={"reset_mask": mask})
         assert infos["seed"][0] == 77
@@ -225,8 +222,7 @@ def test_seeds_and_options_of_a_masked_reset_go_to_the_env_in_the_slot():
 
 @pytest.mark.slow
 def test_lost_workers_are_replaced():
-    with make(Simple, on_worker_loss="restart", autoreset_mode="SameStep") as envs:
-        envs.reset(seed=1)
+    with begun(make(Simple, on_worker_loss="restart", autoreset_mode="SameStep"), seed=1) as envs:
         os.kill(envs.apply(lambda _: os.getpid())[1], signal.SIGKILL)
         lost = False
         for _ in range(30):
@@ -252,8 +248,7 @@ class DiesOnce(Simple):
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_a_worker_that_is_lost_in_the_reset_of_a_spare_ends_no_episode(tmp_path, mode):
     options = {"on_worker_loss": "restart", "autoreset_mode": mode}
-    with make(lambda: DiesOnce(str(tmp_path / "once")), 2, 1, **options) as envs:
-        envs.reset(seed=1)
+    with begun(make(lambda: DiesOnce(str(tmp_path / "once")), 2, 1, **options), seed=1) as envs:
         while envs.stats().spares.episodes < 3:
             *_, truncated, infos = envs.step(np.zeros(2, int))
             assert not truncated.any()
@@ -269,8 +264,7 @@ class Fails(Simple):
 
 
 def test_an_exception_of_an_env_is_raised_and_the_others_go_on():
-    with make(Fails, autoreset_mode="SameStep") as envs:
-        envs.reset(seed=1)
+    with begun(make(Fails, autoreset_mode="SameStep"), seed=1) as envs:
         with pytest.raises(LookupError, match="no such action"):
             envs.step(np.array([0, 2, 0, 0]))
         for _ in range(20):
@@ -347,16 +341,14 @@ def test_policies_in_workers_refuse_spare_envs(sampler):
 
 
 def test_spare_envs_make_no_chunks():
-    with make(Simple) as envs:
-        envs.reset(seed=1)
+    with begun(make(Simple), seed=1) as envs:
         with pytest.raises(ValueError, match="a vector env with spare_envs steps all of its envs"):
             envs.step_chunk(np.zeros((4, 3), int))
         envs.step(np.zeros(4, int))
 
 
 def test_spare_envs_have_no_states_and_say_so():
-    with make(Simple) as envs:
-        envs.reset(seed=1)
+    with begun(make(Simple), seed=1) as envs:
         with pytest.raises(ValueError, match="cannot get states: the vector env has spare_envs"):
             envs.get_state()
         with pytest.raises(ValueError, match="cannot set states: the vector env has spare_envs"):
@@ -364,19 +356,6 @@ def test_spare_envs_have_no_states_and_say_so():
         with pytest.raises(ValueError, match="NEXT_STEP with spare_envs"):
             envs.set_options(None, {"size": 1})
         assert envs.describe().splitlines()[0] == "envs 0 to 5:"
-
-
-def test_options_that_do_not_work_with_spares_are_refused():
-    for options, text in (
-        ({"num_workers": 0}, "num_workers 0 with spare_envs, whose resets need workers"),
-        ({"groups": 2}, "groups 2 with spare_envs, expected 1"),
-        ({"main_envs": 1}, "main_envs 1 with spare_envs, expected 0"),
-        ({"spares": -1}, "spare_envs -1, expected a whole number of at least 0"),
-        ({"spares": 20_000}, "spare_envs 20000, expected at most 1020 for 4 envs"),
-        ({"spares": 20_000, "num_workers": 2}, "spare_envs 20000, expected at most 2044"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            make(**options)
 
 
 class NeverReset(Simple):
@@ -418,8 +397,7 @@ class FailsLater(Simple):
 
 
 def test_step_after_a_failed_reset_takes_its_own_actions():
-    with make(FailsLater, autoreset_mode="NextStep") as envs:
-        envs.reset(seed=1)
+    with begun(make(FailsLater, autoreset_mode="NextStep"), seed=1) as envs:
         with pytest.raises(LookupError, match="no second reset"):
             while True:
                 envs.step(np.ones(4, int))
@@ -466,8 +444,7 @@ def swap(envs):
 
 
 def test_others_are_reset_in_a_step_in_which_an_env_raises():
-    with make(Fixed, num=2, autoreset_mode="SameStep") as envs:
-        envs.reset(seed=1)
+    with begun(make(Fixed, num=2, autoreset_mode="SameStep"), seed=1) as envs:
         envs.step(np.zeros(2, int))
         envs.step(np.zeros(2, int))
         with pytest.raises(LookupError, match="no such action"):
@@ -479,8 +456,7 @@ def test_others_are_reset_in_a_step_in_which_an_env_raises():
 
 
 def test_errors_name_the_slot_and_its_env():
-    with make(Fixed, num=2, autoreset_mode="Disabled") as envs:
-        envs.reset(seed=1)
+    with begun(make(Fixed, num=2, autoreset_mode="Disabled"), seed=1) as envs:
         swap(envs)
         with pytest.raises(LookupError, match=r"^slot 1: env 3 in worker 3 \(pid \d+\)") as raised:
             envs.step(np.array([0, 1]))
@@ -492,8 +468,7 @@ def test_errors_name_the_slot_and_its_env():
 
 
 def test_each_env_that_raised_in_a_step_is_stepped_again():
-    with make(Fixed, num=3, num_workers=1) as envs:
-        envs.reset(seed=1)
+    with begun(make(Fixed, num=3, num_workers=1), seed=1) as envs:
         for _ in range(3):
             with pytest.raises(LookupError) as raised:
                 envs.step(np.array([0, 1, 1]))
@@ -588,8 +563,7 @@ def test_a_late_reset_is_reported_only_once_a_slot_waits_for_it(tmp_path):
 def test_a_late_reset_costs_no_worker_before_a_slot_waits_for_it(tmp_path, spares):
     gate = str(tmp_path / "gate")
     late = {"step_timeout": 0.2, "on_hang": "restart", "autoreset_mode": "SameStep", **spares}
-    with make(lambda: EndsBy2(gate), 1, **late) as envs:
-        envs.reset(seed=1)
+    with begun(make(lambda: EndsBy2(gate), 1, **late), seed=1) as envs:
         assert envs.step(np.array([2]))[2].all()
         while not envs._spares.inner._pool.overdue(500_000_000):
             envs.step(np.zeros(1, int))
@@ -597,15 +571,6 @@ def test_a_late_reset_costs_no_worker_before_a_slot_waits_for_it(tmp_path, spare
         while envs.stats().losses.sum() == 0:
             envs.step(np.array([2]))
         (tmp_path / "gate").touch()
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_functions_that_return_vector_envs_are_refused(count):
-    def several():
-        return gym.vector.SyncVectorEnv([Simple] * count)
-
-    with pytest.raises(ValueError, match="^cannot make vector env: spare_envs needs envs, not vec"):
-        pysampler.VectorEnv([several] * 2, spare_envs=1, num_workers=1)
 
 
 def test_closing_in_a_handler_names_the_call_that_it_ended(tmp_path):
@@ -626,8 +591,7 @@ def test_closing_in_a_handler_names_the_call_that_it_ended(tmp_path):
 
 
 def test_a_lost_worker_closes_spare_envs():
-    with make(Fixed, num=2) as envs:
-        envs.reset(seed=1)
+    with begun(make(Fixed, num=2), seed=1) as envs:
         os.kill(envs.apply(lambda _: os.getpid())[1], signal.SIGKILL)
         with pytest.raises(WorkerLostError, match="signal 9") as raised:
             while True:
@@ -644,8 +608,7 @@ class FixedFailsLater(FailsLater, Fixed):
 
 
 def test_seeds_of_a_reset_count_after_a_failed_reset():
-    with make(FixedFailsLater, num=2, spares=1, autoreset_mode="SameStep") as envs:
-        envs.reset(seed=1)
+    with begun(make(FixedFailsLater, num=2, spares=1, autoreset_mode="SameStep"), seed=1) as envs:
         with pytest.raises(LookupError, match="slot 1: .*no second reset"):
             while True:
                 envs.step(np.zeros(2, int))
@@ -653,9 +616,3 @@ def test_seeds_of_a_reset_count_after_a_failed_reset():
             envs.reset(seed=50)
         _, infos = envs.reset(seed=60)
         assert infos["seed"].tolist() == [60, 61]
-
-
-@pytest.mark.parametrize("spares", [None, "", 0.0, [], -1])
-def test_spare_envs_are_a_whole_number(spares):
-    with pytest.raises(ValueError, match="spare_envs"):
-        make(Simple, spares=spares)

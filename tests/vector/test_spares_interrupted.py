@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from interrupts import Interrupted, at_point, handler, points
 from interrupts_in_tests import closing_while_pending
+from told_envs import Drawing
+from vectors import begun
 
 import pysampler
 from pysampler._vector import slots, spares
@@ -21,32 +23,29 @@ from pysampler.errors import ClosedError, EnvError
 MODES = ["NextStep", "SameStep", "Disabled"]
 
 
-class Dice(gym.Env):
-    """Has episodes of a random length. Action 3 raises, and so do resets with some seeds."""
+class Dice(Drawing):
+    """Action 3 raises, and so do resets with some seeds."""
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(4)
-    options = None
+    lengths = 2, 6
     fails = True
 
     def reset(self, *, seed=None, options=None):
         if self.fails and seed is not None and seed % 11 == 0:
             raise LookupError("no such seed")
-        super().reset(seed=seed)
-        self.options = options
-        self.left = int(self.np_random.integers(2, 6))
-        return self._observe(), {"begins": self.left}
+        return super().reset(seed=seed, options=options)
 
-    def step(self, action):
+    def begins(self):
+        return {"begins": self.left}
+
+    def act(self, action):
         if self.fails and action == 3:
             raise LookupError("no such action")
         if self.fails and self.left <= 0:
             raise RuntimeError("its episode has ended")
-        self.left -= 1
-        return self._observe(), float(action), self.left == 0, False, {"left": self.left}
 
-    def _observe(self):
-        return np.array([self.np_random.random(), self.left])
+    def reward(self, action):
+        return float(action)
 
 
 class Sound(Dice):
@@ -390,20 +389,18 @@ def test_next_wait_returns_an_interrupted_call_or_says_that_envs_were_lost(mode)
 def test_handler_can_close_at_any_point_of_a_step():
     closed = 0
     for n in range(1, 2000, 83):
-        envs = make("SameStep", 2, 1, Sound)
-        envs.reset(seed=n)
+        with begun(make("SameStep", 2, 1, Sound), seed=n) as envs:
 
-        def close(*_, envs=envs):
-            envs.close()
+            def close(*_, envs=envs):
+                envs.close()
 
-        try:
-            reached, results, where = at_point(n, lambda envs=envs: envs.step([0, 0]), close)
-        except ClosedError:
-            reached, closed = True, closed + 1
-        else:
-            assert not reached or results is not None, where
-        assert envs.closed == envs._spares.inner.closed == reached
-        envs.close()
+            try:
+                reached, results, where = at_point(n, lambda envs=envs: envs.step([0, 0]), close)
+            except ClosedError:
+                reached, closed = True, closed + 1
+            else:
+                assert not reached or results is not None, where
+            assert envs.closed == envs._spares.inner.closed == reached
         if not reached:
             break
     assert closed > 5

@@ -7,7 +7,6 @@ import textwrap
 import threading
 import weakref
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from forks_in_tests import Fork
@@ -15,26 +14,21 @@ from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import SyncVectorEnv
 from interrupts import handler
 from programs import completed
+from told_envs import Drawing
+from vectors import begun
 
 import pysampler
 from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
 
 
-class Short(gym.Env):
-    """Has episodes of random lengths."""
+class Short(Drawing):
+    lengths = 1, 6
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = gym.spaces.Discrete(3)
+    def begins(self):
+        return {"left": self.left}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = self.np_random.integers(1, 6)
-        return self.np_random.random(2), {"left": int(self.left)}
-
-    def step(self, action):
-        self.left -= 1
-        over = bool(self.left <= 0)
-        return self.np_random.random(2), float(action), over, False, {"left": int(self.left)}
+    def reward(self, action):
+        return float(action)
 
 
 class Gate(Short):
@@ -103,19 +97,16 @@ def test_results_are_those_of_sync_vector_env(mode, infos):
 
 def test_nothing_is_pickled():
     lock = threading.Lock()  # which pickle refuses
-    envs = pysampler.VectorEnv([lambda: Gate() if lock else None] * 2, context="threads")
-    envs.reset()
-    envs.step(np.zeros(2, int))
-    live = envs.get_attr("unwrapped")
-    assert live == envs.apply(lambda env: env.unwrapped)
-    envs.set_attr("lock", lock)
-    assert all(env.lock is lock for env in live)
-    envs.close()
+    with begun([lambda: Gate() if lock else None] * 2, context="threads") as envs:
+        envs.step(np.zeros(2, int))
+        live = envs.get_attr("unwrapped")
+        assert live == envs.apply(lambda env: env.unwrapped)
+        envs.set_attr("lock", lock)
+        assert all(env.lock is lock for env in live)
 
 
 def test_an_exception_of_an_env_is_the_live_object():
-    with make() as envs:
-        envs.reset()
+    with begun(make()) as envs:
         with pytest.raises(EnvError, match=r"env 1 in thread 1 raised KeyError stepping") as error:
             envs.step(np.array([0, 1]))
         assert isinstance(error.value, KeyError)
@@ -141,8 +132,7 @@ def joined(found):
 
 
 def test_a_step_timeout_names_the_env_and_the_step_stays_pending():
-    with make(step_timeout=0.01) as envs:
-        envs.reset()
+    with begun(make(step_timeout=0.01)) as envs:
         envs.step_async(np.array([0, 2]))
         with pytest.raises(EnvTimeoutError, match="env 1 in thread 1 has not answered") as error:
             envs.step_wait()
@@ -234,8 +224,7 @@ def test_ctrl_c_ends_a_wait_and_the_step_goes_on():
 
 
 def test_a_fork_of_the_program_is_refused():
-    with make() as envs:
-        envs.reset()
+    with begun(make()) as envs:
 
         def step():
             with pytest.raises(ClosedError, match="made by process .*, a fork"):
@@ -258,8 +247,7 @@ def test_a_dropped_vector_env_is_collected_and_closes_its_envs():
 
 
 def test_a_thread_that_fails_is_a_lost_worker():
-    with make() as envs:
-        envs.reset()
+    with begun(make()) as envs:
         envs._pool._answered.clear()
         # Where the thread leaves the error of its env.
         envs._pool._processes.children[1].desk.answers = None
@@ -394,8 +382,7 @@ class Nests(Short):
 
 
 def test_envs_may_have_vector_envs_of_threads():
-    with make(Nests) as envs:
-        envs.reset(seed=1)
+    with begun(make(Nests), seed=1) as envs:
         envs.step(np.ones(2, int))
         assert envs.step(np.full(2, 2))[1].max() <= 4
         assert len(threads()) == 6

@@ -1,5 +1,6 @@
 """gymnasium's classic control steps natively in large groups, and nothing but the speed changes."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -13,6 +14,7 @@ from gymnasium.envs.classic_control import AcrobotEnv, CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from interrupts import OURS
 from made_up import same, step_alike
+from vectors import begun
 
 import pysampler
 from pysampler.envs import classic
@@ -31,12 +33,15 @@ def functions(env_id, count=COUNT, **kwargs):
     return [functools.partial(gym.make, env_id, max_episode_steps=40, **kwargs)] * count
 
 
+@contextlib.contextmanager
 def both(env_id, count=COUNT, **options):
-    """Return native envs and a SyncVectorEnv of the same functions."""
+    """Yield native envs and a SyncVectorEnv of the same functions, reset alike."""
     env_fns = functions(env_id, count)
-    ours = pysampler.VectorEnv(env_fns, **{"num_workers": 1, **options})
-    assert ours.stats().native
-    return ours, SyncVectorEnv(env_fns)
+    with begun(env_fns, seed=1, **{"num_workers": 1, **options}) as ours:
+        assert ours.stats().native
+        theirs = SyncVectorEnv(env_fns)
+        theirs.reset(seed=1)
+        yield ours, theirs
 
 
 def drawn(envs, steps, seed=0):
@@ -91,15 +96,11 @@ def test_arguments_are_followed(env_id, kwargs):
 
 
 def test_lists_of_bools_are_actions():
-    ours, theirs = both("CartPole-v1")
-    ours.reset(seed=1)
-    theirs.reset(seed=1)
-    for row in drawn(theirs, 30):
-        given = [bool(one) for one in row]
-        same(ours.step(given), theirs.step(given))
-    assert "in Python" not in ours.describe()
-    ours.close()
-    theirs.close()
+    with both("CartPole-v1") as (ours, theirs):
+        for row in drawn(theirs, 30):
+            given = [bool(one) for one in row]
+            same(ours.step(given), theirs.step(given))
+        assert "in Python" not in ours.describe()
 
 
 def wrapped(env_id):
@@ -120,44 +121,38 @@ def test_wrappers_run_on_the_batch(mode):
 
 @pytest.mark.parametrize("env_id", ENVS)
 def test_calls_act_as_on_real_envs(env_id):
-    ours, theirs = both(env_id)
-    ours.reset(seed=1)
-    theirs.reset(seed=1)
-    for steps in (0, 1, 30):
-        step_both(ours, theirs, steps, steps)
-        states = ours.get_attr("state"), theirs.get_attr("state")
-        for one, other in zip(*states, strict=True):
-            assert type(one) is type(other)
-            assert [type(x) for x in one] == [type(x) for x in other]
-            same(np.array(one), np.array(other))
-        same(ours.call("np_random_seed"), theirs.call("np_random_seed"))
-    elapsed = ours.get_attr("_elapsed_steps")
-    assert list(elapsed) == [env.get_wrapper_attr("_elapsed_steps") for env in theirs.envs]
-    assert "in Python" not in ours.describe()
-    for envs in (ours, theirs):
-        envs.set_attr("state", list(envs.get_attr("state"))[::-1])
-    step_both(ours, theirs, 30)
-    assert "in Python: set_attr('state') was called" in ours.describe()
-    same(ours.reset(), theirs.reset())
-    assert "in Python" not in ours.describe()
-    step_both(ours, theirs, 30)
-    ours.close()
-    theirs.close()
+    with both(env_id) as (ours, theirs):
+        for steps in (0, 1, 30):
+            step_both(ours, theirs, steps, steps)
+            states = ours.get_attr("state"), theirs.get_attr("state")
+            for one, other in zip(*states, strict=True):
+                assert type(one) is type(other)
+                assert [type(x) for x in one] == [type(x) for x in other]
+                same(np.array(one), np.array(other))
+            same(ours.call("np_random_seed"), theirs.call("np_random_seed"))
+        elapsed = ours.get_attr("_elapsed_steps")
+        assert list(elapsed) == [env.get_wrapper_attr("_elapsed_steps") for env in theirs.envs]
+        assert "in Python" not in ours.describe()
+        for envs in (ours, theirs):
+            envs.set_attr("state", list(envs.get_attr("state"))[::-1])
+        step_both(ours, theirs, 30)
+        assert "in Python: set_attr('state') was called" in ours.describe()
+        same(ours.reset(), theirs.reset())
+        assert "in Python" not in ours.describe()
+        step_both(ours, theirs, 30)
 
 
 def test_pictures_are_gymnasiums():
     pytest.importorskip("pygame")
     env_fns = functions("CartPole-v1", render_mode="rgb_array")
-    ours, theirs = pysampler.VectorEnv(env_fns, num_workers=1), SyncVectorEnv(env_fns)
-    assert ours.stats().native
-    ours.reset(seed=1)
-    theirs.reset(seed=1)
-    step_both(ours, theirs, 9)
-    same(ours.render()[-1], theirs.render()[-1])
-    step_both(ours, theirs, 9)
-    assert "in Python" not in ours.describe()
-    ours.close()
-    theirs.close()
+    with begun(env_fns, seed=1, num_workers=1) as ours:
+        assert ours.stats().native
+        theirs = SyncVectorEnv(env_fns)
+        theirs.reset(seed=1)
+        step_both(ours, theirs, 9)
+        same(ours.render()[-1], theirs.render()[-1])
+        step_both(ours, theirs, 9)
+        assert "in Python" not in ours.describe()
 
 
 CHANGES = {
@@ -170,32 +165,24 @@ CHANGES = {
 @pytest.mark.parametrize("env_id", ENVS)
 def test_changed_attributes_are_followed_env_by_env(env_id):
     name, value = CHANGES[env_id]
-    ours, theirs = both(env_id)
-    ours.reset(seed=1)
-    theirs.reset(seed=1)
-    step_both(ours, theirs, 30)
-    for envs in (ours, theirs):
-        envs.set_attr(name, [value] * COUNT)
-    step_both(ours, theirs, 60)
-    assert f"in Python: set_attr({name!r}) was called" in ours.describe()
-    same(ours.reset(), theirs.reset())
-    assert "in Python: a call has changed it" in ours.describe()
-    step_both(ours, theirs, 60)
-    ours.close()
-    theirs.close()
+    with both(env_id) as (ours, theirs):
+        step_both(ours, theirs, 30)
+        for envs in (ours, theirs):
+            envs.set_attr(name, [value] * COUNT)
+        step_both(ours, theirs, 60)
+        assert f"in Python: set_attr({name!r}) was called" in ours.describe()
+        same(ours.reset(), theirs.reset())
+        assert "in Python: a call has changed it" in ours.describe()
+        step_both(ours, theirs, 60)
 
 
 @pytest.mark.parametrize("env_id", ENVS[:2])
 def test_states_in_another_precision_are_followed_env_by_env(env_id):
-    ours, theirs = both(env_id)
-    ours.reset(seed=1)
-    theirs.reset(seed=1)
-    for envs in (ours, theirs):
-        envs.set_attr("state", [np.float32(one) for one in envs.get_attr("state")])
-    step_both(ours, theirs, 30)
-    assert "in Python: set_attr('state') was called" in ours.describe()
-    ours.close()
-    theirs.close()
+    with both(env_id) as (ours, theirs):
+        for envs in (ours, theirs):
+            envs.set_attr("state", [np.float32(one) for one in envs.get_attr("state")])
+        step_both(ours, theirs, 30)
+        assert "in Python: set_attr('state') was called" in ours.describe()
 
 
 def changed():
@@ -253,10 +240,9 @@ ORDINARY = {
 @pytest.mark.parametrize("what", ORDINARY)
 def test_envs_that_may_differ_stay_in_python(what):
     make, options, why = ORDINARY[what]
-    envs = pysampler.VectorEnv([make] * COUNT, **{"num_workers": 1, **options})
-    assert not envs.stats().native
-    assert why in envs.describe()
-    envs.close()
+    with pysampler.VectorEnv([make] * COUNT, **{"num_workers": 1, **options}) as envs:
+        assert not envs.stats().native
+        assert why in envs.describe()
 
 
 def test_envs_that_a_registered_function_holds_stay_in_python(monkeypatch):
@@ -267,10 +253,9 @@ def test_envs_that_a_registered_function_holds_stay_in_python(monkeypatch):
         return held[-1]
 
     monkeypatch.setitem(gym.registry, "Held-v0", gym.envs.registration.EnvSpec("Held-v0", make))
-    envs = pysampler.VectorEnv([functools.partial(gym.make, "Held-v0")] * COUNT, num_workers=0)
-    envs.reset()
-    assert held[0].state is not None
-    envs.close()
+    fns = [functools.partial(gym.make, "Held-v0")] * COUNT
+    with begun(fns, num_workers=0):
+        assert held[0].state is not None
 
 
 def test_one_object_for_all_stays_in_python_with_a_warning(monkeypatch, caplog):
@@ -289,7 +274,7 @@ def test_one_object_for_all_stays_in_python_with_a_warning(monkeypatch, caplog):
     step_alike(ours, theirs, NEXT_STEP, 30, {}, None, None)
 
 
-def begun():
+def mid_episode():
     env = CartPoleEnv()
     env.state = np.array([2.3, 1.0, 0.0, 0.0])
     return env
@@ -303,8 +288,8 @@ def inner_begun():
 
 def test_envs_that_were_begun_without_a_reset_go_on():
     ours, theirs = (
-        pysampler.VectorEnv([begun] * COUNT, num_workers=1),
-        SyncVectorEnv([begun] * COUNT),
+        pysampler.VectorEnv([mid_episode] * COUNT, num_workers=1),
+        SyncVectorEnv([mid_episode] * COUNT),
     )
     assert ours.stats().native
     seen = 0
@@ -316,20 +301,18 @@ def test_envs_that_were_begun_without_a_reset_go_on():
     assert seen
     ours.close()
     theirs.close()
-    ours = pysampler.VectorEnv([inner_begun] * COUNT, num_workers=1)
-    with pytest.raises(EnvError, match="Cannot call env.step"):
+    with (
+        pysampler.VectorEnv([inner_begun] * COUNT, num_workers=1) as ours,
+        pytest.raises(EnvError, match="Cannot call env.step"),
+    ):
         ours.step(np.ones(COUNT, int))
-    ours.close()
 
 
 def test_a_state_of_none_is_followed():
-    ours, theirs = both("CartPole-v1")
-    ours.reset(seed=1)
-    ours.set_attr("state", [None] * COUNT)
-    with pytest.raises(EnvError, match="Call reset before using step method"):
-        ours.step(np.ones(COUNT, int))
-    ours.close()
-    theirs.close()
+    with both("CartPole-v1") as (ours, _):
+        ours.set_attr("state", [None] * COUNT)
+        with pytest.raises(EnvError, match="Call reset before using step method"):
+            ours.step(np.ones(COUNT, int))
 
 
 def scaled_by_float32(env_id):
@@ -345,19 +328,16 @@ def test_rewards_are_numbers_of_python():
     ours, theirs = pysampler.VectorEnv(env_fns, num_workers=1), SyncVectorEnv(env_fns)
     step_alike(ours, theirs, NEXT_STEP, 30, {}, None, None)
     env_fns = [lambda: wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))] * 80
-    ours = pysampler.VectorEnv(env_fns, num_workers=1)
-    assert ours.describe().count("native") == 4
-    ours.reset(seed=1)
-    ours.step(np.ones(80, int))
-    assert {type(one) for one in ours.get_attr("episode_returns")} == {float}
-    ours.close()
+    with pysampler.VectorEnv(env_fns, num_workers=1) as ours:
+        assert ours.describe().count("native") == 4
+        ours.reset(seed=1)
+        ours.step(np.ones(80, int))
+        assert {type(one) for one in ours.get_attr("episode_returns")} == {float}
 
 
 def test_zeros_of_rewards_have_no_sign():
-    ours = pysampler.VectorEnv(functions("CartPole-v1", sutton_barto_reward=True), num_workers=1)
-    ours.reset(seed=1)
-    assert not np.signbit(ours.step(np.ones(COUNT, int))[1]).any()
-    ours.close()
+    with begun(functions("CartPole-v1", sutton_barto_reward=True), seed=1, num_workers=1) as ours:
+        assert not np.signbit(ours.step(np.ones(COUNT, int))[1]).any()
 
 
 # Attributes of NumPy and of twins that make a twin differ from its env.
@@ -373,11 +353,10 @@ TRAPS = {
 @pytest.mark.parametrize("env_id", TRAPS)
 def test_a_difference_falls_back(env_id, monkeypatch):
     monkeypatch.setattr(getattr(classic, env_id.partition("-")[0]), *TRAPS[env_id])
-    envs = pysampler.make_vec(env_id, COUNT, num_workers=0)
-    assert "differ from it" in envs.describe()
-    with pytest.raises(ValueError, match="native=True, but its simulations differ from it"):
-        pysampler.make_vec(env_id, COUNT, num_workers=0, native=True)
-    envs.close()
+    with pysampler.make_vec(env_id, COUNT, num_workers=0) as envs:
+        assert "differ from it" in envs.describe()
+        with pytest.raises(ValueError, match="native=True, but its simulations differ from it"):
+            pysampler.make_vec(env_id, COUNT, num_workers=0, native=True)
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
@@ -385,15 +364,16 @@ def test_counts_are_those_of_envs_in_python(mode):
     """A step that resets an env counts as a reset, also where all envs step together."""
     totals = []
     for native in ("auto", False):
-        envs = pysampler.make_vec(
-            *("CartPole-v1", COUNT), num_workers=1, native=native, autoreset_mode=mode
-        )
-        envs.reset(seed=1)
-        for actions in drawn(envs, 90):
-            envs.step(actions)
-        counted = envs.stats()
-        totals.append((counted.steps.count.tolist(), counted.resets.count.tolist()))
-        envs.close()
+        with begun(
+            pysampler.make_vec(
+                *("CartPole-v1", COUNT), num_workers=1, native=native, autoreset_mode=mode
+            ),
+            seed=1,
+        ) as envs:
+            for actions in drawn(envs, 90):
+                envs.step(actions)
+            counted = envs.stats()
+            totals.append((counted.steps.count.tolist(), counted.resets.count.tolist()))
     assert totals[0] == totals[1]
 
 
@@ -462,46 +442,42 @@ def test_errors_are_gymnasiums_and_other_envs_go_on(what):
 
 
 def test_actions_of_ended_envs_may_be_anything():
-    ours, theirs = both("CartPole-v1")
-    ours.reset(seed=1)
-    theirs.reset(seed=1)
-    ended, seen = np.zeros(COUNT, bool), 0
-    for actions in drawn(theirs, 80):
-        given = np.where(ended, 99, actions)
-        result = ours.step(given)
-        same(result, theirs.step(actions))
-        ended = result[2] | result[3]
-        seen += ended.sum()
-    assert seen > 10
-    ours.close()
-    theirs.close()
+    with both("CartPole-v1") as (ours, theirs):
+        ended, seen = np.zeros(COUNT, bool), 0
+        for actions in drawn(theirs, 80):
+            given = np.where(ended, 99, actions)
+            result = ours.step(given)
+            same(result, theirs.step(actions))
+            ended = result[2] | result[3]
+            seen += ended.sum()
+        assert seen > 10
 
 
 @pytest.mark.parametrize("env_id", ENVS)
 def test_states_are_restored(env_id):
-    envs = pysampler.make_vec(env_id, COUNT, num_workers=1, max_episode_steps=20)
-    envs.reset(seed=1)
-    actions = drawn(envs, 60)
-    for one in actions[:25]:
-        envs.step(one)
-    states = envs.get_state()
-    first = [envs.step(one) for one in actions]
-    envs.set_state(states)
-    same([envs.step(one) for one in actions], first)
-    envs.close()
+    with pysampler.make_vec(env_id, COUNT, num_workers=1, max_episode_steps=20) as envs:
+        envs.reset(seed=1)
+        actions = drawn(envs, 60)
+        for one in actions[:25]:
+            envs.step(one)
+        states = envs.get_state()
+        first = [envs.step(one) for one in actions]
+        envs.set_state(states)
+        same([envs.step(one) for one in actions], first)
 
 
 def test_replaced_envs_begin_again():
-    envs = pysampler.make_vec("CartPole-v1", 2 * COUNT, num_workers=2, on_worker_loss="restart")
-    envs.reset(seed=1)
-    os.kill(envs._pool.pids[0], signal.SIGKILL)
-    *_, truncated, infos = envs.step(np.ones(2 * COUNT, int))
-    assert list(truncated) == list(infos["worker_lost"]) == [True] * COUNT + [False] * COUNT
-    observations, rewards, *_ = envs.step(np.ones(2 * COUNT, int))
-    assert list(rewards) == [0] * COUNT + [1] * COUNT
-    assert (np.abs(observations[:COUNT]) <= 0.05).all()
-    assert envs.describe().count("CartPole-v1        native") == 1
-    envs.close()
+    with begun(
+        pysampler.make_vec("CartPole-v1", 2 * COUNT, num_workers=2, on_worker_loss="restart"),
+        seed=1,
+    ) as envs:
+        os.kill(envs._pool.pids[0], signal.SIGKILL)
+        *_, truncated, infos = envs.step(np.ones(2 * COUNT, int))
+        assert list(truncated) == list(infos["worker_lost"]) == [True] * COUNT + [False] * COUNT
+        observations, rewards, *_ = envs.step(np.ones(2 * COUNT, int))
+        assert list(rewards) == [0] * COUNT + [1] * COUNT
+        assert (np.abs(observations[:COUNT]) <= 0.05).all()
+        assert envs.describe().count("CartPole-v1        native") == 1
 
 
 def test_the_work_of_making_envs_grows_no_faster_than_their_number():

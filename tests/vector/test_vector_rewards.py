@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import same
+from vectors import begun
 
 import pysampler
 from pysampler.envs import BatchEnv, check_batch_env
@@ -86,56 +87,51 @@ def policy(observations):
     ids=str,
 )
 def test_each_part_of_rewards_equals_sync_vector_env(mode, options):
-    ours = pysampler.VectorEnv([Walk] * COUNT, autoreset_mode=mode, **options)
-    assert ours.reward_space == Walk.reward_space
-    theirs = parts(mode)
-    first, _ = ours.reset(seed=3)
-    for envs in theirs:
-        same(envs.reset(seed=3)[0], first)
-    rng = np.random.default_rng(0)
-    for _ in range(40):
-        actions = rng.integers(0, 3, COUNT)
-        observations, rewards, terminated, truncated, _ = ours.step(actions)
-        assert rewards.shape == (COUNT, 3)
-        assert rewards.dtype == np.float64
-        for at, envs in enumerate(theirs):
-            results = envs.step(actions)
-            same(results[:4], (observations, rewards[:, at], terminated, truncated))
-            if mode is DISABLED and (over := terminated | truncated).any():
-                envs.reset(options={"reset_mask": over})
-        if mode is DISABLED and over.any():
-            ours.reset(options={"reset_mask": over})
-    ours.close()
+    with pysampler.VectorEnv([Walk] * COUNT, autoreset_mode=mode, **options) as ours:
+        assert ours.reward_space == Walk.reward_space
+        theirs = parts(mode)
+        first, _ = ours.reset(seed=3)
+        for envs in theirs:
+            same(envs.reset(seed=3)[0], first)
+        rng = np.random.default_rng(0)
+        for _ in range(40):
+            actions = rng.integers(0, 3, COUNT)
+            observations, rewards, terminated, truncated, _ = ours.step(actions)
+            assert rewards.shape == (COUNT, 3)
+            assert rewards.dtype == np.float64
+            for at, envs in enumerate(theirs):
+                results = envs.step(actions)
+                same(results[:4], (observations, rewards[:, at], terminated, truncated))
+                if mode is DISABLED and (over := terminated | truncated).any():
+                    envs.reset(options={"reset_mask": over})
+            if mode is DISABLED and over.any():
+                ours.reset(options={"reset_mask": over})
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.float16])
 def test_dtypes_of_rewards_become_float64(dtype):
-    envs = pysampler.VectorEnv([lambda: Walk(dtype)] * 2, num_workers=1)
-    envs.reset(seed=1)
-    rewards = envs.step(np.zeros(2, int))[1]
-    assert rewards.dtype == np.float64
-    assert list(rewards[:, 1]) == [-1, -1]
-    envs.close()
+    with begun([lambda: Walk(dtype)] * 2, seed=1, num_workers=1) as envs:
+        rewards = envs.step(np.zeros(2, int))[1]
+        assert rewards.dtype == np.float64
+        assert list(rewards[:, 1]) == [-1, -1]
 
 
 def test_some_envs_are_received():
-    envs = pysampler.VectorEnv([Walk] * 4, num_workers=2, groups=2)
-    envs.async_reset(seed=1)
-    for _ in range(20):
-        observations, rewards, _, _, infos = envs.recv(min_envs=1, max_envs=2)
-        assert rewards.shape == (len(observations), 3)
-        envs.send(np.ones(len(observations), int), infos["env_id"])
-    envs.recv()
-    assert envs._core.results.nothing()[1].shape == (0, 3)
-    envs.close()
+    with pysampler.VectorEnv([Walk] * 4, num_workers=2, groups=2) as envs:
+        envs.async_reset(seed=1)
+        for _ in range(20):
+            observations, rewards, _, _, infos = envs.recv(min_envs=1, max_envs=2)
+            assert rewards.shape == (len(observations), 3)
+            envs.send(np.ones(len(observations), int), infos["env_id"])
+        envs.recv()
+        assert envs._core.results.nothing()[1].shape == (0, 3)
 
 
 def test_a_wrapper_may_make_one_number_of_a_reward():
-    envs = pysampler.VectorEnv([lambda: Weighted(Walk())] * 2, num_workers=1)
-    assert envs.reward_space is None
-    envs.reset(seed=1)
-    assert envs.step(np.zeros(2, int))[1].shape == (2,)
-    envs.close()
+    with pysampler.VectorEnv([lambda: Weighted(Walk())] * 2, num_workers=1) as envs:
+        assert envs.reward_space is None
+        envs.reset(seed=1)
+        assert envs.step(np.zeros(2, int))[1].shape == (2,)
 
 
 class Wrong(Walk):
@@ -158,11 +154,11 @@ class Wrong(Walk):
     ],
 )
 def test_rewards_of_another_shape_raise(reward, said):
-    envs = pysampler.VectorEnv([lambda: Wrong(reward)] * 2, num_workers=1)
-    envs.reset(seed=1)
-    with pytest.raises(EnvError, match=said):
+    with (
+        begun([lambda: Wrong(reward)] * 2, seed=1, num_workers=1) as envs,
+        pytest.raises(EnvError, match=said),
+    ):
         envs.step(np.zeros(2, int))
-    envs.close()
 
 
 class Two(Walk):
@@ -217,26 +213,24 @@ def test_batch_envs_may_have_them():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_results_of_batch_envs_have_them(mode):
-    envs = pysampler.make_vec(Batched, 4, num_workers=2, autoreset_mode=mode)
-    _first, _ = envs.reset(seed=1)
-    for step in range(12):
-        _observations, rewards, terminated, truncated, _infos = envs.step(np.ones(4, int))
-        assert rewards.shape == (4, 2)
-        fresh = mode is NEXT_STEP and step % 5 == 4
-        assert (rewards[:, 1] == (not fresh)).all()
-        over = terminated | truncated
-        if mode is DISABLED and over.any():
-            envs.reset(options={"reset_mask": over})
-    envs.close()
+    with pysampler.make_vec(Batched, 4, num_workers=2, autoreset_mode=mode) as envs:
+        _first, _ = envs.reset(seed=1)
+        for step in range(12):
+            _observations, rewards, terminated, truncated, _infos = envs.step(np.ones(4, int))
+            assert rewards.shape == (4, 2)
+            fresh = mode is NEXT_STEP and step % 5 == 4
+            assert (rewards[:, 1] == (not fresh)).all()
+            over = terminated | truncated
+            if mode is DISABLED and over.any():
+                envs.reset(options={"reset_mask": over})
 
 
 def test_nested_vector_envs_may_have_them():
-    nested = pysampler.VectorEnv([lambda: Nested(3)] * 2, num_workers=1)
-    assert nested.reward_space.shape == (2,)
-    nested.reset(seed=1)
-    for _ in range(9):
-        assert nested.step(np.ones(6, int))[1].shape == (6, 2)
-    nested.close()
+    with pysampler.VectorEnv([lambda: Nested(3)] * 2, num_workers=1) as nested:
+        assert nested.reward_space.shape == (2,)
+        nested.reset(seed=1)
+        for _ in range(9):
+            assert nested.step(np.ones(6, int))[1].shape == (6, 2)
 
 
 class Nested(gym.vector.VectorEnv):
@@ -339,10 +333,8 @@ class OneNumber(Number):
 
 @pytest.mark.parametrize(("kind", "shape"), [(Number, (2,)), (Text, (2,)), (OneNumber, (2, 1))])
 def test_single_rewards_may_have_a_space(kind, shape):
-    envs = pysampler.VectorEnv([kind] * 2, num_workers=1)
-    envs.reset(seed=1)
-    assert envs.step(np.ones(2, int))[1].shape == shape
-    envs.close()
+    with begun([kind] * 2, seed=1, num_workers=1) as envs:
+        assert envs.step(np.ones(2, int))[1].shape == shape
 
 
 def test_previous_rewards_are_arrays():
@@ -427,16 +419,18 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_samplers_that_need_one_number_refuse_them(what):
-    envs = pysampler.VectorEnv([Walk] * 2, num_workers=1)
-    with pytest.raises(ValueError, match="cannot .*: a reward has (3|several) numbers"):
+    with (
+        pysampler.VectorEnv([Walk] * 2, num_workers=1) as envs,
+        pytest.raises(ValueError, match="cannot .*: a reward has (3|several) numbers"),
+    ):
         REFUSED[what](envs)
-    envs.close()
 
 
 def test_wrappers_stay_in_python():
-    envs = pysampler.VectorEnv([lambda: gym.wrappers.ClipAction(Boxed())] * 64, num_workers=1)
-    assert "its rewards are arrays" in envs.describe()
-    envs.close()
+    with pysampler.VectorEnv(
+        [lambda: gym.wrappers.ClipAction(Boxed())] * 64, num_workers=1
+    ) as envs:
+        assert "its rewards are arrays" in envs.describe()
 
 
 class Boxed(Walk):
@@ -461,7 +455,5 @@ def test_mo_gymnasiums_envs_are_followed():
         same(a[:1] + a[2:4], b[:1] + b[2:4])
         np.testing.assert_array_equal(a[1].astype(np.float32), b[1])
     ours.close()
-    scalar = pysampler.VectorEnv([lambda: LinearReward(make(), np.array([1.0, 0.5]))] * 2)
-    scalar.reset(seed=1)
-    assert scalar.step(np.zeros(2, int))[1].shape == (2,)
-    scalar.close()
+    with begun([lambda: LinearReward(make(), np.array([1.0, 0.5]))] * 2, seed=1) as scalar:
+        assert scalar.step(np.zeros(2, int))[1].shape == (2,)

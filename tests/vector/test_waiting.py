@@ -7,6 +7,7 @@ import gymnasium as gym
 import pytest
 from gymnasium import spaces
 from scripted import Scripted
+from vectors import begun
 
 import pysampler
 from pysampler._vector import env_trial, waiting
@@ -104,8 +105,7 @@ def test_default_warns_once_while_it_steps(monkeypatch, logged):
     monkeypatch.setattr(waiting, "_SHORT", 0.0)
     monkeypatch.setattr(waiting, "_ENOUGH", 1e-4)
     count = 4 * pysampler.sync.usable_cpus()
-    with pysampler.VectorEnv([Scripted] * count) as envs:
-        envs.reset(seed=1)
+    with begun([Scripted] * count, seed=1) as envs:
         for _ in range(200):
             envs.step(envs.action_space.sample())
     assert len(logged) == 1

@@ -308,6 +308,10 @@ class Both:
             if self.mode is DISABLED and over.any():
                 self.reset(options={"reset_mask": over})
 
+    def begin(self, steps):
+        self.reset(seed=1)
+        self.steps(steps)
+
     def states_are_equal(self):
         """Compare the states of all wrappers."""
         identical_but_times(
@@ -486,8 +490,7 @@ def test_wrappers_around_observations_in_parts_equal_sync_vector_env(mode):
     env_fns = [lambda: wrappers.NormalizeReward(Dictionary())] * 4
     with Both(env_fns, mode) as both:
         assert on_batch(both.ours) == [["NormalizeReward"]]
-        both.reset(seed=1)
-        both.steps(30)
+        both.begin(30)
         both.reset(options={"reset_mask": np.array([True, False, False, True])})
         both.steps(10)
         assert on_batch(both.ours) == [["NormalizeReward"]]
@@ -498,8 +501,7 @@ def test_wrappers_around_observations_in_parts_equal_sync_vector_env(mode):
 def test_batches_end_after_results_of_other_types(base):
     with Both(functions(base, "NormalizeObservation")) as both:
         assert on_batch(both.ours) == [["NormalizeObservation"]]
-        both.reset(seed=1)
-        both.steps(3)
+        both.begin(3)
         assert on_batch(both.ours) == [[]]
         both.steps(20)
         both.states_are_equal()
@@ -509,8 +511,7 @@ def test_wrappers_stay_in_python_for_few_envs_and_in_this_process():
     for options in ({"worker_init": None}, {"num_workers": 0}):
         with Both(functions("float64", "CleanRL", 2), **options) as both:
             assert on_batch(both.ours) == [[]]
-            both.reset(seed=1)
-            both.steps(5)
+            both.begin(5)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -519,8 +520,7 @@ def test_layers_around_simulations_equal_sync_vector_env(mode):
     with Both(env_fns, mode, num_workers=1, worker_init=None) as both:
         assert on_batch(both.ours) == [names("Hopper", "CleanRL")]
         assert "native" in repr(both.ours)
-        both.reset(seed=1)
-        both.steps(20)
+        both.begin(20)
         both.states_are_equal()
         both.set("update_running_mean", [False] * 4)
         both.steps(10)
@@ -535,8 +535,7 @@ LEAVES = {"epsilon": 1e-2, "gamma": 0.5}
 @pytest.mark.parametrize("name", slow_but(["gamma"], LEAVES))
 def test_changed_parameters_of_wrappers_end_the_batch(name, base, mode):
     with Both(functions(base, "CleanRL"), mode, groups=2) as both:
-        both.reset(seed=1)
-        both.steps(8)
+        both.begin(8)
         both.set(name, LEAVES[name])
         assert not any(on_batch(both.ours))
         both.reset(options={"reset_mask": np.arange(COUNT) % 2 == 0})
@@ -550,8 +549,7 @@ def test_changed_parameters_of_wrappers_end_the_batch(name, base, mode):
 )
 def test_lists_of_numbers_as_actions_equal_sync_vector_env(base, stack):
     with Both(functions(base, stack, 3)) as both:
-        both.reset(seed=1)
-        both.steps(9)
+        both.begin(9)
         for actions in np.random.default_rng(2).normal(size=(5, *both.theirs.action_space.shape)):
             identical_but_times(
                 both.ours.step(actions.tolist()), both.theirs.step(actions.tolist()), "lists"
@@ -574,8 +572,7 @@ def test_actions_of_any_dtype_equal_sync_vector_env(stack):
 
 def test_actions_that_an_env_keeps_do_not_change():
     with Both(functions("float64", "unchanged actions")) as both:
-        both.reset(seed=1)
-        both.steps(8)
+        both.begin(8)
         same(both.ours.call("oldest_action"), both.theirs.call("oldest_action"))
 
 
@@ -596,8 +593,7 @@ def test_envs_in_other_wrappers_than_the_rest_have_their_own_batch(groups, mode)
             ["ClipReward", "NormalizeReward"],
             ["NormalizeReward"],
         ]
-        both.reset(seed=1)
-        both.steps(15)
+        both.begin(15)
         both.ours.apply(_blur, envs=[5])
         _blur(both.theirs.envs[5])
         assert on_batch(both.ours) == [[], []]
@@ -614,8 +610,7 @@ def test_more_kinds_of_envs_than_a_worker_tries_equal_sync_vector_env():
         for at in range(7)
     ]
     with Both(env_fns) as both:
-        both.reset(seed=1)
-        both.steps(15)
+        both.begin(15)
         both.states_are_equal()
 
 
@@ -656,23 +651,23 @@ def test_groups_that_step_alone_equal_single_envs(mode, base):
 def test_omitted_infos_equal_envs_in_python(infos, mode, base):
     options = {"autoreset_mode": mode, "infos": infos, "num_workers": 1}
     env_fns = functions(base, "CleanRL", 4)
-    ours = pysampler.VectorEnv(env_fns, worker_init=even_for_few, **options)
-    theirs = pysampler.VectorEnv(env_fns, native=False, **options)
-    identical_but_times(ours.reset(seed=1), theirs.reset(seed=1), "reset")
-    rng, ended = np.random.default_rng(1), 0
-    for step in range(30):
-        actions = rng.normal(size=ours.action_space.shape)
-        a, b = ours.step(actions), theirs.step(actions)
-        identical_but_times(a, b, f"step {step}")
-        over = b[2] | b[3]
-        ended += over.sum()
-        if mode is DISABLED and over.any():
-            masks = {"reset_mask": over}
-            identical_but_times(ours.reset(options=masks), theirs.reset(options=masks), "reset")
-    assert ended > 3
-    assert on_batch(ours) == [names(base, "CleanRL")]
-    ours.close()
-    theirs.close()
+    with (
+        pysampler.VectorEnv(env_fns, worker_init=even_for_few, **options) as ours,
+        pysampler.VectorEnv(env_fns, native=False, **options) as theirs,
+    ):
+        identical_but_times(ours.reset(seed=1), theirs.reset(seed=1), "reset")
+        rng, ended = np.random.default_rng(1), 0
+        for step in range(30):
+            actions = rng.normal(size=ours.action_space.shape)
+            a, b = ours.step(actions), theirs.step(actions)
+            identical_but_times(a, b, f"step {step}")
+            over = b[2] | b[3]
+            ended += over.sum()
+            if mode is DISABLED and over.any():
+                masks = {"reset_mask": over}
+                identical_but_times(ours.reset(options=masks), theirs.reset(options=masks), "reset")
+        assert ended > 3
+        assert on_batch(ours) == [names(base, "CleanRL")]
 
 
 @pytest.mark.parametrize("base", slow_but(["float64"], ["float64", "HalfCheetah"]))
@@ -682,22 +677,23 @@ def test_replaced_workers_run_wrappers_on_batches_too(mode, base):
     options = {"autoreset_mode": mode, "num_workers": 2, "on_worker_loss": "restart"}
     results = []
     for native in ("auto", False):
-        envs = pysampler.VectorEnv(env_fns, worker_init=even_for_few, native=native, **options)
-        seen = [envs.reset(seed=2)]
-        rng = np.random.default_rng(0)
-        for step in range(20):
-            if step == 9:
-                os.kill(envs._pool.pids[1], signal.SIGKILL)
-            seen.append(envs.step(rng.normal(size=envs.action_space.shape)))
-            over = seen[-1][2] | seen[-1][3]
-            if step == 9:
-                assert seen[-1][4]["worker_lost"].tolist() == [False, False, True, True]
-            if mode is DISABLED and over.any():
-                seen.append(envs.reset(options={"reset_mask": over}))
-        assert envs.stats().losses.tolist() == [0, 1]
-        assert on_batch(envs) == [names(base, "CleanRL") if native else []]
-        results.append((seen, list(envs.apply(state_of))))
-        envs.close()
+        with pysampler.VectorEnv(
+            env_fns, worker_init=even_for_few, native=native, **options
+        ) as envs:
+            seen = [envs.reset(seed=2)]
+            rng = np.random.default_rng(0)
+            for step in range(20):
+                if step == 9:
+                    os.kill(envs._pool.pids[1], signal.SIGKILL)
+                seen.append(envs.step(rng.normal(size=envs.action_space.shape)))
+                over = seen[-1][2] | seen[-1][3]
+                if step == 9:
+                    assert seen[-1][4]["worker_lost"].tolist() == [False, False, True, True]
+                if mode is DISABLED and over.any():
+                    seen.append(envs.reset(options={"reset_mask": over}))
+            assert envs.stats().losses.tolist() == [0, 1]
+            assert on_batch(envs) == [names(base, "CleanRL") if native else []]
+            results.append((seen, list(envs.apply(state_of))))
     identical_but_times(*results, "after a loss")
 
 
@@ -711,8 +707,7 @@ def test_calls_that_step_and_reset_envs_equal_sync_vector_env():
         return env.reset(seed=8)[0]
 
     with Both(functions("float64", "CleanRL")) as both:
-        both.reset(seed=1)
-        both.steps(5)
+        both.begin(5)
         for function in (steps, reset):
             for i in (1, 4):
                 ours = both.ours.apply(function, envs=[i])
@@ -738,8 +733,7 @@ def _replaced_statistics(env, dtype, count):
 def test_replaced_running_means_equal_sync_vector_env(base, dtype, count):
     """Such as those of a checkpoint, or averages over envs."""
     with Both(functions(base, "NormalizeObservation", 3)) as both:
-        both.reset(seed=1)
-        both.steps(4)
+        both.begin(4)
         both.ours.apply(functools.partial(_replaced_statistics, dtype=dtype, count=count))
         for env in both.theirs.envs:
             _replaced_statistics(env, dtype, count)
@@ -754,12 +748,13 @@ def test_running_means_that_envs_share_equal_envs_in_python():
     env_fns = functions("float64", "NormalizeObservation", 3)
     results = []
     for native in ("auto", False):
-        envs = pysampler.VectorEnv(env_fns, num_workers=1, worker_init=even_for_few, native=native)
-        envs.apply(share)
-        seen = [envs.reset(seed=1)]
-        seen += [envs.step(np.zeros((3, 2), np.float32)) for _ in range(5)]
-        results.append((seen, list(envs.apply(state_of))))
-        envs.close()
+        with pysampler.VectorEnv(
+            env_fns, num_workers=1, worker_init=even_for_few, native=native
+        ) as envs:
+            envs.apply(share)
+            seen = [envs.reset(seed=1)]
+            seen += [envs.step(np.zeros((3, 2), np.float32)) for _ in range(5)]
+            results.append((seen, list(envs.apply(state_of))))
     identical_but_times(*results, "shared")
 
 
@@ -781,8 +776,7 @@ class Limited(Walk):
 
 def test_bounds_of_actions_that_change_equal_sync_vector_env():
     with Both([lambda: wrappers.ClipAction(Limited())] * 3) as both:
-        both.reset(seed=1)
-        both.steps(30)
+        both.begin(30)
 
 
 class Rewarding(Walk):
@@ -817,8 +811,7 @@ def test_functions_of_rewards_of_each_type_equal_envs_in_python(name, kind):
         pytest.skip("this type has no such operation")
     env_fns = [lambda: wrappers.TransformReward(Rewarding(kind), REWARD_FUNCTIONS[name])] * 9
     with Both(env_fns) as both:
-        both.reset(seed=1)
-        both.steps(20)
+        both.begin(20)
 
 
 def _counted():
@@ -863,14 +856,12 @@ def _by_chance():
 @pytest.mark.parametrize("make", [_counted, _counted_in_an_array, _by_chance])
 def test_functions_with_state_equal_sync_vector_env(make):
     with Both([make] * 3) as both:
-        both.reset(seed=1)
-        both.steps(60)
+        both.begin(60)
 
 
 def test_functions_of_changed_variables_equal_sync_vector_env():
     with Both([_of_a_closure] * 3) as both:
-        both.reset(seed=1)
-        both.steps(5)
+        both.begin(5)
         for i in range(3):
             both.ours.apply(functools.partial(_set_scale, value=i + 2.0), envs=[i])
             _set_scale(both.theirs.envs[i], i + 2.0)
@@ -898,8 +889,7 @@ def test_trials_report_no_errors_of_numbers_that_envs_do_not_return():
         lambda: wrappers.TransformObservation(Positive(), lambda obs: np.sqrt(obs), None)
     ] * 3
     with Both(env_fns, worker_init=strict) as both:
-        both.reset(seed=1)
-        both.steps(10)
+        both.begin(10)
 
 
 class Endless(Walk):
@@ -913,8 +903,7 @@ class Endless(Walk):
 def test_statistics_that_would_fail_at_an_end_equal_sync_vector_env_until_then():
     record = wrappers.RecordEpisodeStatistics
     with Both([lambda: record(record(Endless()))] * 3) as both:
-        both.reset(seed=1)
-        both.steps(10)
+        both.begin(10)
 
 
 class Buffered(Walk):
@@ -938,8 +927,7 @@ def test_functions_that_write_to_observations_equal_sync_vector_env():
         make = functools.partial(wrappers.TransformObservation, func=function)
         env_fns = [functools.partial(_buffered, make)] * 3
         with Both(env_fns) as both:
-            both.reset(seed=1)
-            both.steps(10)
+            both.begin(10)
 
 
 def _buffered(make):
@@ -948,8 +936,7 @@ def _buffered(make):
 
 def test_an_env_that_raises_leaves_the_wrappers_of_others_in_order():
     with Both(functions("float64", "CleanRL", 4)) as both:
-        both.reset(seed=1)
-        both.steps(5)
+        both.begin(5)
         with pytest.raises(EnvError, match="cannot be reset"):
             both.ours.reset(options={"fails": True, "reset_mask": np.arange(4) == 2})
         with pytest.raises(ValueError, match="cannot be reset"):

@@ -1,0 +1,39 @@
+"""Helpers for tests of vector envs."""
+
+from made_up import same
+
+import pysampler
+
+
+def begun(envs, seed=None, **options):
+    """Reset a vector env and return it; close it if that fails.
+
+    Args:
+        envs: The vector env, or functions for a VectorEnv.
+        seed: The seed of the reset.
+        options: Options of the VectorEnv.
+    """
+    if isinstance(envs, list):
+        envs = pysampler.VectorEnv(envs, **options)
+    try:
+        envs.reset(seed=seed)
+    except BaseException:
+        envs.close()
+        raise
+    return envs
+
+
+def alike(ours, theirs, steps=10, actions=None, **reset):
+    """Reset and step two vector envs; assert that all results are equal.
+
+    Args:
+        ours: One vector env.
+        theirs: The other, which draws the actions by default.
+        steps: The number of steps.
+        actions: The actions of each step.
+        reset: Arguments of the reset.
+    """
+    same(ours.reset(**reset), theirs.reset(**reset), "reset")
+    for step in range(steps):
+        given = theirs.action_space.sample() if actions is None else actions
+        same(ours.step(given), theirs.step(given), f"step {step}")
