@@ -36,7 +36,7 @@ NOGIL := build/python-nogil
 TSAN := build/python-tsan
 SHARED_BY_THREADS := tests/sync/test_hammer.py tests/vector/test_hammer.py tests/vector/test_threads.py
 
-.PHONY: help demo quickstart notebooks gallery examples test test-all test-python test-native build-native test-nogil python-nogil sanitize-nogil test-faults lint format stubs bench bench-vector bench-partial bench-samplers \
+.PHONY: help demo quickstart notebooks gallery examples test test-all test-python test-native build-native test-nogil python-nogil sanitize-nogil test-faults reverts lint format stubs bench bench-vector bench-partial bench-samplers \
   bench-cliffs bench-core bench-actors bench-mujoco bench-trainings bench-averaging bench-phases bench-hosts bench-history bench-smoke docs docs-open docs-links sanitize models aarch64 wheel wheels sbom \
   contract recipes clean
 
@@ -126,6 +126,9 @@ test-faults: build-native $(VENV)/package.stamp $(VENV)/test.stamp  ## every cas
 	$(call BUILD,build/tsan-module)
 	$(RUN) tests/faults/threads.py --module build/tsan-module --seconds 600
 	$(RUN) tests/faults/soak.py --out benchmarks/results
+
+reverts: $(VENV)/native.stamp $(VENV)/package.stamp $(VENV)/test.stamp  ## do tests notice faults that were mended once? Half an hour
+	$(RUN) tests/reverts.py
 
 lint: $(VENV)/package.stamp $(VENV)/lint.stamp $(VENV)/native.stamp  ## formatters in check mode, linters, types, stubs, lines of code
 	$(BIN)/ruff format --check .

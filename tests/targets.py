@@ -33,7 +33,7 @@ COMMANDS = [
     "models",
     "quickstart",
     "sanitize",
-    "test test-all test-faults SMOKE=1",
+    "test test-all test-faults reverts SMOKE=1",
     "test-python TEST_GROUP=test-light TESTS=tests/test_smoke.py",
     "wheels",
 ]

@@ -529,11 +529,24 @@ def test_a_signal_right_after_a_trace_has_begun_ends_it_whole(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
+def stop_until_waited_for(process, request):
+    wait = process.wait
+
+    def continued(timeout):
+        process.send_signal(signal.SIGCONT)
+        return wait(timeout)
+
+    request.addfinalizer(lambda: process.send_signal(signal.SIGCONT))
+    process.wait = continued
+    process.send_signal(signal.SIGSTOP)
+
+
 @pytest.mark.slow
-def test_next_trace_to_a_file_waits_for_the_end_of_the_last(tmp_path):
+def test_next_trace_to_a_file_waits_for_the_end_of_the_last(tmp_path, request):
     (tmp_path / "link.json").symlink_to(tmp_path / "run.json")
     for steps in (3, 5):
         envs = stepped(counting(tmp_path / "link.json"), steps)
+        stop_until_waited_for(envs._tracer._process, request)
         del envs  # ends the trace without waiting
     stepped(counting(tmp_path / "link.json"), 7).close()
     assert len(traces.read(tmp_path / "run.json")[MAIN].named("send")) == 9

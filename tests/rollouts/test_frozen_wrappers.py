@@ -324,6 +324,19 @@ def test_statistics_whose_update_is_their_own_learn_nothing():
         assert [rms.count.tolist() for rms in envs.get_attr("rms")] == counts
 
 
+def test_members_without_a_namespace_are_no_statistics():
+    class Odd:
+        __dict__ = None
+
+    class Wrapper(gym.Wrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            self.odd = Odd()
+
+    found = pysampler.evaluate(lambda: Wrapper(pendulum()), still, 3, seed=3, num_workers=0)
+    np.testing.assert_array_equal(found.returns, own(3))
+
+
 @pytest.mark.parametrize(
     ("make", "expected"), [(pendulum, 0), (lambda: gym.Wrapper(pendulum()), 1)]
 )

@@ -125,6 +125,12 @@ def test_swapped_envs_and_policy_are_named(sample, envs):
         sample(envs)
 
 
+def test_policy_without_arguments_is_not_taken_for_envs_beside_envs():
+    with pytest.raises(TypeError) as raised:
+        pysampler.evaluate(Scripted, lambda: 0, 2, num_envs=2, num_workers=0)
+    assert "swapped" not in str(raised.value)
+
+
 @pytest.mark.parametrize("way", ["main", "workers"])
 @pytest.mark.parametrize("one", [lambda at: int(at[0]), lambda at: 1 if at[0] > 0 else 0])
 def test_error_in_a_policy_for_one_observation_says_that_it_gets_several(one, way):

@@ -788,11 +788,10 @@ def test_batch_that_does_not_answer_after_an_interrupt_is_refused_from_then_on()
     def late(timeout=None):
         raise TimeoutError
 
-    envs.step_wait = late
-    for _ in range(2):
+    for answers in (late, wait):
+        envs.step_wait = answers
         with pytest.raises(EnvError, match="has not answered since: make it anew"):
             ours.step(actions)
-    envs.step_wait = wait
     with pytest.warns(UserWarning, match="pending call to `step`"):
         ours.close()
 
