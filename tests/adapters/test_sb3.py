@@ -1,5 +1,6 @@
 """Stable-Baselines3 and sb3-contrib train on pysampler's VecEnv as on their own."""
 
+import contextlib
 import functools
 import json
 import os
@@ -657,6 +658,11 @@ def test_evaluate_takes_models_that_were_not_trained_in_vec_normalize(tmp_path, 
         expected.episodes
     )
     envs.close()
+    alone = kind.load(tmp_path / "model.zip")
+    unsure = pytest.warns(UserWarning, match="if the model was trained in VecNormalize")
+    with unsure if kind is SAC else contextlib.nullcontext():
+        found = pysampler.evaluate("Pendulum-v1", alone, 3, seed=0, batch=1)
+    assert found.episodes == expected.episodes
 
 
 def test_the_command_evaluates_with_a_file_of_vec_normalize(tmp_path, capsys):

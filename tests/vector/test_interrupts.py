@@ -346,6 +346,16 @@ def test_answers_are_freed_with_the_next_call(lane):
         assert [one() for one in left] == [None] * 4
 
 
+def test_answers_of_groups_that_the_next_call_leaves_out_are_freed():
+    with counters(2, num_workers=0, groups=2) as envs:
+        envs.reset()
+        left = [weakref.ref(one) for one in envs.apply(lambda env: Large())]
+        envs.send([0], [0])
+        gc.collect()
+        assert [one() for one in left] == [None] * 2
+        envs.recv(1)
+
+
 def test_recv_after_a_reset_that_was_interrupted_waits_for_what_was_sent(monkeypatch):
     with begun(counters(2, num_workers=0, groups=2)) as envs:
         for kind, name, call in (

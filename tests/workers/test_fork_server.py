@@ -195,6 +195,17 @@ def test_a_retired_fork_server_tells_exit_codes_until_its_last_pool_closes(monke
     fork_server.current().leave()
 
 
+def test_a_launcher_that_is_dropped_parts_with_its_fork_server(monkeypatch):
+    monkeypatch.setattr(fork_server, "_fork_servers", [])
+    launcher = Launcher("forkserver")
+    worker = launcher.start(None)
+    server = fork_server.current()
+    server.retire()
+    worker.kill()
+    del launcher
+    assert server._process.ended(60)
+
+
 def test_an_import_that_ends_the_fork_server_is_made_by_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(fork_server, "_fork_servers", [])
     (tmp_path / "ends_it.py").write_text("import os\nos._exit(7)\n")
