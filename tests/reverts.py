@@ -111,7 +111,7 @@ class Copy:
             check=False,
         )
         first = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.*)", done.stdout, re.MULTILINE)
-        last = done.stdout.strip().rpartition("\n")[2]
+        last = done.stdout.strip().rpartition("\n")[2].strip("+ ")  # such as Timeout
         return done.returncode, first[1] if first else last
 
     def _compile(self) -> None:
