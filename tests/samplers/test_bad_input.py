@@ -127,7 +127,7 @@ def test_swapped_envs_and_policy_are_named(sample, envs):
 
 def test_policy_without_arguments_is_not_taken_for_envs_beside_envs():
     with pytest.raises(TypeError) as raised:
-        pysampler.evaluate(Scripted, lambda: 0, 2, num_envs=2, num_workers=0)
+        pysampler.evaluate(lambda: Scripted(), lambda: 0, 2, num_envs=2, num_workers=0)
     assert "swapped" not in str(raised.value)
 
 
