@@ -100,18 +100,6 @@ class GlobalsOf:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
-    @property
-    def globals_state(self) -> Any:
-        """The generators, to pass to ``set_globals``."""
-        torch = None if self._torch is None else self._torch.numpy().tobytes()
-        return self._random, self._numpy, torch, self._seed
-
-    def set_globals(self, state: Any) -> None:
-        """Continue the generators of another env."""
-        self._random, self._numpy, of_torch, self._seed = state
-        if of_torch is not None and (torch := loaded_torch()) is not None:
-            self._torch = torch.frombuffer(bytearray(of_torch), dtype=torch.uint8)
-
     def step(self, *args: Any) -> Any:
         """Step the env with its generators."""
         return self._with_globals(self._env.step, args, {})

@@ -13,6 +13,7 @@ from mujoco_in_tests import (
     CHEETAH,
     IDS,
     MODES,
+    QUICK,
     compare,
     drawn_actions,
     each,
@@ -28,10 +29,13 @@ WORKERS = pytest.mark.parametrize(("workers", "groups"), [(0, 2), (2, 2)])
 
 
 @contextlib.contextmanager
-def stepped(env_id=CHEETAH, count=4, arguments=None, steps=5, **options):
+def stepped(env_id=CHEETAH, count=4, arguments=None, steps=5, *, functions=False, **options):
     """Yield envs simulated together and gymnasium's own, both after some steps."""
-    ours = together(env_id, count, arguments, **options)
     theirs = one_by_one(env_id, count, arguments)
+    if functions:
+        ours = pysampler.VectorEnv(theirs.env_fns, **options)
+    else:
+        ours = together(env_id, count, arguments, **options)
     identical(ours.reset(seed=2), theirs.reset(seed=2))
     compare(ours, theirs, drawn_actions(theirs.action_space, 3, steps))
     yield ours, theirs
@@ -100,6 +104,18 @@ def test_changes_of_the_simulation_persist(workers, groups):
         force = np.array([40.0, 0, 30, 0, 5, 0])
         seen = ours.apply(push, force, envs=[3, 0])
         identical(seen, tuple(push(theirs.envs[i], force) for i in (3, 0)))
+
+
+@pytest.mark.parametrize("env_id", QUICK)
+def test_envs_that_functions_made_are_made_again(env_id):
+    """Only the first env of a worker stays beside the simulations."""
+    with stepped(env_id, 5, functions=True, num_workers=1) as (ours, theirs):
+        assert "native" in repr(ours)
+        for name in ATTRIBUTES:
+            identical(ours.get_attr(name), theirs.get_attr(name), name)
+        force = np.array([4.0, 0, 3, 0, 5, 0])
+        seen = ours.apply(push, force, envs=[1, 3])
+        identical(seen, tuple(push(theirs.envs[i], force) for i in (1, 3)))
 
 
 @WORKERS

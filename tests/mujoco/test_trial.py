@@ -1,9 +1,11 @@
 """The trial that compares envs simulated together with real ones."""
 
+import functools
 import re
 import sys
 import warnings
 
+import gymnasium as gym
 import mujoco
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from mujoco_in_tests import CHEETAH, drawn_actions, identical, is_native, made, 
 import pysampler.envs.mujoco as tasks
 from pysampler import VectorEnv
 from pysampler._vector import stacks
+from pysampler._vector.mujoco.trial import KnownTask
 from pysampler._vector.native.known import NotNativeError
 from pysampler._vector.native.trial import KnownEnv
+from pysampler._vector.wrapped.server import BatchServer
 from pysampler.envs.mujoco import _gymnasium, ant, half_cheetah, pendulums
 
 
@@ -207,3 +211,73 @@ def test_the_trial_leaves_the_random_numbers_alone():
     first = np.random.random()
     np.random.seed(1)
     assert first == np.random.random()
+
+
+# -- envs that are made again ----------------------------------------------------------------------
+
+HELD = []
+
+
+def cheetah(**kwargs):
+    return gym.make(CHEETAH, **kwargs)
+
+
+def held():
+    HELD.append(cheetah())
+    return HELD[-1]
+
+
+def its_data_is_held():
+    HELD.append(cheetah().unwrapped.data)
+    env = cheetah()
+    HELD.append(env.unwrapped.data)
+    return env
+
+
+def reset():
+    env = cheetah()
+    env.reset(seed=1)
+    return env
+
+
+def moved():
+    env = cheetah()
+    env.unwrapped.data.qpos[0] = 1.0
+    return env
+
+
+def with_another_field():
+    env = gym.make("Ant-v5")
+    env.unwrapped.data.cfrc_ext[1] += 1.0
+    return env
+
+
+def of_another_spec():
+    env = cheetah()
+    env.unwrapped.spec.kwargs["width"] = 480
+    return env
+
+
+def test_functions_envs_are_kept_only_as_the_first_of_their_kind():
+    made = []
+    server = BatchServer([lambda: made.append(1) or cheetah()] * 4, 0, [4])
+    first, *others = server.envs
+    assert others == [None] * 3
+    again = server.made(2)
+    assert KnownTask(first).has(again)
+    assert again.spec == first.spec
+    assert again is not first
+    assert len(made) == 4
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "used", [held, its_data_is_held, reset, moved, with_another_field, of_another_spec]
+)
+def test_envs_of_functions_are_kept_if_they_may_be_in_use(used):
+    HELD.clear()
+    unused = functools.partial(gym.make, used().spec.id)
+    server = BatchServer([unused, used, unused], 0, [3])
+    assert [env is None for env in server.envs] == [False, False, True]
+    assert len(set(map(id, server._found))) == 1
+    server.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
@@ -12,25 +12,13 @@ from pysampler._vector.native.real import RealEnv
 from pysampler.envs.mujoco._fields import STATE, load
 
 if TYPE_CHECKING:
-    import gymnasium as gym
-
     from pysampler import _core
-    from pysampler.envs.mujoco.task import Task
 
 __all__ = ["RealTask", "digest_of"]
 
 
 class RealTask(RealEnv):
-    """An env of a task, into which the states of simulations are loaded.
-
-    Args:
-        env: The env.
-        task: The task of the simulations.
-    """
-
-    def __init__(self, env: gym.Env[Any, Any], task: Task) -> None:
-        super().__init__(env)
-        self._task = task
+    """An env of a task, into which the states of simulations are loaded."""
 
     def write(self, block: _core.BatchBlock, place: int) -> None:
         env, stepper = self._base, block.stepper

@@ -16,6 +16,7 @@ from pysampler._vector.mujoco.real import RealTask, digest_of
 from pysampler._vector.mujoco.stepper import TaskStepper
 from pysampler._vector.native.known import NotNativeError, is_of_a_task, task_of
 from pysampler._vector.native.trial import KnownEnv
+from pysampler.envs.mujoco._fields import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ class KnownTask(KnownEnv):
         task: The task.
     """
 
+    real = RealTask
+
     def __init__(self, env: Env) -> None:
         super().__init__(env)
         self.task = task_of(self.base)
@@ -51,12 +54,20 @@ class KnownTask(KnownEnv):
         stepper = TaskStepper(self.task, count)
         return _core.BatchBlock(stepper, count, first, meter, limit, inline)
 
-    def real(self, env: Env, block: _core.BatchBlock) -> RealTask:
-        return RealTask(env, block.stepper.task)
-
     def has(self, env: Env) -> bool:
         model: Any = env.unwrapped.model  # type: ignore[attr-defined]
         return super().has(env) and digest_of(model) == self._digest
+
+    def _objects(self, env: Env) -> list[Any]:
+        base: Any = env.unwrapped
+        return [*super()._objects(env), base.model, base.data, base.mujoco_renderer]
+
+    def _state(self, env: Env) -> list[Any]:
+        base: Any = env.unwrapped
+        row = np.empty(mujoco.mj_stateSize(base.model, STATE))
+        mujoco.mj_getState(base.model, base.data, row, STATE)
+        fields = [getattr(base.data, name) for name in self.task.fields]
+        return [*super()._state(env), row, *fields]
 
     def expect_equal(self, make: Callable[[], Env] | None) -> None:
         _expect_batches()
@@ -70,8 +81,7 @@ class KnownTask(KnownEnv):
 
     def _new_base(self) -> Env:
         args, kwargs = copy.deepcopy(self._arguments)
-        new: Env = type(self.base)(*args, **kwargs)
-        return new
+        return type(self.base)(*args, **kwargs)
 
     def _failed(self, error: Exception) -> None:
         if self._users:

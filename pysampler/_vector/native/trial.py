@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ __all__ = ["KnownEnv"]
 # The length of episodes, and the step before which one env is reset alone, so that episodes end
 # at different times: one env is stepped while the other is reset.
 _LIMIT, _RESET_ONE_AT = 5, 3
+_CHANGING = MANAGED - {"_cached_spec"}
 # gym.make sets this attribute after it has made an env.
 _SET_LATER = {*MANAGED, "spec"}
 # Objects that each env has for itself. Models are compared apart.
@@ -54,9 +56,11 @@ class KnownEnv:
         NotNativeError: The env has a wrapper or an option that blocks do not support.
     """
 
+    real: type[RealEnv]  # wraps an env, to load states of a block into it
     # The number of envs and of steps that a trial compares, and the options of the first resets.
     _envs, _steps = 2, 14
     _options: dict[str, Any] | None = None
+    _users = False  # whether only a function of the user can make it again
 
     def __init__(self, env: Env) -> None:
         self.env = env
@@ -67,6 +71,8 @@ class KnownEnv:
         self.info_keys: set[str] = set()
         # Copies, to make such an env again after a call has changed this one.
         self._wrappers = [copy.copy(layer) for layer in layers_of(env)][:-1]
+        self._spec = copy.deepcopy(self.base.spec)
+        self._unused: Env | None = None
 
     # -- defined by each kind of envs --------------------------------------------------------------
 
@@ -74,10 +80,6 @@ class KnownEnv:
         self, count: int, first: int, limit: int | None, meter: _core.Meter, *, inline: bool = False
     ) -> _core.BatchBlock:
         """Make a block of such envs, with episodes of at most ``limit`` steps."""
-        raise NotImplementedError
-
-    def real(self, env: Env, block: Any) -> RealEnv:
-        """Return ``env`` as a ``RealEnv``, into which states of a block are loaded."""
         raise NotImplementedError
 
     def _new_base(self) -> Env:
@@ -88,11 +90,20 @@ class KnownEnv:
         """Return the objects whose attributes distinguish one env from another."""
         return list(layers_of(env))
 
+    def _objects(self, env: Env) -> list[Any]:
+        """Return the objects of which an env consists."""
+        return list(layers_of(env))
+
+    def _state(self, env: Env) -> list[Any]:
+        """Return all that steps and resets change in an env."""
+        return [vars(one).get(name) for one in layers_of(env) for name in _CHANGING]
+
     # -- comparing -------------------------------------------------------------------------------
 
-    def _new(self) -> Env:
-        """Return a new env with the arguments and wrappers of this one."""
+    def new(self) -> Env:
+        """Return a new env with the arguments, the wrappers and the spec of this one."""
         new = self._new_base()
+        new.spec = copy.deepcopy(self._spec)
         for layer in reversed(self._wrappers):
             wrapper: Any = copy.copy(layer)
             wrapper.env, new = new, wrapper
@@ -104,7 +115,7 @@ class KnownEnv:
         Args:
             make: Makes such an env; None: an env of the same arguments is made.
         """
-        again = type(self)(self._new() if make is None else make())
+        again = type(self)(self.new() if make is None else make())
         again.reward_types, again.info_keys = self.reward_types, self.info_keys
         return again
 
@@ -113,6 +124,23 @@ class KnownEnv:
         one, other = self._parts(self.env), self._parts(env)
         return [type(a) for a in one] == [type(b) for b in other] and all(
             _differing(a, b) is None for a, b in zip(one, other, strict=True)
+        )
+
+    def could_be_new(self, env: Env) -> bool:
+        """Return whether another env, which equals this one, is unused, and nothing refers to it.
+
+        Then ``new`` can make it again.
+        """
+        if self._users:
+            return False
+        if self._unused is None:
+            self._unused = self.new()
+        unused = self._unused  # as many references as the caller and this method have to the other
+        pairs = zip(self._objects(env), self._objects(unused), strict=True)
+        return (
+            all(sys.getrefcount(one) == sys.getrefcount(other) for one, other in pairs)
+            and env.unwrapped.spec == self._spec
+            and same(self._state(env), self._state(unused))
         )
 
     def expect_equal(self, make: Callable[[], Env] | None) -> None:
@@ -129,7 +157,7 @@ class KnownEnv:
         with contextlib.ExitStack() as stack:
             new: list[Env] = []
             for _ in range(self._envs):
-                new.append(self._new() if make is None else make())
+                new.append(self.new() if make is None else make())
                 stack.callback(new[-1].close)
             if make is None:
                 self._expect_unchanged(new[0])

@@ -63,8 +63,7 @@ class _TwinStepper(BatchEnvStepper):
         if actions.dtype.kind == "b" and python:
             actions = actions.astype(np.int64)
         actions = np.delete(actions, exempt, axis=0)
-        valid: bool = self.env.kernel.takes(actions, python)
-        return valid
+        return self.env.kernel.takes(actions, python)
 
     def advance(self, ids: Array | None, actions: Array, dropped: Array | None) -> Advanced:
         if actions.dtype.kind == "b":
@@ -99,6 +98,7 @@ class _RealTwin(RealEnv):
 class KnownTwin(KnownEnv):
     """An env with a twin in pysampler.envs.classic."""
 
+    real = _RealTwin
     _envs, _steps = 8, 24
 
     def __init__(self, env: Env) -> None:
@@ -115,9 +115,5 @@ class KnownTwin(KnownEnv):
         env.max_episode_steps = limit
         return _TwinStepper(env).block(first, meter, inline=inline)
 
-    def real(self, env: Env, block: _core.BatchBlock) -> _RealTwin:  # noqa: ARG002
-        return _RealTwin(env)
-
     def _new_base(self) -> Env:
-        new: Env = type(self.base)(**self._arguments, render_mode=self._render_mode)
-        return new
+        return type(self.base)(**self._arguments, render_mode=self._render_mode)

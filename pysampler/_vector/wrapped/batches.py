@@ -157,7 +157,7 @@ class NativeBatch(Batch):
     def _real_env(self, place: int) -> RealEnv:
         if place not in self._real:
             env = self._server.made(self.rows[place])
-            self._real[place] = self._known.real(env, self.inner)
+            self._real[place] = self._known.real(env)
         return self._real[place]
 
     def store(self, place: int) -> gym.Env[Any, Any]:

@@ -1,13 +1,14 @@
 """BatchServer: an env server that steps alike envs together, with the same results.
 
-It makes every env, like its base class. Consecutive envs of a group become a batch, which steps in
-one block, if a native block can replace them or layers exist for their wrappers.
+It makes every env, like its base class, but keeps none that it can make again. Consecutive envs
+of a group become a batch, which steps in one block, if a native block can replace them or layers
+exist for their wrappers.
 
-A batch stands for envs that nobody else can see or change. Each env remains as a real env, into
-which the state is loaded to read an attribute or to render. Any other call, which runs code of an
-env, ends the batch: its envs step one by one from then on, until a reset of all of them finds that
-they equal new envs again. In the user's process the program may hold on to envs, so only those are
-batched that pysampler makes itself, until a part of one is handed out.
+A batch stands for envs that nobody else can see or change. For each there is a real env, perhaps
+made on demand, into which the state is loaded to read an attribute or to render. Any other call,
+which runs code of an env, ends the batch: its envs step one by one from then on, until a reset of
+all of them finds that they equal new envs again. In the user's process the program may hold on to
+envs, so only those are batched that pysampler makes itself, until a part of one is handed out.
 """
 
 from __future__ import annotations
@@ -128,18 +129,23 @@ class BatchServer(EnvServer):
         found = self._kind_of(self.envs[i], make, like, held=held)
         self._found.append(found if isinstance(found, _Kind) else None)
         self.stacks[i] = found.stack if isinstance(found, _Kind) else found
+        # A MuJoCo env of gymnasium takes a megabyte beside its simulation.
+        known = found.known if isinstance(found, _Kind) and not found.outer else None
+        if known is not None and not self._in_main and known.could_be_new(self.envs[i]):
+            self.envs[i] = None  # type: ignore[call-overload]
 
     def made(self, i: int) -> gym.Env[Any, Any]:
         """Return the real env ``i``; make it if this is its first use."""
         if self.envs[i] is None:
-            self.envs[i] = self.env_fns[i]()
+            kind: Any = self._found[i]
+            alike = getattr(self.env_fns[i], "makes_alike", False)
+            self.envs[i] = self.env_fns[i]() if alike else kind.known.new()
         return self.envs[i]
 
     def space_of(self, i: int, name: str) -> gym.Space[Any]:
         kind = self._found[i]
         if self.envs[i] is None and kind is not None:  # it equals the first of its kind
-            space: gym.Space[Any] = getattr(kind.inner, name)
-            return space
+            return getattr(kind.inner, name)
         return super().space_of(i, name)
 
     # -- choosing --------------------------------------------------------------------------------
