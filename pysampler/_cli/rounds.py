@@ -55,8 +55,7 @@ PARTS = {
 def of_kinds(slices: npt.NDArray[Any], *kinds: int) -> npt.NDArray[Any]:
     """Return the slices of some kinds, in the order in which they began."""
     found = slices[np.isin(slices["kind"], kinds)]
-    in_order: npt.NDArray[Any] = found[np.argsort(found["begin"], kind="stable")]
-    return in_order
+    return found[np.argsort(found["begin"], kind="stable")]
 
 
 def crosses(
@@ -67,9 +66,7 @@ def crosses(
         return np.zeros(len(begins), bool)
     hole_begins, hole_ends = np.array(holes).T
     after = np.searchsorted(hole_ends, begins, "right")
-    inside = np.append(hole_begins, np.iinfo(np.int64).max)[after] < ends
-    crossing: npt.NDArray[np.bool_] = inside
-    return crossing
+    return np.append(hole_begins, np.iinfo(np.int64).max)[after] < ends
 
 
 def idle(worker: npt.NDArray[Any], holes: Holes) -> npt.NDArray[Any]:
@@ -82,8 +79,7 @@ def of_program(parent: npt.NDArray[Any], holes: Holes) -> npt.NDArray[Any]:
     own = of_kinds(parent, _KIND.SEND, _KIND.WAIT, _KIND.READ, _KIND.RECORDS)
     found = _gaps(own, PROGRAM, holes)
     next_kind = own["kind"][np.searchsorted(own["begin"], found["end"])]
-    before_send: npt.NDArray[Any] = found[np.isin(next_kind, [_KIND.SEND, _KIND.RECORDS])]
-    return before_send
+    return found[np.isin(next_kind, [_KIND.SEND, _KIND.RECORDS])]
 
 
 def _gaps(slices: npt.NDArray[Any], kind: int, holes: Holes) -> npt.NDArray[Any]:

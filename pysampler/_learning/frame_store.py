@@ -121,8 +121,7 @@ class FrameStore:
     def oldest_of(self, numbers: Numbers) -> Numbers:
         """Return ``oldest`` of consecutive records whose frames have these numbers."""
         after = np.append(numbers.min(axis=-1), self.added - self.reach)
-        oldest: Numbers = np.minimum.accumulate(after[::-1])[::-1][:-1]
-        return oldest
+        return np.minimum.accumulate(after[::-1])[::-1][:-1]
 
     def to_arrays(self) -> dict[str, Array]:
         """Return the frames, their count and each env's newest stack as arrays."""

@@ -443,8 +443,7 @@ class ReplayBuffer(Uncopyable):
         for of, store in self._stores.items():
             if name in (of, f"next_{of}"):
                 return store.stacks(self._ring.fields[_FRAMES + of][slots])[name != of]
-        rows: npt.NDArray[Any] = self._ring.fields[name][slots]
-        return rows
+        return self._ring.fields[name][slots]
 
     def _batch(self, slots: npt.NDArray[np.int64], weights: npt.NDArray[Any]) -> Batch:
         """Return the transitions that begin with the records in ``slots``."""

@@ -150,7 +150,7 @@ class PolicyCaller:
         if self._settings or self._signature != PolicySignature(state=None, generators=False):
             return None
         if device is None:
-            return policy  # type: ignore[no-any-return]
+            return policy
 
         def on_tensors(observations: Any) -> Any:
             with device.acting():

@@ -59,8 +59,7 @@ class RolloutBuilder:
         if (own := lent.get(id(array))) is None:
             size = self._options.horizon + 1
             own = lent[id(array)] = _core.Lent(array[slot * size : (slot + 1) * size])
-        view: npt.NDArray[Any] = own.view()
-        return view
+        return own.view()
 
     def _marks(self, slot: int, envs: int) -> dict[str, npt.NDArray[np.bool_]]:
         """Return the boolean arrays of a rollout, such as ``valid`` and ``lost``."""

@@ -80,7 +80,7 @@ class Episode:
     infos: dict[str, Any]
 
     def __len__(self) -> int:
-        return self.steps.stop - self.steps.start  # type: ignore[no-any-return]
+        return self.steps.stop - self.steps.start
 
     def __repr__(self) -> str:
         end = "terminated" if self.terminated else "truncated" if self.truncated else "not over"

@@ -237,8 +237,7 @@ class VectorCore:
     def next_frame(self) -> int:
         """Return the frame that all envs use next."""
         self.announce_columns()
-        frame: int = self.results.access.next_frame()
-        return frame
+        return self.results.access.next_frame()
 
     # -- access to the envs ----------------------------------------------------------------------
 

@@ -234,8 +234,7 @@ class EnvServer(Server):
 
     def space_of(self, i: int, name: str) -> gym.Space[Any]:
         single = "single_" if isinstance(self.envs[i], GymVectorEnv) else ""
-        space: gym.Space[Any] = getattr(self.envs[i], f"{single}{name}")
-        return space
+        return getattr(self.envs[i], f"{single}{name}")
 
     @contextlib.contextmanager
     def _sending(self, i: int, name: str) -> Iterator[None]:
@@ -590,8 +589,7 @@ def _offered(layers: Sequence[Any], name: str) -> Callable[..., Any]:
     """Return the method ``name`` of the outermost layer that can both get and set a state."""
     for layer in layers:
         if all(callable(getattr(type(layer), both, None)) for both in ("get_state", "set_state")):
-            method: Callable[..., Any] = getattr(layer, name)
-            return method
+            return getattr(layer, name)
     raise AttributeError(
         f"{type(layers[-1]).__name__} has no methods get_state() and set_state(state), which envs "
         "need unless they are simulated together"

@@ -325,8 +325,7 @@ class Results:
         """Return the rows of chunks in an array of frames as ``[envs, steps, ...]``, as a copy."""
         _, frame, steps = chunks[0]
         if chunks == [(group, frame, most) for group in range(len(self._groups))]:
-            of_all: npt.NDArray[Any] = array[frame : frame + most].swapaxes(0, 1).copy()
-            return of_all
+            return array[frame : frame + most].swapaxes(0, 1).copy()
         count = sum(len(self._ids[group]) for group, *_ in chunks)
         rows = np.zeros((count, most, *array.shape[2:]), array.dtype)
         begin = 0
@@ -555,8 +554,7 @@ class Batcher(GymVectorEnv[Any, Any, Any]):
                 if one.dtype != array.dtype or one.shape != array.shape[1:]:
                     infos[key] = np.full(len(array), None, object)
                     infos[key][:] = [*array] if array.ndim > 1 else array.tolist()
-        batched: dict[str, Any] = super()._add_info(infos, info, env)
-        return batched
+        return super()._add_info(infos, info, env)
 
 
 @contextmanager

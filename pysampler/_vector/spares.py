@@ -447,8 +447,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
         with self._calling("describe"):
             self._drop_apply()
             self._await_idle()
-            description: str = self.inner.describe()
-            return description
+            return self.inner.describe()
 
     def stats(self) -> Stats:
         """Return the statistics of all envs, with those of the spares."""

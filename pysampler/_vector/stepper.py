@@ -252,7 +252,7 @@ class BatchEnvStepper(Stepper):
             raise ValueError(
                 f"observe returned {got[1]} of shape {got[0]}, expected {space.dtype} of {expected}"
             )
-        return observations  # type: ignore[no-any-return]
+        return observations
 
     @property
     def kind(self) -> type:
@@ -260,8 +260,7 @@ class BatchEnvStepper(Stepper):
 
     @property
     def memory(self) -> dict[str, Array]:
-        memory: dict[str, Array] = self.env.memory
-        return memory
+        return self.env.memory
 
     def take_options(self, places: Sequence[int], options: Sequence[Any]) -> None:
         given = {place: one for place, one in zip(places, options, strict=True) if one}

@@ -742,8 +742,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         chunks = self._batches.chunks
         of_step = core.results.read_step if what == "step_wait" else core.results.read
         read, groups = (of_step, None) if chunks is None else (chunks.read, core.all_groups)
-        results: Stepped = core.finish(what, timeout, read, groups=groups, seen=True)
-        return results
+        return core.finish(what, timeout, read, groups=groups, seen=True)
 
     def _expect_pending(self, state: str, what: str) -> None:
         core = self._core
@@ -1132,8 +1131,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             each = [result_of[group] for group in sorted(result_of)]
             return tuple(each) if by_group else tuple(one for some in each for one in some or ())
 
-        results: tuple[Any, ...] = core.finish(what, timeout, read)
-        return results
+        return core.finish(what, timeout, read)
 
     def get_state(self, env_ids: Any = None) -> npt.NDArray[Any]:
         """Return the states of envs, one row each, to pass to ``set_state``.
@@ -1157,8 +1155,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             states = arguments.joined(self._answers("get_state", None, by_group=True))
         core.call.returned = True
         order = np.argsort([env for ids in chosen for env in ids], kind="stable")
-        result: npt.NDArray[Any] = states[order[np.argsort(np.argsort(envs, kind="stable"))]]
-        return result
+        return states[order[np.argsort(np.argsort(envs, kind="stable"))]]
 
     def set_state(self, states: npt.NDArray[Any], env_ids: Any = None) -> None:
         """Set envs to states that ``get_state`` returned for these or other envs.

@@ -84,7 +84,7 @@ def share(arrays: Tree) -> Tree:
     shared = [
         SharedArray.at(memory, offset, array.dtype, array.shape, None) for offset, array in found
     ]
-    return _mapped(lambda number, _: shared[number], places, "")  # type: ignore[no-any-return]
+    return _mapped(lambda number, _: shared[number], places, "")
 
 
 def _mapped(function: Callable[[Any, str], Any], tree: Any, path: str) -> Any:

@@ -75,8 +75,7 @@ class _ThreadLink:
 
     def receive_layout(self) -> tuple[Layout, Segment]:
         """Return the next layout and its segment."""
-        layout: tuple[Layout, Segment] = self._desk.layouts.get()
-        return layout
+        return self._desk.layouts.get()
 
     def post(self, group: int, number: int, answer: Any, doing: str) -> bool:  # noqa: ARG002
         """Leave an answer for the parent."""

@@ -180,8 +180,7 @@ def _enter(directory: str) -> None:
 
 def _make_server(setup: Setup, connection: Connection, inherited: Any) -> Server:
     function, arguments = inherited if setup.server is None else unpack_server(setup, connection)
-    server: Server = function(*arguments)
-    return server
+    return function(*arguments)
 
 
 def _expect_sizes(expected: Sequence[int], got: Sequence[int]) -> None:

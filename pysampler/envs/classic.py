@@ -61,8 +61,7 @@ class Classic(BatchEnv):
     @classmethod
     def bounds_of(cls, options: Any) -> Bounds:
         """Return the bounds of a reset with these options."""
-        bounds: Bounds = maybe_parse_reset_bounds(options, *cls.bounds)
-        return bounds
+        return maybe_parse_reset_bounds(options, *cls.bounds)
 
     def set_options(self, ids: Ids, options: Sequence[dict[str, Any]]) -> None:
         """Use the bounds in these options for the reset that follows."""

@@ -107,5 +107,4 @@ class HostMemory:
 
 
 def _begin_of(array: npt.NDArray[Any]) -> int:
-    begin: int = array.__array_interface__["data"][0]
-    return begin
+    return array.__array_interface__["data"][0]

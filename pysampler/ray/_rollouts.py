@@ -382,8 +382,7 @@ class Rollouts(RemoteSampler):
     def _head(host: Host) -> Packed:
         answer = host.calls[0].answer
         assert answer is not None
-        content: Packed = answer.content
-        return content
+        return answer.content
 
     def _received(self, chosen: list[Host]) -> HostRollouts:
         """Copy the rollouts of these hosts."""

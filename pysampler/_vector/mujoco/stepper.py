@@ -92,8 +92,7 @@ class TaskStepper(Stepper):
                 f"cannot make simulations: field {name!r} is not among those that MuJoCo copies "
                 "out of a batch"
             )
-        field: Array = raw.view(one.dtype).reshape(self.count, *one.shape)
-        return field
+        return raw.view(one.dtype).reshape(self.count, *one.shape)
 
     def _view(self, ids: Array | None) -> Simulations:
         return self._d if ids is None else Simulations(self._seen, ids)

@@ -137,8 +137,7 @@ class LayeredBlock(WholeBlock):
         if self._successor is None and (why := self._why_leave(frame, actions)) is not None:
             self._successor = self._leave(why)
         if self._successor is not None:  # a loop in C++ may still hold this block
-            stepped: bool = self._successor.step(frame, actions)
-            return stepped
+            return self._successor.step(frame, actions)
         return self._step_here(frame, actions)
 
     def _step_here(self, frame: int, actions: Sequence[Any] | None) -> bool:
@@ -150,8 +149,7 @@ class LayeredBlock(WholeBlock):
 
     @property
     def fresh(self) -> bool:  # type: ignore[override]
-        fresh: bool = self.inner.fresh
-        return fresh
+        return self.inner.fresh
 
     def step_chunk(self, frame: int, steps: int, last: bool) -> bool:  # noqa: FBT001
         """Let every env make several steps, from the frame on, until its episode ends."""
@@ -163,8 +161,7 @@ class LayeredBlock(WholeBlock):
             if why is not None:
                 self._successor = self._leave(why)
         if self._successor is not None:
-            stepped: bool = self._successor.step_chunk(frame, steps, last)
-            return stepped
+            return self._successor.step_chunk(frame, steps, last)
         overflow: Overflow = []
         stopped = self.inner.resting.copy()
         try:
@@ -202,8 +199,7 @@ class LayeredBlock(WholeBlock):
         if self._acting and (actions is not None or self._actions.were_python(frame)):
             return "actions were given that are not arrays"
         if self._is_batch and not self._acting:
-            why: str | None = self.inner.why_leave(frame, actions)
-            return why
+            return self.inner.why_leave(frame, actions)
         return None
 
     @contextlib.contextmanager
@@ -400,8 +396,7 @@ class LayeredBlock(WholeBlock):
         if why is None and self._is_batch:
             why = self.inner.why_not_reset(calls)
         if why is not None:
-            reset: bool = self._leave(why).reset(frame, calls)
-            return reset
+            return self._leave(why).reset(frame, calls)
         self._overflow = []
         self.inner.reset(frame, calls)
         lost = self._has_final[frame] == LOST

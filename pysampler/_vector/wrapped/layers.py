@@ -461,8 +461,7 @@ class _Changed(Layer):
     @classmethod
     def _of_rows(cls, wrapper: Any) -> Callable[[Array], Array]:
         """Return a function that applies ``func`` to many rows at once."""
-        function: Callable[[Array], Array] = wrapper.func
-        return function
+        return wrapper.func
 
     @classmethod
     def expect(cls, wrapper: Any) -> None:
@@ -492,8 +491,7 @@ class ChangedActions(_Changed):
 
     @classmethod
     def _shape(cls, wrapper: Any) -> tuple[int, ...]:
-        shape: tuple[int, ...] = wrapper.action_space.shape
-        return shape
+        return wrapper.action_space.shape
 
     @classmethod
     def _of_rows(cls, wrapper: Any) -> Callable[[Array], Array]:
@@ -547,8 +545,7 @@ class ChangedObservations(_Changed):
 
     @classmethod
     def _shape(cls, wrapper: Any) -> tuple[int, ...]:
-        shape: tuple[int, ...] = wrapper.env.observation_space.shape
-        return shape
+        return wrapper.env.observation_space.shape
 
     @classmethod
     def _of_rows(cls, wrapper: Any) -> Callable[[Array], Array]:

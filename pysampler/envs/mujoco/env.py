@@ -174,8 +174,7 @@ class TaskEnv(gym.Env[Any, Any]):
         if self._renderer is None:
             self._renderer = mujoco.Renderer(self.model)
         self._renderer.update_scene(self.data)
-        image: npt.NDArray[np.uint8] = self._renderer.render()
-        return image
+        return self._renderer.render()
 
     def close(self) -> None:
         """Close the renderer."""
