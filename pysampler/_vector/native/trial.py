@@ -131,7 +131,7 @@ class KnownEnv:
 
         Then ``new`` can make it again.
         """
-        if self._users:
+        if self._users or env is self.env:
             return False
         if self._unused is None:
             self._unused = self.new()
