@@ -208,6 +208,18 @@ def tianshou(case: Case, seconds: float) -> Any:
     return _cycle(step, actions, case, seconds)
 
 
+def pufferlib(case: Case, seconds: float) -> Any:
+    """Prepare PufferLib: without its requirements, since it pins old releases of gymnasium."""
+    from pufferlib.emulation import GymnasiumPufferEnv
+    from pufferlib.vector import Multiprocessing, make
+
+    counts = {"num_envs": case.envs, "num_workers": case.workers, "batch_size": case.envs}
+    envs = make(lambda: GymnasiumPufferEnv(env_creator=case.make), backend=Multiprocessing, **counts)
+    envs.reset()
+    actions = [envs.action_space.sample() for _ in range(64)]
+    return _cycle(envs.step, actions, case, seconds)
+
+
 def envpool(case: Case, seconds: float) -> Any:
     """Prepare EnvPool, whose envs are in C++: not the same envs, and a bound for Python."""
     import envpool as package
@@ -242,6 +254,7 @@ CONTENDERS: dict[str, Callable[[Case, float], Callable[..., dict[str, Any]]]] = 
     "gymnasium AsyncVectorEnv": asynchronous,
     "SB3 SubprocVecEnv": sb3,
     "Tianshou ShmemVectorEnv": tianshou,
+    "PufferLib": pufferlib,
     "EnvPool (its own C++ envs)": envpool,
 }
 

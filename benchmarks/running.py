@@ -31,7 +31,7 @@ Options = argparse.Namespace
 Measure = Callable[[dict[str, Any]], dict[str, Any]]  # answers a request to a contender
 LIMIT = 60.0  # seconds within which a contender must answer
 LIBRARIES = ["numpy", "gymnasium", "mujoco", "torch", "envpool", "stable_baselines3", "tianshou"]
-LIBRARIES += ["torchrl", "ray"]
+LIBRARIES += ["torchrl", "pufferlib", "ray"]
 SLICES = {"workers": 2, "repetitions": 15, "seconds": 0.3}  # options of most studies
 HELP = {
     "workers": "processes or threads that step envs",

@@ -30,7 +30,7 @@ ROUND = ["send", "wake", "step", "slowest", "notice", "read"]  # its parts
 OURS = ["pysampler", 'pysampler, main_envs="auto"']
 PEERS = [
     *("gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv", "SB3 SubprocVecEnv"),
-    *("Tianshou ShmemVectorEnv", "EnvPool (its own C++ envs)"),
+    *("Tianshou ShmemVectorEnv", "PufferLib", "EnvPool (its own C++ envs)"),
 ]
 
 
