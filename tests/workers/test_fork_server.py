@@ -32,6 +32,7 @@ class Pools(RuleBasedStateMachine):
         self.launchers = []
         self.workers = []  # by launcher: {index: child}
         self.gone = []
+        gc.freeze()  # else each collection looks at all that other tests have imported
 
     @precondition(lambda self: len(self.launchers) < 3)
     @rule()
@@ -123,6 +124,7 @@ class Pools(RuleBasedStateMachine):
         for launcher in self.launchers:
             launcher.close()
         wait_until(lambda: not any(map(alive, self.gone)))
+        gc.unfreeze()
 
 
 Pools.TestCase.settings = settings(
