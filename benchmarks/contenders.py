@@ -214,7 +214,9 @@ def pufferlib(case: Case, seconds: float) -> Any:
     from pufferlib.vector import Multiprocessing, make
 
     counts = {"num_envs": case.envs, "num_workers": case.workers, "batch_size": case.envs}
-    envs = make(lambda: GymnasiumPufferEnv(env_creator=case.make), backend=Multiprocessing, **counts)
+    envs = make(
+        lambda: GymnasiumPufferEnv(env_creator=case.make), backend=Multiprocessing, **counts
+    )
     envs.reset()
     actions = [envs.action_space.sample() for _ in range(64)]
     return _cycle(envs.step, actions, case, seconds)
