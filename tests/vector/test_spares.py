@@ -165,7 +165,7 @@ def test_others_step_while_an_env_resets(tmp_path):
     gate = str(tmp_path / "gate")
     with begun([lambda: Waits(gate)] * 2, seed=1, spare_envs=4, autoreset_mode="SameStep") as envs:
         ends = 0
-        while ends < 3:  # so many episodes end, and no reset has ended
+        while ends < 3:  # episodes have ended, and no reset of a spare env has
             _, _, terminated, _, _ = envs.step(np.zeros(2, int))
             ends += terminated.sum()
         use = envs.stats().spares

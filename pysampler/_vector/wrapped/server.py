@@ -4,8 +4,8 @@ It makes every env, like its base class, but keeps none that it can make again. 
 of a group become a batch, which steps in one block, if a native block can replace them or layers
 exist for their wrappers.
 
-A batch stands for envs that nobody else can see or change. For each there is a real env, perhaps
-made on demand, into which the state is loaded to read an attribute or to render. Any other call,
+A batch stands for envs that nobody else can see or change. To read an attribute or to render, it
+loads the state of an env into a real env, which it may have to make first. Any other call,
 which runs code of an env, ends the batch: its envs step one by one from then on, until a reset of
 all of them finds that they equal new envs again. In the user's process the program may hold on to
 envs, so only those are batched that pysampler makes itself, until a part of one is handed out.
