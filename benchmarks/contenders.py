@@ -210,8 +210,11 @@ def tianshou(case: Case, seconds: float) -> Any:
 
 def pufferlib(case: Case, seconds: float) -> Any:
     """Prepare PufferLib: without its requirements, since it pins old releases of gymnasium."""
-    from pufferlib.emulation import GymnasiumPufferEnv
-    from pufferlib.vector import Multiprocessing, make
+    try:  # the only contender that `make bench` does not install
+        from pufferlib.emulation import GymnasiumPufferEnv
+        from pufferlib.vector import Multiprocessing, make
+    except ImportError as error:
+        raise SystemExit(f"{error} (docs/benchmarks.md says how to install it)") from error
 
     counts = {"num_envs": case.envs, "num_workers": case.workers, "batch_size": case.envs}
     envs = make(
