@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
+from pysampler._common.torch import set_torch_threads
 from pysampler._workers import children, fork_server
 from pysampler._workers.worker import become_worker
 from pysampler.errors import ClosedError
@@ -69,8 +70,7 @@ class Launcher:
         self._closed = True
         for server in {*self._servers.values()}:
             if wait > 0 and not server.stopped:
-                theirs = [pid for pid in pids if self._servers.get(pid) is server]
-                server.codes_of(theirs, wait)
+                server.codes_of([pid for pid in pids if self._servers.get(pid) is server], wait)
             server.part(id(self))
 
     def __del__(self) -> None:
@@ -102,6 +102,7 @@ def _start_here(context: str, server: Any) -> children.Child:
             if process.pid == 0:
                 for end in _own_ends:  # an open copy would hide the closing from another worker
                     end.close()
+                set_torch_threads(1)  # it would wait for threads of ours, which a fork lacks
                 become_worker(theirs.detach(), [1, 2], parent, server)
         return children.Child(process, connection)
     finally:

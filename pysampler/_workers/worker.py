@@ -72,10 +72,9 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
         _core.set_process_title(
             f"pysampler: worker {setup.index}/{setup.workers} {description.name}"
         )
-        described = dumps(description)
         try:
             if not is_replacement:
-                connection.send_bytes(described)
+                connection.send_bytes(dumps(description))
             attachment, segment = receive_message(connection)
         except (EOFError, ConnectionError):
             return

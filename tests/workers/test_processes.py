@@ -143,6 +143,21 @@ def test_workers_run_after_the_parent_used_torch_threads():
 
 
 @pytest.mark.slow
+def test_forks_of_a_program_with_torch_threads_use_one_thread():
+    """With more, torch would wait for threads of the program, which a fork does not have."""
+    pytest.importorskip("torch")
+    out = run(
+        "import torch, gymnasium as gym, pysampler\ntorch.set_num_threads(4)\n"
+        "x = torch.rand(600, 600)\n(x @ x).sum()\n"
+        "def make():\n    assert torch.get_num_threads() == 1 and (x @ x).sum() > 0\n"
+        "    return gym.make('CartPole-v1')\n"
+        "with pysampler.VectorEnv([make] * 2, num_workers=2, context='fork') as envs:\n"
+        "    print(envs.reset()[0].shape)\nprint(torch.get_num_threads())\n"
+    )
+    assert out == "(2, 4)\n4\n"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 def test_prints_of_workers_reach_the_parents_stdout(context, capfd):
     envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2, context=context)
