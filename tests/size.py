@@ -23,7 +23,7 @@ MOST = {
     "csrc (C++)": 3_569,
     "csrc/bindings (C++)": 8_522,
     "pysampler": 218,
-    "pysampler/_actors": 1_916,
+    "pysampler/_actors": 1_907,
     "pysampler/_cli": 3_433,
     "pysampler/_common": 402,
     "pysampler/_frames": 535,

@@ -68,7 +68,6 @@ class ActorPolicy(FreeRunningPolicy):
     _packed = 0  # the frame up to which records were pushed
     _requests: Requests | None = None  # if the main process acts
     _has_asked = False  # for the actions of the next step
-    _is_running = False
 
     def _prepared_packer(self, setup: ActorSetup, envs: slice) -> Packer:
         if self._packer is None:
@@ -87,24 +86,12 @@ class ActorPolicy(FreeRunningPolicy):
     def run(
         self, server: EnvServer, group: int, setup: ActorSetup, *, is_replacement: bool
     ) -> RolloutReport:
-        """Act and push records until stopped, or for ``max_steps``.
-
-        If an interrupt ended the last call, between the steps of two envs, all begin new episodes.
-        """
-        begins_again = is_replacement or self._is_running
-        self._is_running = True
-        report = self._run(server, group, setup, begins_again=begins_again)
-        self._is_running = False
-        return report
-
-    def _run(
-        self, server: EnvServer, group: int, setup: ActorSetup, *, begins_again: bool
-    ) -> RolloutReport:
+        """Act and push records until stopped, or for ``max_steps``."""
         envs = envs_of(server)
         packer, progress = self._prepared_packer(setup, envs), self._progress
         single_steps = setup.layout.steps is None
         report = RolloutReport()
-        if begins_again:
+        if is_replacement:
             if not self._restore(server, report):
                 return report
             packer.begin_episodes()
