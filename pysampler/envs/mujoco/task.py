@@ -43,7 +43,7 @@ class Simulations:
     ids: Any
 
     def __init__(
-        self, fields: Mapping[str, Array], ids: npt.NDArray[np.int32] | None = None
+        self, fields: Mapping[str, Array], ids: npt.NDArray[np.int32] | slice | None = None
     ) -> None:
         self._fields = fields
         if ids is None:
