@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--kept", action="store_true", help="only report runs that are there")
     parser.add_argument("--out", type=Path, help="folder to write results to")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a run is ended
     results: dict[str, Any] = {"machine": machine(), "trainings": []}
     for training in TRAININGS:
         if options.only not in training.key:
