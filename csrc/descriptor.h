@@ -13,8 +13,7 @@ namespace pysampler {
 class Descriptor {
  public:
     explicit Descriptor(int fd) : fd_(fd) { known_ = identify(fd, device_, inode_); }
-    Descriptor(const Descriptor&) = delete;
-    Descriptor& operator=(const Descriptor&) = delete;
+    Descriptor& operator=(Descriptor&&) = delete;  // nor copies
     ~Descriptor() { close(); }
 
     int fileno() const noexcept { return fd_.load(std::memory_order_relaxed); }

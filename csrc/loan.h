@@ -16,8 +16,7 @@ class Loan {
     // `held` says whether anything outside of the library refers to the bytes. The thread that
     // forks calls it, during the fork; it must not allocate.
     Loan(std::byte* at, std::size_t bytes, bool (*held)(const Loan&)) noexcept;
-    Loan(const Loan&) = delete;
-    Loan& operator=(const Loan&) = delete;
+    Loan& operator=(Loan&&) = delete;  // nor copies
     ~Loan();
 
     // Whether a child may still share these bytes, since it had no memory for its copy or did not

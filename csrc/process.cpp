@@ -38,6 +38,12 @@ struct SchedAttributes {  // the first version of struct sched_attr: glibc has i
 };
 static_assert(sizeof(SchedAttributes) == 48);
 
+// Whether these are the CPUs that the calling thread may use.
+bool runs_on(const cpu_set_t& cpus) noexcept {
+    cpu_set_t own;
+    return sched_getaffinity(0, sizeof own, &own) == 0 && CPU_EQUAL(&own, &cpus);
+}
+
 sigset_t outlived() {
     sigset_t set;
     sigemptyset(&set);
@@ -69,6 +75,31 @@ void prefer_short_slices() noexcept {
     syscall(SYS_sched_setattr, 0, &own, 0);
 }
 
+std::uint32_t allowed_cpus() noexcept {
+    cpu_set_t cpus;
+    const bool known = sched_getaffinity(0, sizeof cpus, &cpus) == 0;
+    return known ? static_cast<std::uint32_t>(CPU_COUNT(&cpus)) : 0;
+}
+
+Home::Home(std::uint32_t worker, std::size_t workers) noexcept {
+    sched_getaffinity(0, sizeof all_, &all_);
+    if (static_cast<std::size_t>(CPU_COUNT(&all_)) != workers) return;
+    std::uint32_t before = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (CPU_ISSET(cpu, &all_) && before++ == worker) CPU_SET(cpu, &home_);
+    }
+}
+
+Home::Stay::Stay(const Home& home, bool stays) noexcept
+    : home_(home),
+      stays_(stays && home && runs_on(home.all_) &&
+             sched_setaffinity(0, sizeof home.home_, &home.home_) == 0) {}
+
+Home::Stay::~Stay() {
+    // Another program may have given the thread other CPUs meanwhile.
+    if (stays_ && runs_on(home_.home_)) sched_setaffinity(0, sizeof home_.all_, &home_.all_);
+}
+
 int open_pidfd(pid_t pid) noexcept { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
 bool pidfd_ended(int pidfd) noexcept {
@@ -78,9 +109,8 @@ bool pidfd_ended(int pidfd) noexcept {
 
 bool process_alive(pid_t pid) noexcept {
     const int pidfd = open_pidfd(pid);
-    if (pidfd < 0)
-        return errno != ESRCH &&
-               errno != EINVAL;  // out of descriptors: assume it is alive, the caller checks again
+    // Out of descriptors: assume it is alive, the caller checks again.
+    if (pidfd < 0) return errno != ESRCH && errno != EINVAL;
     const bool ended = pidfd_ended(pidfd);
     close(pidfd);
     return !ended;

@@ -1,10 +1,12 @@
 // Processes: this thread's id, whether another process lives, signals and titles.
 #pragma once
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -36,8 +38,7 @@ void outlive_signals();
 class BlockedSignals {
  public:
     BlockedSignals();
-    BlockedSignals(const BlockedSignals&) = delete;
-    BlockedSignals& operator=(const BlockedSignals&) = delete;
+    BlockedSignals& operator=(BlockedSignals&&) = delete;  // nor copies
     ~BlockedSignals();
 
  private:
@@ -53,6 +54,38 @@ void default_signals();
 // programs waits until one of those has used up its own, 2 to 4 ms. Threads and processes that the
 // thread starts inherit it. Does nothing if refused, or under another policy than SCHED_OTHER.
 void prefer_short_slices() noexcept;
+
+// How many CPUs the calling thread may use; 0 if they are more than a cpu_set_t holds.
+std::uint32_t allowed_cpus() noexcept;
+
+// The CPU that a worker sleeps on, if its pool has as many workers as CPUs that the constructing
+// thread may use: worker i has the i-th. Otherwise there is none.
+//
+// A woken thread gets the CPU that it slept on, that of the thread that wakes it, or an idle one if
+// the kernel looks for one, which it does not on small machines that are half busy. There, two
+// workers were woken on one CPU and stepped one after the other, or one on the parent's CPU before
+// the parent had woken the rest.
+class Home {
+ public:
+    Home(std::uint32_t worker, std::size_t workers) noexcept;
+    explicit operator bool() const noexcept { return CPU_COUNT(&home_) == 1; }
+
+    // Keeps the calling thread there, if it may use the same CPUs as before. For sleeps only: what
+    // a thread starts inherits its CPUs.
+    class Stay {
+     public:
+        Stay(const Home& home, bool stays) noexcept;
+        Stay& operator=(Stay&&) = delete;  // nor copies
+        ~Stay();
+
+     private:
+        const Home& home_;
+        bool stays_;
+    };
+
+ private:
+    cpu_set_t all_{}, home_{};
+};
 
 // Makes this process the parent of its descendants whose own parent ends. False if refused.
 bool adopt_orphans();

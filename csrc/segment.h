@@ -38,8 +38,7 @@ class Segment {
     // LayoutError, std::system_error.
     static std::shared_ptr<Segment> attach(int fd);
 
-    Segment(const Segment&) = delete;
-    Segment& operator=(const Segment&) = delete;
+    Segment& operator=(Segment&&) = delete;  // nor copies
     ~Segment();
 
     int fd() const noexcept { return fd_.fileno(); }

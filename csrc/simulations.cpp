@@ -9,69 +9,48 @@
 namespace pysampler {
 
 struct Simulations::Library {
+    // A function of any type.
+    struct Symbol {
+        template <class Function>
+        operator Function*() const {  // NOLINT(google-explicit-constructor)
+            return reinterpret_cast<Function*>(found);
+        }
+        void* found;
+    };
+
     explicit Library(const std::string& path)
-        : handle(dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD)) {
-        if (handle == nullptr) {
-            std::string message = "library not loaded: ";
-            throw std::runtime_error(message.append(path));
-        }
-        try {
-            look_up(mj_step, "mj_step");
-            look_up(mj_forward, "mj_forward");
-            look_up(mj_resetData, "mj_resetData");
-            look_up(mj_rnePostConstraint, "mj_rnePostConstraint");
-            look_up(mj_getState, "mj_getState");
-            look_up(mj_setState, "mj_setState");
-            look_up(mjb_defaultConfig, "mjb_defaultConfig");
-            look_up(mjb_makeBatch, "mjb_makeBatch");
-            look_up(mjb_deleteBatch, "mjb_deleteBatch");
-            look_up(mjb_nthread, "mjb_nthread");
-            look_up(mjb_nstate, "mjb_nstate");
-            look_up(mjb_state, "mjb_state");
-            look_up(mjb_output, "mjb_output");
-            look_up(mjb_step, "mjb_step");
-            look_up(mjb_forward, "mjb_forward");
-            look_up(mjb_apply, "mjb_apply");
-            look_up(mjb_status, "mjb_status");
-            look_up(mjb_error, "mjb_error");
-        } catch (...) {
-            dlclose(handle);
-            throw;
-        }
-    }
-    ~Library() { dlclose(handle); }
-    Library(const Library&) = delete;
-    Library& operator=(const Library&) = delete;
-
-    template <class Function>
-    void look_up(Function& function, const char* name) {
-        void* found = dlsym(handle, name);
-        if (found == nullptr) {
-            std::string message = "this MuJoCo has no function ";
-            throw std::runtime_error(message.append(name));
-        }
-        function = reinterpret_cast<Function>(found);
+        : handle(dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD), dlclose) {
+        expect(handle != nullptr, "library not loaded: ", path);
     }
 
-    void* handle;
-    void (*mj_step)(const void*, void*);
-    void (*mj_forward)(const void*, void*);
-    void (*mj_resetData)(const void*, void*);
-    void (*mj_rnePostConstraint)(const void*, void*);
-    void (*mj_getState)(const void*, const void*, double*, unsigned);
-    void (*mj_setState)(const void*, void*, const double*, unsigned);
-    void (*mjb_defaultConfig)(void*);
-    void* (*mjb_makeBatch)(const void*, int, const void*, char*, int);
-    void (*mjb_deleteBatch)(void*);
-    int (*mjb_nthread)(const void*);
-    int (*mjb_nstate)(const void*);
-    double* (*mjb_state)(void*);
-    void* (*mjb_output)(void*, const char*, int*, int*);
-    int (*mjb_step)(void*, const int*, int, int, int);
-    int (*mjb_forward)(void*, const int*, int, int);
-    int (*mjb_apply)(void*, const int*, int, Each, void*, int);
-    const int* (*mjb_status)(const void*);
-    const char* (*mjb_error)(const void*, int);
+    Symbol symbol(const char* name) const {
+        void* found = dlsym(handle.get(), name);
+        expect(found != nullptr, "this MuJoCo has no function ", name);
+        return {found};
+    }
+    static void expect(bool is_true, std::string message, const std::string& name) {
+        if (!is_true) throw std::runtime_error(message.append(name));
+    }
+
+    std::unique_ptr<void, int (*)(void*)> handle;
+    void (*mj_step)(const void*, void*) = symbol("mj_step");
+    void (*mj_forward)(const void*, void*) = symbol("mj_forward");
+    void (*mj_resetData)(const void*, void*) = symbol("mj_resetData");
+    void (*mj_rnePostConstraint)(const void*, void*) = symbol("mj_rnePostConstraint");
+    void (*mj_getState)(const void*, const void*, double*, unsigned) = symbol("mj_getState");
+    void (*mj_setState)(const void*, void*, const double*, unsigned) = symbol("mj_setState");
+    void (*mjb_defaultConfig)(void*) = symbol("mjb_defaultConfig");
+    void* (*mjb_makeBatch)(const void*, int, const void*, char*, int) = symbol("mjb_makeBatch");
+    void (*mjb_deleteBatch)(void*) = symbol("mjb_deleteBatch");
+    int (*mjb_nthread)(const void*) = symbol("mjb_nthread");
+    int (*mjb_nstate)(const void*) = symbol("mjb_nstate");
+    double* (*mjb_state)(void*) = symbol("mjb_state");
+    void* (*mjb_output)(void*, const char*, int*, int*) = symbol("mjb_output");
+    int (*mjb_step)(void*, const int*, int, int, int) = symbol("mjb_step");
+    int (*mjb_forward)(void*, const int*, int, int) = symbol("mjb_forward");
+    int (*mjb_apply)(void*, const int*, int, Each, void*, int) = symbol("mjb_apply");
+    const int* (*mjb_status)(const void*) = symbol("mjb_status");
+    const char* (*mjb_error)(const void*, int) = symbol("mjb_error");
 
     unsigned state = 0;
     int substeps = 0;

@@ -21,8 +21,7 @@ class Simulations {
     // Throws std::runtime_error if the library lacks a function or cannot make the batch.
     Simulations(const std::string& library, const void* model, int count, unsigned state);
     ~Simulations();
-    Simulations(const Simulations&) = delete;
-    Simulations& operator=(const Simulations&) = delete;
+    Simulations& operator=(Simulations&&) = delete;  // nor copies
 
     int count() const { return count_; }
     int row_size() const { return row_size_; }

@@ -147,8 +147,7 @@ class Traced {
         : kind_(kind), id_(id), begin_(track == nullptr ? 0 : track->begin()) {
         if (begin_ != 0) track_ = track;
     }
-    Traced(const Traced&) = delete;
-    Traced& operator=(const Traced&) = delete;
+    Traced& operator=(Traced&&) = delete;  // nor copies
     ~Traced() {
         if (begin_ != 0) track_->add(kind_, id_, begin_, now_ns());
     }

@@ -15,6 +15,7 @@
 
 #include "cgroup.h"
 #include "futex.h"
+#include "process.h"
 
 namespace pysampler {
 namespace {
@@ -38,26 +39,13 @@ std::int64_t quantile(std::array<std::int64_t, N>& values, std::size_t percent) 
     return *at;
 }
 
-void pin(int cpu) {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    sched_setaffinity(0, sizeof one, &one);  // this thread; if refused, unpinned will do
-}
-
 // One hop, from a wake here until the woken thread runs there: half a round trip between two
-// threads that park in turn, pinned to the first and the last CPU of the mask. Unpinned, both may
-// run on one CPU, where a hop costs a tenth of one between two idle CPUs. The 90th percentile,
+// threads that park in turn, on the first and the last CPU of the mask. Unpinned, both may run on
+// one CPU, where a hop costs a tenth of one between two idle CPUs. The 90th percentile,
 // since a CPU that happens to be busy with another process is cheap to wake.
 std::int64_t measure_park() {
-    cpu_set_t allowed;
-    CPU_ZERO(&allowed);
-    sched_getaffinity(0, sizeof allowed, &allowed);
-    int first = 0;
-    while (first < CPU_SETSIZE - 1 && !CPU_ISSET(first, &allowed)) ++first;
-    int last = CPU_SETSIZE - 1;
-    while (last > first && !CPU_ISSET(last, &allowed)) --last;
-
+    const std::uint32_t cpus = allowed_cpus();
+    const Home first(0, cpus), last(cpus - 1, cpus);
     std::atomic<std::uint32_t> turn{0};
     // SYNC: each thread's acquire pairs with the other's release: each waits for the other.
     const auto await = [&turn](std::uint32_t mine) {
@@ -71,7 +59,7 @@ std::int64_t measure_park() {
     };
     std::array<std::int64_t, kRounds> trips;
     const auto answer = [&] {
-        pin(last);
+        const Home::Stay stay(last, true);
         for (std::uint32_t i = 0; i < kRounds; ++i) {
             await(2 * i + 1);
             pass(2 * i + 2);
@@ -88,7 +76,7 @@ std::int64_t measure_park() {
     std::thread there(answer);
     try {
         std::thread here([&] {
-            pin(first);
+            const Home::Stay stay(first, true);
             ask();
         });
         here.join();
@@ -112,21 +100,14 @@ std::int64_t measure_yield() {
 // The smallest CPU quota of this process's cgroups. The file says "MAX PERIOD" or "max PERIOD";
 // version 1 has two files.
 double cgroup_quota() {
-    const auto number = [](const std::string& path) -> double {
-        std::ifstream file(path);
-        double value = -1;
-        file >> value;
-        return file ? value : -1;
-    };
     double quota = HUGE_VAL;
     for_each_cgroup("cpu", [&](const std::string& folder, bool v2) {
         double max = 0, period = 0;
         if (v2) {
-            std::ifstream file(folder + "/cpu.max");
-            if (!(file >> max >> period)) return;
+            std::ifstream(folder + "/cpu.max") >> max >> period;
         } else {
-            max = number(folder + "/cpu.cfs_quota_us");
-            period = number(folder + "/cpu.cfs_period_us");
+            std::ifstream(folder + "/cpu.cfs_quota_us") >> max;
+            std::ifstream(folder + "/cpu.cfs_period_us") >> period;
         }
         if (max > 0 && period > 0) quota = std::min(quota, max / period);
     });
@@ -136,12 +117,8 @@ double cgroup_quota() {
 }  // namespace
 
 int usable_cpus() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    // With more CPUs than a cpu_set_t holds the call fails: the CPUs online are the best answer.
-    const int allowed = sched_getaffinity(0, sizeof set, &set) == 0
-                            ? CPU_COUNT(&set)
-                            : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+    const auto mask = static_cast<int>(allowed_cpus());
+    const int allowed = mask > 0 ? mask : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
     const double quota = std::ceil(cgroup_quota());
     return std::max(1, quota < allowed ? static_cast<int>(quota) : allowed);
 }

@@ -89,6 +89,10 @@ class WaitPolicy {
     // `busy` cheaply returns how many other processes work while this one waits: as long as they
     // need every CPU, this one sleeps and leaves its CPU to them.
     void set_busy(std::function<std::uint64_t()> busy) { busy_ = std::move(busy); }
+    // Whether a process that must run for the wait to end has no other CPU than this one. Then only
+    // a short wait stays awake: its yields give the CPU away, but count as use of it, and the
+    // scheduler lets the other wait until both have used it for equally long.
+    void set_shares_cpu(bool on) { shares_cpu_ = on; }
     // Whether to wake early and spin up to a deadline. On by default.
     void set_precise(bool on) { precise_ = on; }
 
@@ -96,6 +100,8 @@ class WaitPolicy {
     bool interrupted() { return go_on_ && !go_on_(); }
 
     bool adaptive() const { return adaptive_; }
+    // Whether a wait for one other process sleeps from the start.
+    bool sleeps() const { return adaptive_ && (usual_ >= patience_ || !has_room({})); }
     std::int64_t patience_ns() const { return patience_; }
     std::int64_t usual_ns() const { return usual_; }
     std::int64_t guard_ns() const { return guard(); }
@@ -117,11 +123,8 @@ class WaitPolicy {
     // need every CPU, only a wait that is usually shorter than a park and a wake stays awake.
     template <class Ready, class Park>
     Outcome wait(std::int64_t deadline, Ready&& ready, Park&& park, Others others = {}) {
-        const auto cpus = static_cast<std::uint64_t>(costs_.cpus);
         for (;;) {
-            const bool room = others.awaited < cpus &&
-                              (others.at_work < cpus || usual_ <= kGrace * costs_.park_ns);
-            const Outcome outcome = wait_a_slice(deadline, ready, park, room);
+            const Outcome outcome = wait_a_slice(deadline, ready, park, has_room(others));
             if (outcome != Outcome::kInterrupted || !go_on_ || !go_on_()) return outcome;
         }
     }
@@ -138,6 +141,15 @@ class WaitPolicy {
     static constexpr std::int64_t kLastLook = 2 * kMicrosecond;
     // How many hops a wait stays awake although others need the CPU: as many as sleeping costs.
     static constexpr std::int64_t kGrace = 2;
+    static constexpr std::int64_t kSharedGrace = 4;  // and although it has no CPU but the other's
+
+    // Whether the wait may stay awake.
+    bool has_room(Others others) const {
+        const auto cpus = static_cast<std::uint64_t>(costs_.cpus);
+        const std::int64_t hop = costs_.park_ns;
+        return others.awaited < cpus && (others.at_work < cpus || usual_ <= kGrace * hop) &&
+               (!shares_cpu_ || usual_ <= kSharedGrace * hop);
+    }
 
     template <class Ready, class Park>
     Outcome wait_a_slice(std::int64_t deadline, Ready& ready, Park& park, bool room) {
@@ -268,6 +280,7 @@ class WaitPolicy {
     std::uint32_t crowded_waits_ = 0;
     bool adaptive_ = true;
     bool precise_ = true;
+    bool shares_cpu_ = false;
     std::function<std::uint64_t()> busy_;
     std::function<bool()> go_on_;
     struct {  // as in WaitStats

@@ -32,8 +32,7 @@ class Watch {
     using Action = std::function<void()>;
 
     Watch();
-    Watch(const Watch&) = delete;
-    Watch& operator=(const Watch&) = delete;
+    Watch& operator=(Watch&&) = delete;  // nor copies
     ~Watch();
 
     // Any thread of the process that constructed it, while `pid` is known to be alive or unreaped.

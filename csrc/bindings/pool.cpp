@@ -36,10 +36,13 @@ class PyWorker : public Handle {
           worker_(pool_parts(place.memory, counts, inline_groups),
                   index < counts.size() ? index : throw py::index_error("no such worker")),
           first_(std::accumulate(counts.begin(), counts.begin() + index, std::uint32_t{0})),
+          home_(index, counts.size()),
           meter_(meter),
           site_(policy) {
         named("Worker");
         prefer_short_slices();
+        // While the others stay awake, this one's CPU is left for the parent.
+        site_.policy().set_shares_cpu(home_ && index + 1 == counts.size());
         // As many groups as the parent still waits for are at work beside this worker.
         site_.policy().set_busy([this] { return worker_.wanted(); });
     }
@@ -59,11 +62,8 @@ class PyWorker : public Handle {
         for (;;) {
             const std::optional<Command> command = worker_.next();
             if (!command) {
-                if (unsent) {
-                    unsent = call_in_worker(flush).cast<bool>();
-                } else {
-                    wait();
-                }
+                if (!unsent) wait();
+                unsent = unsent && call_in_worker(flush).cast<bool>();
                 continue;
             }
             if (command->group < first_ || command->group - first_ >= all.size()) {
@@ -122,6 +122,7 @@ class PyWorker : public Handle {
             site_.policy().set_slice(slice);
             return true;
         };
+        const Home::Stay stay(home_, site_.policy().sleeps());
         const Outcome outcome =
             site_([&](WaitPolicy& policy) { return worker_.wait(kForever, policy); }, sleep_longer);
         check_outcome(*this, outcome, "serve", "parent", "", worker_.waiter());
@@ -130,6 +131,7 @@ class PyWorker : public Handle {
 
     PoolWorker worker_;
     std::uint32_t first_;  // of its groups
+    Home home_;
     std::shared_ptr<Meter> meter_;
     Site site_;
     Side serving_;

@@ -418,8 +418,7 @@ class PyPool : public Handle {
      public:
         explicit Waiting(const py::array_t<std::int64_t>& counter)
             : counter_(counter), began_(now_ns()) {}
-        Waiting(const Waiting&) = delete;
-        Waiting& operator=(const Waiting&) = delete;
+        Waiting& operator=(Waiting&&) = delete;  // nor copies
         ~Waiting() {
             if (counter_.size() > 0) *counter_.mutable_data() += now_ns() - began_;
         }

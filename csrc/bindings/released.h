@@ -55,8 +55,7 @@ class GilTurn {
 class Released {
  public:
     Released() : state_(PyEval_SaveThread()) { GilTurn::end(); }
-    Released(const Released&) = delete;
-    Released& operator=(const Released&) = delete;
+    Released& operator=(Released&&) = delete;  // nor copies
     ~Released() { restore(); }
 
     // Runs Python's signal handlers. Returns whether to go on: false with a Python error set,

@@ -456,6 +456,27 @@ TEST(only_a_short_wait_stays_awake_while_others_need_every_cpu) {
     }
 }
 
+TEST(only_a_short_wait_stays_awake_on_the_cpu_of_the_awaited) {
+    WaitPolicy policy(costs(4)), alone(costs(4));
+    policy.set_shares_cpu(true);
+    const std::int64_t hop = policy.costs().park_ns;
+    // Whether a wait that usually takes more than so many hops, and fewer than two more, sleeps at
+    // once.
+    const auto sleeps = [&](WaitPolicy& learner, std::int64_t hops) {
+        Site site;
+        until([&] {
+            wait_for(site, learner, (hops + 1) * hop);
+            return learner.usual_ns() > hops * hop && learner.usual_ns() < (hops + 2) * hop;
+        });
+        const bool expected = learner.sleeps();
+        CHECK(wait_for(site, learner, 0) == Outcome::kReady);
+        CHECK((site.looks_before_park == 1) == expected);
+        return expected;
+    };
+    CHECK(!policy.sleeps() && !sleeps(policy, 1) && sleeps(policy, 5));
+    CHECK(!alone.sleeps() && !sleeps(alone, 1) && !sleeps(alone, 5));
+}
+
 TEST(crowding_is_forgotten_when_every_wait_parks_at_once) {
     WaitPolicy policy({.park_ns = kMicrosecond, .yield_ns = -kMicrosecond, .cpus = 8});
     Site site;

@@ -90,4 +90,72 @@ TEST(a_kernel_that_refuses_slices_is_left_alone) {
     CHECK(status == 0);
 }
 
+namespace {
+
+cpu_set_t own_cpus() {
+    cpu_set_t cpus;
+    CHECK(sched_getaffinity(0, sizeof cpus, &cpus) == 0);
+    return cpus;
+}
+
+bool equal(const cpu_set_t& one, const cpu_set_t& other) { return CPU_EQUAL(&one, &other); }
+
+}  // namespace
+
+TEST(as_many_workers_as_cpus_stay_each_on_its_own_and_then_on_all) {
+    Child([] {
+        const cpu_set_t all = own_cpus();
+        const std::uint32_t cpus = allowed_cpus();
+        CHECK(cpus == static_cast<std::uint32_t>(CPU_COUNT(&all)));
+        cpu_set_t seen;
+        CPU_ZERO(&seen);
+        for (std::uint32_t worker = 0; worker < cpus; ++worker) {
+            const Home home(worker, cpus);
+            CHECK(home);
+            {
+                const Home::Stay stay(home, true);
+                const cpu_set_t one = own_cpus();
+                CHECK(CPU_COUNT(&one) == 1);
+                CPU_OR(&seen, &seen, &one);
+            }
+            CHECK(equal(own_cpus(), all));
+            const Home::Stay none(home, false);
+            CHECK(equal(own_cpus(), all));
+        }
+        CHECK(equal(seen, all));
+    }).finish();
+}
+
+TEST(workers_that_are_fewer_or_more_than_cpus_have_no_home) {
+    Child([] {
+        const cpu_set_t all = own_cpus();
+        const std::uint32_t cpus = allowed_cpus();
+        for (const std::uint32_t workers : {cpus - 1, cpus + 1, 2 * cpus}) {
+            const Home home(0, workers);
+            const Home::Stay stay(home, true);
+            CHECK(!home && equal(own_cpus(), all));
+        }
+    }).finish();
+}
+
+TEST(a_thread_whose_cpus_others_change_keeps_those) {
+    const std::uint32_t cpus = allowed_cpus();
+    if (cpus < 2) return support::skipped("one CPU");
+    Child([cpus] {
+        const Home home(0, cpus), other(1, cpus);
+        cpu_set_t last;
+        {
+            const Home::Stay stay(other, true);
+            last = own_cpus();
+        }
+        {
+            const Home::Stay stay(home, true);
+            CHECK(sched_setaffinity(0, sizeof last, &last) == 0);
+        }
+        CHECK(equal(own_cpus(), last));
+        const Home::Stay stay(home, true);
+        CHECK(equal(own_cpus(), last));
+    }).finish();
+}
+
 int main(int argc, char** argv) { return check::main(argc, argv); }

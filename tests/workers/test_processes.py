@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import types
 
 import cloudpickle
@@ -534,3 +535,30 @@ def test_a_pool_prefers_short_slices_in_its_workers_and_in_the_thread_that_makes
         pytest.skip("this kernel has no slices")
     assert alone == "True"
     assert pool == ["100000"] * 3
+
+
+class SeesCpus(TellingEnv):
+    """Its info says which CPUs it may use."""
+
+    def step(self, action):
+        *results, _ = super().step(action)
+        return *results, {"cpus": len(os.sched_getaffinity(0))}
+
+
+def test_as_many_workers_as_cpus_sleep_each_on_its_own_and_step_on_all():
+    allowed = os.sched_getaffinity(0)
+    with pysampler.VectorEnv([SeesCpus] * len(allowed), num_workers=len(allowed)) as envs:
+        envs.reset(seed=1)
+
+        def all_sleep_at_home():
+            """Step, with longer pauses than workers wait awake, which they learn to expect."""
+            cpus = envs.step([TellingEnv.OK] * len(allowed))[4]["cpus"]
+            assert cpus.tolist() == [len(allowed)] * len(allowed)
+            until, homes = time.monotonic() + 0.01, []
+            while time.monotonic() < until and homes != sorted([cpu] for cpu in allowed):
+                homes = sorted([*os.sched_getaffinity(pid)] for pid in envs._pool.pids)
+            return homes == sorted([cpu] for cpu in allowed)
+
+        wait_until(all_sleep_at_home)
+        envs.step([TellingEnv.OK] * len(allowed))
+    assert os.sched_getaffinity(0) == allowed
