@@ -61,11 +61,15 @@ struct BasicPoolParts {
     std::uint32_t end_below(std::uint32_t worker) const {
         return std::min(first_below(worker) + fan, static_cast<std::uint32_t>(commands.size()));
     }
-    // Wakes those that sleep. `dead`: the worker may have begun to, and is dead.
-    void wake_below(std::uint32_t worker, bool dead = false) const noexcept {
-        for (std::uint32_t i = first_below(worker); i < end_below(worker); ++i) {
-            auto& tail = commands[i].cell->tail;
-            dead ? tail.wake_anyway() : tail.wake_if_armed();
+    // Wakes those that sleep, `last` after the others. `dead`: the worker may have begun to, and is
+    // dead.
+    void wake_below(std::uint32_t worker, bool dead = false,
+                    std::uint32_t last = UINT32_MAX) const noexcept {
+        for (const bool at_last : {false, true}) {
+            for (std::uint32_t i = first_below(worker); i < end_below(worker); ++i) {
+                auto& tail = commands[i].cell->tail;
+                if ((i == last) == at_last) dead ? tail.wake_anyway() : tail.wake_if_armed();
+            }
         }
     }
 

@@ -120,15 +120,17 @@ class BasicPool {
     }
 
     // Sends every group such a command, which has no message; none may be in flight. Calls
-    // `sending` with each group before. Throws CorruptRing.
+    // `sending` with each group before. Throws CorruptRing. `last`: the worker to wake after the
+    // others, since it takes the CPU of the parent.
     template <class Sending>
-    void send_all(std::uint8_t kind, std::uint32_t frame, std::uint16_t steps, Sending&& sending) {
+    void send_all(std::uint8_t kind, std::uint32_t frame, std::uint16_t steps, Sending&& sending,
+                  std::uint32_t last = kParent) {
         const auto request = [&](std::uint32_t group) {
             sending(group);
             return Request{group, kind, frame, std::nullopt, steps};
         };
         std::uint32_t first = 0;
-        if (many_sleep()) {
+        if (wakes_in_turn()) {
             for (std::uint32_t index = workers(); index-- > 0;) {
                 Worker& worker = workers_[index];
                 for (std::uint32_t group = worker.first; group < worker.end; ++group) {
@@ -137,8 +139,8 @@ class BasicPool {
                     worker.sender.send_unwoken(command);
                 }
             }
-            parts_.wake_below(kParent);
-            relayed_ = true;
+            parts_.wake_below(kParent, false, last);
+            relayed_ = workers() > parts_.fan;
             first = workers_.back().end;
         }
         for (std::uint32_t group = first; group < groups(); ++group) send(request(group));
@@ -381,15 +383,16 @@ class BasicPool {
         return {request.kind, false, request.steps, request.group, request.frame, group.number};
     }
 
-    // Whether so many workers sleep that they should wake each other, and none is dead or has
-    // commands kept back.
-    bool many_sleep() const {
+    // Whether the workers are so few that the parent wakes all, or so many sleep that they should
+    // wake each other, and none is dead or has commands kept back.
+    bool wakes_in_turn() const {
         const auto asleep = [](const Worker& worker) { return worker.sender.sleeps(); };
         const auto reads = [](const Worker& worker) {
             return !worker.dead && worker.sender.empty();
         };
-        return workers() > parts_.fan &&
-               std::count_if(workers_.begin(), workers_.end(), asleep) > parts_.fan &&
+        return workers() > 0 &&
+               (workers() <= parts_.fan ||
+                std::count_if(workers_.begin(), workers_.end(), asleep) > parts_.fan) &&
                std::all_of(workers_.begin(), workers_.end(), reads);
     }
 

@@ -90,6 +90,13 @@ Home::Home(std::uint32_t worker, std::size_t workers) noexcept {
     }
 }
 
+std::uint32_t Home::worker_here() const noexcept {
+    if (!*this) return UINT32_MAX;
+    std::uint32_t before = 0;
+    for (int cpu = sched_getcpu(); cpu-- > 0;) before += CPU_ISSET(cpu, &all_) ? 1 : 0;
+    return before;
+}
+
 Home::Stay::Stay(const Home& home, bool stays) noexcept
     : home_(home),
       stays_(stays && home && runs_on(home.all_) &&

@@ -69,6 +69,8 @@ class Home {
  public:
     Home(std::uint32_t worker, std::size_t workers) noexcept;
     explicit operator bool() const noexcept { return CPU_COUNT(&home_) == 1; }
+    // The worker of the pool whose home is the CPU of the calling thread; UINT32_MAX if none is.
+    std::uint32_t worker_here() const noexcept;
 
     // Keeps the calling thread there, if it may use the same CPUs as before. For sleeps only: what
     // a thread starts inherits its CPUs.

@@ -32,9 +32,8 @@ std::optional<WaitCosts> known_costs;
 [[maybe_unused]] const int at_fork = pthread_atfork(
     [] { costs_mutex.lock(); }, [] { costs_mutex.unlock(); }, [] { costs_mutex.unlock(); });
 
-template <std::size_t N>
-std::int64_t quantile(std::array<std::int64_t, N>& values, std::size_t percent) {
-    const auto at = values.begin() + N * percent / 100;
+std::int64_t quantile(std::array<std::int64_t, kRounds>& values, std::size_t percent) {
+    const auto at = values.begin() + kRounds * percent / 100;
     std::nth_element(values.begin(), at, values.end());
     return *at;
 }
@@ -57,31 +56,22 @@ std::int64_t measure_park() {
         turn.store(next, std::memory_order_release);
         Linux::futex_wake(turn, 1);
     };
-    std::array<std::int64_t, kRounds> trips;
-    const auto answer = [&] {
+    std::thread there([&] {
         const Home::Stay stay(last, true);
         for (std::uint32_t i = 0; i < kRounds; ++i) {
             await(2 * i + 1);
             pass(2 * i + 2);
         }
-    };
-    const auto ask = [&] {
+    });
+    std::array<std::int64_t, kRounds> trips;
+    {
+        const Home::Stay stay(first, true);
         for (std::uint32_t i = 0; i < kRounds; ++i) {
             const std::int64_t start = now_ns();
             pass(2 * i + 1);
             await(2 * i + 2);
             trips[i] = now_ns() - start;
         }
-    };
-    std::thread there(answer);
-    try {
-        std::thread here([&] {
-            const Home::Stay stay(first, true);
-            ask();
-        });
-        here.join();
-    } catch (const std::system_error&) {  // no second thread: use this one, unpinned
-        ask();
     }
     there.join();
     return quantile(trips, 90) / 2;

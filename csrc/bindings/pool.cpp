@@ -83,9 +83,7 @@ class PyWorker : public Handle {
             left |= std::exchange(has_overflow_, false);
             // Before the completion, so that the parent that it wakes finds the message and does
             // not wait for it on a CPU that this worker needs to send it.
-            if (left) {
-                unsent = call_in_worker(report, command->group, command->number).cast<bool>();
-            }
+            if (left) unsent = call_in_worker(report, command->group, command->number).cast<bool>();
             finish(TraceKind::kCommand, command->group, left, began);
         }
     }

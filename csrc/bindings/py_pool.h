@@ -58,6 +58,7 @@ class PyPool : public Handle {
           parts_(pool_parts(place.memory, counts, inline_groups)),
           pool_(parts_, inboxes(*place.segment, counts.size(), capacity), counts,
                 checked(weights, parts_.groups)),
+          home_(0, counts.size()),
           site_(policy) {
         named("Pool");
         if (!counts.empty()) prefer_short_slices();
@@ -367,8 +368,9 @@ class PyPool : public Handle {
         const Traced sending(track_, TraceKind::kSend, pool_.groups());
         for (std::uint32_t group = 0; group < pool_.groups(); ++group) expect_idle(group);
         sound([&] {
-            pool_.send_all(kind, frame, steps,
-                           [this](std::uint32_t group) { mark(TraceKind::kSent, group); });
+            pool_.send_all(
+                kind, frame, steps, [this](std::uint32_t group) { mark(TraceKind::kSent, group); },
+                home_.worker_here());
         });
         return pool_.unsent() == 0;
     }
@@ -525,6 +527,7 @@ class PyPool : public Handle {
     PoolParts parts_;
     std::vector<std::size_t> inboxes_at_;  // offsets, by worker
     Pool pool_;
+    Home home_;
     Groups with_mail_;
     bool satisfied_ = false;
     std::uint64_t given_up_ = 0;  // how often interrupt_wait() ended a wait

@@ -115,7 +115,7 @@ TEST(as_many_workers_as_cpus_stay_each_on_its_own_and_then_on_all) {
             {
                 const Home::Stay stay(home, true);
                 const cpu_set_t one = own_cpus();
-                CHECK(CPU_COUNT(&one) == 1);
+                CHECK(CPU_COUNT(&one) == 1 && home.worker_here() == worker);
                 CPU_OR(&seen, &seen, &one);
             }
             CHECK(equal(own_cpus(), all));
@@ -133,7 +133,7 @@ TEST(workers_that_are_fewer_or_more_than_cpus_have_no_home) {
         for (const std::uint32_t workers : {cpus - 1, cpus + 1, 2 * cpus}) {
             const Home home(0, workers);
             const Home::Stay stay(home, true);
-            CHECK(!home && equal(own_cpus(), all));
+            CHECK(!home && home.worker_here() == UINT32_MAX && equal(own_cpus(), all));
         }
     }).finish();
 }
