@@ -73,7 +73,7 @@ test: build-native $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp  ## the qui
 test-all: test-native test-python  ## every test but long ones, native and Python, with each pair of parameters
 
 test-python: $(VENV)/package.stamp $(VENV)/$(TEST_GROUP).stamp
-	$(PYTEST) $(TEST_SET) $(TESTS)
+	$(PYTEST) --durations=20 $(TEST_SET) $(TESTS)
 
 test-native: build-native
 	$(CTEST) -j $$(nproc)
@@ -150,20 +150,22 @@ format: $(VENV)/lint.stamp  ## formatters
 stubs: $(VENV)/package.stamp $(VENV)/lint.stamp  ## pysampler/_core.pyi, made from the module
 	$(BIN)/python tests/stubs.py
 
-bench: bench-vector bench-mujoco bench-trainings bench-partial bench-samplers bench-actors bench-cliffs bench-core  ## every benchmark, peers in turn; results in benchmarks/results
+bench: bench-vector bench-mujoco bench-trainings bench-partial bench-samplers bench-actors bench-cliffs bench-core  ## every benchmark, peers in turn; results in benchmarks/results, and how old each is
+	$(RUN) benchmarks/pages.py
 
 bench-vector: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(RUN) benchmarks/vector.py --out benchmarks/results
+	$(RUN) benchmarks/thinking.py --out benchmarks/results
 	$(RUN) benchmarks/loss.py --out benchmarks/results
 	$(RUN) benchmarks/watched.py --out benchmarks/results
 	$(RUN) benchmarks/threads.py --out benchmarks/results
 	$(RUN) benchmarks/neighbours.py --out benchmarks/results
 	$(RUN) benchmarks/screens.py
-	$(RUN) benchmarks/pictures.py
+	$(RUN) benchmarks/pages.py
 
 bench-trainings: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(RUN) benchmarks/trainings.py --out benchmarks/results
-	$(RUN) benchmarks/pictures.py
+	$(RUN) benchmarks/pages.py
 
 bench-averaging: $(VENV)/package.stamp $(VENV)/bench.stamp
 	$(RUN) benchmarks/averaging.py --out benchmarks/results
@@ -238,6 +240,7 @@ bench-smoke: $(VENV)/package.stamp $(VENV)/bench.stamp  ## short runs of some be
 	$(RUN) benchmarks/chunks.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/threads.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/neighbours.py --quick --out build/bench-smoke
+	$(RUN) benchmarks/thinking.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/trainings.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/averaging.py --quick --out build/bench-smoke
 	$(RUN) benchmarks/phases.py --quick --out build/bench-smoke

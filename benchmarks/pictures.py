@@ -1,6 +1,4 @@
-"""The pictures and tables of the documentation, drawn from the newest results.
-
-    python benchmarks/pictures.py           # writes docs/pictures, and the table of the README
+"""The pictures of the documentation, drawn from the newest results.
 
 Each picture has a light and a dark version. The same results make the same files, which a test
 compares.
@@ -17,7 +15,6 @@ from typing import Any
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PICTURES = HERE.parent / "docs" / "pictures"
-README = HERE.parent / "README.md"
 
 COLOURS = {  # in the light theme and in the dark one
     "ink": ("#1c2326", "#e6ecee"),
@@ -312,75 +309,9 @@ def mechanism(theme: str) -> str:
 DRAWN = {"speed": speeds, "round": where_a_round_goes, "loss": loss, "mechanism": mechanism}
 
 
-def readme_part() -> str:
-    """Return the part of the README that has numbers: steps a second, and where they are from."""
-    peers = "SyncVectorEnv | AsyncVectorEnv | SubprocVecEnv | EnvPool"
-    rows = [f"| 64 envs | CPUs | pysampler | {peers} | pysampler, native |", "|---" * 8 + "|"]
-    links = []
-    for many in (False, True):
-        path, results = newest("vector", many_cpus=many)
-        cpus = results["machine"]["cpus"]
-        links.append(f"[{cpus} CPUs](benchmarks/results/{path.stem}.md)")
-        for case in CASES:
-            values = [
-                speed(results, case, name)
-                for name in (
-                    *("pysampler", "gymnasium SyncVectorEnv", "gymnasium AsyncVectorEnv"),
-                    *("SB3 SubprocVecEnv", "EnvPool (its own C++ envs)", "pysampler, native"),
-                )
-            ]
-            ours, *others = (value or 0 for value in values)
-            cells = [
-                f"**{ours:,.0f}**",
-                *(f"{value:,.0f} ({ours / value:.1f}x)" if value else "-" for value in others),
-            ]
-            rows.append(f"| {case.split(',')[0]} | {cpus} | {' | '.join(cells)} |")
-    return (
-        "\n".join(rows)
-        + "\n\nIn parentheses: pysampler's speed divided by that column's. 2 and 16 CPUs are two "
-        + "machines, so compare\nwithin a row. EnvPool's environments are rewritten in C++. All "
-        + "others but the last step gymnasium's Python ones one\nby one, pysampler with "
-        + "`native=False`. By default, which is the last column, it steps "
-        + "[MuJoCo](docs/guides/mujoco.md)\nand [classic "
-        + "control](docs/guides/batches.md#classic-control) together. "
-        + f"Spreads and machines:\n{', '.join(links)} (an earlier version, "
-        + "five repetitions).\n\n"
-        + trainings_part()
-    )
-
-
-def trainings_part() -> str:
-    """Return how long whole trainings take."""
-    path, results = newest("trainings")
-    names = {way: way for way in ("pysampler", "SyncVectorEnv", "AsyncVectorEnv")}
-    others = "pysampler", "SubprocVecEnv", "DummyVecEnv"
-    names |= {f"{name}, PPO of SB3": f"SB3 on {name}" for name in others}
-    # An older run has fewer contenders.
-    names = {way: name for way, name in names.items() if way in results["cases"][0]["runs"]}
-    rows = [
-        f"| seconds of a PPO, 2 CPUs | {' | '.join(names.values())} |",
-        "|---" * (1 + len(names)) + "|",
-    ]
-    for case in results["cases"]:
-        s = case["settings"]
-        took = [statistics.median(run["seconds"] for run in case["runs"][name]) for name in names]
-        each = " | ".join(f"{seconds:.0f}" for seconds in took)
-        rows.append(f"| {s['steps']:,} steps of {s['envs']} {s['env']} | {each} |")
-    return (
-        "Whole trainings gain less, since the learner does not get faster "
-        f"([all numbers](benchmarks/results/{path.stem}.md)):\n\n" + "\n".join(rows) + "\n"
-    )
-
-
-def main() -> None:
+def draw() -> None:
+    """Write each picture in both themes."""
     PICTURES.mkdir(exist_ok=True)
-    for name, draw in DRAWN.items():
+    for name, drawn in DRAWN.items():
         for theme in THEMES:
-            (PICTURES / f"{name}-{theme}.svg").write_text(draw(theme))
-    begin, end = "benchmarks/pictures.py -->\n", "<!-- end of speeds -->"
-    before, _, rest = README.read_text().partition(begin)
-    README.write_text(before + begin + readme_part() + end + rest.partition(end)[2])
-
-
-if __name__ == "__main__":
-    main()
+            (PICTURES / f"{name}-{theme}.svg").write_text(drawn(theme))

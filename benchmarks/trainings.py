@@ -27,13 +27,14 @@ from running import Contender, Measure, Options, ratios, say, spread, study, tab
 from wrapped import ASYNC, OURS, PYTHON, make_env, pool
 
 POOL, SYNC = "EnvPool", "SyncVectorEnv"
+MADE = "pysampler.make_vec"  # with statistics of all envs, so only where nothing wraps each
 # Contenders with SB3's PPO, and the name of their vector env; None: ours.
 SB3 = {
     "pysampler, PPO of SB3": None,
     "SubprocVecEnv, PPO of SB3": "SubprocVecEnv",
     "DummyVecEnv, PPO of SB3": "DummyVecEnv",
 }
-WAYS = [OURS, PYTHON, POOL, SYNC, ASYNC, *SB3]
+WAYS = [OURS, PYTHON, MADE, POOL, SYNC, ASYNC, *SB3]
 LIMIT = 3600.0  # seconds within which a run must end
 
 
@@ -76,6 +77,8 @@ def vector_env(way: str, s: Settings) -> Any:
     if way in (SYNC, ASYNC):
         kind = gym.vector.SyncVectorEnv if way == SYNC else gym.vector.AsyncVectorEnv
         return kind([make] * s.envs)
+    if way == MADE:
+        return wrappers.vector.RecordEpisodeStatistics(pysampler.make_vec(s.env, s.envs))
     if way == POOL:
         return pool(s.env, s.envs, len(os.sched_getaffinity(0)), normalized=s.env == CLEANRL)
     return pysampler.VectorEnv([make] * s.envs, native="auto" if way == OURS else False)
@@ -313,7 +316,8 @@ def measure(options: Options) -> dict[str, Any]:
     cases: list[dict[str, Any]] = []
     for s in rows:
         say(s.env)
-        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in options.ways}
+        ways = [way for way in options.ways if way != MADE or s.env != CLEANRL]
+        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
         cases.append({"settings": asdict(s), "runs": runs})
         for seed in options.seeds:
             for way, of_way in runs.items():

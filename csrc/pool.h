@@ -11,8 +11,9 @@
 // it has read that command. Ring and doorbell order everything written beside them; the pool needs
 // no synchronization beyond theirs.
 //
-// To wake a worker is a system call, and takes a while until it runs. If many sleep when all groups
-// are sent a step, the parent wakes a few of them, and each wakes a few others before it works:
+// To wake a worker is a system call, and takes a while until it runs. When all groups are sent a
+// step, their commands are there before a worker is woken: the first one may take the parent's CPU.
+// If many sleep, the parent wakes a few of them, and each wakes a few others before it works:
 //
 //   parent --- 0 1 2 3     0 --- 4 5 6 7     1 --- 8 9 10 11     (BasicPoolParts::fan is 4)
 //

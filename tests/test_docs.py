@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -187,9 +188,9 @@ def test_functions_of_a_step_are_in_the_files_that_the_architecture_names():
 
 
 @pytest.fixture
-def pictures(monkeypatch):
+def pages(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("pictures")
+    return importlib.import_module("pages")
 
 
 def test_commands_of_the_systems_page_have_their_options():
@@ -210,15 +211,15 @@ def test_commands_of_the_systems_page_have_their_options():
             ), f"{program} {option}"
 
 
-def test_the_readme_shows_the_newest_results(pictures):
-    assert pictures.readme_part() in (ROOT / "README.md").read_text(), (
-        "run python benchmarks/pictures.py"
-    )
+def test_pages_show_the_newest_results(pages):
+    assert {path.name for path in pages.pages()} >= {"README.md", "cleanrl.md", "vector.md"}
+    for page in pages.pages():
+        assert page.read_text() == pages.written(page), f"run python benchmarks/pages.py ({page})"
 
 
-def test_the_readme_has_no_other_numbers(pictures):
+def test_the_readme_has_no_other_numbers(pages):
     """No thousands separators, factors or percentages."""
-    rest = (ROOT / "README.md").read_text().replace(pictures.readme_part(), "")
+    rest = (ROOT / "README.md").read_text().replace(pages.speeds(), "")
     assert re.findall(r"\d,\d{3}|\d(?:\.\d)? ?(?:x|times)\b|\d ?%", rest) == []
 
 
@@ -228,20 +229,53 @@ def test_the_readme_has_at_most_120_lines():
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["speed", "round", "loss", "mechanism"])
-def test_pictures_show_the_newest_results(name, theme, pictures):
-    drawn = pictures.DRAWN[name](theme)
-    assert (pictures.PICTURES / f"{name}-{theme}.svg").read_text() == drawn, (
-        "run python benchmarks/pictures.py"
+def test_pictures_show_the_newest_results(name, theme, pages):
+    drawn = pages.pictures.DRAWN[name](theme)
+    assert (pages.pictures.PICTURES / f"{name}-{theme}.svg").read_text() == drawn, (
+        "run python benchmarks/pages.py"
     )
 
 
-def test_result_pages_include_the_newest_results():
-    results = ROOT / "benchmarks" / "results"
+def test_ages_count_the_lines_that_changed_since_a_result(pages, tmp_path, monkeypatch):
+    def git(*arguments):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(
+            ["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    def commit(**files):
+        for name, lines in files.items():
+            path = tmp_path / "pysampler" / name
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text("line\n" * lines)
+        git("add", ".")
+        git("commit", "-qm", "a change")
+        return git("rev-parse", "--short", "HEAD")
+
+    git("init", "-q")
+    first, second = commit(a=1), commit(a=2, _cli=1)
+    commit(a=4, _cli=9)
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    for name, measured in {"old": first, "new": f"{second}+", "elsewhere": "fade0bad"}.items():
+        (tmp_path / "docs" / "results" / f"{name}.md").touch()
+        about = json.dumps({"machine": {"commit": measured}})
+        (tmp_path / f"2026-01-02-{name}.json").write_text(about)
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "CODE", ["pysampler", ":!pysampler/_cli"])
+    assert pages.ages() == [
+        ["new", "2026-01-02", second, "2"],
+        ["old", "2026-01-02", first, "3"],
+        ["elsewhere", "2026-01-02", "fade0bad", "unknown"],
+    ]
+
+
+def test_result_pages_include_results(pages):
     for page in (ROOT / "docs" / "results").glob("*.md"):
-        shown = Path(re.findall(r"{include} (.*)", page.read_text())[0]).name
-        if page.name != "history.md":  # one file that grows
-            assert shown == max(path.name for path in results.glob(f"????-??-??-{page.name}"))
-        assert f"`benchmarks/results/{shown}`" in page.read_text()  # code hosts show no {include}
+        (shown,) = re.findall(r"{include} \.\./\.\./(.*)", page.read_text())
+        assert (ROOT / shown).exists()
+        assert f"`{shown}`" in page.read_text()  # code hosts show no {include}
 
 
 def source_texts():
