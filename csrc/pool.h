@@ -384,8 +384,8 @@ class BasicPool {
         return {request.kind, false, request.steps, request.group, request.frame, group.number};
     }
 
-    // Whether the workers are so few that the parent wakes all, or so many sleep that they should
-    // wake each other, and none is dead or has commands kept back.
+    // Whether all commands may go out before the first wake: the parent wakes every worker, or many
+    // sleep and wake each other. Each worker must live, and have no commands kept back.
     bool wakes_in_turn() const {
         const auto asleep = [](const Worker& worker) { return worker.sender.sleeps(); };
         const auto reads = [](const Worker& worker) {

@@ -58,8 +58,8 @@ void prefer_short_slices() noexcept;
 // How many CPUs the calling thread may use; 0 if they are more than a cpu_set_t holds.
 std::uint32_t allowed_cpus() noexcept;
 
-// The CPU that a worker sleeps on, if its pool has as many workers as CPUs that the constructing
-// thread may use: worker i has the i-th. Otherwise there is none.
+// The CPU that a worker sleeps on. Worker i sleeps on the i-th CPU that the constructing thread may
+// use, if the pool has a worker for each; other pools have no homes.
 //
 // A woken thread gets the CPU that it slept on, that of the thread that wakes it, or an idle one if
 // the kernel looks for one, which it does not on small machines that are half busy. There, two

@@ -102,7 +102,7 @@ def _start_here(context: str, server: Any) -> children.Child:
             if process.pid == 0:
                 for end in _own_ends:  # an open copy would hide the closing from another worker
                     end.close()
-                set_torch_threads(1)  # it would wait for threads of ours, which a fork lacks
+                set_torch_threads(1)  # torch would wait for our threads, which a fork lacks
                 become_worker(theirs.detach(), [1, 2], parent, server)
         return children.Child(process, connection)
     finally:

@@ -460,8 +460,8 @@ TEST(only_a_short_wait_stays_awake_on_the_cpu_of_the_awaited) {
     WaitPolicy policy(costs(4)), alone(costs(4));
     policy.set_shares_cpu(true);
     const std::int64_t hop = policy.costs().park_ns;
-    // Whether a wait that usually takes more than so many hops, and fewer than two more, sleeps at
-    // once.
+    // Teaches a policy that its waits take between `hops` and `hops + 2`; returns whether the next
+    // one sleeps at once.
     const auto sleeps = [&](WaitPolicy& learner, std::int64_t hops) {
         Site site;
         until([&] {

@@ -547,6 +547,7 @@ class SeesCpus(TellingEnv):
 
 def test_as_many_workers_as_cpus_sleep_each_on_its_own_and_step_on_all():
     allowed = os.sched_getaffinity(0)
+    one_each = sorted([cpu] for cpu in allowed)
     with pysampler.VectorEnv([SeesCpus] * len(allowed), num_workers=len(allowed)) as envs:
         envs.reset(seed=1)
 
@@ -555,9 +556,9 @@ def test_as_many_workers_as_cpus_sleep_each_on_its_own_and_step_on_all():
             cpus = envs.step([TellingEnv.OK] * len(allowed))[4]["cpus"]
             assert cpus.tolist() == [len(allowed)] * len(allowed)
             until, homes = time.monotonic() + 0.01, []
-            while time.monotonic() < until and homes != sorted([cpu] for cpu in allowed):
+            while time.monotonic() < until and homes != one_each:
                 homes = sorted([*os.sched_getaffinity(pid)] for pid in envs._pool.pids)
-            return homes == sorted([cpu] for cpu in allowed)
+            return homes == one_each
 
         wait_until(all_sleep_at_home)
         envs.step([TellingEnv.OK] * len(allowed))

@@ -104,7 +104,7 @@ class TaskStepper(Stepper):
         # The physics of those that a reset follows would be for nothing.
         moving = ids if dropped is None else self._all[~dropped]
         failed = self.simulations.step(moving, task.frame_skip, task.forces)
-        d = self._view(ids)  # another one, unless of all: it caches the fields that it has read
+        d = self._view(ids)  # a new one, if of some simulations: the old one caches fields
         result = task.reward(d, before, actions)
         rewards, infos = result if isinstance(result, tuple) else (result, _NONE)
         terminated = task.terminated(d)
