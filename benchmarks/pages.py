@@ -60,10 +60,10 @@ def speeds() -> str:
     return (
         table(header, rows)
         + "\nIn parentheses: pysampler's speed divided by that column's. 2 and 16 CPUs are two "
-        + "machines, so compare\nwithin a row. EnvPool's environments are rewritten in C++. All "
-        + "others but the last step gymnasium's Python ones one\nby one, pysampler with "
-        + "`native=False`. By default, which is the last column, it steps "
-        + "[MuJoCo](docs/guides/mujoco.md)\nand [classic "
+        + "machines, so compare\nwithin a row. EnvPool steps environments that are rewritten in "
+        + "C++. All others but the last step gymnasium's Python\nenvironments one by one "
+        + "(pysampler with `native=False`). The last is pysampler's default, which steps\n"
+        + "[MuJoCo](docs/guides/mujoco.md) and [classic "
         + "control](docs/guides/batches.md#classic-control) together. "
         + f"Spreads and machines:\n{', '.join(links)} (an earlier version, "
         + "five repetitions).\n\nWhole trainings gain less, since the learner does not get faster "

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -84,6 +85,7 @@ std::uint32_t allowed_cpus() noexcept {
 Home::Home(std::uint32_t worker, std::size_t workers) noexcept {
     sched_getaffinity(0, sizeof all_, &all_);
     if (static_cast<std::size_t>(CPU_COUNT(&all_)) != workers) return;
+    if (sched_getscheduler(0) != SCHED_OTHER || getpriority(PRIO_PROCESS, 0) > 0) return;
     std::uint32_t before = 0;
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
         if (CPU_ISSET(cpu, &all_) && before++ == worker) CPU_SET(cpu, &home_);
@@ -97,14 +99,18 @@ std::uint32_t Home::worker_here() const noexcept {
     return before;
 }
 
-Home::Stay::Stay(const Home& home, bool stays) noexcept
-    : home_(home),
-      stays_(stays && home && runs_on(home.all_) &&
-             sched_setaffinity(0, sizeof home.home_, &home.home_) == 0) {}
+Home::Stay::Stay(Home* home) noexcept : home_(home != nullptr && *home ? home : nullptr) {
+    if (home_ == nullptr) return;
+    const bool moves = runs_on(home_->all_) || (home_->left_ && runs_on(home_->home_));
+    if (!moves || sched_setaffinity(0, sizeof home_->home_, &home_->home_) != 0) home_ = nullptr;
+}
 
 Home::Stay::~Stay() {
-    // Another program may have given the thread other CPUs meanwhile.
-    if (stays_ && runs_on(home_.home_)) sched_setaffinity(0, sizeof home_.all_, &home_.all_);
+    if (home_ == nullptr) return;
+    // Another program may have given the thread other CPUs meanwhile. Or the CPU was taken from all
+    // programs for a time: if it comes back, so does what the thread asked for, and no other.
+    home_->left_ =
+        !runs_on(home_->home_) || sched_setaffinity(0, sizeof home_->all_, &home_->all_) != 0;
 }
 
 int open_pidfd(pid_t pid) noexcept { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }

@@ -59,7 +59,8 @@ void prefer_short_slices() noexcept;
 std::uint32_t allowed_cpus() noexcept;
 
 // The CPU that a worker sleeps on. Worker i sleeps on the i-th CPU that the constructing thread may
-// use, if the pool has a worker for each; other pools have no homes.
+// use, if the pool has a worker for each; other pools have no homes, nor do threads that yield to
+// usual programs, whose home another program may keep for long.
 //
 // A woken thread gets the CPU that it slept on, that of the thread that wakes it, or an idle one if
 // the kernel looks for one, which it does not on small machines that are half busy. There, two
@@ -72,21 +73,21 @@ class Home {
     // The worker of the pool whose home is the CPU of the calling thread; UINT32_MAX if none is.
     std::uint32_t worker_here() const noexcept;
 
-    // Keeps the calling thread there, if it may use the same CPUs as before. For sleeps only: what
-    // a thread starts inherits its CPUs.
+    // Keeps the calling thread at a home, if any, unless it may use other CPUs than before. For
+    // sleeps only: what a thread starts inherits its CPUs.
     class Stay {
      public:
-        Stay(const Home& home, bool stays) noexcept;
+        explicit Stay(Home* home) noexcept;
         Stay& operator=(Stay&&) = delete;  // nor copies
         ~Stay();
 
      private:
-        const Home& home_;
-        bool stays_;
+        Home* home_;
     };
 
  private:
     cpu_set_t all_{}, home_{};
+    bool left_ = false;  // a thread that stayed there has not got all its CPUs back
 };
 
 // Makes this process the parent of its descendants whose own parent ends. False if refused.

@@ -43,38 +43,30 @@ std::int64_t quantile(std::array<std::int64_t, kRounds>& values, std::size_t per
 // one CPU, where a hop costs a tenth of one between two idle CPUs. The 90th percentile,
 // since a CPU that happens to be busy with another process is cheap to wake.
 std::int64_t measure_park() {
-    const std::uint32_t cpus = allowed_cpus();
-    const Home first(0, cpus), last(cpus - 1, cpus);
     std::atomic<std::uint32_t> turn{0};
-    // SYNC: each thread's acquire pairs with the other's release: each waits for the other.
-    const auto await = [&turn](std::uint32_t mine) {
-        for (std::uint32_t seen; (seen = turn.load(std::memory_order_acquire)) != mine;) {
-            Linux::futex_wait(turn, seen, kForever);
+    std::array<std::array<std::int64_t, kRounds>, 2> trips;
+    const auto play = [&](std::uint32_t side) {
+        Home home(side * (allowed_cpus() - 1), allowed_cpus());
+        const Home::Stay stay(&home);
+        std::int64_t last = now_ns();
+        for (std::uint32_t mine = side, seen; mine < 2 * kRounds; mine += 2) {
+            // SYNC: each thread's acquire pairs with the other's release: each waits for the other.
+            while ((seen = turn.load(std::memory_order_acquire)) != mine)
+                Linux::futex_wait(turn, seen, kForever);
+            const std::int64_t now = now_ns();
+            trips[side][mine / 2] = now - std::exchange(last, now);
+            turn.store(mine + 1, std::memory_order_release);
+            Linux::futex_wake(turn, 1);
         }
     };
-    const auto pass = [&turn](std::uint32_t next) {
-        turn.store(next, std::memory_order_release);
-        Linux::futex_wake(turn, 1);
-    };
-    std::thread there([&] {
-        const Home::Stay stay(last, true);
-        for (std::uint32_t i = 0; i < kRounds; ++i) {
-            await(2 * i + 1);
-            pass(2 * i + 2);
-        }
-    });
-    std::array<std::int64_t, kRounds> trips;
-    {
-        const Home::Stay stay(first, true);
-        for (std::uint32_t i = 0; i < kRounds; ++i) {
-            const std::int64_t start = now_ns();
-            pass(2 * i + 1);
-            await(2 * i + 2);
-            trips[i] = now_ns() - start;
-        }
+    std::thread there(play, 1);
+    try {
+        std::thread(play, 0).join();  // not in the caller, whose CPUs are not ours to set
+    } catch (const std::system_error&) {
+        play(0);  // without a second thread
     }
     there.join();
-    return quantile(trips, 90) / 2;
+    return quantile(trips[0], 90) / 2;
 }
 
 std::int64_t measure_yield() {
@@ -140,13 +132,12 @@ bool sleep_until(std::int64_t deadline, WaitPolicy& policy) {
     static const std::atomic<std::uint32_t> never_woken{0};
     // Nothing ends it early, so a thread that stayed awake would gain nothing; a yield of it may
     // take milliseconds.
-    const Others none{.awaited = UINT64_MAX};
     const Outcome outcome = policy.wait(
         deadline, [] { return false; },
         [](std::int64_t until) {
             return Linux::futex_wait(never_woken, 0U, until) != FutexResult::kInterrupted;
         },
-        none);
+        {.awaited = UINT64_MAX});
     return outcome == Outcome::kTimedOut;
 }
 

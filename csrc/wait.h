@@ -14,6 +14,7 @@
 
 #include "clock.h"
 #include "deadline.h"
+#include "process.h"
 #include "shown.h"
 
 namespace pysampler {
@@ -93,6 +94,8 @@ class WaitPolicy {
     // a short wait stays awake: its yields give the CPU away, but count as use of it, and the
     // scheduler lets the other wait until both have used it for equally long.
     void set_shares_cpu(bool on) { shares_cpu_ = on; }
+    // Where adaptive waits sleep. It must outlive them.
+    void set_home(Home* home) { home_ = home; }
     // Whether to wake early and spin up to a deadline. On by default.
     void set_precise(bool on) { precise_ = on; }
 
@@ -100,8 +103,6 @@ class WaitPolicy {
     bool interrupted() { return go_on_ && !go_on_(); }
 
     bool adaptive() const { return adaptive_; }
-    // Whether a wait for one other process sleeps from the start.
-    bool sleeps() const { return adaptive_ && (usual_ >= patience_ || !has_room({})); }
     std::int64_t patience_ns() const { return patience_; }
     std::int64_t usual_ns() const { return usual_; }
     std::int64_t guard_ns() const { return guard(); }
@@ -220,6 +221,7 @@ class WaitPolicy {
             }
             const std::int64_t until = std::min(wake_at, slice_end);
             stats_.parks += 1;
+            const Home::Stay stay(adaptive_ ? home_ : nullptr);
             const bool undisturbed = park(until);
             now = now_ns();
             if (ready()) return Outcome::kReady;
@@ -281,6 +283,7 @@ class WaitPolicy {
     bool adaptive_ = true;
     bool precise_ = true;
     bool shares_cpu_ = false;
+    Home* home_ = nullptr;
     std::function<std::uint64_t()> busy_;
     std::function<bool()> go_on_;
     struct {  // as in WaitStats

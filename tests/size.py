@@ -20,7 +20,7 @@ NO_CODE = {
 }
 # The most lines of code of each package. These numbers only go down.
 MOST = {
-    "csrc (C++)": 3_569,
+    "csrc (C++)": 3_568,
     "csrc/bindings (C++)": 8_522,
     "pysampler": 218,
     "pysampler/_actors": 1_907,
@@ -28,13 +28,13 @@ MOST = {
     "pysampler/_common": 402,
     "pysampler/_frames": 535,
     "pysampler/_learning": 1_584,
-    "pysampler/_policies": 2_151,
-    "pysampler/_rollouts": 3_729,
+    "pysampler/_policies": 2_140,
+    "pysampler/_rollouts": 3_726,
     "pysampler/_vector": 9_153,
     "pysampler/_workers": 4_227,
     "pysampler/adapters": 642,
     "pysampler/envs": 1_740,
-    "pysampler/ray": 2_074,
+    "pysampler/ray": 2_068,
     "pysampler/sync": 443,
 }
 WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef

@@ -257,12 +257,12 @@ void BatchBlock::step_some(std::uint32_t frame, const py::object& actions) {
     reset_envs(frame, resets, nullptr, kBegun);
     Places steps;
     for (std::size_t i = 0; i < count_; ++i) {
-        if (none[i]) continue;
+        if (none[i] || resting_[i]) continue;
         if (!begun_[i]) {
             leave(kError, i,
                   py::module_::import("gymnasium.error")
                       .attr("ResetNeeded")("Cannot call env.step() before calling env.reset()"));
-        } else if (!resting_[i] && !reset[i]) {
+        } else if (!reset[i]) {
             steps.push_back(static_cast<std::int32_t>(i));
         }
     }

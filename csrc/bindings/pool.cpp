@@ -43,6 +43,7 @@ class PyWorker : public Handle {
         prefer_short_slices();
         // While the others stay awake, this one's CPU is left for the parent.
         site_.policy().set_shares_cpu(home_ && index + 1 == counts.size());
+        site_.policy().set_home(&home_);
         // As many groups as the parent still waits for are at work beside this worker.
         site_.policy().set_busy([this] { return worker_.wanted(); });
     }
@@ -120,7 +121,6 @@ class PyWorker : public Handle {
             site_.policy().set_slice(slice);
             return true;
         };
-        const Home::Stay stay(home_, site_.policy().sleeps());
         const Outcome outcome =
             site_([&](WaitPolicy& policy) { return worker_.wait(kForever, policy); }, sleep_longer);
         check_outcome(*this, outcome, "serve", "parent", "", worker_.waiter());

@@ -197,7 +197,7 @@ class ActorPolicy(FreeRunningPolicy):
 
     def _begin_first_frame(self, at: int, envs: slice) -> None:
         """Continue in the first frame, with the data of frame ``at``."""
-        self.carry(at, 0, envs)
+        self._policy.carry(at, 0, envs)
         self._at = self._packed = 0
 
     def _wait_for_room(self, setup: ActorSetup, group: int) -> bool:

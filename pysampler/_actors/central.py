@@ -58,14 +58,12 @@ class Requests:
     """
 
     def __init__(self, groups: int, segment: Segment, place: RequestsPlace | None = None) -> None:
-        self._bell: Doorbell
-        self._flags: list[Flag]
-        if place is None:
-            self._bell = Doorbell(groups, segment)
-            self._flags = [Flag(segment) for _ in range(groups)]
-        else:
-            self._bell = place.bell.attach(segment)
-            self._flags = [flag.attach(segment) for flag in place.flags]
+        self._bell = Doorbell(groups, segment) if place is None else place.bell.attach(segment)
+        self._flags = (
+            [Flag(segment) for _ in range(groups)]
+            if place is None
+            else [flag.attach(segment) for flag in place.flags]
+        )
         at = None if place is None else place.words
         self._at, words = segment.array((3, groups), np.dtype(np.int64), at)
         self._asked, self._answered, self.versions = words

@@ -41,7 +41,7 @@ class FreeRunningPolicy(WorkerPolicy):
             block.reset(1, [(None, None)] * len(server.rows(index)))
             failed = report.add_overflow(self._frames, 1, server.take_overflow(index)) or failed
         envs = envs_of(server)
-        self.carry(1, 0, envs)
+        self._policy.carry(1, 0, envs)
         self._policy.after_reset(0, envs)
         if failed:
             self._stop_if_requested(report)

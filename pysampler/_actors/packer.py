@@ -83,8 +83,7 @@ class Packer:
     def begin_episodes(self) -> None:
         """Begin an episode in every env, because all were reset; the record under way is lost."""
         self._counts += 1
-        self._return[:] = 0
-        self._length[:] = 0
+        self._return[:] = self._length[:] = 0
 
     def count(self, at: int) -> None:
         """Count the step with its results in frame ``at``."""
@@ -94,8 +93,7 @@ class Packer:
         self._lengths[at] = self._length
         over = self._over(slice(at, at + 1))[0]
         if over.any():
-            self._return[over] = 0
-            self._length[over] = 0
+            self._return[over] = self._length[over] = 0
 
     def _over(self, steps: slice) -> npt.NDArray[np.bool_]:
         frames, envs = self._frames, self._envs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._actors.records import Records
+from pysampler._actors.records import BatchMemory, Records
 from pysampler.errors import LostError, WaitTimeoutError
 from pysampler.sync import now, sleep_until
 
@@ -30,8 +30,6 @@ __all__ = ["CHECK_NS", "RecordReader"]
 
 # How often the waiting learner checks the actors, in ns.
 CHECK_NS = 20_000_000
-# The number of batches of which memory is kept for reuse.
-_BATCHES = 2
 
 
 class RecordReader:
@@ -86,7 +84,7 @@ class RecordReader:
         self.lag = 0.0
         self.waiting_ns = self.taking_ns = 0
         self._held = 0  # records of the last batch that are still in the ring
-        self._lent: list[tuple[Rows, _core.Lent]] = []  # memory of batches
+        self._memory = BatchMemory()
         self._kept: list[Rows] = []  # copies for an incomplete batch
         self._phase_end: int | None = None  # ``passed`` at the end of the phase
 
@@ -168,27 +166,13 @@ class RecordReader:
                 chosen = rows if new_enough.all() else rows[new_enough]
             stale = len(rows) - len(chosen)
             if have == 0 and len(chosen) >= min_records:
-                own = self._own(chosen) if chosen is rows else chosen
+                own = self._memory.copy_of(chosen) if chosen is rows else chosen
                 self.dropped += stale
                 return own, len(rows), []
             copies = [*self._kept, chosen.copy()] if len(chosen) > 0 else self._kept
             # One statement: the call after an interrupted one continues from here.
             self._kept, self._held, self.dropped = copies, len(rows), self.dropped + stale
             self._release()
-
-    def _own(self, rows: Rows) -> Rows:
-        """Return a copy of rows of the ring, in memory that nothing else refers to."""
-        for memory, lent in self._lent:
-            if len(memory) >= len(rows) and not lent.held:
-                break
-        else:
-            memory = np.empty(len(rows), rows.dtype)
-            lent = _core.Lent(memory, of_this_process=True)
-            # A loop holds the last batch while it takes the next one.
-            self._lent = [*self._lent, (memory, lent)][-_BATCHES:]
-        own: Rows = lent.view()[: len(rows)]
-        own[:] = rows
-        return own
 
     def _peek(
         self, count: int, min_records: int, deadline: int | None, have_ended: HaveEnded

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysampler import _core
 from pysampler._common.numbers import plain_array
 from pysampler._common.torch import tensor_from
 from pysampler._frames.spec import leaf_paths
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Spec
     from pysampler._policies.calling import PolicyOutputs
 
-__all__ = ["RecordLayout", "Records"]
+__all__ = ["BatchMemory", "RecordLayout", "Records"]
 
 # Per-record fields, regardless of its number of steps; fields that every record has;
 # and names that the policy's extras cannot have.
@@ -326,3 +327,25 @@ class Records:
 
     def __repr__(self) -> str:
         return f"<pysampler.Records {len(self)} of {', '.join(self.rows.dtype.names or ())}>"
+
+
+class BatchMemory:
+    """Memory for batches of rows, which is reused once nothing refers to a batch."""
+
+    def __init__(self) -> None:
+        self._lent: list[tuple[npt.NDArray[Any], _core.Lent]] = []
+
+    def copy_of(self, rows: npt.NDArray[Any], room: int = 0) -> npt.NDArray[Any]:
+        """Return a copy of rows, followed by unset ones up to ``room``."""
+        room = max(room, len(rows))
+        for memory, lent in self._lent:
+            if len(memory) >= room and not lent.held:
+                break
+        else:
+            memory = np.empty(room, rows.dtype)
+            lent = _core.Lent(memory, of_this_process=True)
+            # A loop holds the last batch while it takes the next one.
+            self._lent = [*self._lent[-1:], (memory, lent)]
+        batch: npt.NDArray[Any] = lent.view()[:room]
+        batch[: len(rows)] = rows
+        return batch

@@ -129,7 +129,7 @@ class WatcherPolicy(FreeRunningPolicy):
             if not self._step(server, 1, report):
                 return False
             self._policy.after_step(1, envs)
-            self.carry(1, 0, envs)
+            self._policy.carry(1, 0, envs)
             episode["return"] += frames.rewards[1, 0]
             episode["length"] += 1
             if frames.terminated[1, 0] or frames.truncated[1, 0]:

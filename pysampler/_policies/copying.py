@@ -19,14 +19,7 @@ from pysampler._common.torch import copy_of_module, is_module, is_script
 from pysampler._policies.weights import has_weights, portable
 from pysampler._workers.remote import copy_from, dumps_by_value
 
-__all__ = [
-    "PolicySource",
-    "copied",
-    "fingerprint",
-    "for_first_call",
-    "pickled",
-    "source_of",
-]
+__all__ = ["PolicySource", "copied", "fingerprint", "for_first_call", "pickled", "source_of"]
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,7 @@ class FixedBatchCaller(PolicyCaller):
     """Calls a policy with ``batch`` rows: splits larger batches, and pads with copies of a row."""
 
     def __init__(
-        self,
-        policy: Any,
-        spec: Spec,
-        device: Any = None,
-        chunk: int | None = None,
-        *,
-        batch: int,
+        self, policy: Any, spec: Spec, device: Any = None, chunk: int | None = None, *, batch: int
     ) -> None:
         super().__init__(policy, spec, device=device, chunk=chunk)
         self._size = batch

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from pysampler._vector.blocks import Overflow
     from pysampler._vector.transforms import Transforms
 
-__all__ = ["FramePolicy", "Span", "end_lost_episodes"]
+__all__ = ["BETWEEN", "FramePolicy", "Span", "end_lost_episodes"]
+
+# The frame from which the next rollout begins: a copy of the last one of a rollout, since users may
+# write to the frames of theirs.
+BETWEEN = 0
 
 Span = tuple[int, int, int]  # a frame, the first env, and how many envs
 
@@ -63,9 +67,8 @@ class FramePolicy:
         self._structure = outputs.state and outputs.state[0]
         self._state = frames.extras[count : len(outputs.fields)]
         self._hidden = frames.extras[len(outputs.fields) :]  # hidden fields of the normalization
-        # Fields to copy from a rollout's last frame to the first frame of the next one.
-        self.carried = [*frames.observations, *self._state, frames.options_versions]
-        self.carried += self._hidden + self._previous
+        self._carried = [*frames.observations, *self._state, frames.options_versions]
+        self._carried += self._hidden + self._previous
         self.observations = frames.observations
         self.final_observations = frames.final_observations
         self.rewards = self._hidden[0] if self._hidden else frames.rewards
@@ -75,7 +78,7 @@ class FramePolicy:
             self.observations = [np.zeros((*rows, *f.shape), f.dtype) for f in fields]
             self.final_observations = [np.zeros_like(leaf) for leaf in self.observations]
             self.rewards = np.zeros_like(frames.rewards)
-            self.carried += self.observations
+            self._carried += self.observations
         # Most policies need only rows of arrays, which C++ reads and writes.
         tree = frames.spec.action_tree
         of_rows = tree[0] == "leaf" and caller.chunk is None
@@ -157,6 +160,11 @@ class FramePolicy:
         """Whether ``after_step`` does anything."""
         transformed = self.normalization is not None or self._transforms is not None
         return transformed or bool(self._state or self._previous)
+
+    def carry(self, last: int, frame: int, envs: Rows = slice(None)) -> None:
+        """Copy what the policy sees of envs, and what it remembers, to another frame."""
+        for leaf in self._carried:
+            leaf[frame, envs] = leaf[last, envs]
 
     def after_step(self, at: At, envs: Rows) -> None:
         """Process the results of a step: transform them, and begin new episodes."""

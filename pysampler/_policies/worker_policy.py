@@ -15,7 +15,7 @@ from pysampler import _core
 from pysampler._common.torch import generator_from, is_module
 from pysampler._policies.calling import PolicyCaller
 from pysampler._policies.fixed_batch import FixedBatchCaller
-from pysampler._policies.frame_policy import FramePolicy, end_lost_episodes
+from pysampler._policies.frame_policy import BETWEEN, FramePolicy, end_lost_episodes
 from pysampler._policies.progress import WorkerProgress
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.shared_statistics import WorkerStatistics
@@ -172,11 +172,6 @@ class WorkerPolicy:
         self._gauges = gauges
         gauges.version(0)
 
-    def carry(self, last: int, frame: int, envs: slice) -> None:
-        """Copy observations and other carried fields from one frame to another."""
-        for leaf in self._policy.carried if last != frame else ():
-            leaf[frame, envs] = leaf[last, envs]
-
     def refresh(self) -> None:
         """Load the newest weights."""
         if self._board is None or self._board.version == self._version:
@@ -218,8 +213,8 @@ class WorkerPolicy:
             self._normalizations[group] = job.normalization
         policy.normalization = self._normalizations[group]
         report = RolloutReport()
-        if progress.steps[group] < 0:  # otherwise this rollout may have overwritten the last frame
-            self.carry(job.last, frame, envs)
+        if progress.steps[group] < 0:
+            policy.carry(BETWEEN, frame, envs)
             progress.steps[group] = 0
         at = frame + (int(progress.steps[group]) if block.fresh or job.resumes else 0)
         end = frame + job.steps
@@ -259,8 +254,10 @@ class WorkerPolicy:
                 report.unfinished = True
                 break
             progress.steps[group] += chunk
-        if policy.normalization is not None and not report.unfinished:
-            report.seen = policy.normalization.seen
+        if not report.unfinished:
+            policy.carry(end, BETWEEN, envs)
+            if policy.normalization is not None:
+                report.seen = policy.normalization.seen
         return report
 
     def _are_new(self, group: int, overflow: Overflow) -> bool:
@@ -313,7 +310,6 @@ class RolloutJob(Repeated):
 
     steps: int
     group: int
-    last: int  # the envs' frame before the rollout
     normalization: Normalization | None
     resumes: bool = False  # whether the last report of this job was unfinished
     renews = steps_envs = True

@@ -9,6 +9,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._frames.frames import BEGUN, LOST
+from pysampler._policies.frame_policy import BETWEEN
 from pysampler._policies.trees import batch_from, mapped
 from pysampler._rollouts.info_arrays import info_arrays
 from pysampler._rollouts.rollout import Ended, Rollout
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
     from pysampler._frames.spec import Spec
     from pysampler._rollouts.runner import RolloutRunner, RunnerSetup
 
-__all__ = ["RolloutBuilder"]
+__all__ = ["RolloutBuilder", "frames_of"]
+
+
+def frames_of(slot: int, horizon: int) -> range:
+    """Return the frames of a slot. They follow the frame ``BETWEEN``, which is never lent."""
+    first = BETWEEN + 1 + slot * (horizon + 1)
+    return range(first, first + horizon + 1)
 
 
 class RolloutBuilder:
@@ -57,8 +64,8 @@ class RolloutBuilder:
         """Return the frames of a slot in an array of all frames."""
         lent = self._lent[slot]
         if (own := lent.get(id(array))) is None:
-            size = self._options.horizon + 1
-            own = lent[id(array)] = _core.Lent(array[slot * size : (slot + 1) * size])
+            frames = frames_of(slot, self._options.horizon)
+            own = lent[id(array)] = _core.Lent(array[frames.start : frames.stop])
         return own.view()
 
     def _marks(self, slot: int, envs: int) -> dict[str, npt.NDArray[np.bool_]]:
@@ -87,8 +94,8 @@ class RolloutBuilder:
             runner.policy,
             self._spec,
         )
-        base = slot * (horizon + 1)
-        steps = slice(base + 1, base + 1 + horizon)
+        of_slot = frames_of(slot, horizon)
+        steps = slice(of_slot.start + 1, of_slot.stop)
         if self._options.reset_each:
             self._tally.begin_episodes()
         marks, lengths = self._marks(slot, frames.envs), runner.lengths

@@ -105,7 +105,7 @@ class EpisodePolicy(WorkerPolicy):
 
         if job.starts:
             begin(job.last, job.starts, resets=job.resets or of_block.fresh)
-        self.carry(job.last, frame, rows)
+        policy.carry(job.last, frame, rows)
         for env in job.rests:
             of_block.rest(env - envs.start)
         act, step, at, steps = policy.act, of_block.step, frame, 1

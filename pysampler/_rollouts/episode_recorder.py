@@ -96,20 +96,22 @@ class EpisodeRecorder:
         last = [leaf[at, env].copy() for leaf in newest]
         terminated = bool(frames.terminated[at, env])
         keeps_last = "observations" in self._parts and not terminated
-        extras = stacked.get("extras")
-        rewards = stacked.get("rewards")
+        kept: dict[str, Any] = {"extras": None, "infos": None}
+        if (extras := stacked.get("extras")) is not None:
+            kept["extras"] = dict(zip(policy.extras, extras, strict=True))
+        if "infos" in self._statistics.keep:
+            kept["infos"] = _stacked_infos([step["infos"] for step in steps])
         episode = Episode(
             env=env,
             steps=slice(0, len(steps)),
             observations=tree(spec.observation_tree, stacked.get("observations")),
             actions=tree(spec.action_tree, stacked.get("actions")),
-            rewards=None if rewards is None else rewards[0],
-            extras={} if extras is None else dict(zip(policy.extras, extras, strict=True)),
+            rewards=stacked.get("rewards", [None])[0],
             last_observation=tree(spec.observation_tree, last) if keeps_last else None,
             begins=True,
             terminated=terminated,
             truncated=bool(frames.truncated[at, env]),
-            infos=_stacked_infos([step["infos"] for step in steps]),
+            **kept,
         )
         described = self._statistics.describe(episode)
         if taken := [name for name in described if name in COLUMNS]:

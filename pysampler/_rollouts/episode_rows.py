@@ -67,9 +67,7 @@ class EpisodeRows:
         self._frames = frames
         self._max_steps = max_steps
         self._begins_late = begins_late  # steps may only reset an env: vector envs do that
-        self._recorder: EpisodeRecorder | None = None
-        if statistics is not None:
-            self._recorder = EpisodeRecorder(policy, frames, statistics)
+        self._recorder = None if statistics is None else EpisodeRecorder(policy, frames, statistics)
         self.starts: dict[int, Start] = {}
         self.lost: dict[int, Start] = {}
         self._busy = np.zeros(frames.envs, bool)

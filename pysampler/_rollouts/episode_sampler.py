@@ -48,7 +48,7 @@ from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
 from pysampler.sync import now
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from pysampler._policies.frame_policy import Span
     from pysampler._policies.normalize import Normalizer
@@ -259,18 +259,23 @@ class EpisodeSampler(Sampler):
     def _freeze_wrappers(self) -> None:
         """Freeze the envs' wrappers until the next layout; raise if some must not be there."""
         self._lease.laid_out = True  # so that there is one, whatever happens
-        jobs = dict.fromkeys(self._core.all_groups, FreezeWrappers())
-        self._pool.request(self._core.group_frames(), jobs)
-        answers = self._pool.wait() or []
-        self._pool.take_all()
-        failures = [(group, result) for group, result in answers if isinstance(result, Failure)]
-        if failures:
-            raise self._pool.error_of(*first(failures))
-        found = [names for answer in answers for names in answer.result]
+        found = self._frozen(self._core.all_groups)
         if self._transforms is not None:
             found.append(FrozenNames(self._transforms.unseen, []))
         for names in found:
             _expect_usable(names, seen=self._seen)
+        self._have_learned = not any(names.unseen for names in found)
+
+    def _frozen(self, groups: Iterable[int]) -> list[FrozenNames]:
+        """Freeze the wrappers of idle groups; return those that an evaluation may not use."""
+        jobs = dict.fromkeys(groups, FreezeWrappers())
+        self._pool.request([(group, 0) for group in jobs], jobs)
+        answers = self._pool.wait_for([*jobs])
+        self._pool.take([*jobs])
+        failures = [(group, result) for group, result in answers if isinstance(result, Failure)]
+        if failures:
+            raise self._pool.error_of(*first(failures))
+        return [names for answer in answers for names in answer.result]
 
     def _assign(self, envs: Sequence[int]) -> None:
         """Give the next episodes to envs, or let them rest."""
@@ -354,9 +359,7 @@ class EpisodeSampler(Sampler):
         at = self._frame if self._frame < self._horizon else 0
         for group in groups:
             if (last := self._frame_of[group]) != at:
-                rows = self._rows_of(group)
-                for leaf in self._act.carried:
-                    leaf[at, rows] = leaf[last, rows]
+                self._act.carry(last, at, self._rows_of(group))
                 self._frame_of[group] = at
         return at
 
@@ -412,7 +415,10 @@ class EpisodeSampler(Sampler):
                 self._resetting.discard(group)
                 lost = {**self._rows.forget(envs), **self._starts.get(group, {})}
                 self._rests[group] = [env for env in envs if env not in lost]
-                self._begin_again(group, lost, self._pool.last_loss(group))
+                loss = self._pool.last_loss(group)
+                if self._have_learned:
+                    _expect_learned(self._frozen([group]), loss)
+                self._begin_again(group, lost, loss)
                 self._queue.extendleft(reversed(spares))
             elif self._in_workers:
                 assert answer is not None
@@ -523,6 +529,14 @@ class EpisodeSampler(Sampler):
 
     def _end(self) -> bool:
         return True
+
+
+def _expect_learned(found: Sequence[FrozenNames], loss: WorkerLostError) -> None:
+    """Raise the loss of a worker if wrappers of the envs that replace its own know nothing."""
+    if unseen := [name for names in found for name in names.unseen]:
+        why = f"{loss.args[0]}, and with it what {unseen[0]} had learned"
+        loss.args = (f"cannot evaluate: {why}; leave it out and pass normalize=",)
+        raise loss
 
 
 def _expect_usable(names: FrozenNames, *, seen: bool) -> None:

@@ -24,7 +24,8 @@ class EpisodeSpec:
         seed: The seed of the env's reset and of the policy's random numbers. None: the seed of the
             evaluation plus the place of this episode in the list.
         options: Options of the reset.
-        task: A task, passed to the reset as ``options["task"]``: see :class:`pysampler.envs.Tasks`.
+        task: A task, passed to the reset as ``options["task"]``: see
+            :class:`pysampler.envs.meta.Tasks`.
         state: A state to begin in, for envs whose reset takes it as ``options["state"]``.
     """
 

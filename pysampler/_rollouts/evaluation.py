@@ -111,9 +111,9 @@ def evaluate(
             rollouts, if any. Returns sum the envs' own rewards, also if gymnasium's wrappers
             normalise, transform or clip them.
         videos: A directory for videos of some episodes. They run once more for this at the end, in
-            envs with ``render_mode="rgb_array"``: an env id is made so, and functions and vector
-            envs must make such envs. If filming fails, you get a warning and the results. Needs
-            ``imageio[ffmpeg]``.
+            envs with ``render_mode="rgb_array"``: envs of an id are made so, functions must make
+            such envs, and a vector env must be pysampler's, without wrappers. If filming fails, you
+            get a warning and the results. Needs ``imageio[ffmpeg]``.
         record: Which episodes to film: how many of the first ones (4), or a function of an
             :class:`pysampler.EpisodeResult`.
         order: An earlier evaluation with the same seeds: begin with the episodes that were longest
@@ -328,10 +328,7 @@ def _evaluation_of(found: Mapping[int, EpisodeResult], envs: Any) -> Evaluation:
 
 
 def _keep_results(
-    error: BaseException,
-    found: Evaluation,
-    total: int,
-    file: EvaluationFile | None,
+    error: BaseException, found: Evaluation, total: int, file: EvaluationFile | None
 ) -> None:
     """Let an error that ends an evaluation early have its results so far."""
     error.evaluation = found  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._common.torch import get_torch_threads, is_module, set_torch_threads
 from pysampler._policies.copying import copied, fingerprint
-from pysampler._policies.frame_policy import end_lost_episodes
+from pysampler._policies.frame_policy import BETWEEN, end_lost_episodes
 from pysampler._policies.seeds import seed_policy
 from pysampler._policies.weights import copy_weights
 from pysampler._rollouts.background import Background
@@ -155,12 +155,10 @@ class TurnRunner(MainRunner):
         # generators: they are reused only if this runner would make the same call.
         fits = len(self._parts) == 1 and not self.policy.caller.uses_generators
         self._outputs = setup.prepared.outputs if fits else None
-        self._last_frame = 0  # the frame with the newest observations
 
     def _fill_frames(self) -> None:
         base, end = self._base, self._base + self._horizon
-        for leaf in self.policy.carried if base != self._last_frame else ():
-            leaf[base] = leaf[self._last_frame]
+        self.policy.carry(BETWEEN, base)
         parts = self._parts
         if len(parts) == 1 and self._options.chunk is None:
             for at in range(base, end):
@@ -168,7 +166,7 @@ class TurnRunner(MainRunner):
                 self._round(parts[0], at + 1)
         else:
             self._take_turns(parts, base, end, self._options.chunk or 1)
-        self._last_frame = end
+        self.policy.carry(end, BETWEEN)
 
     def _take_turns(self, parts: Sequence[_Part], base: int, end: int, steps: int) -> None:
         for at in range(base, end, steps):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pysampler._policies.frame_policy import BETWEEN
 from pysampler._rollouts.main_runner import MainRunner
 from pysampler._vector.jobs import Reset
 from pysampler._vector.partial import BatchWait
@@ -77,8 +78,13 @@ class ReadyRunner(MainRunner):
                 self._timed(self.policy.act, self._spans(groups))
                 self.step(groups)
             if self.finished:
-                return
+                break
             ready = self.receive()
+        # Steps under way are of this rollout and the next: their frames stay.
+        for group in self._all_groups:
+            if not self._pool.is_pending(group):
+                self.policy.carry(int(self._frame_of[group]), BETWEEN, self._rows[group])
+                self._frame_of[group] = BETWEEN
 
     def open(self) -> list[int]:
         """Begin the rollout; return the groups that wait for actions."""
@@ -92,7 +98,7 @@ class ReadyRunner(MainRunner):
         # Steps in progress at the end of the last rollout are the first steps of this one.
         self._carried = {group for group in self._all_groups if self._pool.is_pending(group)}
         for group in self._all_groups:
-            self._copy_observations(group)
+            self.policy.carry(int(self._frame_of[group]), self._base, self._rows[group])
         ready = [group for group in self._all_groups if group not in self._carried]
         self._frame_of[ready] = self._base
         return ready
@@ -190,20 +196,17 @@ class ReadyRunner(MainRunner):
             return int(self._steps @ self._sizes)
         return max(0, int(self._steps.min())) * self.frames.envs
 
-    def _copy_observations(self, group: int) -> None:
-        """Copy the newest observations of a group to the first frame of the rollout."""
-        rows, at = self._rows[group], self._frame_of[group]
-        for leaf in self.policy.carried if at != self._base else ():
-            leaf[self._base, rows] = leaf[at, rows]
-
     def _carry(self, group: int) -> None:
         """Copy a step from the last rollout's frames to the first frames of this one."""
-        base, frames, rows, at = self._base, self.frames, self._rows[group], self._frame_of[group]
+        base, at = self._base, int(self._frame_of[group])
+        frames, rows = self.frames, self._rows[group]
         if at != base:
-            for leaf in (*self.policy.carried, *self.policy.recorded.values()):
+            self.policy.carry(at, base, rows)
+            self.policy.carry(at + 1, base + 1, rows)
+            for leaf in self.policy.recorded.values():
                 leaf[base, rows] = leaf[at, rows]
             results = [
-                *(*self.policy.carried, *frames.final_observations, *self.policy.actions),
+                *(*frames.final_observations, *self.policy.actions),
                 *(frames.rewards, frames.terminated, frames.truncated, frames.has_final),
             ]
             for column in self._core.results.columns:

@@ -25,7 +25,7 @@ from pysampler._policies.normalize import normalization_of
 from pysampler._policies.sampler import Sampler, vector_env_of, visible_spec
 from pysampler._policies.seeds import entropy_from, restart_entropy, seed_from
 from pysampler._policies.weights import weights_of
-from pysampler._rollouts.builder import RolloutBuilder
+from pysampler._rollouts.builder import RolloutBuilder, frames_of
 from pysampler._rollouts.cuda import cuda_in_use, register_memory, wait_for_copies
 from pysampler._rollouts.main_runner import TurnRunner
 from pysampler._rollouts.options import RolloutOptions
@@ -66,12 +66,12 @@ class Rollouts(Sampler):
     the step is marked ``lost`` and not ``valid``, and the episode is truncated.
 
     Args:
-        envs: A :class:`pysampler.VectorEnv`; or an env id, an ``EnvSpec``, a function that makes an
-            env, or a list of such functions: then a vector env is made, and closed with the
-            rollouts. You can wrap a vector env if the wrappers only transform observations or
-            rewards, such as ``gymnasium.wrappers.vector.NormalizeObservation``: the policy and the
-            rollouts see the transformed values, and ``ended`` sums the envs' own rewards. Wrappers
-            need a policy in "main" that acts for all envs together.
+        envs: A :class:`pysampler.VectorEnv` or another vector env; or an env id, an ``EnvSpec``, a
+            function that makes an env, or a list of such functions: then a vector env is made, and
+            closed with the rollouts. You can wrap a vector env if the wrappers only transform
+            observations or rewards, such as ``gymnasium.wrappers.vector.NormalizeObservation``: the
+            policy and the rollouts see the transformed values, and ``ended`` sums the envs' own
+            rewards. Wrappers need a policy in "main" that acts for all envs together.
         policy: A callable or a torch module, as described below.
         horizon: The number of steps of each env in a rollout.
         num_envs: How many envs to make, if ``envs`` is an id, a spec or one function.
@@ -120,10 +120,10 @@ class Rollouts(Sampler):
             if it is not a module. By default a module acts where its parameters are, and other
             policies get arrays. A GPU reads the observations from page-locked memory, on a separate
             stream.
-        warm_up: Before the first rollout, each env makes a random number of random steps, up to
-            this many. Use it if envs share a time limit: otherwise all their episodes end in the
-            same steps. Returns and lengths of episodes include these steps; the policy's state
-            begins after them.
+        warm_up: Before the first rollout, and before the next one after an evaluation, an error or
+            an interrupt, each env makes a random number of random steps, up to this many. Use it if
+            envs share a time limit: otherwise all their episodes end in the same steps. Returns and
+            lengths of episodes include these steps; the policy's state begins after them.
         chunk: The number of steps that a policy acts for at once: it returns actions ``[rows,
             chunk]``, and then the shape of an action, and extras with the same first two
             dimensions. The envs make these steps in a row, with one command. An env whose episode
@@ -337,7 +337,7 @@ class Rollouts(Sampler):
         if caller.on_gpu:
             register_memory(runner.frames.memory)
         wait_for_copies(runner.frames.memory)
-        runner.start(self._slot * (self.horizon + 1))
+        runner.start(frames_of(self._slot, self.horizon).start)
 
     def _expect_free_slot(self) -> None:
         """Raise BusyError if the next rollout has no room, before any part of it begins."""
@@ -350,8 +350,7 @@ class Rollouts(Sampler):
             return slot
         try:
             if self._slots < self._most_slots:
-                size = self.horizon + 1
-                runner.frames.take(range(self._slots * size, (self._slots + 1) * size))
+                runner.frames.take(frames_of(self._slots, self.horizon))
                 self._slots += 1
                 return self._slots - 1
             why = f"there is room for {self._most_slots}"
@@ -407,11 +406,10 @@ class Rollouts(Sampler):
             slots = most
         elif not addresses_are_limited():
             most = max(most, _MOST_HELD)
-        size = self.horizon + 1
         prepared = self._prepare_frames(
-            *(caller, seed, slots * size),
+            *(caller, seed, frames_of(slots, self.horizon).start),
             lambda _: self._shared_bytes(weights),
-            reserved=(most - slots) * size,
+            reserved=(most - slots) * (self.horizon + 1),
             infos="all" if self._options.info_keys else "none",
             transforms=self.transforms,
             normalization=self._normalization,

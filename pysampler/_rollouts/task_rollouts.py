@@ -135,8 +135,7 @@ class TaskRollouts(Rollouts):
         return self._build(self._runner)
 
     def _open(self) -> None:
-        if self._runner is None:
-            self._prepare()
+        self._prepared_runner()
         assert self._runner is not None
         self._start(self._runner, 0)
         self._waiting = np.zeros(self._runner.frames.envs, bool)
@@ -162,9 +161,10 @@ class TaskRollouts(Rollouts):
         envs = np.flatnonzero(self._waiting)
         at, frames = runner.frames_of(envs), runner.frames
         observations = batch_from(
-            self._spec.observation_tree,
-            lambda leaf: frames.observations[leaf][at, envs],
+            self._spec.observation_tree, lambda leaf: frames.observations[leaf][at, envs]
         )
+        rows, keys = [*zip(at.tolist(), envs.tolist(), strict=True)], self._options.info_keys
+        infos = self._core.results.infos_of(rows, keys, runner.mailed_infos) if keys else {}
         stepped = runner.lengths[envs] > 0  # others have only been reset
         return Received(
             envs,
@@ -172,21 +172,8 @@ class TaskRollouts(Rollouts):
             np.where(stepped, runner.policy.rewards[at, envs], 0.0),
             stepped & frames.terminated[at, envs],
             stepped & frames.truncated[at, envs],
-            self._infos_of(runner, at, envs),
+            infos,
         )
-
-    def _infos_of(
-        self,
-        runner: ReadyRunner,
-        at: npt.NDArray[np.int64],
-        envs: npt.NDArray[np.int64],
-    ) -> dict[str, Any]:
-        """Return the infos of the envs' newest steps, and masks, in gymnasium's format."""
-        if not self._options.info_keys:
-            return {}
-        rows = list(zip(at.tolist(), envs.tolist(), strict=True))
-        results = self._core.results
-        return results.infos_of(rows, self._options.info_keys, runner.mailed_infos)
 
     def _or_drop(self, work: Callable[[], _T]) -> _T:
         """Call ``work``; drop the rollout if it raises."""

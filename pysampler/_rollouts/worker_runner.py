@@ -43,7 +43,6 @@ class WorkerRunner(RolloutRunner):
             )
         self._progress = WorkerProgress(segment, len(self._groups))
         self._gauges = self._pool.gauges
-        self._last_frame = 0  # has the newest observations
         self._sent: PolicySource | None = None
         self._entropy = setup.entropy
         self._policies_sent = 0
@@ -72,11 +71,10 @@ class WorkerRunner(RolloutRunner):
                 self._send(current)
         self._progress.steps[:] = -1
         self._jobs = {
-            group: RolloutJob(self._horizon, group, self._last_frame, self._own_normalization())
+            group: RolloutJob(self._horizon, group, self._own_normalization())
             for group in range(len(self._groups))
         }
         self._base = base
-        self._last_frame = base + self._horizon
         with self._core.enter("rollouts"):
             self._pool.request([(group, base) for group in self._jobs], self._jobs)
 

@@ -354,9 +354,9 @@ class EnvServer(Server):
         frozen = []
         for i in rows:
             env = self.envs[i]
-            if env is None or not changes_in_steps(env):  # a BatchServer may not have made it yet
-                continue
             if id(env) not in self._frozen:
+                if env is None or not changes_in_steps(env):  # a BatchServer makes it later
+                    continue
                 with self.blaming(i, "freezing its wrappers"):
                     self.end_batch(i, "an evaluation leaves its wrappers as they are", log=False)
                     self._frozen[id(env)] = Frozen(env)
@@ -434,8 +434,6 @@ class EnvServer(Server):
         what: str,  # noqa: ARG002
     ) -> Any:
         """Return the result of a function of env ``i``, lent for a call named ``what``."""
-        if getattr(env, "applies_to_each", False):  # a vector env of processes
-            return env.apply(function, *args)
         return function(env, *args)
 
     def note_options(self, options: dict[int, tuple[Any, int]]) -> None:

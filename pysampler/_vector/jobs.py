@@ -118,12 +118,17 @@ class Apply(Job):
         return f"calling {self.what} of"
 
     def run(self, server: EnvServer, block: int, frame: int) -> list[Any]:  # noqa: ARG002
+        env: Any
         results = []
         for rows, chosen in server.calls(block, self.envs):
+            places = [i - rows.start for i in chosen]
             with server.using(rows.start, self.what) as env:
+                if getattr(env, "applies_to_each", False):  # a vector env of processes
+                    results += env.apply(self.function, *self.args, slots=places)
+                    continue
                 result = server.called(rows.start, env, self.function, self.args, self.what)
             each = of_each(result, len(rows)) if rows.start in server.nested else [result]
-            results += [each[i - rows.start] for i in chosen]
+            results += [each[place] for place in places]
         return results
 
 

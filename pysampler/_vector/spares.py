@@ -408,15 +408,15 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def apply(self, function: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
-        """Call a function with each env in a slot."""
-        envs = self._state.env_of
+    def apply(self, function: Callable[..., Any], *args: Any, slots: Sequence[int]) -> list[Any]:
+        """Call a function with the env in each of some slots."""
+        envs = [self._state.env_of[slot] for slot in slots]
         with self._calling("call"):
             number = self._served.native.number_of(0)
             if self._core.pending != "call" or self._asked != number:
                 self._drop_apply()
                 self._await_idle()
-                envs = self._state.env_of
+                envs = [self._state.env_of[slot] for slot in slots]
                 what = args[0] if function is call else getattr(function, "__name__", "a function")
                 job = Apply(function, args, f"{what}()", envs)
                 self._asked = number
@@ -425,7 +425,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
                     self._core.request(dict.fromkeys(self._core.all_groups, job), "call")
             results = self.inner.call_wait()
         by_env = dict(zip(sorted(set(envs)), results, strict=True))
-        return tuple(by_env[env] for env in envs)
+        return [by_env[env] for env in envs]
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of all envs."""

@@ -152,8 +152,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         step_timeout: Raise if an env takes longer than this many seconds to answer; see
             ``on_hang``. None waits forever.
         on_hang: What to do when ``step_timeout`` has passed: "raise" raises ``EnvTimeoutError``,
-            which names the env and leaves the step pending; "wait" logs a warning and continues to
-            wait; "restart" replaces the env's worker.
+            which names the env and leaves the step pending; "wait" issues a warning and continues
+            to wait; "restart" replaces the env's worker.
         recycle_after: Renew each worker after this many episodes of its envs together, so that
             memory that a simulator leaks is freed: another process takes its place. A worker with
             one env waits for the end of its episode; running episodes of several are truncated.
@@ -406,12 +406,12 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             log_once(found)
         self._expect_native(options.native, options.isolate, descriptions)
         descriptions.clear()  # envs' spaces may be large
-        # One more, so that the last results seen outlive a step that is interrupted.
-        frames = options.frames + (mixed and options.frames > 1)
         self._core = VectorCore(
             self._pool,
             spec,
-            FrameLayout(frames, self.autoreset_mode, options.infos),
+            # Two frames, so that the last results seen outlive a step in which an env raises or is
+            # lost. One more, so that they outlive one that is interrupted.
+            FrameLayout(max(options.frames, 2) + mixed, self.autoreset_mode, options.infos),
             copy=self.copy,
             restarts=faults.replaces or mixed,
             closed_message=(
@@ -423,9 +423,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
 
     def _ended(self, envs: range) -> list[bool] | None:
         """Return which envs ended their episodes in the last step; None: a sampler drives them."""
-        core = self._core
-        unknown = core.lease is not None or core.results.frames.ring == 1  # overwritten since
-        return None if unknown else core.results.ended(envs)
+        return None if self._core.lease is not None else self._core.results.ended(envs)
 
     def _refuse_several(self, option: str) -> None:
         """Raise ValueError if a function has made several envs, and this option is given."""

@@ -206,7 +206,8 @@ class Stats:
     Attributes:
         steps: Number and durations of each env's steps.
         resets: Number and durations of each env's resets.
-        worker_of: The index of the worker of each env.
+        worker_of: The index of the worker of each env; envs in this process count as one worker
+            more.
         waits: How often each worker waited for a command.
         parks: How often each worker slept in a wait, because spinning and yielding took too long.
         spin_seconds: Seconds each worker spent spinning in waits.

@@ -9,7 +9,7 @@ import numpy as np
 
 from pysampler._actors.actors import Actors as LocalActors
 from pysampler._actors.options import counts_to_take, default_high, share_of_time, watermarks
-from pysampler._actors.records import Records
+from pysampler._actors.records import BatchMemory, Records
 from pysampler._common.numbers import is_real, whole_number
 from pysampler._policies.weights import chosen_weights, has_weights, weights_of, without_weights
 from pysampler._vector import arguments
@@ -223,7 +223,7 @@ class Actors(RemoteSampler):
             "refresh_share": share_of_time(refresh_share),
             "warm_up": whole_number("act", "warm_up", warm_up, 0),
         }
-        self._rows: npt.NDArray[Any] | None = None
+        self._memory = BatchMemory()
         self._filled = 0
         super().__init__(
             *(fleet, HostedActors, envs, policy, num_envs, vector_kwargs, kwargs, seed),
@@ -235,6 +235,7 @@ class Actors(RemoteSampler):
         layout = self._description.layout
         assert layout is not None
         self._layout: RecordLayout = replace(layout, further=("host",))
+        self._rows = np.empty(0, self._layout.dtype)  # a batch
 
     def _setup_of(self, index: int, generation: int) -> HostSetup:
         setup = super()._setup_of(index, generation)
@@ -257,7 +258,7 @@ class Actors(RemoteSampler):
     ) -> Records | None:
         """Wait for records and take them, starting with the hosts that have waited for longest.
 
-        The next ``take`` overwrites the records; call ``copy()`` to keep them.
+        Later calls do not overwrite records that you hold.
 
         Args:
             count: The largest number of records to take.
@@ -344,23 +345,17 @@ class Actors(RemoteSampler):
 
     def _room_for(self, count: int) -> npt.NDArray[Any]:
         """Return the batch, with room for ``count`` records."""
-        if self._rows is None or len(self._rows) < count:
-            rows = np.zeros(count, self._layout.dtype)
-            if self._rows is not None:
-                rows[: self._filled] = self._rows[: self._filled]
-            self._rows = rows
+        if len(self._rows) < count:
+            self._rows = self._memory.copy_of(self._rows[: self._filled], count)
         return self._rows
 
     def _filled_records(self, count: int) -> tuple[Records, npt.NDArray[Any], int]:
-        """Return the records of the batch, the rows, and how many rows the next batch gets."""
-        room = self._room_for(count)
-        rows, rest = room[: min(count, self._filled)], room[count : self._filled]
-        if len(rest) > 0:  # an interrupted call asked for more
-            room = room.copy()
-            room[: len(rest)] = rest
+        """Return the records of the batch, the rows of the next one, and how many it has."""
+        # There are more if an interrupted call asked for more.
+        rows, rest = self._rows[: min(count, self._filled)], self._rows[count : self._filled]
         if len(rows) > 0:
             self._lag = self.version - float(rows["version"].mean())
-        return Records(rows, self._layout), room, len(rest)
+        return Records(rows, self._layout), rest.copy(), len(rest)
 
     @property
     def like(self) -> dict[str, npt.NDArray[Any]]:

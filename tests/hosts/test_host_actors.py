@@ -124,22 +124,24 @@ def test_take_serves_the_host_that_waited_longest(simulated):
 
 
 @pytest.mark.slow
-def test_records_are_reused_by_the_next_take_but_copies_stay(simulated):
+def test_held_records_are_not_overwritten_and_a_loop_reuses_the_memory_of_two_batches(simulated):
     with actors() as some:
-        records = some.take(16, min_records=16)
-        copy = records.copy()
-        address = records.rows.__array_interface__["data"][0]
-        for _ in range(5):
-            other = some.take(16, min_records=16)
-            assert other.rows.__array_interface__["data"][0] == address
-        assert (copy.rows != other.rows).all()
-        assert other.rows.flags.writeable
+        held = [some.take(16, min_records=16) for _ in range(5)]
+        copies = [one.copy() for one in held]
         simulated.settle()
-        held = simulated.stored_bytes
-        kept = [some.take(16, min_records=16) for _ in range(4)]
+        stored = simulated.stored_bytes
+        addresses = set()
+        for _ in range(8):
+            records = some.take(16, min_records=16)
+            addresses.add(records.rows.ctypes.data)
         simulated.settle()
-        assert simulated.stored_bytes <= held
-        del kept
+        assert len(addresses) == 2
+        assert records.rows.flags.writeable
+        assert simulated.stored_bytes <= stored
+        for one, copy in zip(held, copies, strict=True):
+            assert (one.rows == copy.rows).all()
+        numbers = {(int(r["env"]), int(r["number"])) for one in held for r in one.rows}
+        assert len(numbers) == 5 * 16
 
 
 def test_like_fits_a_replay_buffer(simulated):

@@ -43,6 +43,14 @@ constexpr int rounds(int n) { return kSanitized ? n / 8 : n; }
 
 inline void skipped(const char* why) { std::printf("   skipped: %s\n", why); }
 
+// Whether threads have homes (process.h) here, and other CPUs beside those.
+inline bool have_homes() {
+    const std::uint32_t cpus = pysampler::allowed_cpus();
+    const bool have = cpus > 1 && pysampler::Home(0, cpus);
+    if (!have) skipped("one CPU, or nice");
+    return have;
+}
+
 // Waits for a state that must come; if it does not, the watchdog ends the test.
 template <class State>
 void until(State&& state) {

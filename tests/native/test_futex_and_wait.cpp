@@ -10,6 +10,7 @@
 #include "check.h"
 #include "flag.h"
 #include "futex.h"
+#include "process.h"
 #include "support.h"
 #include "wait.h"
 
@@ -468,13 +469,36 @@ TEST(only_a_short_wait_stays_awake_on_the_cpu_of_the_awaited) {
             wait_for(site, learner, (hops + 1) * hop);
             return learner.usual_ns() > hops * hop && learner.usual_ns() < (hops + 2) * hop;
         });
-        const bool expected = learner.sleeps();
         CHECK(wait_for(site, learner, 0) == Outcome::kReady);
-        CHECK((site.looks_before_park == 1) == expected);
-        return expected;
+        return site.looks_before_park == 1;
     };
-    CHECK(!policy.sleeps() && !sleeps(policy, 1) && sleeps(policy, 5));
-    CHECK(!alone.sleeps() && !sleeps(alone, 1) && !sleeps(alone, 5));
+    CHECK(!sleeps(policy, 1) && sleeps(policy, 5));
+    CHECK(!sleeps(alone, 1) && !sleeps(alone, 5));
+}
+
+TEST(a_wait_is_at_home_only_while_it_sleeps) {
+    if (!support::have_homes()) return;
+    const std::uint32_t cpus = allowed_cpus();
+    Home home(0, cpus);
+    WaitPolicy adaptive(costs(4)), fixed = support::parking();
+    for (WaitPolicy* policy : {&adaptive, &fixed}) {
+        policy->set_home(&home);
+        policy->set_slice(0);
+        std::uint32_t asleep = 0, between = 0;
+        policy->set_go_on([&] {  // signal handlers run here
+            between = allowed_cpus();
+            return true;
+        });
+        const Outcome outcome = policy->wait(
+            kForever, [&] { return between != 0; },
+            [&](std::int64_t) {
+                asleep = allowed_cpus();
+                return true;
+            });
+        CHECK(outcome == Outcome::kReady && between == cpus);
+        CHECK(asleep == (policy->adaptive() ? 1 : cpus));
+    }
+    CHECK(allowed_cpus() == cpus);
 }
 
 TEST(crowding_is_forgotten_when_every_wait_parks_at_once) {

@@ -103,6 +103,7 @@ bool equal(const cpu_set_t& one, const cpu_set_t& other) { return CPU_EQUAL(&one
 }  // namespace
 
 TEST(as_many_workers_as_cpus_stay_each_on_its_own_and_then_on_all) {
+    if (!support::have_homes()) return;
     Child([] {
         const cpu_set_t all = own_cpus();
         const std::uint32_t cpus = allowed_cpus();
@@ -110,16 +111,16 @@ TEST(as_many_workers_as_cpus_stay_each_on_its_own_and_then_on_all) {
         cpu_set_t seen;
         CPU_ZERO(&seen);
         for (std::uint32_t worker = 0; worker < cpus; ++worker) {
-            const Home home(worker, cpus);
+            Home home(worker, cpus);
             CHECK(home);
             {
-                const Home::Stay stay(home, true);
+                const Home::Stay stay(&home);
                 const cpu_set_t one = own_cpus();
                 CHECK(CPU_COUNT(&one) == 1 && home.worker_here() == worker);
                 CPU_OR(&seen, &seen, &one);
             }
             CHECK(equal(own_cpus(), all));
-            const Home::Stay none(home, false);
+            const Home::Stay none(nullptr);
             CHECK(equal(own_cpus(), all));
         }
         CHECK(equal(seen, all));
@@ -131,30 +132,72 @@ TEST(workers_that_are_fewer_or_more_than_cpus_have_no_home) {
         const cpu_set_t all = own_cpus();
         const std::uint32_t cpus = allowed_cpus();
         for (const std::uint32_t workers : {cpus - 1, cpus + 1, 2 * cpus}) {
-            const Home home(0, workers);
-            const Home::Stay stay(home, true);
+            Home home(0, workers);
+            const Home::Stay stay(&home);
             CHECK(!home && home.worker_here() == UINT32_MAX && equal(own_cpus(), all));
         }
     }).finish();
 }
 
+TEST(a_thread_that_yields_to_usual_programs_has_no_home) {
+    Child([] {
+        CHECK(nice(1) > 0);
+        CHECK(!Home(0, allowed_cpus()));
+    }).finish();
+    Child([] {
+        const sched_param none{};
+        CHECK(sched_setscheduler(0, SCHED_BATCH, &none) == 0);
+        CHECK(!Home(0, allowed_cpus()));
+    }).finish();
+}
+
+namespace {
+
+// The CPU of a worker's home.
+cpu_set_t cpu_of(std::uint32_t worker) {
+    Home home(worker, allowed_cpus());
+    const Home::Stay stay(&home);
+    return own_cpus();
+}
+
+void set_cpus(const cpu_set_t& cpus) { CHECK(sched_setaffinity(0, sizeof cpus, &cpus) == 0); }
+
+}  // namespace
+
 TEST(a_thread_whose_cpus_others_change_keeps_those) {
-    const std::uint32_t cpus = allowed_cpus();
-    if (cpus < 2) return support::skipped("one CPU");
-    Child([cpus] {
-        const Home home(0, cpus), other(1, cpus);
-        cpu_set_t last;
+    if (!support::have_homes()) return;
+    Child([] {
+        const cpu_set_t last = cpu_of(1);
+        Home home(0, allowed_cpus());
         {
-            const Home::Stay stay(other, true);
-            last = own_cpus();
-        }
-        {
-            const Home::Stay stay(home, true);
-            CHECK(sched_setaffinity(0, sizeof last, &last) == 0);
+            const Home::Stay stay(&home);
+            set_cpus(last);
         }
         CHECK(equal(own_cpus(), last));
-        const Home::Stay stay(home, true);
+        const Home::Stay stay(&home);
         CHECK(equal(own_cpus(), last));
+    }).finish();
+}
+
+TEST(a_thread_awake_at_home_gets_all_cpus_after_the_next_sleep) {
+    if (!support::have_homes()) return;
+    Child([] {
+        const cpu_set_t all = own_cpus(), own = cpu_of(0), other = cpu_of(1);
+        Home home(0, allowed_cpus());
+        {
+            const Home::Stay stay(&home);
+            set_cpus(other);  // its CPU is taken from all programs
+        }
+        set_cpus(own);  // and given back
+        {
+            const Home::Stay stay(&home);
+        }
+        CHECK(equal(own_cpus(), all));
+        set_cpus(own);  // by a user, who sees it awake
+        {
+            const Home::Stay stay(&home);
+        }
+        CHECK(equal(own_cpus(), own));
     }).finish();
 }
 

@@ -1,6 +1,7 @@
 """Errors of envs and workers in an evaluation name the episode, and keep the other results."""
 
 import functools
+import itertools
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from small_envs import Small
 
 import pysampler
 from pysampler import EnvError, EnvTimeoutError, WorkerLostError
+from pysampler.envs import BatchEnv
 
 BAD = 5  # the seed of the episode that fails
 
@@ -242,3 +244,39 @@ def test_vector_envs_that_reset_themselves_must_not_lose_workers(tmp_path, polic
     loses = pytest.raises(WorkerLostError, match="its vector envs reset themselves")
     with dying(tmp_path / "flag", mode="SameStep") as envs, loses:
         pysampler.evaluate(envs, still, 6, seed=BAD - 1, policy_in=policy_in)
+
+
+class Alike(BatchEnv):
+    """Steps many envs at once, in episodes of 20 steps."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+    max_episode_steps = 20
+
+    def reset(self, ids, rngs):
+        pass
+
+    def step(self, ids, actions):
+        count = len(np.arange(self.num_envs)[ids])
+        return np.ones(count), np.zeros(count, bool)
+
+    def observe(self, ids):
+        return np.zeros((len(np.arange(self.num_envs)[ids]), 1))
+
+
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_envs_of_a_batch_that_have_no_episode_rest_after_a_loss(tmp_path, policy_in):
+    calls, pids = itertools.count(), []
+
+    def policy(observations):
+        if next(calls) >= 5 and not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(pids[0] if pids else os.getpid(), signal.SIGKILL)
+        return np.zeros(len(observations), np.int64)
+
+    with pysampler.make_vec(Alike, 3, num_workers=1, **RESTARTS) as envs:
+        if policy_in == "main":
+            pids.append(envs._pool.pids[0])
+        found = pysampler.evaluate(envs, policy, 2, seed=3, policy_in=policy_in)
+        assert found.lengths.tolist() == [20, 20]
+        assert envs.stats().losses.tolist() == [1]

@@ -173,6 +173,21 @@ def test_statistics_describe_whole_episodes(where):
     assert evaluation.successes.tolist() == [True] + [False] * 29  # the last info
 
 
+@pytest.mark.parametrize("where", ["main", "workers"])
+@pytest.mark.parametrize("keep", ["actions", "extras", "infos"])
+def test_parts_of_episodes_that_are_not_kept_are_none(where, keep):
+    def describe(episode):
+        parts = "observations", "last_observation", "actions", "rewards", "extras", "infos"
+        assert [name for name in parts if getattr(episode, name) is not None] == [keep]
+        return {"steps": len(episode)}
+
+    statistics = pysampler.EpisodeStatistics(describe, keep=keep)
+    evaluation = pysampler.evaluate(
+        *(Steps, double, 2), seed=0, num_workers=0, policy_in=where, statistics=statistics
+    )
+    assert [one.statistics["steps"] for one in evaluation.episodes] == [3, 4]
+
+
 class Own:
     """Statistics by an object of the user."""
 

@@ -137,6 +137,32 @@ def test_envs_that_replace_lost_ones_are_frozen_too(tmp_path, where):
         np.testing.assert_array_equal(returns, own())
 
 
+@pytest.mark.parametrize("where", ["main", "workers"])
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_loss_ends_an_evaluation_if_statistics_of_observations_are_lost_with_it(
+    tmp_path, where, knows
+):
+    def make():
+        env = wrappers.NormalizeObservation(Dies(pendulum(), tmp_path / "died"))
+        if knows:
+            env.obs_rms.count = 100
+        return env
+
+    with pysampler.VectorEnv([make] * 2, num_workers=1, on_worker_loss="restart") as envs:
+        envs.reset(seed=1)
+        for _ in range(3):
+            envs.step(np.zeros((2, 1), np.float32))
+        if knows:  # where they are made
+            returns = pysampler.evaluate(envs, still, 6, seed=3, policy_in=where).returns
+            np.testing.assert_array_equal(returns, own())
+        else:
+            match = "worker 0 .*lost: .*, and with it what NormalizeObservation had learned"
+            with pytest.raises(pysampler.WorkerLostError, match=match) as caught:
+                pysampler.evaluate(envs, still, 6, seed=3, policy_in=where)
+            assert len(caught.value.evaluation.episodes) == 4
+        assert (tmp_path / "died").exists()
+
+
 def test_reward_wrappers_of_gymnasium_do_not_change_returns():
     kinds = [
         lambda env: wrappers.ClipReward(env, -1, 1),

@@ -97,6 +97,19 @@ def test_holding_rollouts_does_not_change_the_next_ones(way):
             del one
 
 
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_what_the_program_writes_to_a_rollout_reaches_no_other_one(way):
+    with rollouts_of(**way) as written, rollouts_of(**way) as plain:
+        for _ in range(4):
+            one = next(written)
+            expect_equal(contents(one), contents(next(plain)))
+            for name in ("observations", "final_observations", "actions", "rewards", "state"):
+                getattr(one, name)[:] = -9
+            for name in ("terminated", "truncated", "starts", "valid", "lost"):
+                getattr(one, name)[:] = True
+            one.extras["seen"][:] = 7
+
+
 def test_one_array_or_tensor_holds_its_rollout():
     torch = pytest.importorskip("torch")
     with rollouts_of() as rollouts:

@@ -539,10 +539,14 @@ BREAKS = {
     ),
     "last observations are not copied": (
         "main, ready",
-        "_rollouts.ready_runner.ReadyRunner._copy_observations",
+        "_policies.frame_policy.FramePolicy.carry",
         nothing,
     ),
-    "workers do not copy them": ("workers", "_policies.worker_policy.WorkerPolicy.carry", nothing),
+    "workers do not copy them": (
+        "workers",
+        "_policies.frame_policy.FramePolicy.carry",
+        nothing,
+    ),
     "chunks end where episodes do": (
         "main, chunks",
         "_policies.frame_policy.FramePolicy.after_chunk",

@@ -49,11 +49,11 @@ def step(envs, **actions):
     return envs.step(all_actions)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"frames": 1}])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("death", ["SEGV", "OS_EXIT", "KILL"])
-def test_worker_loss_in_a_step_truncates_only_its_episodes(death, mode, groups):
-    with begun(make(autoreset_mode=mode, groups=groups), seed=0) as envs:
+def test_worker_loss_in_a_step_truncates_only_its_episodes(death, mode, options):
+    with begun(make(autoreset_mode=mode, **options), seed=0) as envs:
         for _ in range(3):
             step(envs)
         observations, rewards, terminated, truncated, infos = step(
@@ -466,7 +466,7 @@ def test_masked_reset_after_a_loss_also_resets_replaced_envs():
         assert step(envs)[0][:, 0].tolist() == [1] * 6
 
 
-@pytest.mark.parametrize("frames", [2, 3])
+@pytest.mark.parametrize("frames", [1, 2, 3])
 def test_final_obs_after_a_loss_is_right_while_frames_are_held(frames):
     """Large observations are views; a frame in use, or the last one, is not written next."""
 

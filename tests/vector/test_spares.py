@@ -207,6 +207,15 @@ def test_calls_reach_the_envs_in_the_slots():
             envs.set_attr("gravity", [1.0, 2.0])
 
 
+def test_a_call_of_some_envs_reaches_no_other_slot():
+    with begun(make(Simple, num=3, spares=2), seed=1) as envs:
+        envs.apply(lambda env: setattr(env.unwrapped, "marked", True), envs=[2, 0])
+        marked = envs.apply(lambda env: hasattr(env.unwrapped, "marked"))
+        assert marked == (True, False, True)
+        seeds = envs.get_attr("seed")
+        assert envs.apply(lambda env: env.unwrapped.seed, envs=[2, 1]) == (seeds[2], seeds[1])
+
+
 def test_seeds_and_options_of_a_masked_reset_go_to_the_env_in_the_slot():
     with begun(make(Simple, num=2, spares=1, autoreset_mode="Disabled"), seed=1) as envs:
         mask = np.array([True, False])
