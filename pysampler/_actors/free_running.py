@@ -230,6 +230,7 @@ class FreeRunningSampler(Sampler):
     def _start_workers(self) -> None:
         self._expect_open()  # a signal handler may have closed the sampler meanwhile
         jobs = {group: FreeRunningJob(group, self._job_setup) for group in self._first_groups}
+        self._lease.free_running = True
         with self._core.enter(self._name):
             self._core.pool.request([(group, 0) for group in jobs], jobs)
 

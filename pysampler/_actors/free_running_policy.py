@@ -74,7 +74,7 @@ class FreeRunningJob(Repeated):
 
     group: int
     setup: Any
-    renews = steps_envs = True
+    renews = steps_envs = endless = True
     doing = "acting"
     culprit = ("the policy", "acting")
 

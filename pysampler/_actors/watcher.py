@@ -14,24 +14,13 @@ import numpy as np
 
 from pysampler._actors.actors import Actors
 from pysampler._actors.free_running import FreeRunningSampler
-from pysampler._actors.watcher_policy import (
-    EPISODE,
-    TakeWatcherPolicy,
-    WatcherSetup,
-    watcher_state,
-)
+from pysampler._actors.watcher_policy import EPISODE, TakeWatcherPolicy, WatcherSetup, watcher_state
 from pysampler._common.numbers import refusal, true_or_false, whole_number
 from pysampler._policies.sampler import vector_env_of
 from pysampler._vector import arguments
 from pysampler._vector.make import vector_options
 from pysampler._vector.video import expect_writer
-from pysampler.errors import (
-    BusyError,
-    ClosedError,
-    LostError,
-    PysamplerError,
-    WaitTimeoutError,
-)
+from pysampler.errors import BusyError, ClosedError, LostError, PysamplerError, WaitTimeoutError
 from pysampler.sync import SharedRing, now, sleep_until
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 from pysampler._actors.records import Records
 from pysampler._common.numbers import whole_number
 from pysampler._common.torch import to_array
-from pysampler._policies.trees import mapped
+from pysampler._policies.trees import concatenated, mapped
 from pysampler._rollouts.rollout import Episode, Rollout
 
 if TYPE_CHECKING:
@@ -201,17 +201,12 @@ def _copied(tree: Any) -> Any:
 
 
 def _joined(parts: list[Episode]) -> Episode:
-    last = parts[-1]
-    joined: dict[str, Any] = {
-        name: None
-        if getattr(last, name) is None
-        else mapped(lambda *arrays: np.concatenate(arrays), *(getattr(p, name) for p in parts))
-        for name in _PARTS
-    }
+    last, counts = parts[-1], [*map(len, parts)]
+    joined = {name: concatenated([getattr(p, name) for p in parts], counts) for name in _PARTS}
     return Episode(
         **joined,
         env=last.env,
-        steps=slice(0, sum(map(len, parts))),
+        steps=slice(0, sum(counts)),
         last_observation=last.last_observation,
         begins=True,
         terminated=last.terminated,

@@ -113,10 +113,7 @@ class FrameStore:
     def stacks(self, numbers: Numbers) -> tuple[Array, Array]:
         """Return the observations before and after the steps of records with these frames."""
         slots = numbers % self.capacity
-        return (
-            self.frames[slots[..., : self.depth]],
-            self.frames[slots[..., self.depth :]],
-        )
+        return (self.frames[slots[..., : self.depth]], self.frames[slots[..., self.depth :]])
 
     def oldest_of(self, numbers: Numbers) -> Numbers:
         """Return ``oldest`` of consecutive records whose frames have these numbers."""

@@ -139,7 +139,7 @@ def n_step_returns(
     reached = mask
     for k in range(1, min(n_step, len(columns))):
         reached = reached[:, :-1] & continues[:, k - 1 :]  # from a column to the k-th after it
-        total[:, :-k] += gamma**k * (rewards[:, k:].T * reached.T).T
+        total[:, :-k] += gamma**k * np.where(reached.T, rewards[:, k:].T, 0).T
         last[:, :-k] += reached
     is_terminated = np.take_along_axis(terminated, last, axis=1)
     discounts = gamma ** (last - columns + 1) * (mask & ~is_terminated)

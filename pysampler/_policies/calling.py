@@ -280,9 +280,10 @@ class PolicyCaller:
         log_probs = distribution.log_prob(actions)
         if len(fields) == 1 and fields[0].dtype.kind in "biu" and actions.is_floating_point():
             actions = actions.to(getattr(loaded_torch(), str(fields[0].dtype)))
-        return actions, {
-            "log_probs": log_probs.flatten(1).sum(1) if log_probs.ndim > 1 else log_probs
-        } | dict(extras)
+        own = 1 + (self.chunk is not None)  # dimensions of rows, and of the steps of a chunk
+        if log_probs.ndim > own:
+            log_probs = log_probs.flatten(own).sum(own)
+        return actions, {"log_probs": log_probs, **extras}
 
     def checked(self, returned: Any, count: int) -> Outputs:
         """Return a policy's outputs for ``count`` envs as arrays, or raise if they are invalid."""

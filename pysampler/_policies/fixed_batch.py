@@ -7,6 +7,7 @@ docs/guides/evaluation.md for measurements.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,13 +55,13 @@ class FixedBatchCaller(PolicyCaller):
             own = padded
             if numbers is not None:
                 own = np.concatenate([numbers[rows], np.full(copies, len(self.generators) - 1)])
-            actions, extras, after = super().__call__(
+            outputs = super().__call__(
                 [leaf[padded] for leaf in observations],
                 None if state is None else mapped(lambda leaf, at=padded: leaf[at], state),
                 own,
                 None if previous is None else [leaf[padded] for leaf in previous],
             )
-            parts.append((len(rows), actions, extras, after))
+            parts.append((len(rows), *copy.deepcopy(outputs)))  # the next call may reuse them
         return _joined(parts)
 
 

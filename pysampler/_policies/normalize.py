@@ -338,7 +338,7 @@ class Normalizer:
                 )
         current = self._statistics.moments
         shapes, expected = ({n: m.mean.shape for n, m in one.items()} for one in (moments, current))
-        if current and shapes != expected:
+        if current and moments and shapes != expected:
             raise ValueError(f"cannot load statistics: shapes {shapes}, expected {expected}")
         self._statistics.moments = moments
 

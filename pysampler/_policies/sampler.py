@@ -7,6 +7,7 @@ Nothing else can step the envs until the sampler gives the vector env back.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,14 +47,7 @@ if TYPE_CHECKING:
     from pysampler._policies.normalize import Normalization
     from pysampler.sync import Segment
 
-__all__ = [
-    "Leasable",
-    "PreparedFrames",
-    "Sampler",
-    "makes_envs",
-    "vector_env_of",
-    "visible_spec",
-]
+__all__ = ["Leasable", "PreparedFrames", "Sampler", "makes_envs", "vector_env_of", "visible_spec"]
 
 
 @dataclass(frozen=True)
@@ -203,7 +197,7 @@ class Sampler(Uncopyable, Interruptible):
         copies = [array.copy() for array in observations]  # the policy may write to its arguments
         initial = caller.initial_state(envs.num_envs)
         caller.seed_generators(None, envs.num_envs)
-        returned = caller(copies, initial, everyone)
+        returned = caller(copies, copy.deepcopy(initial), everyone)
         outputs = caller.describe(*returned)
         spare = spare_bytes(outputs)
         lease.laid_out = True

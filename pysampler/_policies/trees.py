@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pysampler._frames.spec import build
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from pysampler._frames.spec import Tree
 
-__all__ = ["batch_from", "leaves_in", "mapped", "structure_of", "tree_from"]
+__all__ = ["batch_from", "concatenated", "leaves_in", "mapped", "structure_of", "tree_from"]
 
 
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
@@ -56,3 +58,20 @@ def batch_from(tree: Tree, leaf: Callable[[int], Any]) -> Any:
 
 def _unshaped(_: int) -> Any:
     raise AssertionError("samplers refuse spaces that have parts without a fixed shape")
+
+
+def concatenated(trees: list[Any], counts: list[int]) -> Any:
+    """Join the rows of trees, with zeros for the rows that a dict lacks, unless it is the last."""
+    last = trees[-1]
+    if last is None:
+        return None
+    if isinstance(last, dict):
+        return {key: concatenated([(t or {}).get(key) for t in trees], counts) for key in last}
+    if isinstance(last, tuple):
+        return tuple(concatenated([*each], counts) for each in zip(*trees, strict=True))
+    shape = last.shape[1:]
+    known = (
+        np.zeros((count, *shape), last.dtype) if one is None else one
+        for one, count in zip(trees, counts, strict=True)
+    )
+    return np.concatenate([*known])

@@ -104,13 +104,14 @@ def gae(
         next_values[lengths[short] - 1, short] = last_values[short]
     next_values[terminated] = 0
     next_values[cut] = cut_values
-    decay = (~(terminated | truncated)).astype(dtype) * dtype.type(gamma * gae_lambda)
-    decay = decay.reshape(*shape, *[1] * len(numbers))
+    decay = dtype.type(gamma * gae_lambda)
+    goes_on = ~(terminated | truncated).reshape(*shape, *[1] * len(numbers))
     advantages = (rewards + gamma * next_values - values).astype(dtype)
     if valid is not None:
         advantages[~valid] = 0
     for t in range(steps - 2, -1, -1):
-        advantages[t] += decay[t] * advantages[t + 1]
+        # Not times 0 where an episode ends: the next one may have rewards that are not finite.
+        np.add(advantages[t], decay * advantages[t + 1], out=advantages[t], where=goes_on[t])
     returns = advantages + values
     if valid is not None:
         advantages[~valid] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -223,7 +224,7 @@ class _TaskCaller(PolicyCaller):
             before = None if previous is None else [one[rows] for one in previous]
             seen = [one[rows] for one in observations]
             outputs = super().__call__(seen, own, ids[rows], before)
-            parts.append((rows, outputs))
+            parts.append((rows, copy.deepcopy(outputs)))  # the next call may reuse them
         return _joined(parts)
 
     def on_arrays(self) -> None:

@@ -15,13 +15,7 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 
-from pysampler._common.numbers import (
-    byte_count,
-    is_real,
-    refusal,
-    true_or_false,
-    whole_number,
-)
+from pysampler._common.numbers import byte_count, is_real, refusal, true_or_false, whole_number
 from pysampler._frames.spec import Spec, leaves
 from pysampler._workers.launcher import CONTEXTS
 from pysampler._workers.processes import WorkerAssignment

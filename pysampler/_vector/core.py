@@ -30,13 +30,7 @@ from pysampler._vector.errors import VectorClosedError, VectorTimeoutError
 from pysampler._vector.jobs import AddColumns, AttachFrames
 from pysampler._vector.results import Batcher, Results
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
-from pysampler.errors import (
-    BusyError,
-    ClosedError,
-    EnvError,
-    LostError,
-    PysamplerError,
-)
+from pysampler.errors import BusyError, ClosedError, EnvError, LostError, PysamplerError
 from pysampler.sync import Segment, now
 
 if TYPE_CHECKING:

@@ -164,12 +164,7 @@ def divide(
 
 
 def fastest(
-    envs: int,
-    cpus: int,
-    seconds: float,
-    *,
-    on_cpu: float = 1.0,
-    most: int = 0,
+    envs: int, cpus: int, seconds: float, *, on_cpu: float = 1.0, most: int = 0
 ) -> Division:
     """Return the division with the shortest predicted step of all envs.
 

@@ -260,12 +260,7 @@ class EnvServer(Server):
         return self.meter.track
 
     def attach(
-        self,
-        frames: Frames,
-        segment: Segment,
-        autoreset: str,
-        keep: str,
-        columns: Sequence[Column],
+        self, frames: Frames, segment: Segment, autoreset: str, keep: str, columns: Sequence[Column]
     ) -> None:
         """Let the blocks use these frames, in which infos already have ``columns``."""
         self.frames = frames

@@ -29,5 +29,6 @@ class Lease:
     over: bool = True  # until the vector env is lent
     owner_calls: bool = False  # the sampler itself is calling methods of the vector env
     laid_out: bool = False  # the envs work on frames that the sampler laid out
+    free_running: bool = False  # workers read no commands until the work has ended
     # Stops the sampler's pending work; returns whether only the pool is at work afterwards.
     stop: Callable[[], bool] = _nothing_to_stop

@@ -114,9 +114,7 @@ class Slots(NamedTuple):
             child = np.random.SeedSequence(self.seed, spawn_key=(self.drawn,))
             seed = int(child.generate_state(1)[0])
         return self._replace(
-            drawn=self.drawn + 1,
-            unsent={**self.unsent, env: seed},
-            ready=_without(self.ready, env),
+            drawn=self.drawn + 1, unsent={**self.unsent, env: seed}, ready=_without(self.ready, env)
         )
 
     def resets_sent(self) -> Slots:

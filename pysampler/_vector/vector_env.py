@@ -956,6 +956,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 "before they take a slot, expected SAME_STEP or DISABLED"
             )
         with core.enter("set_options"):
+            if (lease := core.lease) is not None and lease.free_running and not lease.over:
+                raise BusyError(
+                    f"cannot set options: {lease.name} read none until they are closed; set them "
+                    "before they begin, or let the envs draw their own"
+                )
             envs = arguments.indices(self._indices(env_ids), self.num_envs)
             each = arguments.options(options, envs)
             core.options_version += 1

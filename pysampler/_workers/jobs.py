@@ -107,6 +107,8 @@ class Job(_Message):
     renews: ClassVar[bool] = False
     # Whether it steps envs: an exception that interrupts it here leaves them in unknown states.
     steps_envs: ClassVar[bool] = False
+    # Whether it lasts for the whole use of the envs, so that losses in it are not of one call.
+    endless: ClassVar[bool] = False
     # Whether it resets all envs of the group, whatever their states.
     begins_all: ClassVar[bool] = False
 

@@ -361,9 +361,9 @@ class Recovery:
         return self._processes
 
     def _pending_jobs(self, index: int) -> list[Job]:
-        """Return the jobs that a worker has not answered."""
+        """Return the jobs that a worker has not answered, except endless ones."""
         groups = filter(self._links.native.in_flight, self._links.groups_of[index])
-        return [job for group in groups if (job := self._commands.job_of(group)) is not None]
+        return [job for job in map(self._commands.job_of, groups) if job and not job.endless]
 
     def _loss_of(self, index: int, why: str = "") -> WorkerLostError:
         at = self._links.counters.workers["env"][index]
@@ -377,8 +377,7 @@ class Recovery:
 
     def _count_loss(self, index: int, error: WorkerLostError) -> None:
         """Record a loss; end the pool and raise it if there were too many."""
-        at = time.monotonic()
-        losses = self.losses[index]
+        at, losses = time.monotonic(), self.losses[index]
         if not losses or losses[-1][1].pid != error.pid:
             losses.append((at, error))
         self._links.gauges.restarts[index] = len(losses)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,10 +56,12 @@ class MaskInfo(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def make_with_masks(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
-    """Make an env; if it has the method ``action_masks``, the masks are put into the infos."""
+    """Make an env; if it has the method ``action_masks()``, the masks are put into the infos."""
     env = env_fn()
     if isinstance(env, gym.Env) and has_attribute(env, "action_masks"):
-        return MaskInfo(env)
+        with contextlib.suppress(TypeError, ValueError):  # another attribute of that name
+            inspect.signature(env.get_wrapper_attr("action_masks")).bind()
+            return MaskInfo(env)
     return env
 
 

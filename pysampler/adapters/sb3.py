@@ -98,6 +98,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
                 self.envs.single_observation_space,
                 self.envs.single_action_space,
             )
+            self.metadata = dict(self.envs.metadata)
             core_of(self.envs).batcher.keeps_types = True
             self._has_mask_method = self.has_attr("action_masks")
         except BaseException:
@@ -261,8 +262,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         """Return the image of each env, or None if the render mode is not ``rgb_array``."""
         if self.render_mode != "rgb_array":
             return [None] * self.num_envs
-        frames: Any = self.envs.render()
-        return list(frames)
+        return list[Any](self.envs.render() or ())
 
     def __repr__(self) -> str:
         return f"<pysampler.adapters.sb3.VecEnv of {self.envs!r}>"
@@ -291,11 +291,11 @@ def _info_rows(infos: dict[str, Any], count: int) -> list[dict[str, Any]]:
             for row in present:
                 rows[row][key] = inner[row]
         else:
+            shared = values.ndim > 1 or values.dtype.hasobject  # envs here may change objects later
             if values.ndim == 1 and values.dtype in _PYTHON_TYPES:
                 values = values.tolist()
             for row in present:
-                value = values[row]
-                rows[row][key] = deepcopy(value) if isinstance(value, np.ndarray) else value
+                rows[row][key] = deepcopy(values[row]) if shared else values[row]
     return rows
 
 

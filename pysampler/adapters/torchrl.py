@@ -114,11 +114,7 @@ def tensordict_of(rollout: Rollout) -> Any:
         **_named("action", rollout.actions),
         **rollout.extras,
         "is_init": rollout.starts[:-1, :, None],
-        "next": {
-            **rollout.infos,
-            **_named("observation", following),
-            **after,
-        },
+        "next": {**rollout.infos, **_named("observation", following), **after},
         "collector": {"mask": rollout.valid},
     }
     return _tensordict(arrays, [envs, steps])

@@ -19,6 +19,7 @@ import pytest
 from actors_in_tests import Weighted, envs_of, fill, kill_worker, rest_of, taken
 from interrupts import at_point
 from scripted import Mortal, Scripted, by_env, policy
+from small_envs import Small
 
 import pysampler
 from pysampler._vector import core
@@ -646,3 +647,31 @@ def test_close_waits_for_a_thread_that_begins_the_actors(tmp_path):
         assert isinstance(beginning.exception(), ClosedError)
         closing.result()
     assert actors.envs.closed
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:pysampler")
+def test_losses_that_are_longer_ago_than_the_window_do_not_count_while_actors_act():
+    with (
+        pysampler.VectorEnv(
+            [functools.partial(Small, 3, before=lambda env: env.life == 30 and os._exit(3))],
+            num_workers=1,
+            on_worker_loss="restart",
+            max_restarts=1,
+            restart_window=1e-6,
+        ) as envs,
+        pysampler.Actors(envs, lambda observations: observations) as actors,
+    ):
+        while envs.stats().losses.sum() < 4:
+            assert actors.take(8, min_records=1) is not None
+
+
+def test_options_are_refused_while_workers_act_by_themselves():
+    with envs_of(num_workers=1) as envs:
+        envs.set_options(None, {"x": 1})
+        with pysampler.Actors(envs, policy) as actors:
+            envs.set_options(None, {"x": 2})
+            actors.take(1)
+            with pytest.raises(BusyError, match="cannot set options: actors read none until"):
+                envs.set_options(None, {"x": 3})
+        envs.set_options(None, {"x": 4})

@@ -784,3 +784,33 @@ def test_infos_keep_the_types_that_each_env_gives_them(workers):
         ours, expected = envs.step([0] * 8)[3], theirs.step([0] * 8)[3]
         assert [*map(described, ours)] == [*map(described, expected)]
     envs.close()
+
+
+@pytest.mark.parametrize("masks", [np.ones(2, bool), lambda player: None], ids=["array", "player"])
+def test_an_attribute_that_only_has_the_name_of_action_masks_is_left_alone(masks):
+    class Named(Small):
+        action_masks = staticmethod(masks) if callable(masks) else masks
+
+    with contextlib.closing(VecEnv([Named] * 2, num_workers=1)) as envs:
+        envs.reset()
+        envs.step(np.zeros((2, 1)))
+        assert "action_mask" not in envs.reset_infos[0]
+
+
+def test_metadata_are_those_of_the_envs():
+    with contextlib.closing(VecEnv([Small] * 2, num_workers=0)) as envs:
+        assert envs.metadata["render_fps"] == Small.metadata["render_fps"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_infos_that_the_program_keeps_do_not_change(workers):
+    def path(env):
+        env.path = [*getattr(env, "path", ())] if env.steps == 1 else env.path
+        env.path.append(env.steps)
+        return {"path": env.path}
+
+    env = functools.partial(Small, 50, info=path)
+    with contextlib.closing(VecEnv([env], num_workers=workers)) as envs:
+        envs.reset()
+        kept = [envs.step(np.zeros((1, 1)))[3][0]["path"] for _ in range(4)]
+    assert kept == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]

@@ -19,6 +19,7 @@ from disk import full_after
 from interrupts import SEED
 from made_up import same
 
+import pysampler
 from pysampler._learning.checkpoints import Checkpoints
 from pysampler.errors import LayoutError
 
@@ -522,3 +523,28 @@ def test_a_kill_at_random_leaves_complete_checkpoints(tmp_path):
             assert saved["y"] == [step]
     checkpoints.save((checkpoints.latest or 0) + 1)
     assert len(names(tmp_path)) == len(checkpoints.steps())
+
+
+def test_a_normalizer_that_knew_nothing_knows_nothing_after_a_failed_restore(tmp_path):
+    used, unused = pysampler.Normalizer(), pysampler.Normalizer()
+
+    def still(observations):
+        return np.zeros(len(observations), np.int64)
+
+    with pysampler.Rollouts(
+        "CartPole-v1", still, 8, num_envs=2, num_workers=0, normalize=used
+    ) as rollouts:
+        next(rollouts)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, normalizer=used, rng=np.random.default_rng(1))
+    with pytest.raises(ValueError, match="all parts are unchanged"):
+        checkpoints.restore(normalizer=unused, rng=Refuses())
+    assert unused.state_dict() == {}
+
+
+class Refuses:
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        raise ValueError("another shape")

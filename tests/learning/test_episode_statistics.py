@@ -200,3 +200,24 @@ def test_changed_names_are_refused_also_in_the_first_batch():
             statistics.add(rollout)
     assert statistics.means == {}
     assert "of 0 episodes" in repr(statistics)
+
+
+@pytest.mark.parametrize("value", [2.5, {"x": 2.5}, np.full(3, 2.5)], ids=str)
+def test_an_info_that_comes_with_the_last_step_is_that_of_an_episode_over_several_rollouts(value):
+    def last_info(env):
+        return {"last": value} if env.steps == 25 else {}
+
+    def describe(episode):
+        last = episode.infos["last"]
+        last = last["x"] if isinstance(value, dict) else last
+        assert len(last) == 25
+        return {"sum": last.sum(), "last": last[-1].mean()}
+
+    statistics = pysampler.EpisodeStatistics(describe, keep=["infos"])
+    env = functools.partial(Small, 25, info=last_info)
+    with pysampler.Rollouts(
+        env, policy, 10, num_envs=2, num_workers=0, info_keys=["last"]
+    ) as rollouts:
+        found = [statistics.add(next(rollouts)) for _ in range(3)]
+    assert found[-1]["sum"].tolist() == [np.sum(2.5 * np.ones(np.shape(value)))] * 2
+    assert found[-1]["last"].tolist() == [2.5, 2.5]

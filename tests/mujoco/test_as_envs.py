@@ -118,6 +118,35 @@ def test_envs_that_functions_made_are_made_again(env_id):
         identical(seen, tuple(push(theirs.envs[i], force) for i in (1, 3)))
 
 
+@pytest.mark.parametrize("kwargs", [{}, {"default_camera_config": {"distance": 9.0}}], ids=str)
+@pytest.mark.parametrize("env_id", ["InvertedPendulum-v5", "InvertedDoublePendulum-v5"])
+def test_pendulums_that_are_made_again_have_their_camera(env_id, kwargs):
+    """They tell EzPickle their noise as the third argument, which is the camera."""
+
+    def camera(env):
+        return env.unwrapped.mujoco_renderer.default_cam_config
+
+    make = functools.partial(gym.make, env_id, render_mode="rgb_array", **kwargs)
+    with pysampler.VectorEnv([make] * 3, num_workers=1) as envs:
+        assert envs.stats().native
+        assert [*map(str, envs.apply(camera))] == [str(camera(make()))] * 3
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        ("InvertedPendulum-v5", "reset_noise_scale"),
+        ("InvertedDoublePendulum-v5", "reset_noise_scale"),
+        ("InvertedDoublePendulum-v5", "healthy_reward"),
+    ],
+)
+def test_pendulums_of_functions_are_native_with_their_arguments(env_id, name):
+    make = functools.partial(gym.make, env_id, **{name: 0.5})
+    with pysampler.VectorEnv([make] * 3, num_workers=1) as envs:
+        assert envs.stats().native
+        assert envs.get_attr(f"_{name}") == (0.5,) * 3
+
+
 @WORKERS
 def test_apply_may_reset_and_step_one_env(workers, groups):
     """``apply`` may reset and step its env."""

@@ -11,6 +11,7 @@ import torch
 from policies_in_tests import WAYS, first, still
 
 import pysampler
+import pysampler.envs.meta
 
 STILL = np.zeros((4, 2), np.float32)
 
@@ -294,3 +295,58 @@ def test_overlap_refuses_a_function_that_cannot_be_copied(envs):
         pytest.raises(TypeError, match="cannot copy the policy: .* without overlap"),
     ):
         next(rollouts)
+
+
+class CountsInPlace:
+    """Adds to the state that it gets, and says what that was."""
+
+    def initial_state(self, count):
+        return np.zeros((count, 1))
+
+    def __call__(self, observations, state):
+        seen = state[:, 0].copy()
+        state += 1
+        return still(observations), {"seen": seen, "state": state}
+
+
+@pytest.mark.parametrize("options", [*WAYS, {"min_envs": 4}])
+def test_a_policy_may_write_to_the_state_that_it_gets(envs, options):
+    with pysampler.Rollouts(envs, CountsInPlace(), 3, **options) as rollouts:
+        rollout = next(rollouts)
+        for found in (rollout.state[..., 0], rollout.extras["seen"]):
+            assert found[:2].tolist() == [[0] * 4, [1] * 4]
+
+
+class Reuses:
+    """Returns its own array in each call."""
+
+    def __init__(self, *, copies):
+        self.array, self.copies = np.zeros(2, np.int64), copies
+
+    def __call__(self, observations):
+        self.array[:] = observations[:, 2] > 0
+        return self.array.copy() if self.copies else self.array
+
+
+def test_a_policy_that_reuses_its_array_may_act_for_batches_of_a_fixed_size():
+    copies, own = (
+        pysampler.evaluate(
+            "CartPole-v1", Reuses(copies=copies), 4, num_envs=4, num_workers=0, batch=2, seed=1
+        )
+        for copies in (True, False)
+    )
+    assert copies.lengths.tolist() == own.lengths.tolist()
+
+
+def test_a_policy_that_reuses_its_array_may_act_for_each_task():
+    array = np.zeros((2, 2), np.float32)
+
+    def policy(observations, params=None):
+        return np.clip(params - observations, -0.1, 0.1, out=array)[:, :]
+
+    goals = [np.full(2, 0.5, np.float32), np.full(2, -0.5, np.float32)]
+    with pysampler.MultiTaskSampler(
+        "Navigation2D-v0", policy, num_envs=4, num_workers=0, seed=1
+    ) as sampler:
+        rollout = sampler.sample(5, params=goals, tasks=[{"goal": goal} for goal in goals])
+        assert np.sign(rollout.actions[0, :, 0]).tolist() == [1, 1, -1, -1]

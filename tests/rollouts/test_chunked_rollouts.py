@@ -186,3 +186,21 @@ def test_extras_need_a_row_for_each_step_of_a_chunk():
         pytest.raises(ValueError, match="'value' has shape .* of 3 envs and 4 steps"),
     ):
         next(rollouts)
+
+
+@pytest.mark.parametrize("actions", ["discrete", "box"])
+def test_a_policy_may_return_a_distribution_of_chunks(actions):
+    torch = pytest.importorskip("torch")
+    env = "CartPole-v1" if actions == "discrete" else "Pendulum-v1"
+
+    def policy(observations):
+        mean = torch.as_tensor(observations).sum(1)[:, None].repeat(1, 3)
+        if actions == "discrete":
+            return torch.distributions.Categorical(logits=torch.stack([mean, -mean], -1))
+        return torch.distributions.Normal(mean[..., None].tanh(), 0.1)
+
+    with pysampler.Rollouts(env, policy, 12, chunk=3, num_envs=4, num_workers=0) as rollouts:
+        rollout = next(rollouts)
+    assert rollout.extras["log_probs"].shape == (12, 4)
+    if actions == "discrete":
+        assert (rollout.extras["log_probs"] <= 0).all()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scripted import Scripted, policy
+from small_envs import Small
 
 import pysampler
 
@@ -124,3 +125,18 @@ def test_gae_of_tensors_returns_tensors_of_their_dtype():
             np.testing.assert_array_equal(one.numpy(), other)
         assert not any(math.isnan(x) for x in results[0].ravel())
     envs.close()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_reward_that_is_not_finite_reaches_no_earlier_episode(bad):
+    def reward(env, _):
+        return bad if env.episodes == 2 else 1.0
+
+    with pysampler.Rollouts(
+        functools.partial(Small, 3, reward=reward), lambda x: x, 6, num_envs=2, num_workers=0
+    ) as rollouts:
+        rollout = next(rollouts)
+        advantages, returns = rollout.gae(np.zeros((6, 2)), np.zeros(2), np.zeros(0))
+    for found in (advantages, returns):
+        assert np.isfinite(found[:3]).all()
+        assert not np.isfinite(found[3:]).any()

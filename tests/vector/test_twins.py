@@ -47,7 +47,10 @@ def both(env_id, count=COUNT, **options):
 def drawn(envs, steps, seed=0):
     """Return actions for some steps."""
     rng = np.random.default_rng(seed)
-    return rng.integers(0, envs.single_action_space.n, (steps, envs.num_envs))
+    space = envs.single_action_space
+    if space.shape:
+        return rng.uniform(-2, 2, (steps, envs.num_envs, *space.shape)).astype(space.dtype)
+    return rng.integers(0, space.n, (steps, envs.num_envs))
 
 
 def step_both(ours, theirs, steps, seed=0):
@@ -439,6 +442,18 @@ def test_errors_are_gymnasiums_and_other_envs_go_on(what):
             alike_after_an_error(fails, max_restarts=3)
         return
     assert why in alike_after_an_error(fails)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "bad"),
+    [("CartPole-v1", {"low": -np.inf}), ("Pendulum-v1", {"x_init": -1.0, "y_init": 1.0})],
+    ids=str,
+)
+def test_only_the_env_whose_range_numpy_refuses_raises(env_id, bad):
+    def fails(envs):
+        envs.reset(options=[bad if i == 1 else None for i in range(COUNT)])
+
+    assert "it was given invalid options" in alike_after_an_error(fails, env_id=env_id)
 
 
 def test_actions_of_ended_envs_may_be_anything():

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing
 
 from pysampler import _core
+from pysampler._common.numbers import is_real
 from pysampler._vector.env_calls import layers_of
 from pysampler._vector.mujoco.real import RealTask, digest_of
 from pysampler._vector.mujoco.stepper import TaskStepper
@@ -46,7 +47,7 @@ class KnownTask(KnownEnv):
             raise NotNativeError("it has no OrderEnforcing, so it may be stepped before a reset")
         if not self._users:
             # Copies of lists and dicts, whose contents the env may change.
-            self._arguments = copy.deepcopy((self.base._ezpickle_args, self.base._ezpickle_kwargs))
+            self._arguments = copy.deepcopy(_arguments_of(self.base))
 
     def block(
         self, count: int, first: int, limit: int | None, meter: _core.Meter, *, inline: bool = False
@@ -92,6 +93,18 @@ class KnownTask(KnownEnv):
         super()._expect_unchanged(new)
         if digest_of(task_of(new.unwrapped).model) != self._digest:
             raise NotNativeError("its model was changed after the env was made")
+
+
+def _arguments_of(base: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the arguments with which one of gymnasium's envs was made."""
+    args, kwargs = base._ezpickle_args, base._ezpickle_kwargs
+    if len(args) == 3 and is_real(args[2]):  # a pendulum, whose third argument is its camera
+        kwargs = {**kwargs, "reset_noise_scale": args[2]}
+        kwargs["default_camera_config"] = base.mujoco_renderer.default_cam_config
+        if hasattr(base, "_healthy_reward"):
+            kwargs["healthy_reward"] = base._healthy_reward
+        args = args[:2]
+    return args, kwargs
 
 
 def _expect_batches() -> None:

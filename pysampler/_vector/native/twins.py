@@ -43,10 +43,10 @@ class _TwinStepper(BatchEnvStepper):
     def takes(self, options: Any) -> bool:
         """Return whether these options of a reset are valid."""
         try:
-            self.env.bounds_of(options)
+            ranges = np.subtract(*self.env.bounds_of(options)[::-1])
         except Exception:
             return False
-        return True
+        return bool((ranges >= 0).all() and np.isfinite(ranges).all())  # else NumPy raises
 
     def takes_actions(self, actions: Any, exempt: Sequence[int], python: bool) -> bool:  # noqa: FBT001
         """Return whether all actions are valid.
