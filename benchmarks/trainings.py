@@ -43,7 +43,7 @@ class Settings:
     """The hyperparameters of a row: those of CleanRL, whose batch they keep with more envs."""
 
     env: str
-    steps: int
+    steps: int  # whole rollouts: all contenders make as many
     envs: int
     horizon: int
     rate: float
@@ -53,8 +53,8 @@ class Settings:
 
 
 ROWS = [
-    Settings("HalfCheetah-v5", 128_000, 64, 32, 3e-4, 10, 32, 0.0),
-    Settings("CartPole-v1", 100_000, 4, 128, 2.5e-4, 4, 4, 0.01),
+    Settings("HalfCheetah-v5", 131_072, 64, 32, 3e-4, 10, 32, 0.0),
+    Settings("CartPole-v1", 102_400, 4, 128, 2.5e-4, 4, 4, 0.01),
 ]
 KNOWN = {s.env: s for s in ROWS}
 GAMMA, GAE_LAMBDA, CLIP, VALUE, NORM = 0.99, 0.95, 0.2, 0.5, 0.5
@@ -148,12 +148,13 @@ def ppo(envs: Any, s: Settings, seed: int, report: Callable[[int, float], None])
                 advantages[t] = last = delta + GAMMA * GAE_LAMBDA * (1 - next_done) * last
                 next_value, next_done = values[t], dones[t]
             targets = advantages + values
+        steps = dones.flatten() == 0  # after the end of an episode, a step only resets its env
         batch = [
-            x.flatten(0, 1) for x in (observations, actions, log_probs, advantages, targets, values)
+            x.flatten(0, 1)[steps]
+            for x in (observations, actions, log_probs, advantages, targets, values)
         ]
-        size = s.horizon * s.envs
         for _ in range(s.epochs):
-            for rows in torch.randperm(size).split(size // s.minibatches):
+            for rows in torch.randperm(len(batch[0])).chunk(s.minibatches):
                 o, a, old, gain, target, value = (x[rows] for x in batch)
                 over = distribution(o)
                 ratio = (log_prob(over, a) - old).exp()
@@ -205,7 +206,7 @@ def sb3(way: str, s: Settings, seed: int, report: Callable[[int, float], None]) 
         clip_range=CLIP,
         clip_range_vf=CLIP,
         ent_coef=s.entropy,
-        vf_coef=VALUE,
+        vf_coef=VALUE * 0.5,
         max_grad_norm=NORM,
         seed=seed,
         device="cpu",

@@ -437,8 +437,8 @@ class Run:
             returns: Those of the episodes that ended.
             spent: Seconds since the beginning, by what they were spent on: shown as shares.
             every: Show and log at most once in this many seconds.
-            score: The mean return of an evaluation; by default the weights are as good as the mean
-                return, once it is of enough episodes.
+            score: The mean return of an evaluation. In examples without evaluations the weights are
+                as good as the mean return, once it is of enough episodes.
             **numbers: What else to show and log, the same names each time; None if not known.
         """
         self.steps += steps
@@ -460,7 +460,7 @@ class Run:
                 points.append((self.steps, seconds, value))
         if self._log is not None:
             self._log.write(self.steps, seconds, self.numbers)
-        if score is None and self._is_full:
+        if score is None and self._is_full and not hasattr(self.options, "goal"):
             score = self.mean
         if score is not None and (self.best is None or score > self.best):
             self.best = score

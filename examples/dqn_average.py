@@ -159,7 +159,7 @@ def train(options: argparse.Namespace, run: Run) -> None:
             if finished.number % options.every == 0 or run.steps + steps >= run.total:
                 weights = averaging.weights
                 net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
-                seed = options.seed + finished.number
+                seed = options.seed + finished.number * options.episodes  # others each time
                 score = average = pysampler.evaluate(envs, net, options.episodes, seed=seed).mean
             returns = [total for report in finished.reports for total in report["returns"]]
             run.advance(

@@ -141,7 +141,8 @@ def discounted(values: np.ndarray, factor: float) -> np.ndarray:
 def features(episode: Any) -> np.ndarray:
     """Return the features of the linear baseline, the same as in rllab."""
     seen = np.clip(episode.observations, -10, 10)
-    t = np.arange(len(episode))[:, None] / 100
+    # Not since the episode began: it may begin late, and is cut at the end of the sample.
+    t = np.arange(episode.steps.start, episode.steps.stop)[:, None] / 100
     return np.hstack([seen, seen**2, t, t**2, t**3, np.ones_like(t)])
 
 
@@ -287,7 +288,6 @@ def train(options: argparse.Namespace, run: Run) -> None:
             tasks = sampler.sample_tasks(s.tasks)
             before = sampled([p.expand(s.tasks, *p.shape) for p in params], tasks)
             after = sampled(adapted(params, before, s.rate, differentiable=False), None)
-            outer_step(params, before, after, s)
             run.advance(
                 1,
                 every=0.0,
@@ -297,6 +297,7 @@ def train(options: argparse.Namespace, run: Run) -> None:
                 after=after.mean_return,
                 gap=after.mean_return - before.mean_return,
             )
+            outer_step(params, before, after, s)  # after the weights with that score were kept
             run.checkpoint(net=net)
 
 

@@ -45,7 +45,7 @@ class Critic(DeterministicMixin, Model):
 
 
 torch.manual_seed(1)
-envs = pysampler.make_vec("CartPole-v1", options.envs)
+envs = pysampler.make_vec("CartPole-v1", options.envs, autoreset_mode="SameStep")
 env = wrap_env(envs, verbose=False)
 spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
 models = {
