@@ -385,7 +385,8 @@ class Pool:
         Inline jobs run at once, while the workers run theirs, so that the caller may change the
         arguments of a job afterwards.
         """
-        self._prepare(renews=all(job.renews for job in jobs.values()))
+        begun = frozenset(group for group, job in jobs.items() if job.begins_all)
+        self._prepare(begun, renews=all(job.renews for job in jobs.values()))
         self._send(dict(group_frames), jobs)
 
     def _send(self, frames: Mapping[int, int], jobs: Mapping[int, Job]) -> None:
@@ -393,12 +394,12 @@ class Pool:
             self._flush()
         self._run_inline()
 
-    def _prepare(self, *, renews: bool = True) -> None:
-        """Finish interrupted replacements, and renew workers that are due."""
+    def _prepare(self, begun: frozenset[int] = frozenset(), *, renews: bool = True) -> None:
+        """Finish replacements, and renew due workers; the groups ``begun`` are reset now."""
         self._drop_answers()
         self._finish_replacements()
         if self._renewal is not None and self.may_renew and renews:
-            for index, why in self._renewal.due():
+            for index, why in self._renewal.due(begun):
                 self._recovery.renew(index, why)
                 self._renewal.renewed(index)
 

@@ -317,12 +317,8 @@ class Processes(Workers):
         error = WorkerLostError(text)
         if failure is not None:
             error.__cause__ = self.error_of(index, failure, "being made")
-        error.worker, error.pid, error.exit_code, error.envs = (
-            index,
-            child.pid,
-            status,
-            assignment.envs,
-        )
+        error.worker, error.pid = index, child.pid
+        error.exit_code, error.envs = status, assignment.envs
         return error
 
     def _failure_of(self, child: Child) -> Failure | None:

@@ -120,8 +120,9 @@ class Recovery:
         # By worker: the time of each loss, by time.monotonic(), and its error.
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in assignments]
         self._late: set[int] = set()  # pids of workers that were killed because an env was late
-        # By worker: how many losses in a row had one command, and the job that was sent again.
-        self._repeats: dict[int, tuple[int, Job | None]] = {}
+        # By worker: how many losses in a row had one command, the job that was sent again, and the
+        # time that counts as the beginning of its replacement's work until that has made its envs.
+        self._repeats: dict[int, tuple[int, Job | None, int]] = {}
         self._timed: frozenset[int] | None = None  # the envs that may be late; None: all
         # Workers that are not replaced yet, by index.
         self.replacing: dict[int, WorkerLostError | _Renewal] = {}
@@ -351,7 +352,8 @@ class Recovery:
             old = f"worker {index} (pid {renewal.pid})"
             _log.info("pysampler: %s renewed %s: pid %s", old, renewal.why, new)
             return
-        self._repeats[index] = self._repeats[index][0], next(iter(self._pending_jobs(index)), None)
+        job = next(iter(self._pending_jobs(index)), None)
+        self._repeats[index] = self._repeats[index][0], job, start
         del self.replacing[index]
         _log.warning("pysampler: %s; another worker takes its place", cause)
 
@@ -381,9 +383,11 @@ class Recovery:
         if not losses or losses[-1][1].pid != error.pid:
             losses.append((at, error))
         self._links.gauges.restarts[index] = len(losses)
-        count, last = self._repeats.get(index, (0, None))
-        count = 1 + count * any(job is last for job in self._pending_jobs(index))
-        self._repeats[index] = count, last
+        count, last, start = self._repeats.get(index, (0, None, -1))
+        again = self._links.counters.workers["since"][index] == start  # lost while being made
+        again = again or any(job is last for job in self._pending_jobs(index))
+        count = 1 + count * bool(again)
+        self._repeats[index] = count, last, start
         recent: list[tuple[float, WorkerLostError]] = []
         # The time of late envs does not count: an env that always is would outlast any window.
         hung = 0.0

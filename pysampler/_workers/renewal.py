@@ -85,10 +85,10 @@ class Renewal:
         self._warned: set[int] = set()  # pids of processes that a long episode keeps
         self._warned_of_limit = False
 
-    def due(self) -> list[tuple[int, str]]:
-        """Return the workers to renew now, and why."""
-        begun = int(self._links.counters.envs["resets"]["count"].sum())
-        if begun == self._begun and time.monotonic() < self._next_look and not self._waiting:
+    def due(self, begun: frozenset[int]) -> list[tuple[int, str]]:
+        """Return the workers to renew before the groups ``begun`` are reset, and why."""
+        count = int(self._links.counters.envs["resets"]["count"].sum())
+        if count == self._begun and time.monotonic() < self._next_look and not self._waiting:
             return []
         self._begun, self._waiting = -1, False  # if interrupted, the next call looks again
         for index in self._workers:
@@ -98,12 +98,12 @@ class Renewal:
         found = []
         for index in self._workers:
             if why := self._why(index):
-                if self._may_end(index):
+                if self._may_end(index, begun):
                     found.append((index, why))
                 else:
                     self._waiting = True
         # If an exception ends the renewals of some, the next call finds the others.
-        self._begun = begun if not found else -1
+        self._begun = count if not found else -1
         return found
 
     def renewed(self, index: int) -> None:
@@ -128,13 +128,12 @@ class Renewal:
             return f"with {used / 1e9:.3g} GB of memory"
         return ""
 
-    def _may_end(self, index: int) -> bool:
+    def _may_end(self, index: int, begun: frozenset[int]) -> bool:
         """Return whether a worker can be renewed now; one with a single env waits for its end."""
         if any(map(self._links.native.in_flight, self._links.groups_of[index])):
             return False
-        envs = self._processes.assignments[index].envs
-        over = self._ended(envs)
-        if over is None or len(envs) > 1 or over[0]:
+        over = self._ended(envs := self._processes.assignments[index].envs)
+        if over is None or len(envs) > 1 or over[0] or begun >= {*self._links.groups_of[index]}:
             return True
         self._warn(index)
         return False

@@ -81,8 +81,9 @@ def main(fd: int, parent: int, inherited: Any = None) -> None:
         _expect_sizes(attachment.sizes, description.sizes)
         link = _ProcessLink(attachment, segment, connection)
         loop = CommandLoop(setup.index, attachment, segment, server, link)
-        with contextlib.suppress(ConnectionError):
-            connection.send_bytes(b"attached")
+        if not is_replacement:  # for whose answers the parent does not wait
+            with contextlib.suppress(ConnectionError):
+                connection.send_bytes(b"attached")
     with _reporting_failure(connection, "serving"):
         loop.run()
 

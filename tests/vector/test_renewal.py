@@ -1,6 +1,7 @@
 """Renewed workers: another process takes the place of one that lives, between two commands."""
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -114,6 +115,19 @@ def test_running_episodes_of_several_envs_are_truncated_once_and_marked(mode, gr
 
 
 @pytest.mark.slow
+def test_episodes_that_the_program_ends_with_a_reset_count():
+    with pysampler.VectorEnv([Drawing] * 2, **ONE, recycle_after=2, infos="none") as envs:
+        pids = []
+        for seed in range(7):
+            envs.reset(seed=seed)
+            pids.append(pids_of(envs))
+            *_, truncated, _ = envs.step(np.zeros(2, int))
+            assert not truncated.any()
+        assert [after != before for before, after in itertools.pairwise(pids)] == [
+            *(False, False, True, False, False, True)
+        ]
+
+
 def test_seeded_runs_with_renewals_are_equal():
     runs = []
     for _ in range(2):

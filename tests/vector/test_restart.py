@@ -292,6 +292,51 @@ def test_an_env_that_hangs_each_time_is_given_up_whatever_the_window():
     assert envs.closed
 
 
+class DiesOnceLost(Counting):
+    """Ends its process while it is made, if another process has made it before."""
+
+    def __init__(self, path):
+        super().__init__()
+        if path.exists():
+            os._exit(7)
+        path.touch()
+
+
+def test_workers_that_end_while_they_make_their_envs_are_given_up_whatever_the_window(tmp_path):
+    envs = pysampler.VectorEnv(
+        [functools.partial(DiesOnceLost, tmp_path / "made")],
+        num_workers=1,
+        on_worker_loss="restart",
+        max_restarts=2,
+        restart_window=1e-6,
+    )
+    envs.reset()
+    with pytest.raises(WorkerLostError, match="exit code 7 .*it was replaced before"):
+        step(envs, env_0=told_envs.KILL)
+    assert envs.closed
+
+
+@pytest.mark.parametrize("recycles", [False, True])
+def test_large_answers_of_workers_that_replace_others_arrive(recycles):
+    options = {"recycle_after": 1} if recycles else {"on_worker_loss": "restart"}
+    make_env = functools.partial(Counting if not recycles else Ends)
+    with pysampler.VectorEnv([make_env] * 2, num_workers=1, **options) as envs:
+        envs.reset(seed=1)
+        pid = envs._pool.pids[0]
+        if not recycles:
+            step(envs, env_1=told_envs.KILL)
+        for _ in range(8):
+            step(envs)
+        assert envs._pool.pids[0] != pid
+        assert [*map(len, envs.apply(lambda _: bytes(100_000)))] == [100_000] * 2
+
+
+class Ends(Counting):
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, True, truncated, info
+
+
 def test_max_restarts_0_raises_at_the_first_loss():
     envs = make(autoreset_mode=SAME_STEP, max_restarts=0, restart_window=60)
     envs.reset()
