@@ -30,7 +30,7 @@ MOST = {
     "pysampler/_learning": 1_576,
     "pysampler/_policies": 2_151,
     "pysampler/_rollouts": 3_727,
-    "pysampler/_vector": 9_145,
+    "pysampler/_vector": 9_148,
     "pysampler/_workers": 4_227,
     "pysampler/adapters": 642,
     "pysampler/envs": 1_740,

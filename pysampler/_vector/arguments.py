@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -483,7 +484,8 @@ def from_first(doing: str, timeout_from: Any, timeout: Any) -> bool:
 
 
 def reset_options(given: Any, envs: int) -> list[dict[str, Any] | None]:
-    """Return the options of each env's reset, or raise ValueError."""
+    """Return copies of the options of each env's reset, or raise ValueError."""
+    given = copy.deepcopy(given)  # workers that are threads may read them later
     if not isinstance(given, list):
         return [given] * envs
     if len(given) != envs:

@@ -469,8 +469,7 @@ class EnvServer(Server):
                     continue
                 layers = list(layers_of(self.envs[i]))
                 elapsed = [vars(one).get("_elapsed_steps") for one in layers]
-                get_state = _offered(layers, "get_state")
-                state = copy.deepcopy(get_state()) if self.inline else get_state()
+                state = copy.deepcopy(_offered(layers, "get_state")())  # the env may change it
                 env_block, place = self.env_block_of(i)
                 episode = bool(env_block.ended[place]), int(env_block.used[place])
                 states[row] = state, elapsed, episode
@@ -491,7 +490,7 @@ class EnvServer(Server):
                     raise ValueError(f"{other} (simulated together)")
                 state, elapsed, (ended, used) = one
                 layers = list(layers_of(self.envs[i]))
-                _offered(layers, "set_state")(state)
+                _offered(layers, "set_state")(copy.deepcopy(state))  # as it may this one
                 for layer, steps in zip(layers, elapsed, strict=True):
                     if steps is not None:
                         layer._elapsed_steps = steps  # of a TimeLimit

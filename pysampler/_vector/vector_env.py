@@ -825,6 +825,8 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         """
         core = self._core
         with core.enter("async_reset"):
+            if isinstance(options, dict) and "reset_mask" in options:
+                raise ValueError("cannot reset: options have a reset_mask, expected env_ids")
             chosen = self._indices(env_ids)
             groups = self._batches.idle_groups("async_reset", chosen)
             envs = chosen.tolist()

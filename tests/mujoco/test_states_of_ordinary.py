@@ -65,6 +65,37 @@ class GetsOnly(RolloutRunner):
     set_state = None
 
 
+class Walk(RolloutRunner):
+    """Hands out its state itself, and takes states as its own."""
+
+    def step(self, action):
+        self.state["at"] += float(action) + 1
+        return np.full(2, self.state["at"]), self.state["at"], False, False, {}
+
+    def reset(self, *, seed=None, options=None):
+        self.state = {"at": 0.0}
+        return np.zeros(2), {}
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 1, "context": "threads"}]
+)
+def test_envs_share_no_state_with_each_other_or_the_program(options):
+    with pysampler.VectorEnv([Walk] * 2, **options) as envs:
+        envs.reset()
+        states = np.repeat(envs.get_state([0]), 2)
+        for _ in range(3):
+            envs.set_state(states)
+            for step in (1, 2):
+                assert envs.step(np.array([0, 1]))[1].tolist() == [step, 2 * step]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "make", [GetsOnly, lambda: gym.make("CartPole-v1"), lambda: gym.make(CHEETAH)]

@@ -495,3 +495,11 @@ def test_pending_groups_can_have_actions_of_different_dtypes(num_workers):
                 rewards[env] = reward[0]
                 assert infos["dtype"][0] == np.dtype(dtypes[env]).num
             assert rewards.tolist() == [6.0 * (value + env) for env in range(4)]
+
+
+def test_async_reset_refuses_a_mask():
+    with pysampler.VectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1) as envs:
+        with pytest.raises(ValueError, match="options have a reset_mask, expected env_ids"):
+            envs.async_reset(options={"reset_mask": np.array([True, False])})
+        envs.async_reset(seed=1)
+        assert len(envs.recv()[0]) == 2

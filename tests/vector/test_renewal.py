@@ -427,7 +427,10 @@ class LeaksLong(Leaks):
 def test_a_long_episode_that_keeps_much_memory_is_told_of_once(monkeypatch, caplog):
     monkeypatch.setattr(renewal, "LOOK_S", 0.0)
     monkeypatch.setattr(renewal, "LONG_EPISODE", 50)
+    used = {}
+    monkeypatch.setattr(renewal, "own_memory", lambda pid: used.get(pid, 0))
     with begun([LeaksLong], seed=1, num_workers=1, recycle_above=1000) as envs:
+        used[pids_of(envs)[0]] = 10**6
         for _ in range(50):
             envs.step([0])
         assert not caplog.records

@@ -421,3 +421,26 @@ def test_groups_come_back_as_they_are_ready():
         Gate.opened.set()
         *_, infos = envs.recv(min_envs=1)
         assert infos["env_id"].tolist() == [0]
+
+
+class Waits(Drawing):
+    """Waits for a gate in its reset, and tells its task."""
+
+    gate = threading.Event()
+
+    def reset(self, *, seed=None, options=None):
+        self.gate.wait(60)
+        observation, info = super().reset(seed=seed)
+        return observation, {**info, "task": options["task"]}
+
+
+@pytest.mark.parametrize("call", ["reset_async", "async_reset"])
+def test_options_of_a_reset_may_change_once_it_was_sent(call):
+    Waits.gate.clear()
+    options = {"task": 1}
+    with pysampler.VectorEnv([Waits] * 2, num_workers=1, groups=2, context="threads") as envs:
+        getattr(envs, call)(seed=1, options=options)
+        options["task"] = 2
+        Waits.gate.set()
+        infos = envs.reset_wait()[1] if call == "reset_async" else envs.recv()[4]
+        assert infos["task"].tolist() == [1, 1]
