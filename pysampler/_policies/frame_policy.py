@@ -162,7 +162,7 @@ class FramePolicy:
         return transformed or bool(self._state or self._previous)
 
     def carry(self, last: int, frame: int, envs: Rows = slice(None)) -> None:
-        """Copy what the policy sees of envs, and what it remembers, to another frame."""
+        """Copy the observations and the policy's state of envs from frame ``last`` to ``frame``."""
         for leaf in self._carried:
             leaf[frame, envs] = leaf[last, envs]
 

@@ -319,8 +319,9 @@ def test_workers_that_end_while_they_make_their_envs_are_given_up_whatever_the_w
 @pytest.mark.parametrize("recycles", [False, True])
 def test_large_answers_of_workers_that_replace_others_arrive(recycles):
     options = {"recycle_after": 1} if recycles else {"on_worker_loss": "restart"}
-    make_env = functools.partial(Counting if not recycles else Ends)
-    with pysampler.VectorEnv([make_env] * 2, num_workers=1, **options) as envs:
+    with pysampler.VectorEnv(
+        [Ends if recycles else Counting] * 2, num_workers=1, **options
+    ) as envs:
         envs.reset(seed=1)
         pid = envs._pool.pids[0]
         if not recycles:
@@ -329,6 +330,7 @@ def test_large_answers_of_workers_that_replace_others_arrive(recycles):
             step(envs)
         assert envs._pool.pids[0] != pid
         assert [*map(len, envs.apply(lambda _: bytes(100_000)))] == [100_000] * 2
+        assert not envs._pool._processes.children[0].connection.poll()  # nothing is left unread
 
 
 class Ends(Counting):
