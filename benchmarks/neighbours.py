@@ -28,11 +28,7 @@ from running import Measure, Options
 import pysampler
 
 USUAL, OURS, THREADS, ASYNC, SYNC = NAMES = (
-    "usual slices",
-    "pysampler",
-    "threads",
-    "AsyncVectorEnv",
-    "SyncVectorEnv",
+    *("usual slices", "pysampler", "threads", "AsyncVectorEnv", "SyncVectorEnv"),
 )
 CASES = {"CartPole x 8": ("CartPole-v1", 8), "CartPole x 64": ("CartPole-v1", 64)}
 CASES["HalfCheetah x 64"] = ("HalfCheetah-v5", 64)

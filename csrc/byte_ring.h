@@ -16,6 +16,7 @@
 #include <cstring>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "layout.h"
@@ -124,9 +125,9 @@ class BasicByteRing {
     Bytes message() const noexcept { return whole_; }
 
     void release() noexcept {
+        if (whole_.data() == nullptr) return;  // the parts so far stay
         whole_ = {};
-        if (held_ > 0) cell_->head.post(held_);
-        held_ = 0;
+        if (held_ > 0) cell_->head.post(std::exchange(held_, 0));
         parts_.clear();
     }
 

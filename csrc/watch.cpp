@@ -178,7 +178,6 @@ bool Watch::settle(pid_t pid) {
 std::vector<pid_t> Watch::watched() const {
     const std::lock_guard lock(mutex_);
     std::vector<pid_t> pids;
-    pids.reserve(entries_.size());
     for (const auto& [pid, entry] : entries_) pids.push_back(pid);
     return pids;
 }

@@ -1,4 +1,4 @@
-"""PPO in one file: pysampler samples, torch learns.
+"""PPO: pysampler samples, torch learns.
 
     python examples/ppo.py                                      # CartPole-v1 until it returns 475
     python examples/ppo.py --env HalfCheetah-v5 --steps 1000000

@@ -6,8 +6,6 @@
 Outputs have measured numbers: run it on an idle machine.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -7,8 +7,6 @@ it into the folder. It takes about seven minutes on two CPUs, and needs a C comp
 headers of libffi, OpenSSL and zlib.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import lzma

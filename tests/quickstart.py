@@ -6,8 +6,6 @@ Runs the commands of the page, except those with sudo, and all Python up to the 
 end of the page as a program. It fails where a reader would.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

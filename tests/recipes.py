@@ -12,8 +12,6 @@ result as the last line. Its file must not be named like the library's module, w
 tianshou_dqn.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import os

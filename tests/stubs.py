@@ -1,7 +1,5 @@
 """Generate pysampler/_core.pyi from the module; --check reports whether it is up to date."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

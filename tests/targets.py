@@ -8,8 +8,6 @@ other ran before. `tests/test_targets.py` checks that the list is complete. Clon
 committed. Those of targets that pass are removed: each has an environment of up to 3 GB.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -25,17 +23,9 @@ CLONES = ROOT / "build" / "clones"
 # same environment. Those that take long, or that CI runs elsewhere too, only show that it is
 # complete (SMOKE=1).
 COMMANDS = [
-    "bench bench-history SMOKE=1",
-    "demo",
-    "docs docs-open",
-    "format",
-    "lint",
-    "models",
-    "quickstart",
-    "sanitize",
-    "test test-all test-faults reverts SMOKE=1",
-    "test-python TEST_GROUP=test-light TESTS=tests/test_smoke.py",
-    "wheels",
+    *("bench bench-history SMOKE=1", "demo", "docs docs-open", "format", "lint", "models"),
+    *("quickstart", "sanitize", "test test-all test-faults reverts SMOKE=1"),
+    *("test-python TEST_GROUP=test-light TESTS=tests/test_smoke.py", "wheels"),
 ]
 
 

@@ -513,11 +513,7 @@ def test_rollouts_become_trajectories_of_one_env_each(monkeypatch):
     [
         ["vector.py", "--slices=2", "--seconds=0.05", "--no-peers", "--case=CartPole-v1, 64"],
         [
-            "scaling.py",
-            "--slices=2",
-            "--seconds=0.05",
-            "--no-peers",
-            "--most=2",
+            *("scaling.py", "--slices=2", "--seconds=0.05", "--no-peers", "--most=2"),
             "--case=CartPole-v1, 64",
         ],
         ["cliffs.py", "--repetitions=1", "--only=a rollout's frames"],

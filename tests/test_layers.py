@@ -11,63 +11,18 @@ ROOT = Path(__file__).parents[1]
 # The packages of pysampler, each of which imports those before it and its own modules. pysampler
 # itself names everything.
 PACKAGES = [
-    *(
-        "errors",
-        "_common",
-        "_core",
-        "envs",
-        "sync",
-        "_workers",
-        "_frames",
-        "_vector",
-        "_policies",
-        "_rollouts",
-        "_actors",
-        "_learning",
-    ),
-    *("adapters", "ray", "_cli", "__main__"),
+    *("errors", "_common", "_core", "envs", "sync", "_workers", "_frames", "_vector", "_policies"),
+    *("_rollouts", "_actors", "_learning", "adapters", "ray", "_cli", "__main__"),
 ]
 # Packages that may import the C++ module.
 PLAIN = {"errors", "_common", "adapters"}
 NATIVE = set(PACKAGES) - PLAIN
 # In C++ a header may include those before it in this order.
 CPP = [
-    *(
-        "layout",
-        "shown",
-        "clock",
-        "cgroup",
-        "process",
-        "futex",
-        "deadline",
-        "wait",
-        "waiter",
-        "position",
-    ),
-    *(
-        "flag",
-        "doorbell",
-        "ring",
-        "producers",
-        "shared_ring",
-        "byte_ring",
-        "board",
-        "descriptor",
-        "segment",
-        "loan",
-    ),
-    *(
-        "pulse",
-        "watch",
-        "trace",
-        "meter",
-        "command",
-        "command_sender",
-        "pool",
-        "pool_worker",
-        "block",
-        "simulations",
-    ),
+    *("layout", "shown", "clock", "cgroup", "process", "futex", "deadline", "wait", "waiter"),
+    *("position", "flag", "doorbell", "ring", "producers", "shared_ring", "byte_ring", "board"),
+    *("descriptor", "segment", "loan", "pulse", "watch", "trace", "meter", "command"),
+    *("command_sender", "pool", "pool_worker", "block", "simulations"),
 ]
 MODULES = sorted(
     path.relative_to(ROOT / "pysampler")
@@ -152,10 +107,8 @@ def test_modules_have_no_import_cycles():
 @pytest.mark.parametrize(
     "line",
     [
-        "from pysampler._cli.main import main",
-        "def f():\n    import pysampler._cli.main",
-        "if TYPE_CHECKING:\n    from pysampler._cli import main",
-        "f('pysampler._cli.main')",
+        *("from pysampler._cli.main import main", "def f():\n    import pysampler._cli.main"),
+        *("if TYPE_CHECKING:\n    from pysampler._cli import main", "f('pysampler._cli.main')"),
         "CODE = 'from pysampler._cli.main import main; main()'",
     ],
 )

@@ -8,8 +8,6 @@ from the glibc and the compiler of this machine: hosted CI builds what is publis
 image, with an older tag.
 """
 
-from __future__ import annotations
-
 import argparse
 import email
 import json

@@ -405,9 +405,7 @@ bool BatchBlock::reset(std::uint32_t frame, const py::list& calls) {
 void BatchBlock::reset_envs(std::uint32_t frame, Places envs, const std::vector<py::tuple>* calls,
                             std::optional<std::uint8_t> has_final) {
     bool with_options = false;
-    const auto seeded = [](const py::object& seed) { return static_cast<bool>(seed); };
-    if (calls != nullptr || !options_.empty() || !all_begun() ||
-        std::any_of(seeds_.begin(), seeds_.end(), seeded)) {
+    if (calls != nullptr || !options_.empty() || !all_begun() || !seeds_.empty()) {
         envs = prepared(envs, calls, with_options);
     }
     if (envs.empty()) return;
@@ -442,9 +440,9 @@ BatchBlock::Places BatchBlock::prepared(const Places& envs, const std::vector<py
     py::list seeds, options;
     for (std::size_t k = 0; k < envs.size(); ++k) {
         const auto i = static_cast<std::size_t>(envs[k]);
-        const py::object own = std::exchange(seeds_[i], py::object());
+        const py::object own = take_seed(i);
         py::object seed = calls == nullptr ? py::none() : py::object((*calls)[k][0]);
-        if (seed.is_none() && own) seed = own;
+        if (seed.is_none()) seed = own;
         seeds.append(seed);
         const py::object given = calls == nullptr ? py::none() : py::object((*calls)[k][1]);
         options.append(options_of(i, given.ptr()));
@@ -550,7 +548,7 @@ void BatchBlock::set_states(const py::object& ids, const py::object& states) {
     for (const py::handle id : ids) {
         const std::size_t i = checked_env(id.cast<std::size_t>());
         fresh_[i] = false;
-        seeds_[i] = py::object();
+        take_seed(i);
         if (autoreset_ != Autoreset::kNextStep) ended_[i] = false;  // a state of another mode
     }
 }

@@ -257,8 +257,8 @@ py::object EnvBlock::call_reset(std::size_t i, PyObject* seed, PyObject* options
     resting_[i] = false;
     const auto none = [](PyObject* value) { return value == nullptr || value == Py_None; };
     bool keywords = seed != nullptr || options != nullptr;
-    py::object own_seed = std::exchange(seeds_[i], py::object());
-    if (none(seed)) seed = own_seed ? own_seed.ptr() : Py_None;
+    const py::object own_seed = take_seed(i);
+    if (none(seed)) seed = own_seed.ptr();
     const py::object chosen = options_of(i, options);
     options = chosen.ptr();
     keywords |= !none(seed) || !none(options);
@@ -306,10 +306,8 @@ bool EnvBlock::write_obs(std::uint32_t frame, std::size_t i, PyObject* obs,
 void EnvBlock::store_obs(std::uint32_t frame, std::size_t i, PyObject* obs, PyObject* reward) {
     report(i, write_obs(frame, i, obs, obs_leaves_), obs, reward);
     if (!unshaped_.empty()) {
-        py::tuple values(unshaped_.size());
-        for (std::size_t k = 0; k < unshaped_.size(); ++k) values[k] = std::move(unshaped_[k]);
+        leave(kUnshapedObs, i, py::tuple(py::cast(unshaped_)));
         unshaped_.clear();
-        leave(kUnshapedObs, i, values);
     }
     if (last_rows_.empty()) {
         last_obs_[i] = py::reinterpret_borrow<py::object>(obs);

@@ -47,7 +47,7 @@ FrameAccess::FrameAccess(const py::object& frames, const std::shared_ptr<Infos>&
             python_actions_.push_back(action_leaf(bytes, kPythonNumbers + type, shape));
         }
     }
-    for (const char* name : {"rewards", "terminated", "truncated"}) {
+    for (const char* name : {"rewards", "terminated", "truncated", "options_versions"}) {
         results_.emplace_back(frames.attr(name).cast<py::array>());
     }
     const auto large = [this](const Leaf& leaf) { return envs_ * leaf.row_bytes() >= kMinLent; };
@@ -68,9 +68,7 @@ void FrameAccess::check_frame(std::uint32_t frame) const {
 
 bool FrameAccess::held(std::uint32_t frame) const {
     return frame < lent_.size() &&
-           std::any_of(
-               lent_[frame].begin(), lent_[frame].end(),
-               [](const std::optional<Lent>& rows) { return rows && rows->held(); });
+           std::ranges::any_of(lent_[frame], [](const auto& rows) { return rows && rows->held(); });
 }
 
 bool FrameAccess::may_lend(std::uint32_t frame) const {
@@ -96,6 +94,17 @@ std::uint32_t FrameAccess::next() const {
         if (std::ranges::find(seen_, frame) == seen_.end()) break;
     }
     return frame;
+}
+
+std::uint32_t FrameAccess::use(std::uint32_t frame) {
+    const std::uint32_t other = after(frame);
+    if (other != frame && !held(other) && std::ranges::find(seen_, frame) != seen_.end()) {
+        for (std::size_t env = 0; env < envs_; ++env) {
+            if (seen_[group_of_[env]] == frame) copy_seen(env, frame, other);
+        }
+        std::ranges::replace(seen_, frame, other);
+    }
+    return frame_ = frame;
 }
 
 FrameAccess::GroupFrames FrameAccess::start(const std::vector<std::uint32_t>& groups) {
@@ -227,11 +236,7 @@ py::tuple FrameAccess::read_some(const GroupFrames& group_frames) const {
         const auto [first, count] = groups_.at(group);
         batch.add({frame, first, count});
     }
-    py::object observations = py::none();
-    if (!has_unshaped_) {
-        observations = obs_.build([&](std::size_t i) { return obs_leaves_[i].load_all(batch); });
-    }
-    return results(observations, batch);
+    return results(observations(batch), batch);
 }
 
 py::tuple FrameAccess::read_chunks(const Chunks& chunks) const {
@@ -263,14 +268,10 @@ py::tuple FrameAccess::read_chunks(const Chunks& chunks) const {
         }
         batch.add({run_frame, run_first, first + count - run_first});
     }
-    py::object observations = py::none();
-    if (!has_unshaped_) {
-        observations = obs_.build([&](std::size_t i) { return obs_leaves_[i].load_all(batch); });
-    }
     auto [infos, mixed] = infos_->collect(batch);
     add_final(batch, infos);
-    return py::make_tuple(observations, results_[1].load_all(batch), results_[2].load_all(batch),
-                          infos, mixed, ends, taken);
+    return py::make_tuple(observations(batch), results_[1].load_all(batch),
+                          results_[2].load_all(batch), infos, mixed, ends, taken);
 }
 
 bool FrameAccess::write_chunk(std::uint32_t steps, const py::handle& actions) {
@@ -310,15 +311,18 @@ void FrameAccess::note_seen(const std::int64_t* ends) {
     std::iota(all.begin(), all.end(), 0U);
     start(all);
     for (std::size_t env = 0; env < envs_; ++env) {
-        const std::uint32_t to = frame_of_[group_of_[env]];
-        const auto copy = [&](const Leaf& leaf) {
-            std::memcpy(leaf.row(to, env), leaf.row(static_cast<std::uint32_t>(ends[env]), env),
-                        leaf.row_bytes());
-        };
-        std::ranges::for_each(obs_leaves_, copy);
-        std::for_each(results_.begin() + 1, results_.end(), copy);  // terminated, truncated
+        copy_seen(env, static_cast<std::uint32_t>(ends[env]), frame_of_[group_of_[env]]);
     }
     mark_seen(all);
+}
+
+// Copies what the caller saw of an env, except its reward, from one frame to another.
+void FrameAccess::copy_seen(std::size_t env, std::uint32_t from, std::uint32_t to) const {
+    const auto copy = [&](const Leaf& leaf) {
+        std::memcpy(leaf.row(to, env), leaf.row(from, env), leaf.row_bytes());
+    };
+    std::ranges::for_each(obs_leaves_, copy);
+    std::for_each(results_.begin() + 1, results_.end(), copy);
 }
 
 py::tuple FrameAccess::results(const py::object& observations, const Selection& batch) const {
@@ -326,6 +330,11 @@ py::tuple FrameAccess::results(const py::object& observations, const Selection& 
     add_final(batch, infos);
     return py::make_tuple(observations, results_[0].load_all(batch), results_[1].load_all(batch),
                           results_[2].load_all(batch), infos, mixed);
+}
+
+py::object FrameAccess::observations(const Selection& batch) const {
+    if (has_unshaped_) return py::none();
+    return obs_.build([&](std::size_t i) { return obs_leaves_[i].load_all(batch); });
 }
 
 py::object FrameAccess::observations(std::uint32_t frame) const {

@@ -70,8 +70,9 @@ class FrameAccess {
     // not the one that the caller saw last, which is needed if a worker is lost.
     std::uint32_t frame() const { return frame_; }
     std::uint32_t next() const;
-    void use(std::uint32_t frame) { frame_ = frame; }
-    std::uint32_t next_frame() { return frame_ = next(); }
+    // use() copies what the caller saw in that frame to another, if groups were seen in all frames.
+    std::uint32_t use(std::uint32_t frame);
+    std::uint32_t next_frame() { return use(next()); }
     // The same for groups that are commanded independently.
     std::uint32_t frame_of(std::uint32_t group) const { return frame_of_.at(group); }
     GroupFrames start(const std::vector<std::uint32_t>& groups);
@@ -100,10 +101,12 @@ class FrameAccess {
     }
 
     void note_seen(const std::int64_t* ends);
+    void copy_seen(std::size_t env, std::uint32_t from, std::uint32_t to) const;
 
     bool held(std::uint32_t frame) const;
     bool may_lend(std::uint32_t frame) const;
 
+    py::object observations(const Selection& batch) const;
     py::object observations(std::uint32_t frame) const;
     py::tuple results(const py::object& observations, const Selection& batch) const;
     void add_final(const Selection& batch, py::dict& infos) const;
@@ -120,7 +123,7 @@ class FrameAccess {
     std::vector<Leaf> action_leaves_;
     std::vector<Leaf> python_actions_;  // for a single leaf: one of ints, one of floats
     py::array_t<std::int32_t> action_types_;
-    std::vector<Leaf> results_;  // rewards, terminated, truncated
+    std::vector<Leaf> results_;  // rewards, terminated, truncated, versions of options
     py::array_t<std::uint8_t> has_final_;
     std::size_t envs_;
     bool single_action_;

@@ -32,7 +32,6 @@ FrameBlock::FrameBlock(std::size_t count, std::size_t first, const std::shared_p
       ended_(count),
       resting_(count),
       fresh_(count),
-      seeds_(count),
       used_(static_cast<py::ssize_t>(count)) {
     std::fill_n(used_.mutable_data(), count, 0);
 }
@@ -85,19 +84,11 @@ void FrameBlock::use_action_types(std::uint32_t frame) {
 void FrameBlock::replace(const std::vector<std::optional<std::uint64_t>>& seeds,
                          const std::vector<bool>& over) {
     for (std::size_t i = 0; i < count_; ++i) {
-        if (const auto& seed = seeds.at(i)) seeds_[i] = py::int_(*seed);
+        if (const auto& seed = seeds.at(i)) seeds_[py::int_(i)] = py::int_(*seed);
         const bool is_over = !over.empty() && over.at(i) && autoreset_ != Autoreset::kSameStep;
         ended_[i] = is_over && autoreset_ == Autoreset::kNextStep;
         fresh_[i] = !is_over;
     }
-}
-
-py::dict FrameBlock::seeds() const {
-    py::dict seeds;
-    for (std::size_t i = 0; i < count_; ++i) {
-        if (seeds_[i]) seeds[py::int_(i)] = seeds_[i];
-    }
-    return seeds;
 }
 
 void FrameBlock::set_options(std::size_t i, const py::object& options, std::int64_t version) {

@@ -78,7 +78,7 @@ class FrameBlock : public Block {
     virtual void replace(const std::vector<std::optional<std::uint64_t>>& seeds,
                          const std::vector<bool>& over);
     // The seeds of next resets, by env, that replace() set and no reset has used.
-    py::dict seeds() const;
+    const py::dict& seeds() const { return seeds_; }
     // Whether an env has not been stepped or reset since it replaced another.
     bool fresh() const { return fresh_.any(); }
     // Env i uses these options from its next reset on, unless that reset is given others. Each step
@@ -114,6 +114,10 @@ class FrameBlock : public Block {
     std::size_t checked_env(std::size_t i) const;
     void begin(std::uint32_t frame);
     void use_action_types(std::uint32_t frame);
+    // The seed of the next reset of env i, which is used up; None if there is none.
+    py::object take_seed(std::size_t i) {
+        return seeds_.empty() ? py::object(py::none()) : seeds_.attr("pop")(i, py::none());
+    }
     // The options of a reset of env i that is given these. Notes their version.
     py::object options_of(std::size_t i, PyObject* given);
     void leave(OverflowKind kind, std::size_t i, const py::object& object);
@@ -152,8 +156,8 @@ class FrameBlock : public Block {
     Autoreset autoreset_ = Autoreset::kNextStep;
     KeepInfos keep_ = KeepInfos::kAll;
     Flags ended_, resting_;
-    Flags fresh_;                    // they replace others, and have not begun
-    std::vector<py::object> seeds_;  // for the next reset, unless it is given one
+    Flags fresh_;     // they replace others, and have not begun
+    py::dict seeds_;  // by env, for the next reset, unless it is given one
     py::dict options_;
     py::array_t<std::int64_t> used_;
     bool stopped_ = false;

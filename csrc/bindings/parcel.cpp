@@ -123,7 +123,8 @@ void receive_parcel(int socket, py::list& parcels) {
                   ? "cannot receive from worker: too many open files for a large message"
                   : "cannot receive from worker: a large message has no descriptor");
     }
-    if (fcntl(memory.fileno(), F_GET_SEALS) != kSeals || status.st_size == 0) {
+    const int seals = fcntl(memory.fileno(), F_GET_SEALS);  // with F_SEAL_EXEC on some systems
+    if (seals < 0 || (seals & kSeals) != kSeals || status.st_size == 0) {
         raise("LayoutError", "cannot receive from worker: a large message is not complete");
     }
     parcels.append(mapped(memory.fileno(), static_cast<std::size_t>(status.st_size)));

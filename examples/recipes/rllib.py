@@ -1,12 +1,12 @@
 # /// script
 # dependencies = ["ray[rllib]==2.60.0", "torch"]
 # ///
-"""RLlib's PPO on pysampler, in this process or in runners of their own.
+"""RLlib's PPO on pysampler, in this process or in separate runners.
 
     python rllib.py --runners 2 --steps 100000
 
 In this process an env is registered whose function makes the vector env. Each remote runner is
-another process: there `pysampler.install()` takes the place of gymnasium's AsyncVectorEnv.
+another process: there `pysampler.install()` replaces gymnasium's AsyncVectorEnv.
 """
 
 import argparse

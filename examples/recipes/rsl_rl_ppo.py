@@ -39,7 +39,8 @@ class Envs(VecEnv):
 
     def step(self, actions):
         observations, rewards, terminated, truncated, _ = self.envs.step(actions.numpy())
-        dones, time_outs = torch.from_numpy(terminated | truncated), torch.from_numpy(truncated)
+        dones = torch.from_numpy(terminated | truncated)
+        time_outs = torch.from_numpy(truncated & ~terminated)
         self.episode_length_buf = (self.episode_length_buf + 1) * ~dones
         self.observations = tensordict(observations)
         return self.observations, torch.from_numpy(rewards), dones, {"time_outs": time_outs}

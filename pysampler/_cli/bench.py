@@ -36,6 +36,7 @@ from pysampler._cli.turns import (
     turns_until,
 )
 from pysampler._workers.counters import with_unit
+from pysampler.sync import usable_cpus
 
 if TYPE_CHECKING:
     import argparse
@@ -209,7 +210,10 @@ def advice_of(
     elif best.fraction.middle > 1.05 and best.about.get("native"):
         advice.append("Workers simulate these envs together; the ideal steps them one by one.")
     elif best.fraction.middle >= 0.85:
-        advice.append("The default is close to the ideal: only faster envs or more CPUs can help.")
+        help_by = "only faster envs or more CPUs can help."
+        if setting.waits:
+            help_by = "envs wait for something other than a CPU, so try more workers than CPUs."
+        advice.append(f"The default is close to the ideal: {help_by}")
     else:
         advice.append("Workers wait part of the time: try more envs.")
     ahead = [name for name in others if measured[name].rates]
@@ -218,7 +222,8 @@ def advice_of(
         advice.append(f"{ahead[0]} may be as fast: the difference is within the spread.")
     advice += busy_remark(measured[IDEAL])
     share = scaling(setting, measured[IDEAL], alone)
-    if share is not None and share < 0.7:
+    most = min(1.0, usable_cpus() / setting.workers)
+    if share is not None and share < 0.7 * most:
         advice.append(
             f"{setting.workers} independent processes are only {share * setting.workers:.1f} "
             "times as fast as one: memory, clock speeds or other programs limit every row."

@@ -110,8 +110,7 @@ class _Writer:
         *workers, parent = pool.tracks
         main = self._track(f"main process, {pool.name}")
         tracks = [self._track(f"worker {i}, {pool.name}") for i in range(pool.workers)]
-        groups = sum(map(len, pool.groups[: pool.workers]))
-        rounds = rounds_of(parent, workers, groups, pool.holes)
+        rounds = rounds_of(parent, workers, sum(map(len, pool.groups)), pool.holes)
         is_mark = np.isin(parent["kind"], [_KIND.SENT, _KIND.TAKEN])
         marks, parent = parent[is_mark], parent[~is_mark]
         parent = np.concatenate([parent, of_program(parent, pool.holes)])
@@ -154,7 +153,8 @@ class _Writer:
         counts = pool.counts
         seconds = np.diff(counts["at"]) / 1e9
         for name, column in (("env steps/s", "steps"), ("workers at work", "busy")):
-            values = np.diff(counts[column]) / seconds
+            # The step of a worker that is replaced ends uncounted.
+            values = np.maximum(np.diff(counts[column]), 0) / seconds
             for at, value in zip(counts["at"].tolist(), values.tolist(), strict=False):
                 about = {"ph": "C", "name": f"{name}, {pool.name}", "pid": self._pid}
                 self._event({**about, "ts": at / 1e3, "args": {"value": value}})
@@ -216,7 +216,8 @@ def merge(paths: Iterable[Path], into: Path) -> int:
         OSError: A file cannot be read, or the result cannot be written.
     """
     merged: dict[str, Any] = {}
-    for number, path in enumerate(paths):
+    number = 0  # of the file, among all whose tracks and arrows were ever numbered
+    for path in paths:
         try:
             trace = json.loads(_json_of(path))
             trace = {"traceEvents": trace} if isinstance(trace, list) else trace
@@ -227,7 +228,7 @@ def merge(paths: Iterable[Path], into: Path) -> int:
                 event["ph"]  # every event has one
                 if "ts" in event:
                     event["ts"] += later
-                _renumber(event, number)
+            number += max((_renumber(event, number) for event in events), default=0) + 1
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{path} is not a JSON trace") from None
         if merged:
@@ -249,9 +250,16 @@ def _json_of(path: Path) -> bytes:
         return into.read_bytes()
 
 
-def _renumber(event: dict[str, Any], number: int) -> None:
-    """Give the tracks and arrows that pysampler wrote numbers that differ between files."""
+def _renumber(event: dict[str, Any], number: int) -> int:
+    """Give the tracks and arrows that pysampler wrote numbers that differ between files.
+
+    Returns:
+        How many files it had been merged with, as its number in the file shows.
+    """
+    before = 0
     if isinstance(event.get("tid"), int) and event["tid"] >= _THREADS:
+        before = (event["tid"] - _THREADS) // _FILE_THREADS
         event["tid"] += number * _FILE_THREADS
     if event.get("cat") == "pysampler" and "id" in event:
         event["id"] += number * _FILE_FLOWS
+    return int(before)

@@ -16,15 +16,15 @@ import resource
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
 
 from pysampler import _core
 from pysampler._cli.hangs import report_hangs
-from pysampler._cli.isolation import checked
 from pysampler._cli.programs import AttachError, find
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
@@ -32,15 +32,16 @@ from pysampler._cli.sources import SourceError, source_of
 from pysampler._policies.trees import mapped
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.env_calls import is_several
-from pysampler._vector.vector_env import VectorEnv
+from pysampler._vector.isolation.check import check_envs
+from pysampler._vector.vector_env import VectorEnv, core_of
 from pysampler.errors import EnvError
+from pysampler.sync import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
     from pysampler._cli.sources import EnvSource
-    from pysampler._vector.isolation.verdict import Isolation
 
 __all__ = ["BusyPolicy", "main", "plain_loop"]
 
@@ -49,23 +50,8 @@ _BUSY = 0.7  # an env that uses less of a CPU may wait for something else
 _BATCHES = 16  # of actions, drawn in advance
 _LONGEST_LINE = 300  # characters of an error
 _HORIZON = 16  # steps of a rollout
+_CHECKED = 3  # envs of a check whether they may share a process
 _MODE: dict[str, Any] = {"autoreset_mode": "SameStep"}  # like a plain loop
-
-
-class Contender(Protocol):
-    """Steps envs on request.
-
-    Attributes:
-        about: Its description of itself, for the report.
-    """
-
-    about: dict[str, Any]
-
-    def run(self, seconds: float, only: int | None = None) -> tuple[int, float]:
-        """Step for some seconds; return the number of env steps and their duration."""
-
-    def close(self) -> None:
-        """End its processes."""
 
 
 def _run(step: Callable[[], int], seconds: float) -> tuple[int, float]:
@@ -88,6 +74,9 @@ class Ideal:
         source: Makes the envs.
         envs: The number of envs.
         workers: The number of processes.
+
+    Attributes:
+        about: Its description of itself, for the report.
     """
 
     def __init__(self, source: EnvSource, envs: int, workers: int) -> None:
@@ -112,14 +101,18 @@ class Ideal:
             raise SourceError(answer)
         return answer
 
-    def run(self, seconds: float, only: int | None = None) -> tuple[int, float]:
-        """Step, in the first ``only`` processes or in all of them."""
+    def run(self, seconds: float, only: int | None = None) -> tuple[float, float]:
+        """Step, in the first ``only`` processes or in all of them.
+
+        Returns:
+            The number of env steps, with a fraction since processes end at other times, and their
+            duration.
+        """
         pipes = self._pipes[:only]
         for pipe in pipes:
             pipe.send(seconds)
         parts = [self._answer(pipe) for pipe in pipes]
-        rate = sum(steps / took for steps, took in parts)
-        return round(rate * seconds), seconds
+        return sum(steps / took for steps, took in parts) * seconds, seconds
 
     def close(self) -> None:
         """End the processes."""
@@ -129,6 +122,8 @@ class Ideal:
 
 def _step_alone(functions: list[Callable[[], gym.Env[Any, Any]]], pipe: Connection) -> None:
     """Step these envs for each duration received from the pipe."""
+    # The envs may start processes, too, which end with this one.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
         step = plain_loop([function() for function in functions])
         pipe.send([])
@@ -207,6 +202,9 @@ class Stepper:
         recv: Arguments of ``recv``; None steps all envs together.
         policy_in: Where rollouts call the policy; None makes no rollouts.
         policy_seconds: The duration of a call of the policy.
+
+    Attributes:
+        about: Its description of itself, for the report.
     """
 
     def __init__(
@@ -229,39 +227,51 @@ class Stepper:
         envs.action_space.seed(0)
         self._actions = [envs.action_space.sample() for _ in range(_BATCHES)]
         self._turn = 0
+        self._resets = 0  # envs that the next step only resets
         self._recv = recv
         self._policy = BusyPolicy(self._actions[0], policy_seconds)
         if policy_in is not None:
             rollouts = Rollouts(envs, self._policy, _HORIZON, policy_in=policy_in, seed=0)
             self._rollouts = iter(rollouts)
             self._step = self._walk
-        elif recv is not None:
-            envs.async_reset(seed=0)
-            self._step = self._step_some
         else:
             envs.reset(seed=0)
-            self._step = self._step_all
+            self._step = self._step_all if recv is None else self._step_some
 
     def _step_all(self) -> int:
         self._turn += 1
         self._policy.wait()
-        self._envs.step(self._actions[self._turn % _BATCHES])
-        return int(self._envs.num_envs)
+        stepped = self._envs.step(self._actions[self._turn % _BATCHES])
+        steps = int(self._envs.num_envs) - self._resets
+        if self._envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
+            self._resets = int((stepped[2] | stepped[3]).sum())
+        return steps
 
     def _step_some(self) -> int:
         assert self._recv is not None
         self._turn += 1
         ids = self._envs.recv(**self._recv)[4]["env_id"]
         self._policy.wait()
-        self._envs.send(_taken(self._actions[self._turn % _BATCHES], ids), ids)
+        if core_of(self._envs).spec.unshaped_actions:
+            actions = batch_space(self._envs.single_action_space, len(ids)).sample()
+        else:
+            actions = _taken(self._actions[self._turn % _BATCHES], ids)
+        self._envs.send(actions, ids)
         return len(ids)
 
     def _walk(self) -> int:
         return int(next(self._rollouts).terminated.size)
 
-    def run(self, seconds: float, only: int | None = None) -> tuple[int, float]:  # noqa: ARG002
-        """Step for some seconds."""
-        return _run(self._step, seconds)
+    def run(self, seconds: float, only: int | None = None) -> tuple[float, float]:  # noqa: ARG002
+        """Step for some seconds; no env is at work before and after."""
+        begun = time.perf_counter()
+        if self._recv is not None:
+            self._envs.send(self._actions[0])
+        steps, took = _run(self._step, seconds)
+        if self._recv is not None:
+            steps += len(self._envs.recv(self._envs.pending)[1])
+            took = time.perf_counter() - begun
+        return steps, took
 
     def parts(self, seconds: float) -> dict[str, float]:
         """Return the duration of each part of a round, in seconds; empty without workers."""
@@ -271,28 +281,30 @@ class Stepper:
         except AttachError:
             return {}
         # As many at a time as the track has room for their slices.
-        rounds = max(1, _core.Track.SLICES // (4 * self._envs.num_envs))
+        rounds = max(2, _core.Track.SLICES // (4 * self._envs.num_envs))
         end = time.perf_counter() + seconds
-        read = []
+        read, reading = list[Any](), list[tuple[int, int]]()
         with contextlib.closing(recorder):
-            while time.perf_counter() < end:
+            while not read or time.perf_counter() < end:
+                began = now()
                 read.append(recorder.read())
+                reading.append((began, now()))  # no part of a round
                 for _ in range(rounds):
                     self._step_all()
             read.append(recorder.read())
         *workers, parent = (np.concatenate(slices) for slices in zip(*read, strict=True))
-        groups = sum(map(len, pool.about.groups[: len(workers)]))
-        return means_of(rounds_of(parent, workers, groups, recorder.holes))
+        holes = sorted([*recorder.holes, *reading])
+        return means_of(rounds_of(parent, workers, sum(map(len, pool.about.groups)), holes))
 
     def close(self) -> None:
         """End the workers."""
         self._envs.close(**({"terminate": True} if self._recv is not None else {}))
 
 
-def _made(source: EnvSource, order: dict[str, Any]) -> Contender:
+def _made(source: EnvSource, order: dict[str, Any]) -> Ideal | Stepper:
     """Make the contender of an order, and let it warm up."""
     kind, count = order["kind"], order["envs"]
-    contender: Contender
+    contender: Ideal | Stepper
     if kind == "ideal":
         contender = Ideal(source, count, order["workers"])
     elif kind == "pysampler":
@@ -338,18 +350,13 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
 def _checked(source: EnvSource, *, threads: bool) -> dict[str, Any]:
     """Return whether envs may share a process, or step in threads, for ``Setting``."""
     try:
-        found, *in_threads = checked(source.function, threads=threads)
+        checks = check_envs([source.function] * _CHECKED, threads=(False, True)[: 1 + threads])
     except Exception as error:
         verdict = f"the check whether envs may share a process failed: {_error_line(error)}"
         return {"isolated": None, "verdict": verdict, "reasons": []}
-    answer: dict[str, Any] = _verdict_of(found)
-    for one in in_threads:
-        answer["threads"] = _verdict_of(one)
-    return answer
-
-
-def _verdict_of(found: Isolation) -> dict[str, Any]:
-    return {"isolated": found.isolated, "verdict": found.verdict, "reasons": [*found.reasons]}
+    names = "isolated", "verdict", "reasons"
+    found = [{name: getattr(one, name) for name in names} for one in checks]
+    return found[0] | ({"threads": found[1]} if threads else {})
 
 
 # -- the process -----------------------------------------------------------------------------------
@@ -391,7 +398,7 @@ def main() -> None:
     text = sys.argv[2]
     sys.argv[1:] = []  # a file that is imported may parse them
     source: EnvSource | None = None
-    contender: Contender | None = None
+    contender: Ideal | Stepper | None = None
     for line in sys.stdin:
         request = json.loads(line)
         answer: dict[str, Any]

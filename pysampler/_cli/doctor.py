@@ -19,10 +19,10 @@ import gymnasium as gym
 import numpy as np
 
 import pysampler
-from pysampler._cli.isolation import checked
 from pysampler._cli.kernel import cores, numa_nodes, process_limits, text_of
-from pysampler._cli.screen import Finding, count, print_findings
+from pysampler._cli.screen import Finding, count, print_findings, printing_to_stderr
 from pysampler._cli.sources import source_of
+from pysampler._vector.isolation.check import check_envs
 from pysampler._workers.launcher import files_for
 from pysampler.sync import Flag, Segment, memory_left, now, sleep_until, usable_cpus, wait_costs
 
@@ -40,6 +40,7 @@ _WORKER_BYTES = 11 << 20  # memory of a worker without its envs
 _LATE = 20e-6  # a healthy machine notices a deadline at most this many seconds late
 _LOADED = 0.75  # load per CPU from which other processes count as a problem
 _STOLEN_FOR = 0.5  # seconds during which stolen time is measured
+_CHECKED = 3  # envs of the check whether they may share a process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +69,9 @@ def run(options: argparse.Namespace) -> int:
             yield finding
 
     if options.json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in kept()], indent=1))
+        with printing_to_stderr():
+            findings = [dataclasses.asdict(finding) for finding in kept()]
+        print(json.dumps(findings, indent=1))
     else:
         print_findings(kept())
     return int(any(finding.verdict == "broken" for finding in found))
@@ -111,8 +114,8 @@ def _ok(found: str) -> _Result:
     return "ok", found, ""
 
 
-def _look(found: str, advice: str) -> _Result:
-    return "look", found, advice
+def _look(found: str, advice: str, *, needed: bool = True) -> _Result:
+    return ("look", found, advice) if needed else _ok(found)
 
 
 def _broken(found: str, advice: str = "") -> _Result:
@@ -195,11 +198,9 @@ def _cpus() -> _Result:
         found += f"; {len(nodes)} NUMA nodes"
     if usable == 1:
         return _look(found, "use num_workers=0: with one CPU, workers only add messages")
-    if len(nodes) > 1:
-        one = f"numactl --cpunodebind={nodes[0]} --membind={nodes[0]} python ..."
-        advice = f"run one program per node: {one}"
-        return _look(found, advice)
-    return _ok(found)
+    node = nodes[0] if nodes else 0
+    one = f"numactl --cpunodebind={node} --membind={node} python ..."
+    return _look(found, f"run one program per node: {one}", needed=len(nodes) > 1)
 
 
 def _ticks() -> tuple[int, int]:
@@ -215,19 +216,15 @@ def _stolen() -> _Result:
     since_boot = stolen / max(1, total)
     share = (stolen_later - stolen) / max(1, later - total)
     found = f"other machines took {share:.1%} of the CPU time just now, {since_boot:.1%} since boot"
-    if max(share, since_boot) > 0.05:
-        advice = "repeat each measurement, in turns: other machines change the speed of this one"
-        return _look(found, advice)
-    return _ok(found)
+    advice = "repeat each measurement, in turns: other machines change the speed of this one"
+    return _look(found, advice, needed=max(share, since_boot) > 0.05)
 
 
 def _other_work() -> _Result:
     cpus, load = usable_cpus(), os.getloadavg()[0]
     found = f"{load:.1f} processes or threads ran or waited for a CPU in the last minute"
-    if load > _LOADED * cpus:
-        advice = f"end other programs: at this load on {cpus} CPUs they slow the workers"
-        return _look(found, advice)
-    return _ok(found)
+    advice = f"end other programs: at this load on {cpus} CPUs they slow the workers"
+    return _look(found, advice, needed=load > _LOADED * cpus)
 
 
 # -- the kernel ------------------------------------------------------------------------------------
@@ -252,10 +249,8 @@ def _waiting() -> _Result:
         f"{costs.yield_ns / 1e3:.2f} us; timer slack is "
         f"{int(text_of('/proc/self/timerslack_ns') or 0) / 1e3:g} us"
     )
-    if costs.park_ns > 100_000:
-        advice = "give each worker more envs if a step takes less than a millisecond"
-        return _look(found, advice)
-    return _ok(found)
+    advice = "give each worker more envs if a step takes less than a millisecond"
+    return _look(found, advice, needed=costs.park_ns > 100_000)
 
 
 def _deadlines() -> _Result:
@@ -266,9 +261,8 @@ def _deadlines() -> _Result:
         late.append((now() - deadline) / 1e9)
     middle, worst = statistics.median(late), max(late)
     found = f"waits end {middle * 1e6:.1f} us late, {worst * 1e6:.0f} us at worst of {len(late)}"
-    if middle > _LATE:
-        return _look(found, "end other programs: they compete for the CPUs")
-    return _ok(found)
+    advice = "end other programs: they compete for the CPUs"
+    return _look(found, advice, needed=middle > _LATE)
 
 
 def _open_files(workers: int) -> _Result:
@@ -308,13 +302,12 @@ def _memory(workers: int) -> _Result:
 
 
 def _isolation(env: str) -> _Result:
-    checks = checked(source_of(env).function, threads=True)
+    checks = check_envs([source_of(env).function] * _CHECKED, threads=(False, True))
     text = ". ".join("; ".join([one.verdict, *one.reasons]) for one in checks)
-    if checks[0].isolated:
-        return _ok(text)
     remedy = checks[0].remedy
     gives = "generators of its own" if remedy == "seed_globals=True" else "a process"
-    return _look(text, f"pass {remedy}, which gives each env {gives}")
+    advice = f"pass {remedy}, which gives each env {gives}"
+    return _look(text, advice, needed=not checks[0].isolated)
 
 
 def _vector_env() -> _Result:

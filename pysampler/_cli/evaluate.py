@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import inspect
 import json
 import math
-import os
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pysampler._cli.screen import printing_to_stderr
 from pysampler._cli.turns import MeasureError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pysampler._rollouts.evaluation_results import Evaluation
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -63,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         raise MeasureError(f"cannot write {options.csv}: there is no folder {folder}")
     if options.record is not None and options.videos is None:
         raise MeasureError("--record is for --videos FOLDER, which is missing")
-    with _printing_to_stderr() if options.json else contextlib.nullcontext():
+    with printing_to_stderr() if options.json else contextlib.nullcontext():
         evaluation = _evaluated(options)
     if options.json:
         print(json.dumps(_report(evaluation), default=str))
@@ -76,21 +73,6 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.flush()  # an error drops what is not printed yet
         evaluation.to_csv(options.csv)
     return 0
-
-
-@contextlib.contextmanager
-def _printing_to_stderr() -> Iterator[None]:
-    """Send the output of imports, envs and policies to stderr: stdout is for the JSON."""
-    out = os.dup(1)
-    os.dup2(1 if sys.stderr is None else 2, 1)  # None: closed
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stdout.flush()
-        ctypes.CDLL(None).fflush(None)  # what C code has printed
-        os.dup2(out, 1)
-        os.close(out)
 
 
 def _evaluated(options: argparse.Namespace) -> Evaluation:

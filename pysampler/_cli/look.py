@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pysampler._cli.programs import Pool
     from pysampler._workers.manifest import SegmentManifest
 
-__all__ = ["Look", "PoolLooks", "WorkerLook"]
+__all__ = ["Look", "PoolLooks", "WorkerLook", "running_seconds"]
 
 _IDLE = -1  # the env of a worker that steps none
 _STUCK = 10.0  # seconds in one env after which the worker counts as stuck
@@ -112,6 +112,7 @@ class PoolLooks:
         self._rows = pool.counters.envs.copy()
         self._blocked_ns = pool.gauges.blocked_ns.copy()
         self._waited_ns = int(pool.gauges.waited_ns[0])
+        self._running = running_seconds(pool)
         self._ran = _schedules_of(pool)
 
     def follow(self, pool: Pool) -> None:
@@ -125,6 +126,9 @@ class PoolLooks:
         seconds = max(1e-9, at - self._at)
         working, began = pool.counters.at_work()
         looked = now()
+        running = running_seconds(pool)
+        in_current = running - self._running
+        self._running = running
         steps, resets = (_Since(self._rows[name], rows[name]) for name in ("steps", "resets"))
         self._rows, self._at = rows, at
         newest, versions = gauges.newest, gauges.versions.tolist()
@@ -142,9 +146,9 @@ class PoolLooks:
             on_cpu, starved = _shares(before.get(pid), self._ran.get(pid), seconds)
             env = int(working[index])
             since = (looked - int(began[index])) / 1e9
-            # A step that is still running counts up to now.
-            busy = (steps.ns[own].sum() + resets.ns[own].sum()) / 1e9
-            busy += min(since, seconds) if env != _IDLE else 0.0
+            # A step that is still running counts up to now; what the last look counted of it, or of
+            # one that has ended, does not count again.
+            busy = (steps.ns[own].sum() + resets.ns[own].sum()) / 1e9 + in_current[index]
             workers.append(
                 WorkerLook(
                     main=pool.about.main and index == len(versions) - 1,
@@ -157,7 +161,7 @@ class PoolLooks:
                     step_p99=steps.quantile(own, 0.99),
                     reset_p50=resets.quantile(own, 0.5),
                     reset_p99=resets.quantile(own, 0.99),
-                    busy=min(1.0, float(busy) / seconds),
+                    busy=min(1.0, max(0.0, float(busy) / seconds)),
                     on_cpu=on_cpu,
                     starved=starved,
                     blocked=blocked[index] if most_records else None,
@@ -297,6 +301,12 @@ def _cpu_of(pid: int) -> int | None:
     except OSError:
         return None
     return int(text.rpartition(")")[2].split()[36])
+
+
+def running_seconds(pool: Pool) -> npt.NDArray[np.float64]:
+    """Return how long each worker has been in the step or reset that it is in, in seconds."""
+    working, began = pool.counters.at_work()
+    return np.where(working == _IDLE, 0, np.maximum(now() - began, 0) / 1e9)
 
 
 def _schedules_of(pool: Pool) -> dict[int | None, tuple[int, int] | None]:

@@ -8,7 +8,6 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pysampler._cli.isolation import isolation_lines
 from pysampler._cli.screen import bar, count, positive, width
 from pysampler._cli.sources import Call
 from pysampler._cli.turns import LEAST_TURNS, Contender, MeasureError, Spread
@@ -134,35 +133,15 @@ def division_of(about: Mapping[str, Any]) -> str:
 
 def add_setting(parser: argparse.ArgumentParser, seconds: int) -> None:
     """Add the arguments of both subcommands."""
-    parser.add_argument(
-        "env",
-        metavar="ENV",
-        help="CartPole-v1, module:Id-v0, module:function or file.py:function",
-    )
-    parser.add_argument(
-        "--envs",
-        type=count,
-        default=_DEFAULT_ENVS,
-        metavar="N",
-        help="number of envs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--workers", type=count, metavar="N", help="number of processes (default: one per CPU)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=positive,
-        default=seconds,
-        metavar="S",
-        help="approximate duration in total (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--limit",
-        type=positive,
-        default=60,
-        metavar="S",
-        help="give up on an env that takes longer (default: %(default)s)",
-    )
+    source = "CartPole-v1, module:Id-v0, module:function or file.py:function"
+    for name, kind, default, metavar, text in (
+        ("env", str, None, "ENV", source),
+        ("--envs", count, _DEFAULT_ENVS, "N", "number of envs (default: %(default)s)"),
+        ("--workers", count, None, "N", "number of processes (default: one per CPU)"),
+        ("--seconds", positive, seconds, "S", "approximate duration in total (%(default)s)"),
+        ("--limit", positive, 60, "S", "give up on an env that takes longer (%(default)s)"),
+    ):
+        parser.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
 
 
 def looked_at(
@@ -226,7 +205,13 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
 
 def remarks(setting: Setting, ours: Measured) -> list[str]:
     """Return lines on how envs are stepped, and whether they may share a process."""
-    return [*_stepping_shown(ours.about), *isolation_lines(setting.isolation), ""]
+    lines = [""] if setting.isolation else []
+    for found in (setting.isolation, setting.isolation.get("threads")):
+        if found:
+            lines += textwrap.wrap(found["verdict"], width())
+            for reason in found["reasons"]:
+                lines += textwrap.wrap(f"- {reason}", width(), subsequent_indent="  ")
+    return [*_stepping_shown(ours.about), *lines, ""]
 
 
 def _stepping_shown(about: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import math
+import os
 import shutil
 import sys
 import textwrap
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Self
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "count",
     "positive",
     "print_findings",
+    "printing_to_stderr",
     "reason_of",
     "seconds",
     "width",
@@ -111,6 +115,21 @@ def reason_of(error: OSError) -> str:
     """Return the file and the reason of an error, such as "run.json: No space left on device"."""
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
+
+
+@contextlib.contextmanager
+def printing_to_stderr() -> Iterator[None]:
+    """Send the output of imports, envs and policies to stderr: stdout is for the JSON."""
+    out = os.dup(1)
+    os.dup2(1 if sys.stderr is None else 2, 1)  # None: closed
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        ctypes.CDLL(None).fflush(None)  # what C code has printed
+        os.dup2(out, 1)
+        os.close(out)
 
 
 def width() -> int:

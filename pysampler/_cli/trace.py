@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pysampler._cli.chrome import SLICE_BYTES, convert, merge
+from pysampler._cli.look import running_seconds
 from pysampler._cli.programs import AttachError, find, is_running
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.screen import positive, reason_of, seconds
@@ -201,8 +202,7 @@ class _End:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        default = float("inf") if options.until_eof else 5.0
-        self._seconds = options.seconds or default
+        self._seconds = options.seconds or (float("inf") if options.until_eof else 5.0)
         self._bytes = options.megabytes * 1e6
         self._stdin = [sys.stdin] if options.until_eof else []
         self._began = time.monotonic()
@@ -260,8 +260,11 @@ class _Trace:
     @property
     def holes(self) -> float:
         """Seconds in which slices may be missing."""
-        holes = [hole for _, recorder in self._recorders.values() for hole in recorder.holes]
-        return sum(end - begin for begin, end in holes) / 1e9
+        known, total = 0, 0  # where the holes so far end, and how long they are
+        for begin, end in sorted(hole for _, one in self._recorders.values() for hole in one.holes):
+            total += max(0, end - max(begin, known))
+            known = max(known, end)
+        return total / 1e9
 
     @property
     def reasons(self) -> list[str]:
@@ -276,7 +279,8 @@ class _Trace:
             self.count += sum(map(len, tracks))
             self._dump.add_slices(number, tracks)
             steps = int(pool.counters.envs["steps"]["count"].sum())
-            self._dump.add_counts(number, now(), steps, pool.counters.busy_seconds())
+            busy = pool.counters.busy_seconds() + running_seconds(pool).sum()
+            self._dump.add_counts(number, now(), steps, busy)
             for hole in recorder.holes[holes:]:
                 self._dump.add_hole(number, hole)
 

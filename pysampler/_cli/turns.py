@@ -143,10 +143,11 @@ class Answerer:
     def request(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request, or end the process and raise MeasureError."""
         assert self._process.stdin is not None
+        own = request.get("seconds", 0.0) + request.get("warm", 0.0)  # which it takes in any case
         with contextlib.suppress(BrokenPipeError):  # it has ended: ``line`` raises this
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self.line(self._limit + request.get("seconds", 0.0)))
+        answer: dict[str, Any] = json.loads(self.line(self._limit + own))
         if "error" in answer:
             self.end()
             raise MeasureError(answer["error"])

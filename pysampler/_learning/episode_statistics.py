@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +77,7 @@ class EpisodeStatistics:
         )
         self._open: dict[int, list[Episode]] = {}  # by env, the parts of its current episode
         self._numbers: dict[int, int] = {}  # by env, the number of its newest record
+        self._run = 0  # of the newest rollout: parts of another run are not of its episodes
         self.count = 0
 
     def add(self, batch: Rollout | Records) -> dict[str, npt.NDArray[Any]]:
@@ -117,6 +119,8 @@ class EpisodeStatistics:
         """Append the statistics of the episodes that ended in a batch to ``found``."""
         # Runs of records have no gaps: an episode that began and ended there is complete.
         lengths = None if isinstance(batch, Records) else _lengths_of(batch)
+        if isinstance(batch, Rollout) and batch._run != self._run:
+            self._open, self._run = {}, batch._run
         for part in batch.episodes():
             before = self._open.pop(part.env, [])
             if part.begins:
@@ -142,17 +146,8 @@ class EpisodeStatistics:
         kept: dict[str, Any] = {
             name: _copied(getattr(part, name)) if name in self.keep else None for name in _PARTS
         }
-        return Episode(
-            **kept,
-            env=part.env,
-            steps=part.steps,
-            last_observation=_copied(part.last_observation)
-            if "observations" in self.keep and part.last_observation is not None
-            else None,
-            begins=part.begins,
-            terminated=part.terminated,
-            truncated=part.truncated,
-        )
+        last = part.last_observation if "observations" in self.keep else None
+        return replace(part, **kept, last_observation=None if last is None else _copied(last))
 
     def _without_gaps(self, records: Records) -> Iterator[Records]:
         """Yield runs of records of one env; drop the open part of an episode before each gap."""
@@ -203,12 +198,4 @@ def _copied(tree: Any) -> Any:
 def _joined(parts: list[Episode]) -> Episode:
     last, counts = parts[-1], [*map(len, parts)]
     joined = {name: concatenated([getattr(p, name) for p in parts], counts) for name in _PARTS}
-    return Episode(
-        **joined,
-        env=last.env,
-        steps=slice(0, sum(counts)),
-        last_observation=last.last_observation,
-        begins=True,
-        terminated=last.terminated,
-        truncated=last.truncated,
-    )
+    return replace(last, **joined, steps=slice(0, sum(counts)), begins=True)

@@ -86,8 +86,8 @@ class ReplayBuffer(Uncopyable):
             Each field needs a matching field ``next_...``. There is room for one frame per record
             and 1/32 more; if records need more, the buffer holds fewer of them (see ``len()``).
             That happens because an episode has one or two frames more than steps, and because a
-            stack is stored again if the last step of its env is more than ``capacity / 32`` frames
-            back.
+            stack is stored again if its oldest frame is more than ``capacity / 32`` frames back,
+            as with more than ``capacity / 32 / (depth + 1)`` envs.
         alpha: How much priorities matter. With 0, all records are equally likely. Otherwise the
             probability of a record is proportional to ``priority ** alpha``. ``update`` sets
             priorities; new records get the highest priority so far.

@@ -253,10 +253,9 @@ class PolicyCaller:
         try:
             return self.policy(*positional, **named)
         except (TypeError, ValueError) as error:
-            note = (
+            error.add_note(
                 "the policy gets the observations of several envs, and returns an action for each"
             )
-            error.add_note(note)
             raise
 
     def _setting(self, rows: npt.NDArray[Any]) -> Any:

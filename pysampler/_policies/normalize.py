@@ -321,8 +321,8 @@ class Normalizer:
         return own
 
     def state_dict(self) -> dict[str, Array]:
-        """Return the statistics, as arrays by name."""
-        return arrays_of_moments(self._statistics.moments)
+        """Return the statistics, as arrays by name; none before the first data."""
+        return arrays_of_moments(self._statistics.moments) if self.count else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load statistics that ``state_dict`` returned, or raise ValueError if they are invalid.
@@ -337,8 +337,9 @@ class Normalizer:
                     f"cannot load statistics: {name} must hold mean, variance and count"
                 )
         current = self._statistics.moments
+        moments = moments or {n: Moments.initial(one.mean.shape) for n, one in current.items()}
         shapes, expected = ({n: m.mean.shape for n, m in one.items()} for one in (moments, current))
-        if current and moments and shapes != expected:
+        if current and shapes != expected:
             raise ValueError(f"cannot load statistics: shapes {shapes}, expected {expected}")
         self._statistics.moments = moments
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +41,15 @@ class RolloutBuilder:
     Args:
         setup: The arguments of the runner.
         spec: The spaces that the policy sees.
+        run: How often frames had been prepared before.
     """
 
-    def __init__(self, setup: RunnerSetup, spec: Spec) -> None:
+    def __init__(self, setup: RunnerSetup, spec: Spec, run: int) -> None:
         self._core = setup.core
         self._num_workers = setup.num_workers
         self._options = setup.options
         self._spec = spec
+        self._run = run
         so_far = setup.prepared.so_far
         self._tally = _core.Tally(
             *(so_far.returns.ravel().tolist(), so_far.lengths.tolist(), LOST, BEGUN)
@@ -88,12 +91,8 @@ class RolloutBuilder:
             lag: How many rollouts old the policy is.
             learner_seconds: Seconds since the last rollout was returned.
         """
-        horizon, frames, policy, spec = (
-            self._options.horizon,
-            runner.frames,
-            runner.policy,
-            self._spec,
-        )
+        horizon, frames = self._options.horizon, runner.frames
+        policy, spec = runner.policy, self._spec
         of_slot = frames_of(slot, horizon)
         steps = slice(of_slot.start + 1, of_slot.stop)
         if self._options.reset_each:
@@ -109,14 +108,11 @@ class RolloutBuilder:
             *(marks["starts"][1:], marks["valid"]),
         )
 
-        def observed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return self._lend(slot, array)
+        def observed(array: npt.NDArray[Any], rows: slice = slice(None)) -> npt.NDArray[Any]:
+            return self._lend(slot, array)[rows]
 
-        def acted(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return self._lend(slot, array)[:-1]
-
-        def stepped(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return self._lend(slot, array)[1:]
+        acted = functools.partial(observed, rows=slice(-1))
+        stepped = functools.partial(observed, rows=slice(1, None))
 
         def batch(tree: Any, arrays: Sequence[npt.NDArray[Any]], rows: Any) -> Any:
             return batch_from(tree, lambda leaf: rows(arrays[leaf]))
@@ -147,6 +143,7 @@ class RolloutBuilder:
             memory=frames.memory,
             lengths=lengths,
             ended=Ended(*ended),
+            _run=self._run,
             **marks,
         )
 

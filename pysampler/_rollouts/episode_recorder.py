@@ -10,6 +10,7 @@ from pysampler._frames.frames import FINAL, FINAL_BY_MAIL
 from pysampler._policies.trees import batch_from
 from pysampler._rollouts.evaluation_results import COLUMNS
 from pysampler._rollouts.rollout import Episode
+from pysampler._vector.blocks import copied_info
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +77,8 @@ class EpisodeRecorder:
             name: [np.array(leaf[at - back, env]) for leaf in leaves]
             for name, (leaves, back) in self._parts.items()
         }
-        step["infos"] = dict(info)
+        if "infos" in self._statistics.keep:
+            step["infos"] = copied_info(dict(info))  # the env may change its own arrays
         self._steps[env].append(step)
 
     def describe(self, at: int, env: int) -> dict[str, float]:
@@ -129,8 +131,12 @@ def _stacked_infos(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _stacked(values: list[Any]) -> Any:
-    if any(value is _MISSING for value in values):
-        like = np.asarray(next(value for value in values if value is not _MISSING))
-        empty = np.zeros_like(like)[()] if like.dtype.kind in "biufc" else None
-        values = [empty if value is _MISSING else value for value in values]
-    return np.array(values)
+    empty = None
+    try:
+        if any(value is _MISSING for value in values):
+            like = np.asarray(next(value for value in values if value is not _MISSING))
+            empty = np.zeros_like(like)[()] if like.dtype.kind in "biufc" else None
+        return np.array([empty if value is _MISSING else value for value in values])
+    except ValueError:  # their shapes differ
+        given = (empty if value is _MISSING else value for value in values)
+        return np.fromiter(given, object, len(values))

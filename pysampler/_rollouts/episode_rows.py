@@ -145,8 +145,7 @@ class EpisodeRows:
         self._unchecked += 1
         if self._unchecked >= self._check_after:
             self._check(rows, ended)
-        recorder = self._recorder
-        if recorder is not None:
+        if (recorder := self._recorder) is not None:
             chosen = range(len(envs)) if counted is None else np.flatnonzero(counted).tolist()
             for row in chosen:
                 env = envs.start + row

@@ -302,8 +302,7 @@ class EpisodeSampler(Sampler):
         at, everyone = self._next_frame(groups), range(self.envs.num_envs)
         self._act_on(self._rows.spans(at, everyone))
         self._frame = at + 1
-        answers = self._pool.round(at + 1)
-        if answers:
+        if answers := self._pool.round(at + 1):
             return self._took(groups, answers)
         self._frame_of = [at + 1] * len(groups)
         if self._follows:

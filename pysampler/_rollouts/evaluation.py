@@ -177,8 +177,7 @@ def evaluate(
         raise ValueError(
             f"cannot evaluate: record {record!r} without videos, expected a directory for them"
         )
-    paused = envs if isinstance(envs, Rollouts) else None
-    if paused is not None:
+    if (paused := envs if isinstance(envs, Rollouts) else None) is not None:
         if num_envs is not None or vector_kwargs:
             raise ValueError("cannot evaluate: num_envs and vector_kwargs are for envs to make")
         envs = paused.given_envs

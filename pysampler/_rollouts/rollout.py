@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,6 +147,7 @@ class Rollout:
     lag: int
     seconds: dict[str, float]
     memory: npt.NDArray[np.uint8]
+    _run: int = field(default=0, kw_only=True)  # how often other callers had used the envs
 
     def __repr__(self) -> str:
         steps, envs = self.terminated.shape
@@ -275,8 +276,7 @@ class Rollout:
             device: The torch device to copy to. None: tensors on the CPU that share memory with the
                 arrays.
         """
-        to_gpu = cuda.is_cuda(device)
-        if to_gpu:
+        if to_gpu := cuda.is_cuda(device):
             cuda.register_memory(self.memory)
         converted = self._converted(
             functools.partial(tensor_from, device=device, non_blocking=True)

@@ -425,7 +425,7 @@ class Rollouts(Sampler):
             *(self._core, self.envs.num_workers, policy, self._options),
             *(prepared, entropy, weights, self._make_caller),
         )
-        self._builder = RolloutBuilder(setup, self._spec)
+        self._builder = RolloutBuilder(setup, self._spec, self._restarts)
         self._runner = self._make_runner(setup)
         self._lease.stop = functools.partial(_end, weakref.ref(self._runner))
 

@@ -184,7 +184,7 @@ class Chunks:
         chunks = [
             (group, results.frames.ring, self.sent[group])
             if group in self.sent
-            else (group, results.access.frame_of(group), int(not core.pool.was_job(group)))
+            else (group, results.access.frame_of(group), int(core.pool.was_step(group)))
             for group in groups
         ]
         stepped = results.read_chunks(chunks, answers, self.steps, every=self._every)

@@ -87,22 +87,22 @@ class GlobalsOf:
     """Stands in for an env or vector env when it is stepped or reset.
 
     Args:
-        env: The env.
+        env: The env. An attribute, as of a wrapper, so that time limits within are found.
     """
 
     def __init__(self, env: Any) -> None:
-        self._env = env
+        self.env = env
         self._random = _seeded(None)
         self._numpy: Any = np.random.MT19937(), _NO_NORMAL
         self._torch: Any = None  # None until the env has had a turn after torch was imported
         self._seed: int | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
+        return getattr(self.env, name)
 
     def step(self, *args: Any) -> Any:
         """Step the env with its generators."""
-        return self._with_globals(self._env.step, args, {})
+        return self._with_globals(self.env.step, args, {})
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the env; seed its generators first if the reset has a seed."""
@@ -115,7 +115,7 @@ class GlobalsOf:
             self._numpy[0]._legacy_seeding(self._seed % 2**32)  # as np.random.seed does
             self._numpy = self._numpy[0], _NO_NORMAL
             self._torch = None
-        return self._with_globals(self._env.reset, (), kwargs)
+        return self._with_globals(self.env.reset, (), kwargs)
 
     def _with_globals(self, function: Any, args: Any, kwargs: Any) -> Any:
         torch = loaded_torch()

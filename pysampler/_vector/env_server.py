@@ -498,6 +498,7 @@ class EnvServer(Server):
                         vars(layer)["_has_reset"] = True
                 env_block, place = self.env_block_of(i)
                 env_block.set_ended(place, ended)
+                env_block.seeds.pop(place, None)
                 env_block.used[place] = used
 
     def batch_block_of(self, i: int) -> tuple[Any, int] | None:

@@ -93,6 +93,8 @@ class NestedBlock(WholeBlock):
         self._infos, self._keep = infos, keep
         self._resting[:] = self._any_rests = False
         self._same_step = autoreset == "SAME_STEP"
+        if self._use_buffers is not None:  # a view of the frames before
+            self._last = copy.deepcopy(self._last)
         if (use_mode := getattr(self._env, "use_mode", None)) is not None:
             self._mode = use_mode(AutoresetMode[autoreset])
         self._resets = self._same_step and self._mode is AutoresetMode.DISABLED
@@ -293,6 +295,7 @@ class NestedBlock(WholeBlock):
             array = _as_dtype(observations, self._observations[0].dtype)
         ends = np.asarray(terminated, bool), np.asarray(truncated, bool)
         ended, _ = self._rows.write(frame, None, array, rewards, ends[0], {}, ends[1])
+        begun, self._over = self._over, ends[0] | ends[1]
         if array is None:
             self._write_observations(frame, observations)
         self._last = observations
@@ -300,6 +303,7 @@ class NestedBlock(WholeBlock):
             for i in np.flatnonzero(infos["worker_lost"] & ends[1]).tolist():
                 self._leave(_LOST, i, None)
         if self._resets_late:
+            self._has_final[frame, begun] = BEGUN
             self._write_late(frame, observations, infos)
             return
         if ended is None or (self._keep == "ALL" and not self._same_step):
@@ -325,15 +329,12 @@ class NestedBlock(WholeBlock):
         If an episode ends now, the next step begins another one. So its last observation is
         in the frame twice: as an observation and as a final one.
         """
-        self._has_final[frame, self._over] = BEGUN
-        over = self._terminated[frame] | self._truncated[frame]
-        ended: Array = np.flatnonzero(over)
+        ended: Array = np.flatnonzero(self._over)
         if len(ended):
             self._write_finals(frame, ended, observations)
             self._write_infos(frame, ended, infos, "final_info")
         if self._keep == "ALL":
-            self._write_infos(frame, np.flatnonzero(~over), infos)
-        self._over = over
+            self._write_infos(frame, np.flatnonzero(~self._over), infos)
 
     def _write_rows(self, what: str, rows: Array, given: Any) -> None:
         if given is rows:
@@ -375,12 +376,13 @@ class NestedBlock(WholeBlock):
         The others belong to the first observations of the next episodes.
         """
         finals, given = infos.get("final_obs"), infos.get("final_info", {})
-        if finals is None:
+        objects = isinstance(finals, np.ndarray) and finals.dtype == object
+        if finals is None or (objects and any(finals[i] is None for i in ended.tolist())):
             raise ValueError(
                 f"{type(self._env).__name__} ended episodes without info['final_obs'], which its "
                 "autoreset mode SAME_STEP requires"
             )
-        if isinstance(finals, np.ndarray) and finals.dtype == object:
+        if objects:
             for i in ended.tolist():
                 for (kind, number), (_, value) in zip(
                     self._kinds, leaves(self._tree, finals[i]), strict=True
@@ -409,9 +411,13 @@ class NestedBlock(WholeBlock):
         if self.fresh:
             self._begun_lost(frame)
         chosen = np.array([i for i, call in enumerate(calls) if call is not None], np.int64)
+        self._clear(frame, chosen)
+        left = np.setdiff1d(self._all, chosen)
+        waits = self._mode is AutoresetMode.NEXT_STEP and not self._same_step  # for the next step
+        self._terminated[frame, left] = self._over[left] & waits
+        self._truncated[frame, left] = False
         self._rest_no_more(chosen)
         if len(chosen):
-            self._clear(frame, chosen)
             self._begin_episodes(frame, chosen, calls)
         elif self._last is not None:
             self._write_observations(frame, self._last)
@@ -487,7 +493,8 @@ class NestedBlock(WholeBlock):
             mask = np.zeros(self.count, bool)
             mask[rows] = True
             options = {**(options or {}), "reset_mask": mask}
-            before = self._shaped_rows(self._last, ~mask)
+            if self._use_buffers is None:  # else the caller may have written to the last ones
+                before = self._shaped_rows(self._last, ~mask)
         results = self._call("reset", frame, seed=seed, options=options)
         observations, info = _expect_length("reset", results, 2)
         if before is not None:

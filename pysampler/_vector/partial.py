@@ -124,6 +124,11 @@ class PartialBatches:
                     )
         return groups
 
+    def forget_chunks(self, groups: Sequence[int]) -> None:
+        """Note that groups are sent other commands; forget the chunks if none is under way."""
+        if self.chunks is not None and self.chunks.forget(groups):
+            self.chunks = None
+
     def tuner(self, min_envs: int | None, max_envs: int, *, timeouts: bool) -> BatchTuner:
         """Return the tuner for calls of ``recv`` with these arguments, as in ``tuner_of``."""
         key = min_envs, max_envs, timeouts

@@ -294,18 +294,14 @@ class Results:
     ) -> None:
         """Copy the last results to a frame of steps: an env may raise, or be lost, in the next."""
         frames = [np.full(len(self._ids[g]), frame) for g, frame in self.access.start(groups)]
-        ends = self.frames.terminated, self.frames.truncated
-        for leaf in (*self.frames.observations, *ends):
+        for leaf in _seen_of(self.frames):
             leaf[np.concatenate(frames), envs] = leaf[at, envs]
 
     def take_last(self, before: Results) -> None:
         """Take the last observations that the caller has seen from results in other frames."""
         for group, envs in enumerate(self._ids):
             seen = before.access.seen(group)
-            mine, theirs = self.frames, before.frames
-            ends = (mine.terminated, theirs.terminated), (mine.truncated, theirs.truncated)
-            leaves = zip(mine.observations, theirs.observations, strict=True)
-            for to, leaf in (*leaves, *ends):
+            for to, leaf in zip(_seen_of(self.frames), _seen_of(before.frames), strict=True):
                 to[0, envs] = leaf[seen, envs]
         self._unshaped = before._unshaped
 
@@ -498,6 +494,7 @@ class Results:
             else:
                 for leaf in self.frames.observations:
                     leaf[frame, env] = leaf[seen, env]
+                self.frames.options_versions[frame, env] = self.frames.options_versions[seen, env]
         return lost
 
     def _observation(self, frame: int, env: int) -> Any:
@@ -518,6 +515,11 @@ class Results:
         return error
 
 
+def _seen_of(frames: Frames) -> list[npt.NDArray[Any]]:
+    """Return the arrays that a step needs of the one before, if an env raises or is lost."""
+    return [*frames.observations, frames.terminated, frames.truncated, frames.options_versions]
+
+
 def _repeating(rows: npt.NDArray[Any], last: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Let each env's rows after its last one repeat that one."""
     for env in np.flatnonzero(last + 1 < rows.shape[1]):
@@ -527,6 +529,10 @@ def _repeating(rows: npt.NDArray[Any], last: npt.NDArray[np.int64]) -> npt.NDArr
 
 def _nothing(_: int) -> None:
     """Stand for parts of observations without a fixed shape, of which there are none."""
+
+
+# dtypes whose values gymnasium batches to the same dtype as those of Python's types.
+_PLAIN = [np.dtype(kind) for kind in (bool, int, float)]
 
 
 class Batcher(GymVectorEnv[Any, Any, Any]):
@@ -552,8 +558,8 @@ class Batcher(GymVectorEnv[Any, Any, Any]):
                 numbers = isinstance(value, (int, float, np.number, np.bool_, np.ndarray))
                 one = np.asarray(value if numbers else None)
                 if one.dtype != array.dtype or one.shape != array.shape[1:]:
-                    infos[key] = np.full(len(array), None, object)
-                    infos[key][:] = [*array] if array.ndim > 1 else array.tolist()
+                    plain = array.ndim == 1 and array.dtype in _PLAIN  # as envs give them
+                    infos[key] = np.fromiter(array.tolist() if plain else array, object, len(array))
         return super()._add_info(infos, info, env)
 
 

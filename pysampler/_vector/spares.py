@@ -124,6 +124,7 @@ class SpareEnvs(GymVectorEnv[Any, Any, Any]):
             functions, autoreset_mode=AutoresetMode.DISABLED, groups=count, infos="all", **options
         )
         self._core = core_of(self.inner)
+        self._core.batcher.keeps_types = True  # batches mix spares' resets with slots' steps
         self._pool = self._core.pool  # the group of each env has its number
         self.num_envs = len(env_fns)
         self.use_mode(mode)

@@ -27,6 +27,7 @@ from pysampler._common.closing import Uncopyable, comes_true, ends_by_signal
 from pysampler._common.numbers import whole_number
 from pysampler._frames.spec import Spaces, spec_of
 from pysampler._vector import arguments
+from pysampler._vector.blocks import copied_info
 from pysampler._vector.core import FrameLayout, VectorCore
 from pysampler._vector.division import Division, divide
 from pysampler._vector.env_calls import call, reward_shape
@@ -99,7 +100,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         context: How workers start. By default ("forkserver") they are forked from a clean
             interpreter. "fork" forks this process with everything that it has loaded, which is
             unsafe if it has threads or a CUDA context. "spawn" starts an interpreter per worker.
-            "threads": workers are threads of this process, for envs that release Python's lock, or
+            "threads": workers are threads of this process, for envs that release the GIL, or
             Python without it. No other option chooses them.
         daemon: Accepted for compatibility and ignored: workers always end with this process, and
             may start processes.
@@ -348,10 +349,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             )
 
     def _start(
-        self,
-        options: Any,
-        assignments: Sequence[WorkerAssignment],
-        inline: WorkerAssignment | None,
+        self, options: Any, assignments: Sequence[WorkerAssignment], inline: WorkerAssignment | None
     ) -> Pool:
         """Start the workers; each makes its envs, and this process those that are ``inline``."""
         process, in_python = options.process, options.why_python is not None
@@ -767,8 +765,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             groups = self._batches.idle_groups("send", envs)
             if self._check_actions:
                 arguments.refuse_nan(core.spec, len(envs), actions)
-            if (chunks := self._batches.chunks) is not None and chunks.forget(groups):
-                self._batches.chunks = None
+            self._batches.forget_chunks(groups)
             core.announce_columns()
             results = core.results
             group_frames = results.access.start(groups)
@@ -779,11 +776,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 self._send_objects(actions, envs, group_frames)
 
     def send_chunk(
-        self,
-        actions: Any,
-        env_ids: Any = None,
-        *,
-        observations: ChunkObservations = "last",
+        self, actions: Any, env_ids: Any = None, *, observations: ChunkObservations = "last"
     ) -> None:
         """Start a chunk of steps of some or all envs; ``recv`` returns results as ``step_chunk``.
 
@@ -838,8 +831,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 self._replacements.begin_seeds(seed)
             each = arguments.reset_options(options, len(envs))
             row_of = {env: row for row, env in enumerate(envs)}
-            if self._batches.chunks is not None:
-                self._batches.chunks.forget(groups)
+            self._batches.forget_chunks(groups)
             core.announce_columns()
             jobs = {}
             for group in groups:
@@ -964,7 +956,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                     "before they begin, or let the envs draw their own"
                 )
             envs = arguments.indices(self._indices(env_ids), self.num_envs)
-            each = arguments.options(options, envs)
+            each = copied_info(arguments.options(options, envs))
             core.options_version += 1
             core.results.show_versions = True
             by_env = {env: (one, core.options_version) for env, one in each}
@@ -1088,10 +1080,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         return answers
 
     def apply(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        envs: Sequence[int] | None = None,
+        self, function: Callable[..., Any], *args: Any, envs: Sequence[int] | None = None
     ) -> tuple[Any, ...]:
         """Call ``function(env, *args)`` in the process of each env, and return the results.
 
@@ -1271,7 +1260,11 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             return
         if self._spares is not None:  # the workers, of which some may reset envs for long
             self._spares.inner._core.hurry = True  # no warning of a reset that is pending
-            self._spares.inner.close(**kwargs)
+            try:
+                self._spares.inner.close(**kwargs)
+            except BaseException:
+                self._closes(**kwargs)
+                raise
         seconds = 0.0 if kwargs.get("terminate") else _CALL_OF_ANOTHER
         if comes_true(functools.partial(self._closes, **kwargs), seconds):
             return

@@ -284,9 +284,9 @@ class Pool:
         """Return whether the group has an uncollected command."""
         return self._native.in_flight(group)
 
-    def was_job(self, group: int) -> bool:
-        """Return whether the group's last command was a job, rather than steps."""
-        return self._commands.job_of(group) is not None
+    def was_step(self, group: int) -> bool:
+        """Return whether the group's last command stepped its envs."""
+        return (job := self._commands.job_of(group)) is None or job.steps_envs
 
     def busy_seconds(self) -> float:
         """Return the total time that all envs have been at work, in seconds."""
@@ -704,9 +704,9 @@ class Pool:
     def _warn_of_threads(self) -> None:
         """Warn of envs that go on with a step, in threads that have not ended."""
         envs = self._links.at_work()[0].tolist()
-        late = sorted({*range(len(self.assignments))} - {*self._processes.ended()})
-        if late:
-            names = ", ".join(f"env {envs[i]} in {self._processes.name_of(i)}" for i in late)
+        if late := sorted({*range(len(self.assignments))} - {*self._processes.ended()}):
+            in_envs = [f"env {env} in " if env >= 0 else "" for env in envs]
+            names = ", ".join(in_envs[i] + self._processes.name_of(i) for i in late)
             warnings.warn(
                 f"pysampler: {names} goes on until its step ends: a thread cannot be killed",
                 stacklevel=2,

@@ -1,4 +1,4 @@
-"""Functions and wrappers that adapters run in workers, without importing a training library."""
+"""What adapters share, without importing a training library: workers run most of it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,10 @@ import gymnasium as gym
 import numpy as np
 
 from pysampler._vector.env_calls import attribute_of, call, is_several
+from pysampler.errors import EnvError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-__all__ = [
-    "MASK",
-    "ClassName",
-    "MaskInfo",
-    "TuplesAsDicts",
-    "call_method",
-    "get_attribute",
-    "has_attribute",
-    "has_tuples",
-    "is_wrapped",
-    "make_with_masks",
-    "set_attribute",
-]
+    from collections.abc import Callable, Iterable, Iterator
 
 MASK = "action_mask"  # the key of infos
 
@@ -63,6 +50,17 @@ def make_with_masks(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any
             inspect.signature(env.get_wrapper_attr("action_masks")).bind()
             return MaskInfo(env)
     return env
+
+
+@contextlib.contextmanager
+def converting(results: Callable[[Any], Any]) -> Iterator[None]:
+    """Convert the results in an error of envs as those of a step."""
+    try:
+        yield
+    except EnvError as error:
+        if error.results is not None:
+            error.results = results(error.results)
+        raise
 
 
 class TuplesAsDicts(gym.ObservationWrapper[Any, Any, Any]):

@@ -6,6 +6,7 @@ flags, so that all of them are in shared memory.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -20,6 +21,7 @@ from pysampler._common.numbers import whole_number
 from pysampler._frames.spec import spec_of
 from pysampler._policies.trees import mapped
 from pysampler._vector.vector_env import VectorEnv
+from pysampler.adapters._env_calls import converting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +61,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         self, env_fns: Sequence[Callable[[], ParallelEnv[Any, Any, Any]]], **options: Any
     ) -> None:
         self.envs = VectorEnv(
-            [_Maker(env_fn) for env_fn in env_fns],
+            [functools.partial(_stacked, env_fn) for env_fn in env_fns],
             autoreset_mode=AutoresetMode.SAME_STEP,
             **options,
         )
@@ -99,7 +101,8 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Returns:
             Observations, rewards, terminated, truncated, infos.
         """
-        return self._results(self.envs.step(self._by_env(actions)))
+        with converting(self._results):
+            return self._results(self.envs.step(self._by_env(actions)))
 
     def step_async(self, actions: Any) -> None:
         """Start a step; ``step_wait`` returns its results.
@@ -119,7 +122,8 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
         Returns:
             Observations, rewards, terminated, truncated, infos.
         """
-        return self._results(self.envs.step_wait(timeout))
+        with converting(self._results):
+            return self._results(self.envs.step_wait(timeout))
 
     def _results(self, stepped: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Convert the results of a step from a row per env to a row per agent."""
@@ -136,6 +140,8 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 if lost is not None and lost[env]:  # from the step before the loss
                     rewards[env], flags[env, :, 0] = 0, False
                     flags[env, :, 1] = flags[env, :, 2]
+        if (failed := infos.get("env_error")) is not None:  # likewise
+            rewards[failed], flags[failed, :, :2] = 0, False
         rows = flags.reshape(self.num_envs, 3)
         return (
             self._flat(parts["observations"]),
@@ -214,8 +220,7 @@ class ParallelVectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
                 empty = None if value.dtype == object else 0
                 array = np.full((self.num_envs, *value.shape[1:]), empty, value.dtype)
             elif array.dtype != value.dtype or array.shape[1:] != value.shape[1:]:
-                array = _as_objects(array)
-                value = _as_objects(value)
+                array, value = (np.fromiter(one, object, len(one)) for one in (array, value))
             array[agent :: self._agents] = value
             rows[key] = array
 
@@ -241,14 +246,9 @@ def make_vec(
 _AGENTS = "agents"
 
 
-class _Maker:
-    """Makes a parallel env, wrapped for a worker."""
-
-    def __init__(self, env_fn: Callable[[], ParallelEnv[Any, Any, Any]]) -> None:
-        self._env_fn = env_fn
-
-    def __call__(self) -> _StackedEnv:
-        return _StackedEnv(self._env_fn())
+def _stacked(env_fn: Callable[[], ParallelEnv[Any, Any, Any]]) -> _StackedEnv:
+    """Make a parallel env, wrapped for a worker."""
+    return _StackedEnv(env_fn())
 
 
 class _StackedEnv(gym.Env[Any, Any]):
@@ -366,9 +366,3 @@ def _mapped(function: Callable[[Any], Any], space: spaces.Space[Any], batch: Any
     if isinstance(space, spaces.Tuple):
         return tuple(_mapped(function, *both) for both in zip(space.spaces, batch, strict=True))
     return function(batch)
-
-
-def _as_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    rows = np.empty(len(array), dtype=object)
-    rows[:] = list(array)
-    return rows

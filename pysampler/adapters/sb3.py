@@ -150,7 +150,11 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         Returns:
             Observations, rewards, dones and a list of infos.
         """
-        observations, rewards, terminated, truncated, infos = self.envs.step_wait()
+        with _env_calls.converting(self._results):
+            return self._results(self.envs.step_wait())
+
+    def _results(self, stepped: Any) -> Any:
+        observations, rewards, terminated, truncated, infos = stepped
         self._masks = _masks_in(infos)
         done = terminated | truncated
         rows = _info_rows(infos, self.num_envs)

@@ -140,14 +140,12 @@ def fitting_fields(
         )
     arrays = []
     for name, (dtype, shape) in expected.items():
-        array = np.asarray(fields[name], order="C")
-        if array.dtype != dtype:
-            array = fitting_array("publish to board", name, array, dtype)
+        array = fitting_array("publish to board", name, fields[name], dtype)
         if array.shape != shape:
             raise ValueError(
                 f"cannot publish to board: {name} has shape {array.shape}, expected {shape}"
             )
-        arrays.append(array)
+        arrays.append(np.asarray(array, order="C"))
     return arrays
 
 

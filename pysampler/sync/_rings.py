@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
+from pysampler._common.numbers import fitting_array, is_masked
 from pysampler.errors import WaitTimeoutError
 from pysampler.sync._segment import Handle, plain_dtype, whole_shape
 
@@ -36,11 +37,9 @@ class _Records:
         Raises:
             WaitTimeoutError: The ring stayed full.
             LostError: The consumer is known to be dead, and the ring is full.
-            ValueError: The record has another shape.
+            ValueError: The record has another shape, or a value that the dtype cannot hold.
         """
-        one = self._as_records([record])
-        pushed = super().push_many(one, timeout=timeout, deadline=deadline)  # type: ignore[misc]
-        if pushed == 0:
+        if self.push_many([record], timeout=timeout, deadline=deadline) == 0:  # type: ignore[arg-type]
             raise WaitTimeoutError("cannot push to ring: it stayed full")
 
     def push_many(
@@ -59,11 +58,10 @@ class _Records:
 
         Raises:
             LostError: The consumer is known to be dead, and the ring is full.
-            ValueError: The records have another shape.
+            ValueError: The records have another shape, or a value that the dtype cannot hold.
         """
         many = self._as_records(records)
-        pushed = super().push_many(many, timeout=timeout, deadline=deadline)  # type: ignore[misc]
-        return int(pushed)
+        return int(super().push_many(many, timeout=timeout, deadline=deadline))  # type: ignore[misc]
 
     def pop(
         self, timeout: float | None = None, *, deadline: int | None = None
@@ -85,6 +83,10 @@ class _Records:
 
     def _as_records(self, records: Any) -> npt.NDArray[Any]:
         dtype, shape = self._record
+        if dtype.kind in "biufc":
+            records = fitting_array("push to ring", "records", records, dtype)
+        elif is_masked(records):
+            raise ValueError("cannot push to ring: records is masked, expected no mask")
         many = np.ascontiguousarray(records, dtype=dtype)
         if many.shape[1:] != shape or many.ndim != 1 + len(shape):
             raise ValueError(
@@ -104,6 +106,7 @@ class Ring(_Records, Handle, _core.Ring):
 
     ``pop_many(n, least)`` returns up to n records once there are ``least``, or fewer at the
     deadline. It never waits for more than ``low + 1``, since a blocked producer adds none.
+    ``peek(n, least)`` does, and may then wait forever.
 
     Args:
         slots: The number of records that the ring holds, a power of two.

@@ -63,7 +63,8 @@ class Segment(Closing, _core.Segment):
             The segment: the same object for all descriptors of one segment.
 
         Raises:
-            ValueError: ``fd`` is not a file descriptor.
+            ValueError: ``fd`` is not a number of a file descriptor.
+            OSError: No file is open with this number.
             LayoutError: ``fd`` is not the descriptor of a segment that this version can use.
         """
         if not isinstance(fd, int) or not 0 <= fd < 2**31:

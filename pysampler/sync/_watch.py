@@ -93,7 +93,7 @@ class Watch(Closing, _core.Watch):
             process: A pid, or an object with one.
 
         Returns:
-            Whether the process has ended, and all its parts are marked.
+            Whether the process has ended, and all its parts are marked; True if it is not watched.
         """
         return self._settle_pid(_pid(process))
 

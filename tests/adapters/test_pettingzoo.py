@@ -206,3 +206,39 @@ def test_an_env_continues_while_a_late_joiner_is_active(workers):
             _, _, terminated, truncated, _ = envs.step(np.zeros(3, np.int64))
             ended.append((terminated | truncated).tolist())
     assert ended == [[False] * 3, [True, True, False], [False] * 3, [False, False, True]]
+
+
+@pytest.mark.parametrize("lengths", [[(5, 2)], [(5, 2), (2, 2)]])
+def test_rollouts_refuse_an_agent_that_ends_before_the_others(lengths):
+    """Its last observation is in no info, also if another env is reset in that step."""
+    makers = [functools.partial(Leaving, one) for one in lengths]
+    with (
+        closing(ParallelVectorEnv(makers, num_workers=0)) as envs,
+        pysampler.Rollouts(envs, lambda o: np.zeros(len(o), int), 8, seed=1) as rollouts,
+        pytest.raises(ValueError, match="ended episodes without info"),
+    ):
+        next(rollouts)
+
+
+class Refusing(Leaving):
+    def step(self, actions):
+        if 9 in actions.values():
+            raise ValueError("nine")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_results_in_an_error_have_a_row_for_each_agent(wait):
+    with closing(make_vec(functools.partial(Refusing, (4, 4)), 2, num_workers=0)) as envs:
+        envs.reset(seed=1)
+        envs.step(np.array([5, 6, 7, 8]))
+        actions = np.array([1, 2, 9, 4])
+        with pytest.raises(ValueError, match="nine") as caught:
+            if wait:
+                envs.step_async(actions)
+                envs.step_wait()
+            envs.step(actions)
+        observations, rewards, *_, infos = caught.value.results
+    assert observations[:, 0].tolist() == [2, 2, 1, 1]
+    assert rewards.tolist() == [1, 2, 0, 0]
+    assert infos["env_error"].tolist() == [False, False, True, True]

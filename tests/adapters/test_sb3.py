@@ -814,3 +814,20 @@ def test_infos_that_the_program_keeps_do_not_change(workers):
         envs.reset()
         kept = [envs.step(np.zeros((1, 1)))[3][0]["path"] for _ in range(4)]
     assert kept == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
+
+
+def test_results_in_an_error_are_those_of_sb3():
+    def reward(env, action):
+        if action[0] > 0.5:
+            raise ValueError("too much")
+        return 1.0
+
+    make = functools.partial(Small, 4, reward=reward)
+    with contextlib.closing(VecEnv([make] * 2, num_workers=0)) as envs:
+        envs.reset()
+        with pytest.raises(ValueError, match="too much") as caught:
+            envs.step(np.array([[0.0], [1.0]]))
+    _, rewards, dones, infos = caught.value.results
+    assert rewards.dtype == np.float32
+    assert dones.tolist() == [False, False]
+    assert [one.get("env_error", False) for one in infos] == [False, True]

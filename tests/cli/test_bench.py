@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,11 +13,13 @@ from pathlib import Path
 import pytest
 from programs import completed, processes_in
 from terminals import on_screen, plain
+from told_envs import SmallEnv
 
 from pysampler._cli import bench, measuring
+from pysampler._cli.contenders import Ideal
 from pysampler._cli.main import main
 from pysampler._cli.measuring import Setting
-from pysampler._cli.sources import Call, source_of
+from pysampler._cli.sources import Call, EnvSource, source_of
 from pysampler._cli.turns import Measured
 
 BENCH = ("-m", "pysampler", "bench")
@@ -289,6 +292,7 @@ def test_sharing_a_process_is_not_advised_if_envs_must_not(monkeypatch):
 
 def test_the_advice_is_the_fastest_beyond_the_spread(monkeypatch):
     monkeypatch.setattr(measuring, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(bench, "usable_cpus", lambda: 4)
     made = 'envs = pysampler.make_vec("Some-v0", num_envs=8'
     plain_lines = ["import pysampler", f"{made})"]
     auto_lines = ["import pysampler", f'{made}, num_workers="auto")']
@@ -318,6 +322,11 @@ def test_the_advice_is_the_fastest_beyond_the_spread(monkeypatch):
     assert "independent processes" not in advice
     advice, _ = advised(0.9, 0.9, 0.2, 0.1, alone=200.0)
     assert "4 independent processes are only 2.0 times as fast as one" in advice
+    monkeypatch.setattr(bench, "usable_cpus", lambda: 2)  # for four processes
+    assert "independent processes" not in advised(0.9, 0.9, 0.2, 0.1, alone=200.0)[0]
+    waits = dataclasses.replace(SETTING, waits=True)
+    advice, _ = advised(0.9, 0.9, 0.2, 0.1, setting=waits)
+    assert "envs wait for something other than a CPU, so try more workers than CPUs" in advice
 
 
 def test_few_envs_are_a_limit_that_needs_no_option(monkeypatch):
@@ -336,3 +345,24 @@ def test_the_printed_program_imports_the_function(folder, monkeypatch, place):
     monkeypatch.delitem(sys.modules, "levels")
     assert call.imported == "import pysampler\nfrom levels import make"
     assert call.written(2, {}) == "pysampler.VectorEnv([make] * 2)"
+
+
+class Slow(SmallEnv):
+    """Has a process of its own, and takes longer than a slice for a step."""
+
+    def __init__(self):
+        child = multiprocessing.get_context("fork").Process(target=os.getpid)
+        child.start()
+        child.join()
+
+    def act(self, action):
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_ideal_counts_parts_of_steps():
+    ideal = Ideal(EnvSource(Call(""), Slow), 1, 1)
+    steps, seconds = ideal.run(0.01)
+    ideal.close()
+    assert 0 < steps < 1
+    assert seconds == 0.01

@@ -14,6 +14,7 @@ from pysampler._cli.main import main
 
 DOCTOR = ("-m", "pysampler", "doctor")
 LEVELS = """
+print("imported")  # which is not in the JSON
 import gymnasium as gym
 import numpy as np
 
@@ -42,18 +43,8 @@ def broken():
     raise ValueError("no such level")
 """
 TOPICS = [
-    *(
-        "versions",
-        "torch",
-        "MuJoCo",
-        "hash seed",
-        "CPUs",
-        "stolen time",
-        "other work",
-        "shared memory",
-        "waiting",
-    ),
-    *("deadlines", "open files", "processes", "memory", "a vector env"),
+    *("versions", "torch", "MuJoCo", "hash seed", "CPUs", "stolen time", "other work"),
+    *("shared memory", "waiting", "deadlines", "open files", "processes", "memory", "a vector env"),
 ]
 
 

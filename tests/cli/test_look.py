@@ -16,6 +16,7 @@ import psutil
 import pytest
 from actors_in_tests import Weighted, fill
 from scripted import Scripted
+from small_envs import Small
 from terminals import on_screen, plain
 
 import pysampler
@@ -374,3 +375,27 @@ def test_closed_or_full_output_ends_the_command_cleanly(command, status, told):
             command, shell=True, capture_output=True, text=True, check=False, timeout=60
         )
     assert (done.returncode, done.stderr.rstrip()) == (status, told)
+
+
+def test_step_over_several_looks_counts_once(tmp_path):
+    os.mkfifo(tmp_path / "gate")
+
+    def waits(env):
+        (tmp_path / "gate").read_bytes()
+
+    with contextlib.closing(
+        pysampler.VectorEnv([functools.partial(Small, before=waits)], num_workers=1)
+    ) as envs:
+        envs.reset()
+        looks, busy = looking(), 0.0
+        envs.step_async(np.zeros((1, 1)))
+        with (tmp_path / "gate").open("wb"):  # once the env has begun
+            time.sleep(0.1)
+            for _ in range(2):
+                look = looks.look()
+                busy += look.busy * look.seconds
+        envs.step_wait()
+        look = looks.look()
+        busy += look.busy * look.seconds
+        [took] = envs.stats().steps.seconds
+    assert busy == pytest.approx(took, rel=0.1)

@@ -398,15 +398,16 @@ def test_a_trace_reader_reads_the_newest_slices_of_a_track():
                 _core.TraceReader(whole, at - LINE + wrong, 0)
 
 
-def test_the_parts_of_a_round_add_up():
-    with counting() as envs:
+@pytest.mark.parametrize("main_envs", [0, 1])
+def test_the_parts_of_a_round_add_up(main_envs):
+    with counting(main_envs=main_envs) as envs:
         (pool,) = find(os.getpid()).pools
         recorder = Recorder(pool)
         recorder.read()
         stepped(envs)
         *workers, parent = recorder.read()
         recorder.close()
-    rounds = rounds_of(parent, workers, 2)
+    rounds = rounds_of(parent, workers, sum(map(len, pool.about.groups)))
     sends = np.sort(parent["begin"][parent["kind"] == _core.Track.SEND])
     assert sum(rounds.values()).tolist() == np.diff(sends).tolist()
     assert min(part.min() for part in rounds.values()) >= 0
@@ -451,6 +452,12 @@ def test_merged_files_keep_their_tracks_and_clocks_apart(tmp_path):
         assert len(tracks) == 6
         begun = [one["id"] for one in events if one["ph"] == "s"]
         assert len(set(begun)) == 2 * 2 * (STEPS + 2)
+        again = tmp_path / "again.json"
+        assert main(["trace", "--merge", str(both), str(paths[0]), "-o", str(again)]) == 0
+        begun = [
+            one["id"] for one in json.loads(again.read_text())["traceEvents"] if one["ph"] == "s"
+        ]
+        assert len(set(begun)) == 3 * 2 * (STEPS + 2)
         (then,) = [one["ts"] for one in events if one["name"] == "then"]
         then += merged.get("baseTimeNanoseconds", 0) / 1e3
         assert then == pytest.approx(base / 1e3 + 5, abs=1)
@@ -641,3 +648,26 @@ def test_merge_on_a_full_disk_leaves_the_old_file(tmp_path, capfd):
     assert str(both) in told
     assert both.read_text() == "[]"
     assert sorted(tmp_path.iterdir()) == [both, its]
+
+
+@pytest.mark.slow
+def test_no_more_workers_are_at_work_than_there_are(tmp_path):
+    """Also if a step is longer than the time between two reads of the trace."""
+
+    class Slow(Counting):
+        def step(self, action):
+            time.sleep(0.15)
+            return super().step(action)
+
+    with VectorEnv([Slow], num_workers=1, trace=tmp_path / "run.json") as envs:
+        envs.reset(seed=1)
+        for _ in range(3):
+            envs.step(np.zeros(1, int))
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    at_work = [
+        one["args"]["value"]
+        for one in events
+        if one["ph"] == "C" and one["name"].startswith("workers at work")
+    ]
+    assert len(at_work) > 3
+    assert max(at_work) < 2

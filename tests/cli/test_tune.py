@@ -1,6 +1,7 @@
 """``pysampler tune`` tries sampling options for an env and prints the best."""
 
 import dataclasses
+import functools
 import json
 import signal
 import subprocess
@@ -9,11 +10,15 @@ import time
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from programs import completed, processes_in
+from small_envs import Small
 from terminals import on_screen, plain
+from told_envs import Drawing, SmallEnv
 
+import pysampler
 from pysampler._cli.choices import Choice, choices_for
-from pysampler._cli.contenders import _made
+from pysampler._cli.contenders import Stepper, _made
 from pysampler._cli.main import main
 from pysampler._cli.measuring import Setting, table
 from pysampler._cli.sources import Call, source_of
@@ -343,3 +348,29 @@ def test_cpu_use_of_other_programs_is_measured():
         while used_by_others(0.2) < 0.2:
             pass
         burner.kill()
+
+
+class Speaking(SmallEnv):
+    action_space = spaces.Text(5)
+
+
+@pytest.mark.parametrize(
+    ("make", "recv", "mode"),
+    [
+        (Drawing, {"min_envs": 2}, "SameStep"),
+        (Speaking, {"min_envs": 2}, "SameStep"),
+        (functools.partial(Small, 2), None, "NextStep"),
+    ],
+)
+def test_slices_count_the_steps_that_envs_make_in_them(make, recv, mode):
+    """Neither steps that were begun before, nor those that only reset an env."""
+    stepper = Stepper(
+        lambda: pysampler.VectorEnv([make] * 4, num_workers=2, autoreset_mode=mode), recv=recv
+    )
+    envs = stepper._envs
+    for _ in range(3):
+        before = envs.stats().steps.count.sum()
+        steps, _ = stepper.run(0.01)
+        assert envs.pending == 0
+        assert steps == envs.stats().steps.count.sum() - before
+    stepper.close()

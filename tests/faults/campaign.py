@@ -6,8 +6,6 @@ The seed of a case decides its pool, its envs, their faults, and the times of ki
 when its steps are done or its pool has ended; one without progress is a hang.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

@@ -8,8 +8,6 @@ Calls may raise errors that say why. No call may hang or return steps that were 
 ``close()`` must not close descriptors of the program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

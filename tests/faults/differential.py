@@ -9,8 +9,6 @@ raises, the other raises the same exception or a subclass. ``--repro`` repeats o
 what the difference does not need, and prints the rest.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import faulthandler

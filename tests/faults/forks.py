@@ -7,8 +7,6 @@ arrays that it holds, waits while its parent continues, checks again, and writes
 Parent and child compare their arrays with copies made on receipt: any difference is a fault.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import random

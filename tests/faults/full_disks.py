@@ -10,8 +10,6 @@ a missing error. The disks are mounted in a new mount namespace; if that is not 
 campaign says so and does nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler

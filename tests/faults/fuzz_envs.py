@@ -8,8 +8,6 @@ An exception must be one of pysampler's, or name what it expected, or come from 
 code; afterwards the vector env can be reset or closed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy

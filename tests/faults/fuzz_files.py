@@ -8,8 +8,6 @@ pipes, devices, links. Loading must return exactly what was saved, or raise the 
 Cases run in forks with little memory and a watchdog.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -7,8 +7,6 @@ crash, a hang, or an error that no caller can understand is reported with its se
 operations.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import itertools

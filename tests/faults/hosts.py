@@ -8,8 +8,6 @@ that it hit must come back, and all others must continue without a gap, with the
 deterministic envs make. One seed decides the faults and their order.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler

@@ -8,8 +8,6 @@ steps, and the returned steps must match exactly. Another pool runs all the time
 affected.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import faulthandler

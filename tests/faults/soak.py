@@ -3,8 +3,6 @@
 python tests/faults/soak.py --out benchmarks/results
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

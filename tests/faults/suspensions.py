@@ -8,8 +8,6 @@ workers are stopped for less than ``step_timeout``. A worker stopped alone for l
 The envs count their steps: none may be missing or repeated.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -9,8 +9,6 @@ order that the GIL gives. The seed of a case decides its objects and the calls o
 Exceptions are only counted: a report of the sanitizer, a crash or a hang is a fault.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler

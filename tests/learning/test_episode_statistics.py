@@ -221,3 +221,20 @@ def test_an_info_that_comes_with_the_last_step_is_that_of_an_episode_over_severa
         found = [statistics.add(next(rollouts)) for _ in range(3)]
     assert found[-1]["sum"].tolist() == [np.sum(2.5 * np.ones(np.shape(value)))] * 2
     assert found[-1]["last"].tolist() == [2.5, 2.5]
+
+
+def test_parts_before_an_evaluation_are_not_of_the_episodes_after_it():
+    """Warm-up steps begin other episodes, of which a part may be as long."""
+    lengths = []
+    statistics = pysampler.EpisodeStatistics(
+        lambda episode: {"episodes": len(np.unique(episode.observations))}, keep="observations"
+    )
+    make = functools.partial(*(Small, 3), observe=lambda env: np.array([env.episodes], np.float64))
+    with pysampler.Rollouts(
+        *(make, lambda o: np.zeros((len(o), 1)), 1), num_envs=16, num_workers=1, warm_up=1, seed=1
+    ) as rollouts:
+        statistics.add(next(rollouts))
+        pysampler.evaluate(rollouts, lambda o: np.zeros((len(o), 1)), 2, seed=0)
+        for _ in range(4):
+            lengths += statistics.add(next(rollouts)).get("episodes", np.zeros(0)).tolist()
+    assert set(lengths) == {1}

@@ -395,3 +395,23 @@ def test_tasks_that_differ_in_numbers_step_with_their_own():
         assert (rewards > 500).tolist() == [False, False, True, True]
     for maker in makers:
         maker.close()
+
+
+class Late(Cart):
+    """Begins at another time, and says of all simulations at once that none has ended."""
+
+    def reset(self, rngs, ids):
+        qpos, qvel = super().reset(rngs, ids)
+        return {"qpos": qpos, "qvel": qvel, "time": np.full(len(ids), 3.0)}
+
+    def terminated(self, d):
+        return np.bool_(False)  # noqa: FBT003
+
+
+def test_a_task_may_set_the_time_and_return_numpys_bool():
+    theirs = SyncVectorEnv([functools.partial(make_env, Late)] * 2)
+    with contextlib.closing(together(Late, 2)) as ours, contextlib.closing(theirs):
+        identical(ours.reset(seed=1), theirs.reset(seed=1))
+        actions = list(drawn_actions(theirs.action_space, 1, 20, beyond=2))
+        compare(ours, theirs, actions)
+        assert ours.step(actions[0])[4]["time"].min() > 3

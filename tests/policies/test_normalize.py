@@ -293,3 +293,13 @@ def test_frozen_keeps_the_subclass():
             self.name = name
 
     assert Own("mine").frozen().name == "mine"
+
+
+def test_state_from_before_the_first_use_is_that_of_new_statistics():
+    with pysampler.Rollouts(
+        [lambda: Scripted("..t.")] * 4, still, 8, seed=1, normalize=pysampler.Normalizer()
+    ) as rollouts:
+        next(rollouts)
+        rollouts.normalizer.load_state_dict(pysampler.Normalizer().state_dict())
+        assert rollouts.normalizer.count == 0
+        next(rollouts)

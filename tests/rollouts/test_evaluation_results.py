@@ -324,3 +324,37 @@ def test_a_recurrent_model_keeps_its_state_until_the_episode_ends(batch):
         *("Pendulum-v1", model, 4), num_envs=3, seed=0, num_workers=0, batch=batch
     )
     assert evaluation.returns == pytest.approx(expected)
+
+
+class Reusing(Small):
+    """Returns its own array as an info, and other infos of several shapes, or of some steps."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.own = np.zeros(2)
+
+    def step(self, action):
+        results = super().step(action)
+        self.own[:] = self.steps
+        info = {"own": self.own, "ragged": np.arange(self.steps)}
+        if self.steps == 4:
+            info["texts"] = ["a", "b"]
+        return *results[:-1], info
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"num_workers": 1}, {"context": "threads"}]
+)
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_infos_of_an_episode_are_those_of_each_step(where, options):
+    def describe(episode):
+        infos = episode.infos
+        assert [len(one) for one in infos["ragged"]] == [1, 2, 3, 4]
+        assert infos["texts"].tolist() == [None, None, None, ["a", "b"]]
+        return {"first": infos["own"][0, 0], "last": infos["own"][-1, 0]}
+
+    statistics = pysampler.EpisodeStatistics(describe, keep="infos")
+    found = pysampler.evaluate(
+        *(Reusing, double, 2), seed=0, policy_in=where, statistics=statistics, **options
+    )
+    assert [one.statistics for one in found.episodes] == [{"first": 1, "last": 4}] * 2

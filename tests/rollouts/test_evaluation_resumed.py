@@ -346,16 +346,7 @@ def test_progress_is_a_line_every_tenth_without_a_bar(capsys):
     pysampler.evaluate(Steps, still, 35, num_workers=0, num_envs=1, seed=2, progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == [
-        "4",
-        "7",
-        "11",
-        "14",
-        "18",
-        "21",
-        "25",
-        "28",
-        "32",
-        "35",
+        *("4", "7", "11", "14", "18", "21", "25", "28", "32", "35"),
     ]
 
 

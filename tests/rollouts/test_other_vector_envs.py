@@ -358,3 +358,16 @@ def test_dropped_rollouts_leave_the_vector_env_open():
     assert not envs.closed
     envs.step(np.ones(2, int))
     envs.close()
+
+
+@pytest.mark.parametrize("where", ["main", "workers"])
+def test_reset_of_some_envs_leaves_the_last_rewards_of_the_others(where):
+    def acts(observations, previous_rewards):
+        np.testing.assert_array_equal(previous_rewards, observations[:, 0] > 0)
+        return np.zeros((len(observations), 1))
+
+    env = functools.partial(Small, lambda env: int(env.np_random.integers(1, 9)))
+    make = functools.partial(SyncVectorEnv, [env] * 2, autoreset_mode=DISABLED)
+    with pysampler.VectorEnv([make] * 2, num_workers=2, autoreset_mode=DISABLED) as envs:
+        evaluation = pysampler.evaluate(envs, acts, 12, seed=1, policy_in=where)
+    assert len(set(evaluation.lengths.tolist())) > 3

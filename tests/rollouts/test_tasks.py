@@ -334,13 +334,7 @@ def test_sampling_continues_after_a_handler_raises_at_the_end_of_a_sample():
                 assert all((episode.observations[:, 0] == task).all() for episode in some), where
 
         ending = (
-            "_end_rollouts",
-            "close",
-            "let_go",
-            "_give_back",
-            "_end",
-            "take_back",
-            "drop_work",
+            *("_end_rollouts", "close", "let_go", "_give_back", "_end", "take_back", "drop_work"),
         )
         assert at_each_point(lambda: one.sample(next(lengths)), check, only=ending) > 20
 

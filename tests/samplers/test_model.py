@@ -528,50 +528,22 @@ def continued(self, at, starts):
 
 BEGUN, BEGIN = set(), EpisodeRows.begin
 ARE_NEW, AFTER_STEP = WorkerPolicy._are_new, FramePolicy.after_step
+FRAMES, PACKER = "_policies.frame_policy.FramePolicy", "_actors.packer.Packer.begin_episodes"
+CARRY, IN_WORKERS = f"{FRAMES}.carry", "_policies.worker_policy"
+READY_CARRY = "_rollouts.ready_runner.ReadyRunner._carry"
+EPISODES = "_rollouts.episode_rows.EpisodeRows.begin"
 BREAKS = {
     "lost steps are not marked": ("main", "_rollouts.main_runner.end_lost_episodes", nothing),
-    "workers do not mark them": ("workers", "_policies.worker_policy.end_lost_episodes", nothing),
-    "states outlive episodes": ("main", "_policies.frame_policy.FramePolicy.after_step", late),
-    "steps across rollouts are not copied": (
-        "main, partial",
-        "_rollouts.ready_runner.ReadyRunner._carry",
-        nothing,
-    ),
-    "last observations are not copied": (
-        "main, ready",
-        "_policies.frame_policy.FramePolicy.carry",
-        nothing,
-    ),
-    "workers do not copy them": (
-        "workers",
-        "_policies.frame_policy.FramePolicy.carry",
-        nothing,
-    ),
-    "chunks end where episodes do": (
-        "main, chunks",
-        "_policies.frame_policy.FramePolicy.after_chunk",
-        nothing,
-    ),
-    "groups do not report infos": (
-        "workers",
-        "_policies.worker_policy.WorkerPolicy._are_new",
-        shared,
-    ),
-    "returns outlive lost episodes": (
-        "records",
-        "_actors.packer.Packer.begin_episodes",
-        nothing,
-    ),
-    "lost records have no number": (
-        "records, steps",
-        "_actors.packer.Packer.begin_episodes",
-        uncounted,
-    ),
-    "lost episodes go on": (
-        "episodes, workers",
-        "_rollouts.episode_rows.EpisodeRows.begin",
-        continued,
-    ),
+    "workers do not mark them": ("workers", f"{IN_WORKERS}.end_lost_episodes", nothing),
+    "states outlive episodes": ("main", f"{FRAMES}.after_step", late),
+    "steps across rollouts are not copied": ("main, partial", READY_CARRY, nothing),
+    "last observations are not copied": ("main, ready", CARRY, nothing),
+    "workers do not copy them": ("workers", CARRY, nothing),
+    "chunks end where episodes do": ("main, chunks", f"{FRAMES}.after_chunk", nothing),
+    "groups do not report infos": ("workers", f"{IN_WORKERS}.WorkerPolicy._are_new", shared),
+    "returns outlive lost episodes": ("records", PACKER, nothing),
+    "lost records have no number": ("records, steps", PACKER, uncounted),
+    "lost episodes go on": ("episodes, workers", EPISODES, continued),
 }
 
 

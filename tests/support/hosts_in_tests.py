@@ -183,10 +183,7 @@ class Continuity:
 MARK = "PYSAMPLER_TEST_CLUSTER"  # in the environment of every process of a cluster
 # Parts of the command lines of hosts and their workers.
 PARTS = (
-    "ray::HostActor",
-    "PysamplerAnchor",
-    "PysamplerKeeper",
-    "pysampler._workers.fork_server",
+    *("ray::HostActor", "PysamplerAnchor", "PysamplerKeeper", "pysampler._workers.fork_server"),
     "pysampler: ",
 )
 

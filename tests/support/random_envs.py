@@ -4,8 +4,6 @@ A ``Recipe`` makes one env. Two vector envs that compare their results get deep 
 recipes, so that they share no mutable object.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -613,13 +611,7 @@ def _grow_list(env):
 def _set_number(env):
     base = env.unwrapped
     for name in (
-        "gravity",
-        "force",
-        "scale",
-        "g",
-        "power",
-        "_ctrl_cost_weight",
-        "torque_noise_max",
+        *("gravity", "force", "scale", "g", "power", "_ctrl_cost_weight", "torque_noise_max"),
     ):
         if hasattr(base, name):
             setattr(base, name, getattr(base, name) * 1.5)

@@ -11,8 +11,6 @@ something waits. As in Ray
 - ``wait`` returns ready references in the order in which they were passed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

@@ -10,6 +10,7 @@ import threading
 
 import numpy as np
 import pytest
+from fork_server_in_tests import wait_until
 from programs import completed
 
 from pysampler import _core, errors, sync
@@ -428,3 +429,23 @@ def test_array_view_cannot_be_replaced():
         pass
     with pytest.raises(errors.ClosedError):
         array.view[0] = 1
+
+
+def test_release_without_a_message_keeps_the_parts_that_came():
+    ring = sync.ByteRing(4096)
+    message = bytes(range(250)) * 40  # comes in parts
+    child = os.fork()
+    if child == 0:
+        try:
+            ring.send(message)
+        finally:
+            os._exit(0)
+    wait_until(lambda: len(ring) > 2000)
+    os.kill(child, signal.SIGSTOP)
+    os.waitpid(child, os.WUNTRACED)
+    with pytest.raises(errors.WaitTimeoutError):
+        ring.peek(timeout=0.01)
+    ring.release()
+    os.kill(child, signal.SIGCONT)
+    assert ring.recv() == message
+    os.waitpid(child, 0)

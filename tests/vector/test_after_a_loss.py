@@ -1,5 +1,6 @@
 """Each call of a vector env works after its workers were replaced as it does before."""
 
+import functools
 import os
 import signal
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from made_up import same
+from told_envs import SmallEnv
+from vectors import begun
 
 import pysampler
 from pysampler.errors import EnvError
@@ -141,4 +144,48 @@ def test_a_call_does_the_same_after_workers_were_replaced(how, call, recycles):
                 assert not workers & set(envs._pool.pids)
             envs.reset(seed=2)
             found.append(CALLS[call](envs))
+    same(*found)
+
+
+class Stateful(SmallEnv):
+    """Observes a random number, and has a state."""
+
+    def observe(self):
+        return np.array([self.np_random.random() if self.steps == 0 else 0, self.steps])
+
+    def ends(self, action):
+        return self.steps == 2
+
+    def get_state(self):
+        return self.steps, self.np_random.bit_generator.state
+
+    def set_state(self, state):
+        self.steps, self.np_random.bit_generator.state = state
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_restored_env_draws_the_numbers_of_its_state_after_a_loss(native):
+    """Not those of the seed that its replacement got for its next reset."""
+    make = functools.partial(gym.make, "CartPole-v1", max_episode_steps=2) if native else Stateful
+    found = []
+    for loses in (False, True):
+        with begun([make], num_workers=1, on_worker_loss="restart", seed=1) as envs:
+            states = envs.get_state()
+            if loses:
+                os.kill(envs._pool.pids[0], signal.SIGKILL)
+            envs.step(np.zeros(1, int))
+            envs.set_state(states)
+            found.append([envs.step(np.zeros(1, int))[0] for _ in range(3)])
+    same(*found)
+
+
+def test_seeds_of_replacements_outlast_a_call_that_ends_their_batch():
+    found = []
+    for _ in range(2):
+        make = functools.partial(gym.make, "CartPole-v1")
+        with begun([make] * 2, num_workers=1, on_worker_loss="restart", seed=1) as envs:
+            os.kill(envs._pool.pids[0], signal.SIGKILL)
+            envs.step(np.zeros(2, int))
+            envs.apply(bool)
+            found.append(envs.reset()[0])
     same(*found)

@@ -879,3 +879,35 @@ def test_chunk_that_only_resets_makes_no_steps_beside_an_action_that_none_makes(
             chunk = envs.step_chunk(actions)
             found.append([*chunk[:4], *envs.step(np.ones(70, int))[:4]])
     same(*found)
+
+
+def test_last_step_before_a_time_limit_is_seen_with_seeded_globals_too():
+    limited = lambda: gym.wrappers.TimeLimit(Camera(), 3)  # noqa: E731
+    with cameras(make=limited, seed_globals=True) as envs:
+        observations, _, _, truncated, infos = envs.step_chunk(chunk(envs, 5))
+        assert observations[:, 0].tolist() == [3, 3]
+        assert truncated.all()
+        assert infos["steps"].tolist() == [3, 3]
+
+
+def test_step_with_actions_that_travel_as_objects_counts_as_one():
+    class Rows(SmallEnv):
+        action_space = BOX
+
+        def ends(self, action):
+            return False
+
+    with begun([Rows] * 2, num_workers=2) as envs:
+        envs.send_chunk(np.zeros((1, 3, 3), np.float32), [0])
+        envs.send([np.zeros(3)], [1])  # not of the dtype of the space
+        *_, infos = envs.recv()
+        assert dict(zip(infos["env_id"], infos["steps"], strict=True)) == {0: 3, 1: 1}
+
+
+def test_recv_after_a_chunk_of_all_and_a_reset_has_no_chunks():
+    with begun([Scripted] * 2, num_workers=0) as envs:
+        envs.step_chunk(chunk(envs, 3))
+        envs.async_reset(seed=2)
+        _, rewards, *_, infos = envs.recv()
+        assert rewards.shape == (2,)
+        assert "steps" not in infos

@@ -13,7 +13,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
 from made_up import SpaceEnv, same, step_alike
-from told_envs import HANG, INTERRUPT, KILL, OK, RAISE, SmallBatch, SmallEnv
+from told_envs import END, HANG, INTERRUPT, KILL, OK, RAISE, SmallBatch, SmallEnv
 from vectors import alike, begun
 
 import pysampler
@@ -945,3 +945,41 @@ def test_envs_with_different_options_can_be_reset_after_an_interrupt():
             observations, _ = envs.reset()
             stepped = envs.step(np.zeros(3, int))[0]
             assert (stepped == observations + 1).all()
+
+
+@pytest.mark.parametrize("lag", range(4))
+def test_loss_after_a_masked_reset_ends_the_episodes_that_it_left_alone(lag):
+    """Also if the frame was used by a step that ended episodes, and not if they had ended."""
+
+    def make():
+        return SyncVectorEnv([SmallEnv] * 2)
+
+    losses = []
+    for fns in ([make] * 2, [SmallEnv] * 4):
+        with begun(fns, num_workers=2, on_worker_loss="restart") as envs:
+            envs.step(np.array([END, END, OK, OK]))
+            for _ in range(lag):
+                envs.step(np.full(4, OK))
+            envs.reset(options={"reset_mask": np.array([False, False, True, True])})
+            _, _, _, truncated, infos = envs.step(np.array([KILL, KILL, OK, OK]))
+            lost = infos.get("worker_lost", np.zeros(4, bool))
+            losses.append((truncated[:2].tolist(), lost[:2].tolist()))
+    assert losses == [([lag > 0] * 2,) * 2] * 2
+
+
+def test_observations_of_a_batch_with_buffers_may_be_changed_before_a_masked_reset():
+    large = spaces.Box(-np.inf, np.inf, (20_000,), np.float64)  # so that views are returned
+
+    class Wide(Buffered):
+        single_observation_space = large
+
+        def __init__(self):
+            super().__init__(NEXT_STEP)
+            self.at = np.zeros((2, 20_000))
+
+    with begun([Wide] * 2, num_workers=1) as envs:
+        observations = envs.step(np.zeros(4, int))[0]
+        observations[:] = -7
+        mask = np.array([True, False, True, True])
+        observations, _ = envs.reset(options={"reset_mask": mask})
+        assert observations[:, 1].tolist() == [0, 1, 0, 0]

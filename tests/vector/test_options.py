@@ -15,6 +15,7 @@ from disk import full_after
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from made_up import SpaceEnv, TellingEnv, same
+from told_envs import KILL, SmallEnv
 from vectors import begun
 
 import pysampler
@@ -588,3 +589,27 @@ def test_defaults_go_together_with_each_option(option):
     }
     assert set(CONFLICTS[option]) <= set(defaults)
     refuse(option, {**defaults, **SETTINGS[option]})
+
+
+class Optioned(SmallEnv):
+    """Observes the option x of its reset."""
+
+    def observe(self):
+        return np.array([(self.options or {}).get("x", -1), self.steps], np.float64)
+
+
+def test_replacement_gets_options_as_they_were_set():
+    """The program may change its dict afterwards."""
+    kwargs = {"num_workers": 2, "on_worker_loss": "restart"}
+    with contextlib.closing(pysampler.VectorEnv([Optioned] * 2, **kwargs)) as envs:
+        task = {"x": 1}
+        version = envs.set_options([0], task)
+        envs.reset(seed=1)
+        task["x"] = 2
+        envs.set_options([1], task)
+        *_, truncated, infos = envs.step(np.array([KILL, 0]))
+        assert truncated.tolist() == [True, False]
+        assert infos["options_version"].tolist() == [version, 0]  # of the episode that was lost
+        observations, *_, infos = envs.step(np.zeros(2, int))
+        assert observations[0].tolist() == [1, 0]
+        assert infos["options_version"].tolist() == [version, 0]

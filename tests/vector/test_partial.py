@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import SpaceEnv, TellingEnv, same
-from told_envs import SmallEnv
+from told_envs import KILL, SmallEnv
 from vectors import begun
 
 import pysampler
@@ -503,3 +503,20 @@ def test_async_reset_refuses_a_mask():
             envs.async_reset(options={"reset_mask": np.array([True, False])})
         envs.async_reset(seed=1)
         assert len(envs.recv()[0]) == 2
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_step_keeps_what_was_seen_of_groups_in_all_frames(mode):
+    """A worker that is lost in it leaves the last observations of its envs, also of others."""
+    kwargs = {"num_workers": 3, "autoreset_mode": mode, "on_worker_loss": "restart"}
+    with pysampler.VectorEnv([SmallEnv] * 3, **kwargs) as envs:
+        envs.async_reset(seed=1)
+        envs.recv()
+        for env in (0, 0, 1):  # now the groups were seen in different frames, and in all of them
+            envs.send(np.array([0]), [env])
+            last = envs.recv()[0]
+        observations, _, _, truncated, infos = envs.step(np.array([KILL, 0, 0]))
+        assert truncated.tolist() == [True, False, False]
+        final = infos["final_obs"][0] if mode is AutoresetMode.SAME_STEP else observations[0]
+        assert final.tolist() == [2, 1]
+    assert last.tolist() == [[1, 2]]

@@ -342,17 +342,8 @@ def handler_of_alarms():
 RENEWING = (
     *("due", "_start_of", "_why", "_over", "_look", "renew", "_close", "_replace", "resend"),
     *("finish", "_prepare", "_finish_replacements", "replace", "_set_up", "_start", "send_arrays"),
-    *(
-        "watch_worker",
-        "forget_worker",
-        "_send",
-        "send",
-        "start",
-        "begin",
-        "ended",
-        "kill",
-        "release",
-    ),
+    *("watch_worker", "forget_worker", "_send", "send", "start", "begin", "ended", "kill"),
+    "release",
 )
 
 

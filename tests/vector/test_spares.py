@@ -8,8 +8,10 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
+from fork_server_in_tests import wait_until
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector.utils import iterate
+from told_envs import SmallEnv
 from vectors import begun
 
 import pysampler
@@ -625,3 +627,38 @@ def test_seeds_of_a_reset_count_after_a_failed_reset():
             envs.reset(seed=50)
         _, infos = envs.reset(seed=60)
         assert infos["seed"].tolist() == [60, 61]
+
+
+class Fractions(SmallEnv):
+    """Its infos are whole in a reset, and have a fraction in a step."""
+
+    def begins(self):
+        return {"x": 0, "y": np.float32(0), "z": True}
+
+    def info(self, action):
+        return {"x": 0.5, "y": 1, "z": np.array([1])}
+
+
+@pytest.mark.parametrize("rested", [False, True])
+def test_infos_of_slots_have_their_own_types(rested):
+    """Whether a spare's reset comes in the batch of the steps or not."""
+    with begun([Fractions] * 2, num_workers=2) as plain:
+        expected = plain.step(np.zeros(2, int))[4]
+    with begun([Fractions] * 2, spare_envs=1) as envs:
+        if rested:
+            inner = envs._spares.inner
+            wait_until(lambda: inner.ready == inner.pending)
+        infos = envs.step(np.zeros(2, int))[4]
+    for key, values in expected.items():
+        np.testing.assert_array_equal(infos[key], values, strict=True)
+
+
+def test_vector_env_is_closed_if_an_env_raises_in_close():
+    class Unclosable(SmallEnv):
+        def close(self):
+            raise ValueError("not closed")
+
+    envs = begun([Unclosable] * 2, num_workers=1, spare_envs=1)
+    with pytest.raises(ValueError, match="not closed"):
+        envs.close()
+    assert envs.closed

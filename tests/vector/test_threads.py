@@ -14,7 +14,7 @@ from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import SyncVectorEnv
 from interrupts import handler
 from programs import completed
-from told_envs import Drawing
+from told_envs import Drawing, SmallEnv
 from vectors import begun
 
 import pysampler
@@ -444,3 +444,17 @@ def test_options_of_a_reset_may_change_once_it_was_sent(call):
         Waits.gate.set()
         infos = envs.reset_wait()[1] if call == "reset_async" else envs.recv()[4]
         assert infos["task"].tolist() == [1, 1]
+
+
+@pytest.mark.slow
+def test_close_names_a_thread_in_which_no_env_is_at_work():
+    opened = threading.Event()
+
+    class Shut(SmallEnv):
+        def close(self):
+            opened.wait()
+
+    envs = begun([Shut] * 2, num_workers=2, context="threads")
+    with pytest.warns(match="pysampler: thread 0, thread 1 goes on until its step ends"):
+        envs.close(terminate=True)
+    opened.set()

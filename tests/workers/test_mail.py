@@ -1,5 +1,6 @@
 """Mail: Ctrl-C at any moment neither loses nor duplicates a message; large messages."""
 
+import fcntl
 import itertools
 import multiprocessing
 import os
@@ -115,3 +116,21 @@ def test_unsealed_large_message_raises():
             inbox.read(0, 1, deadline=now())
     finally:
         os.close(memory)
+
+
+def test_parcel_may_be_sealed_against_execution_too():
+    """As the kernel does it where ``vm.memfd_noexec`` is set."""
+    try:
+        memfd = os.memfd_create("parcel", os.MFD_ALLOW_SEALING | 8)  # MFD_NOEXEC_SEAL
+    except OSError:
+        pytest.skip("the kernel has no MFD_NOEXEC_SEAL")
+    os.write(memfd, b"bytes")
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, seals)
+    parcels = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(ours, [bytes(4)], [memfd])
+        os.close(memfd)
+        mail._core.receive_parcel(theirs.fileno(), parcels)
+    assert bytes(parcels[0]) == b"bytes"

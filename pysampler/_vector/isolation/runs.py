@@ -58,10 +58,7 @@ class RunServer(Server):
     """
 
     def __init__(
-        self,
-        env_fns: Sequence[Callable[[], Any]],
-        specs: bytes,
-        init: Callable[[], Any] | None,
+        self, env_fns: Sequence[Callable[[], Any]], specs: bytes, init: Callable[[], Any] | None
     ) -> None:
         self.blocks: list[Any] = [None]
         self.env_fns = env_fns

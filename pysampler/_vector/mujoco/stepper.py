@@ -108,6 +108,8 @@ class TaskStepper(Stepper):
         result = task.reward(d, before, actions)
         rewards, infos = result if isinstance(result, tuple) else (result, _NONE)
         terminated = task.terminated(d)
+        if isinstance(terminated, np.bool_):  # one for all, as a bool is
+            terminated = bool(terminated)
         observations = task.observe(d)
         if not self._checked_step:
             count = self.count if ids is None else len(ids)

@@ -31,12 +31,7 @@ from pysampler._vector.env_calls import (
     reward_space_of,
 )
 from pysampler._vector.env_server import EnvServer
-from pysampler._vector.native.known import (
-    BLOCK_WRAPPERS,
-    NotNativeError,
-    expect_known,
-    has_task,
-)
+from pysampler._vector.native.known import BLOCK_WRAPPERS, NotNativeError, expect_known, has_task
 from pysampler._vector.same import replaced_method, same
 from pysampler._vector.stacks import Stack, StackPart, log_once, parts_of
 from pysampler._vector.wrapped.batches import Batch, NativeBatch, PythonBatch
@@ -375,7 +370,7 @@ class BatchServer(EnvServer):
         rows = self.rows(block)
         if self._left.isdisjoint(rows) or not self.nested.keys().isdisjoint(rows):
             return
-        if self.blocks[block].fresh:  # the seeds of their next resets are in the block
+        if any(self.env_block_of(i)[0].seeds for i in rows):  # which the next resets use
             return
         for batch in [one for one in self._batches if one.rows.start in rows]:
             self.leave(batch, "")
@@ -444,7 +439,6 @@ class BatchServer(EnvServer):
         found = self._batch_of(i)
         if found is None:
             return super().env_block_of(i)
-        assert isinstance(found[0], PythonBatch)
         return found[0].inner, found[1]
 
     def batch_block_of(self, i: int) -> tuple[Any, int] | None:

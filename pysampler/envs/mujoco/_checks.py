@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = [
-    "check_before",
-    "check_begin",
-    "check_infos",
-    "check_observations",
-    "check_step",
-]
+__all__ = ["check_before", "check_begin", "check_infos", "check_observations", "check_step"]
 
 
 def check_begin(task: Task, begin: Any, count: int) -> None:

@@ -94,9 +94,10 @@ class TaskEnv(gym.Env[Any, Any]):
         begun = task.reset(Generators([self.np_random]), np.zeros(1, np.int32))
         if not self._checked_begin:
             check_begin(task, begun, 1)
+        self._fields["time"][0] = 0
         begin(self._fields, slice(None), begun)
+        self.data.time = self._fields["time"][0]
         mujoco.mj_forward(self.model, self.data)
-        self._fields["time"][0] = self.data.time
         observations, infos = task.observe(self._d), task.reset_info(self._d)
         if not self._checked_begin:
             check_observations(task, observations, 1)

@@ -24,11 +24,7 @@ class InvertedPendulum(GymnasiumTask):
     """Balance a pole on a cart: gymnasium's InvertedPendulum-v5, whose arguments it takes."""
 
     def __init__(
-        self,
-        model: mujoco.MjModel,
-        frame_skip: int = 2,
-        *,
-        reset_noise_scale: float = 0.01,
+        self, model: mujoco.MjModel, frame_skip: int = 2, *, reset_noise_scale: float = 0.01
     ) -> None:
         super().__init__(model, frame_skip)
         self.reset_noise_scale = reset_noise_scale
