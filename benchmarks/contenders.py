@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -222,7 +223,21 @@ def pufferlib(case: Case, seconds: float) -> Any:
     )
     envs.reset()
     actions = [envs.action_space.sample() for _ in range(64)]
-    return _cycle(envs.step, actions, case, seconds)
+    measure = _cycle(envs.step, actions, case, seconds)
+
+    def send(number: int) -> None:
+        for process in envs.processes:
+            os.kill(process.pid, number)
+
+    def measure_alone() -> dict[str, float]:
+        """Measure. Its workers look for actions in a loop, so they are stopped otherwise."""
+        send(signal.SIGCONT)
+        try:
+            return measure()
+        finally:
+            send(signal.SIGSTOP)
+
+    return measure_alone
 
 
 def envpool(case: Case, seconds: float) -> Any:
