@@ -22,7 +22,7 @@ MOST = {
     "csrc/bindings (C++)": 8_521,
     "pysampler": 218,
     "pysampler/_actors": 1_897,
-    "pysampler/_cli": 3_419,
+    "pysampler/_cli": 3_418,
     "pysampler/_common": 402,
     "pysampler/_frames": 535,
     "pysampler/_learning": 1_563,

@@ -28,7 +28,7 @@ from pysampler._cli.hangs import report_hangs
 from pysampler._cli.programs import AttachError, find
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
-from pysampler._cli.sources import SourceError, source_of
+from pysampler._cli.sources import CHECKED, SourceError, source_of
 from pysampler._policies.trees import mapped
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.env_calls import is_several
@@ -50,7 +50,6 @@ _BUSY = 0.7  # an env that uses less of a CPU may wait for something else
 _BATCHES = 16  # of actions, drawn in advance
 _LONGEST_LINE = 300  # characters of an error
 _HORIZON = 16  # steps of a rollout
-_CHECKED = 3  # envs of a check whether they may share a process
 _MODE: dict[str, Any] = {"autoreset_mode": "SameStep"}  # like a plain loop
 
 
@@ -350,7 +349,7 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
 def _checked(source: EnvSource, *, threads: bool) -> dict[str, Any]:
     """Return whether envs may share a process, or step in threads, for ``Setting``."""
     try:
-        checks = check_envs([source.function] * _CHECKED, threads=(False, True)[: 1 + threads])
+        checks = check_envs([source.function] * CHECKED, threads=(False, True)[: 1 + threads])
     except Exception as error:
         verdict = f"the check whether envs may share a process failed: {_error_line(error)}"
         return {"isolated": None, "verdict": verdict, "reasons": []}

@@ -21,7 +21,7 @@ import numpy as np
 import pysampler
 from pysampler._cli.kernel import cores, numa_nodes, process_limits, text_of
 from pysampler._cli.screen import Finding, count, print_findings, printing_to_stderr
-from pysampler._cli.sources import source_of
+from pysampler._cli.sources import CHECKED, source_of
 from pysampler._vector.isolation.check import check_envs
 from pysampler._workers.launcher import files_for
 from pysampler.sync import Flag, Segment, memory_left, now, sleep_until, usable_cpus, wait_costs
@@ -40,7 +40,6 @@ _WORKER_BYTES = 11 << 20  # memory of a worker without its envs
 _LATE = 20e-6  # a healthy machine notices a deadline at most this many seconds late
 _LOADED = 0.75  # load per CPU from which other processes count as a problem
 _STOLEN_FOR = 0.5  # seconds during which stolen time is measured
-_CHECKED = 3  # envs of the check whether they may share a process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -302,7 +301,7 @@ def _memory(workers: int) -> _Result:
 
 
 def _isolation(env: str) -> _Result:
-    checks = check_envs([source_of(env).function] * _CHECKED, threads=(False, True))
+    checks = check_envs([source_of(env).function] * CHECKED, threads=(False, True))
     text = ". ".join("; ".join([one.verdict, *one.reasons]) for one in checks)
     remedy = checks[0].remedy
     gives = "generators of its own" if remedy == "seed_globals=True" else "a process"

@@ -18,7 +18,9 @@ import pysampler
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Call", "EnvSource", "SourceError", "named", "source_of"]
+__all__ = ["CHECKED", "Call", "EnvSource", "SourceError", "named", "source_of"]
+
+CHECKED = 3  # envs of a check whether they may share a process
 
 
 class SourceError(Exception):
