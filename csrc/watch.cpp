@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -177,9 +178,8 @@ bool Watch::settle(pid_t pid) {
 
 std::vector<pid_t> Watch::watched() const {
     const std::lock_guard lock(mutex_);
-    std::vector<pid_t> pids;
-    for (const auto& [pid, entry] : entries_) pids.push_back(pid);
-    return pids;
+    const auto pids = std::views::keys(entries_);
+    return {pids.begin(), pids.end()};
 }
 
 std::vector<Loss> Watch::losses() const {
