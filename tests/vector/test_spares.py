@@ -1,6 +1,7 @@
 """Spare envs: a slot goes on with an env that was reset before, and no step waits for a reset."""
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -630,7 +631,15 @@ def test_seeds_of_a_reset_count_after_a_failed_reset():
 
 
 class Fractions(SmallEnv):
-    """Its infos are whole in a reset, and have a fraction in a step."""
+    """Its infos are whole in a reset, and have a fraction in a step. Resets of spares wait."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None and seed > 100:  # not one of the slots' seeds
+            self.gate.read_bytes()  # until a writer has come and gone
+        return super().reset(seed=seed, options=options)
 
     def begins(self):
         return {"x": 0, "y": np.float32(0), "z": True}
@@ -640,15 +649,20 @@ class Fractions(SmallEnv):
 
 
 @pytest.mark.parametrize("rested", [False, True])
-def test_infos_of_slots_have_their_own_types(rested):
+def test_infos_of_slots_have_their_own_types(rested, tmp_path):
     """Whether a spare's reset comes in the batch of the steps or not."""
-    with begun([Fractions] * 2, num_workers=2) as plain:
+    os.mkfifo(tmp_path / "gate")
+    make = functools.partial(Fractions, tmp_path / "gate")
+    with begun([make] * 2, num_workers=2, seed=1) as plain:
         expected = plain.step(np.zeros(2, int))[4]
-    with begun([Fractions] * 2, spare_envs=1) as envs:
+    with begun([make] * 2, spare_envs=1, seed=1) as envs:
+        inner = envs._spares.inner
         if rested:
-            inner = envs._spares.inner
-            wait_until(lambda: inner.ready == inner.pending)
+            (tmp_path / "gate").write_bytes(b"")
+            wait_until(lambda: inner.ready == inner.pending == 1)
         infos = envs.step(np.zeros(2, int))[4]
+        if not rested:
+            (tmp_path / "gate").write_bytes(b"")
     for key, values in expected.items():
         np.testing.assert_array_equal(infos[key], values, strict=True)
 
