@@ -114,7 +114,7 @@ class FrameBlock : public Block {
     std::size_t checked_env(std::size_t i) const;
     void begin(std::uint32_t frame);
     void use_action_types(std::uint32_t frame);
-    // The seed of the next reset of env i, which is used up; None if there is none.
+    // Returns the seed that replace() set for the next reset of env i, or None, and forgets it.
     py::object take_seed(std::size_t i) {
         return seeds_.empty() ? py::object(py::none()) : seeds_.attr("pop")(i, py::none());
     }

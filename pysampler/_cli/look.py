@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pysampler._cli.programs import Pool
     from pysampler._workers.manifest import SegmentManifest
 
+    _Numbers = npt.NDArray[np.int64]
+
 __all__ = ["Look", "PoolLooks", "WorkerLook", "running_seconds"]
 
 _IDLE = -1  # the env of a worker that steps none
@@ -112,7 +114,7 @@ class PoolLooks:
         self._rows = pool.counters.envs.copy()
         self._blocked_ns = pool.gauges.blocked_ns.copy()
         self._waited_ns = int(pool.gauges.waited_ns[0])
-        self._running = running_seconds(pool)
+        self._running = running_seconds(*pool.counters.at_work(), now())
         self._ran = _schedules_of(pool)
 
     def follow(self, pool: Pool) -> None:
@@ -126,9 +128,8 @@ class PoolLooks:
         seconds = max(1e-9, at - self._at)
         working, began = pool.counters.at_work()
         looked = now()
-        running = running_seconds(pool)
-        in_current = running - self._running
-        self._running = running
+        running_before, self._running = self._running, running_seconds(working, began, looked)
+        in_current = self._running - running_before
         steps, resets = (_Since(self._rows[name], rows[name]) for name in ("steps", "resets"))
         self._rows, self._at = rows, at
         newest, versions = gauges.newest, gauges.versions.tolist()
@@ -303,10 +304,15 @@ def _cpu_of(pid: int) -> int | None:
     return int(text.rpartition(")")[2].split()[36])
 
 
-def running_seconds(pool: Pool) -> npt.NDArray[np.float64]:
-    """Return how long each worker has been in the step or reset that it is in, in seconds."""
-    working, began = pool.counters.at_work()
-    return np.where(working == _IDLE, 0, np.maximum(now() - began, 0) / 1e9)
+def running_seconds(working: _Numbers, began: _Numbers, at: int) -> npt.NDArray[np.float64]:
+    """Return how long each worker's current step or reset has run, in seconds; 0 if it has none.
+
+    Args:
+        working: The env at work in each worker, as ``Counters.at_work`` returns it.
+        began: Since when.
+        at: The time now.
+    """
+    return np.where(working == _IDLE, 0, np.maximum(at - began, 0) / 1e9)
 
 
 def _schedules_of(pool: Pool) -> dict[int | None, tuple[int, int] | None]:

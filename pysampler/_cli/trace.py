@@ -279,8 +279,9 @@ class _Trace:
             self.count += sum(map(len, tracks))
             self._dump.add_slices(number, tracks)
             steps = int(pool.counters.envs["steps"]["count"].sum())
-            busy = pool.counters.busy_seconds() + running_seconds(pool).sum()
-            self._dump.add_counts(number, now(), steps, busy)
+            at = now()
+            running = running_seconds(*pool.counters.at_work(), at).sum()
+            self._dump.add_counts(number, at, steps, pool.counters.busy_seconds() + running)
             for hole in recorder.holes[holes:]:
                 self._dump.add_hole(number, hole)
 

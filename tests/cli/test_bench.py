@@ -348,7 +348,7 @@ def test_the_printed_program_imports_the_function(folder, monkeypatch, place):
 
 
 class Slow(SmallEnv):
-    """Has a process of its own, and takes longer than a slice for a step."""
+    """Starts a process when it is made; its step takes longer than a slice."""
 
     def __init__(self):
         child = multiprocessing.get_context("fork").Process(target=os.getpid)
@@ -356,7 +356,7 @@ class Slow(SmallEnv):
         child.join()
 
     def act(self, action):
-        time.sleep(0.02)
+        time.sleep(0.02)  # a step must take time: its part of a slice is the subject
 
 
 @pytest.mark.slow

@@ -390,7 +390,7 @@ def test_step_over_several_looks_counts_once(tmp_path):
         looks, busy = looking(), 0.0
         envs.step_async(np.zeros((1, 1)))
         with (tmp_path / "gate").open("wb"):  # once the env has begun
-            time.sleep(0.1)
+            time.sleep(0.1)  # the step must take time: what the looks count of it is the subject
             for _ in range(2):
                 look = looks.look()
                 busy += look.busy * look.seconds

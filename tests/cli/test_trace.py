@@ -656,7 +656,7 @@ def test_no_more_workers_are_at_work_than_there_are(tmp_path):
 
     class Slow(Counting):
         def step(self, action):
-            time.sleep(0.15)
+            time.sleep(0.15)  # longer than the time between two reads
             return super().step(action)
 
     with VectorEnv([Slow], num_workers=1, trace=tmp_path / "run.json") as envs:
