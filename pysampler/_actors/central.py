@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pysampler._common.closing import comes_true
 from pysampler._policies.weights import load_weights
+from pysampler._workers.children import has_left
 from pysampler._workers.exceptions import error_from, report
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 from pysampler.errors import StopActors
@@ -161,7 +161,6 @@ class CentralActor:
         self._weights: Any = None
         self._version = 0
         self.error: EnvError | None = None
-        self._ended = False
         self._thread = threading.Thread(target=self._run, name="pysampler actors", daemon=True)
         # When the interpreter ends, a thread that is inside torch would abort the process.
         self._pid = os.getpid()
@@ -170,9 +169,7 @@ class CentralActor:
 
     def wait_ended(self) -> bool:
         """Wait until the thread has ended. The actors must have been stopped."""
-        if threading.current_thread() is self._thread:  # called by the garbage collector
-            return False
-        return comes_true(lambda: self._ended, SHUTDOWN_TIMEOUT_S)
+        return has_left(self._thread, SHUTDOWN_TIMEOUT_S)
 
     def _leave(self) -> None:
         if os.getpid() != self._pid:  # a fork has no such thread
@@ -195,7 +192,6 @@ class CentralActor:
             self.error = error_from(report(error), f"the policy raised {kind} acting: {error}")
         finally:
             self._progress.stop()
-            self._ended = True
             atexit.unregister(self._leave)
 
     def _spans(self, words: dict[int, int]) -> list[Span]:

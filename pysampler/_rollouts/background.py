@@ -6,8 +6,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pysampler._common.closing import comes_true
 from pysampler._rollouts.runner import closed_error
+from pysampler._workers.children import has_left
 from pysampler._workers.processes import SHUTDOWN_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -27,12 +27,8 @@ class Background:
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._errors: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._ended: list[bool] = []
         self._thread = threading.Thread(
-            target=_work,
-            args=(self._tasks, self._errors, self._ended),
-            name="pysampler rollouts",
-            daemon=True,
+            target=_work, args=(self._tasks, self._errors), name="pysampler rollouts", daemon=True
         )
         self._thread.start()
 
@@ -50,8 +46,8 @@ class Background:
             try:
                 error = self._errors.get(timeout=_SLICE)
             except queue.Empty:  # handles a signal that came just before the wait
-                # `_ended` first: the thread adds the result of its task before it ends.
-                if self._ended and self._errors.empty():
+                # The thread first: it adds the result of its task before it ends.
+                if not self._thread.is_alive() and self._errors.empty():
                     raise closed_error() from None
                 continue
             break
@@ -61,18 +57,14 @@ class Background:
     def end(self) -> bool:
         """End the thread after its task, which must stop soon; return whether it ended in time."""
         self._tasks.put(None)
-        if threading.current_thread() is self._thread:  # by the garbage collector
-            return False
-        # Not with join(): if a signal handler's exception interrupts it, Python 3.11 assumes that
-        # the thread has ended.
-        return comes_true(lambda: bool(self._ended), SHUTDOWN_TIMEOUT_S)
+        return has_left(self._thread, SHUTDOWN_TIMEOUT_S)
 
     def __del__(self) -> None:
         if hasattr(self, "_tasks"):
             self._tasks.put(None)  # safe in any finalizer
 
 
-def _work(tasks: Any, errors: Any, ended: list[bool]) -> None:
+def _work(tasks: Any, errors: Any) -> None:
     while (task := tasks.get()) is not None:
         try:
             task()
@@ -81,4 +73,3 @@ def _work(tasks: Any, errors: Any, ended: list[bool]) -> None:
         else:
             errors.put(None)
         del task
-    ended.append(True)

@@ -19,10 +19,12 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
+from pysampler._common.closing import comes_true
 from pysampler._workers.limits import naming_process_limit
 from pysampler._workers.surroundings import import_path
 from pysampler.errors import PysamplerError
@@ -39,6 +41,7 @@ __all__ = [
     "await_answer",
     "await_ends",
     "environment",
+    "has_left",
     "interpreter",
     "is_at_end",
     "is_readable",
@@ -50,14 +53,8 @@ __all__ = [
 
 # One thread for each numerical library in a worker, unless the user sets these: there is a worker
 # for every CPU already.
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
+_LIBRARIES = "OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR"
+_THREADS = *(f"{library}_NUM_THREADS" for library in _LIBRARIES), "VECLIB_MAXIMUM_THREADS"
 # Reserves bytes for the name that ps shows: it overwrites the arguments of the process.
 _TITLE_PADDING = "pysampler ".ljust(160, "-")
 # Seconds to wait for a process to answer before checking whether it is stopped.
@@ -175,6 +172,19 @@ def await_ends(children: Iterable[Any], left: Callable[[], float]) -> None:
     """Wait until all children have ended, or ``left()`` returns no more seconds."""
     for child in children:
         child.ended(left())
+
+
+def has_left(thread: threading.Thread, seconds: float) -> bool:
+    """Wait until a thread does not exist any more; return whether it is in time.
+
+    Not with join(), which Python 3.11 ends too early. A thread frees memory of libraries after it,
+    and one that MKL frees holds a lock: a fork at that time would wait for it for ever. If a signal
+    handler raises in join(), a thread counts as ended that goes on.
+    """
+    if thread is threading.current_thread():  # in which the garbage collector runs
+        return False
+    task = f"/proc/self/task/{thread.native_id}"
+    return comes_true(lambda: not os.path.exists(task), seconds)  # noqa: PTH110
 
 
 # -- clean interpreters --------------------------------------------------------------------------

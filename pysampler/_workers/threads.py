@@ -19,7 +19,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from pysampler import _core
-from pysampler._workers.children import await_ends
+from pysampler._workers.children import await_ends, has_left
 from pysampler._workers.command_loop import CommandLoop
 from pysampler._workers.jobs import Failure, Note, failure_of
 from pysampler._workers.processes import Workers
@@ -131,11 +131,7 @@ class WorkerThread:
 
     def ended(self, timeout: float = 0) -> bool:
         """Return whether the thread ends within ``timeout`` seconds, or has ended."""
-        if self._thread.ident is None:  # a signal handler raised before it was started
-            return True
-        if self._thread is not threading.current_thread():  # whose collection may end a pool
-            self._thread.join(max(0.0, timeout))
-        return not self._thread.is_alive() or self.desk.failure is not None
+        return has_left(self._thread, timeout) or self.desk.failure is not None
 
     def stopped(self) -> bool:
         """Return False: a stopped program does not ask."""

@@ -1,5 +1,6 @@
 """``context="threads"``: workers that are threads of this process."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -190,6 +191,32 @@ def test_close_waits_for_the_step_under_way():
     closing.join()
     assert Gate.closed == 2
     assert not joined(threads())
+
+
+class Lingering(SmallEnv):
+    """Its thread needs 50 ms to free its memory in C, after the last line of Python."""
+
+    libc = ctypes.CDLL(None)
+    key = ctypes.c_uint()
+
+    def step(self, action):
+        self.libc.pthread_setspecific(self.key, ctypes.c_void_p(50_000))
+        return super().step(action)
+
+
+def test_close_waits_until_threads_have_freed_the_memory_of_libraries():
+    # MKL does so with a lock, which a fork at that time would hold for ever.
+    assert (
+        Lingering.libc.pthread_key_create(ctypes.byref(Lingering.key), Lingering.libc.usleep) == 0
+    )
+    try:
+        with begun(make(Lingering)) as envs:
+            envs.step(np.zeros(2, int))
+            tasks = [f"/proc/self/task/{thread.native_id}" for thread in threads()]
+            assert all(map(os.path.exists, tasks))
+        assert not any(map(os.path.exists, tasks))
+    finally:
+        Lingering.libc.pthread_key_delete(Lingering.key)
 
 
 @pytest.mark.slow
