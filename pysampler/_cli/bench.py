@@ -6,35 +6,17 @@ processes that never communicate.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
-from pysampler._cli.measuring import (
-    SHORTEST,
-    add_setting,
-    busy_remark,
-    clearly_faster,
-    counted,
-    division_of,
-    looked_at,
-    remarks,
-    slice_of,
-    table,
-)
+from pysampler._cli import measuring, turns
+from pysampler._cli.measuring import SHORTEST, clearly_faster
 from pysampler._cli.rounds import shown
-from pysampler._cli.screen import Display, width
-from pysampler._cli.turns import (
-    Measured,
-    MeasureError,
-    Spread,
-    make,
-    rate_of,
-    started,
-    turns_until,
-)
+from pysampler._cli.screen import Display
+from pysampler._cli.turns import Measured, MeasureError, Spread
 from pysampler._workers.counters import with_unit
 from pysampler.sync import usable_cpus
 
@@ -43,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pysampler._cli.measuring import Setting
-    from pysampler._cli.turns import Contender
 
 __all__ = ["HELP", "add_arguments", "advice_of", "run"]
 
@@ -59,7 +40,7 @@ _TRACED = 0.5  # seconds
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    add_setting(parser, seconds=20)
+    measuring.add_setting(parser, seconds=20)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,38 +49,45 @@ def run(options: argparse.Namespace) -> int:
     measured = {name: Measured() for name in _NAMES}
     with (
         Display(quiet=options.json) as display,
-        started(_NAMES, options.env, options.limit) as contenders,
+        turns.started(_NAMES, options.env, options.limit) as contenders,
     ):
         ideal = contenders[IDEAL]
-        setting = looked_at(ideal, options)
+        setting = measuring.looked_at(ideal, options)
         for name, order in _orders(setting).items():
             display.show(_lines(setting, measured), f"starting {name}")
-            make(contenders[name], {**order, "envs": setting.envs, "warm": SHORTEST}, measured)
+            order |= {"envs": setting.envs, "warm": SHORTEST}
+            turns.make(contenders[name], order, measured)
             if trouble := measured[IDEAL].trouble:
                 raise MeasureError(f"cannot measure {options.env}: {IDEAL}: {trouble}")
         alone: list[float] = []
-        seconds = slice_of(options.seconds, _TURNS * 2 * len(contenders))
+        seconds = measuring.slice_of(options.seconds, _TURNS * 2 * len(contenders))
 
         def run_alone() -> None:
-            alone.append(rate_of(ideal.ask("run", seconds=seconds, only=1)))
+            alone.append(turns.rate_of(ideal.ask("run", seconds=seconds, only=1)))
 
-        for progress in turns_until(end, ideal, contenders, measured, seconds, run_alone):
+        for progress in turns.turns_until(end, ideal, contenders, measured, seconds, run_alone):
             setting = dataclasses.replace(setting, step_seconds=1 / Spread.of(alone).middle)
             display.show(_lines(setting, measured), progress)
         ours = _best_of_ours(measured)
-        parts = {} if measured[ours].trouble else _parts_of(contenders[ours])
-        if options.json:
-            print(json.dumps(_document(setting, measured, alone, parts)))
+        lines, parts = _lines(setting, measured), {}
+        with contextlib.suppress(MeasureError):
+            if not measured[ours].trouble:
+                parts = contenders[ours].ask("parts", seconds=_TRACED)
+        if parts:  # in seconds; unknown without workers
+            lines += ["", f"a round of {ours} takes {with_unit(sum(parts.values()))}:"]
+            lines += shown(parts)
         advice, call = advice_of(setting, measured, alone)
-        display.end(
-            [
-                *_lines(setting, measured),
-                *_parts_shown(ours, parts),
-                *remarks(setting, measured[ours]),
-                *textwrap.wrap(advice, width()),
-                *(["", *call] if call else []),
-            ]
-        )
+        if options.json:
+            report = {
+                **setting.to_dict(),
+                "scaling": scaling(setting, measured[IDEAL], alone),
+                "contenders": {n: one.to_dict(measured[IDEAL]) for n, one in measured.items()},
+                "round": parts,
+                "advice": advice,
+                "lines": call,
+            }
+            print(json.dumps(report))
+        display.end([*lines, *measuring.remarks(setting, measured[ours], advice, call)])
     return int(any(one.trouble for one in measured.values()))
 
 
@@ -117,44 +105,9 @@ def _orders(setting: Setting) -> dict[str, dict[str, Any]]:
     }
 
 
-def _parts_of(contender: Contender) -> dict[str, float]:
-    """Return the duration of each part of a round, in seconds; empty if unknown."""
-    try:
-        return contender.ask("parts", seconds=_TRACED)
-    except MeasureError:
-        return {}
-
-
-def _parts_shown(name: str, parts: Mapping[str, float]) -> list[str]:
-    """Return lines on the parts of a round."""
-    if not parts:
-        return []
-    return ["", f"a round of {name} takes {with_unit(sum(parts.values()))}:", *shown(parts)]
-
-
-# -- output ----------------------------------------------------------------------------------------
-
-
 def _lines(setting: Setting, measured: Mapping[str, Measured]) -> list[str]:
-    ideal = f"ideal: {counted(setting.workers, 'process', 'es')} that never communicate"
-    return [*setting.heading(), ideal, "", *table(measured, IDEAL)]
-
-
-def _document(
-    setting: Setting,
-    measured: Mapping[str, Measured],
-    alone: list[float],
-    parts: Mapping[str, float],
-) -> dict[str, Any]:
-    advice, call = advice_of(setting, measured, alone)
-    return {
-        **setting.to_dict(),
-        "scaling": scaling(setting, measured[IDEAL], alone),
-        "contenders": {name: one.to_dict(measured[IDEAL]) for name, one in measured.items()},
-        "round": parts,
-        "advice": advice,
-        "lines": call,
-    }
+    ideal = f"ideal: {measuring.counted(setting.workers, 'process', 'es')} that never communicate"
+    return [*setting.heading(), ideal, "", *measuring.table(measured, IDEAL)]
 
 
 # -- advice ----------------------------------------------------------------------------------------
@@ -181,10 +134,6 @@ def advice_of(
     best = measured[ours]
     if best.trouble or not best.rates:
         return f"pysampler does not run: {best.trouble}", []
-    options: dict[str, Any] = {"num_workers": "auto"} if ours == AUTO else {}
-    if setting.limited:
-        name = "max_concurrency" if ours == AUTO else "num_workers"
-        options[name] = setting.workers
     advice = []
     others = [ASYNC] if setting.isolate else [SYNC, ASYNC]
     theirs = [name for name in others if clearly_faster(measured[name], best)]
@@ -205,7 +154,7 @@ def advice_of(
         times = best.fraction.middle / measured[DEFAULT].fraction.middle
         advice.append(
             f'num_workers="auto" is {times:.2f} times as fast as the default: it '
-            f"{division_of(best.about)}."
+            f"{measuring.division_of(best.about)}."
         )
     elif best.fraction.middle > 1.05 and best.about.get("native"):
         advice.append("Workers simulate these envs together; the ideal steps them one by one.")
@@ -216,11 +165,11 @@ def advice_of(
         advice.append(f"The default is close to the ideal: {help_by}")
     else:
         advice.append("Workers wait part of the time: try more envs.")
-    ahead = [name for name in others if measured[name].rates]
-    ahead = [name for name in ahead if measured[name].fraction.middle > best.fraction.middle]
-    if ahead:
-        advice.append(f"{ahead[0]} may be as fast: the difference is within the spread.")
-    advice += busy_remark(measured[IDEAL])
+    for name in others:
+        if measured[name].rates and measured[name].fraction.middle > best.fraction.middle:
+            advice.append(f"{name} may be as fast: the difference is within the spread.")
+            break
+    advice += measuring.busy_remark(measured[IDEAL])
     share = scaling(setting, measured[IDEAL], alone)
     most = min(1.0, usable_cpus() / setting.workers)
     if share is not None and share < 0.7 * most:
@@ -228,4 +177,4 @@ def advice_of(
             f"{setting.workers} independent processes are only {share * setting.workers:.1f} "
             "times as fast as one: memory, clock speeds or other programs limit every row."
         )
-    return " ".join(advice), setting.lines_with(options)
+    return " ".join(advice), setting.lines_with(_orders(setting)[ours]["options"])

@@ -95,66 +95,52 @@ def choices_for(
         policy: Whether the program calls a policy that takes time.
         native: Whether the default simulates envs together.
     """
-    if setting.isolate:
-        return _isolated(setting, policy=policy)
-    return _shared(setting, policy=policy, native=native)
-
-
-def _isolated(setting: Setting, *, policy: bool) -> dict[str, Choice]:
-    """Return the choices for envs with a process each."""
+    envs, own, prefix = setting.envs, {}, ""
     choices = {DEFAULT: Choice()}
-    if setting.envs >= 2:
-        choices["recv of half"] = Choice(recv={"min_envs": setting.envs // 2})
-        choices['recv("auto")'] = Choice(recv=_AUTO)
-    if policy:
-        choices["Rollouts"] = Choice(policy_in="main")
-        choices['Rollouts(policy_in="workers")'] = Choice(policy_in="workers")
-    return choices
-
-
-def _shared(setting: Setting, *, policy: bool, native: bool) -> dict[str, Choice]:
-    """Return the choices for envs that may share a process."""
-    envs, workers = setting.envs, setting.workers
-    choices = {
-        DEFAULT: Choice(),
-        "num_workers=0": Choice({"num_workers": 0}),
-        "num_workers=1": Choice({"num_workers": 1}),
-        'num_workers="auto"': Choice({"num_workers": "auto"}),
-        'main_envs="auto"': Choice({"main_envs": "auto"}),
-    }
-    if workers == 1:
-        del choices["num_workers=1"]
-    if workers == 1 or native:
-        del choices['main_envs="auto"']
-    if native:  # the default, or for small blocks num_workers=1
-        del choices['num_workers="auto"']
-    threads = {"context": "threads"}
-    if setting.threads and workers > 1:
-        choices['context="threads"'] = Choice(threads)
-    if setting.vector:
-        mode = {"vectorization_mode": "vector_entry_point", "autoreset_mode": "NextStep"}
-        choices['vectorization_mode="vector_entry_point"'] = Choice(mode)
-        if setting.threads and workers > 1:
-            choices["vector_entry_point in threads"] = Choice({**mode, **threads})
+    if setting.isolate:
+        workers = envs  # a process each
+    else:
+        choices |= _sharing(setting, native=native)
+        workers = setting.workers
     many = min(envs, _MANY * workers)
     if setting.waits and many > workers:
         choices[f"num_workers={many}"] = Choice({"num_workers": many})
-        workers = many
-    own, prefix = {}, ""
-    if workers != setting.workers:
-        own, prefix = {"num_workers": workers}, f"{workers} workers, "
+        own, prefix, workers = {"num_workers": many}, f"{many} workers, ", many
     each = envs // workers
+    some = {"min_envs": envs // 2}
+    finer, name = own, ""
     if each >= 2:
-        halves = {**own, "groups": 2}
-        some = {"min_envs": envs // 2}
+        halves, finer = {**own, "groups": 2}, {**own, "groups": min(8, each)}
+        name = f"groups={min(8, each)}, "
         choices[f"{prefix}groups=2, recv of half"] = Choice(halves, some)
         if policy:
             choices[f"{prefix}groups=2, Rollouts"] = Choice(halves, policy_in="main")
+    elif setting.isolate and envs >= 2:
+        choices["recv of half"] = Choice(recv=some)
     if envs >= 2:
-        finer = {**own, **({"groups": min(8, each)} if each >= 2 else {})}
-        name = f"groups={min(8, each)}, " if each >= 2 else ""
         choices[f'{prefix}{name}recv("auto")'] = Choice(finer, _AUTO)
     if policy:
         choices[f"{prefix}Rollouts"] = Choice(own, policy_in="main")
         choices[f'{prefix}Rollouts(policy_in="workers")'] = Choice(own, policy_in="workers")
+    return choices
+
+
+def _sharing(setting: Setting, *, native: bool) -> dict[str, Choice]:
+    """Return the choices of workers, threads and vector envs, for envs that may share a process."""
+    several = setting.workers > 1
+    choices = {"num_workers=0": Choice({"num_workers": 0})}
+    if several:
+        choices["num_workers=1"] = Choice({"num_workers": 1})
+    if not native:  # else the default, or for small blocks num_workers=1
+        choices['num_workers="auto"'] = Choice({"num_workers": "auto"})
+        if several:
+            choices['main_envs="auto"'] = Choice({"main_envs": "auto"})
+    threads = {"context": "threads"}
+    if setting.threads and several:
+        choices['context="threads"'] = Choice(threads)
+    if setting.vector:
+        mode = {"vectorization_mode": "vector_entry_point", "autoreset_mode": "NextStep"}
+        choices['vectorization_mode="vector_entry_point"'] = Choice(mode)
+        if setting.threads and several:
+            choices["vector_entry_point in threads"] = Choice({**mode, **threads})
     return choices

@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pysampler import _core
-from pysampler._cli.rounds import (
-    IDLE,
-    PROGRAM,
-    flows_of,
-    idle,
-    means_of,
-    of_program,
-    rounds_of,
-    shown,
-)
+from pysampler._cli import rounds
 from pysampler._cli.trace_dump import is_dump, read_dump
 from pysampler._common.files import atomic_write
 from pysampler._workers.counters import slow_envs, with_unit
@@ -49,12 +40,12 @@ _NAMES = {
     _KIND.READ: "read results",
     _KIND.RECORDS: "waits for records",
     _KIND.ROOM: "waits for room for records",
-    PROGRAM: "program",
-    IDLE: "waits for a command",
+    rounds.PROGRAM: "program",
+    rounds.IDLE: "waits for a command",
 }
 _OF_GROUPS = _KIND.SEND, _KIND.WAIT  # their ids are the number of groups
 # The phase of an arrow at a slice: it begins (s), ends (f), or else passes through (t).
-_PHASES = {_KIND.SEND: "s", _KIND.READ: "f", PROGRAM: "f"}
+_PHASES = {_KIND.SEND: "s", _KIND.READ: "f", rounds.PROGRAM: "f"}
 _SLOW, _ENOUGH = 2.0, 20  # report envs this many times slower, after this many steps of each
 # Track numbers are above all thread ids (pid_max is at most 1 << 22), which torch.profiler writes,
 # and fit 32 bits, which is the limit of viewers.
@@ -110,16 +101,16 @@ class _Writer:
         *workers, parent = pool.tracks
         main = self._track(f"main process, {pool.name}")
         tracks = [self._track(f"worker {i}, {pool.name}") for i in range(pool.workers)]
-        rounds = rounds_of(parent, workers, sum(map(len, pool.groups)), pool.holes)
+        parts = rounds.rounds_of(parent, workers, sum(map(len, pool.groups)), pool.holes)
         is_mark = np.isin(parent["kind"], [_KIND.SENT, _KIND.TAKEN])
         marks, parent = parent[is_mark], parent[~is_mark]
-        parent = np.concatenate([parent, of_program(parent, pool.holes)])
+        parent = np.concatenate([parent, rounds.of_program(parent, pool.holes)])
         parent = parent[np.argsort(parent["begin"], kind="stable")]
         are_commands = [np.isin(one["kind"], [_KIND.COMMAND, _KIND.JOB]) for one in workers]
         commands = [one[own] for one, own in zip(workers, are_commands, strict=True)]
         others = [one[~own] for one, own in zip(workers, are_commands, strict=True)]
         arrows: dict[int, list[tuple[int, str]]] = {}  # by the index of a slice of the parent
-        linked = flows_of(parent, marks, commands, pool.holes)
+        linked = rounds.flows_of(parent, marks, commands, pool.holes)
         for track, own, rest, ends in zip(tracks, commands, others, linked, strict=True):
             here: dict[int, list[tuple[int, str]]] = {}
             pairs = zip(*(indexes.tolist() for indexes in ends), strict=True)
@@ -134,10 +125,10 @@ class _Writer:
                         phase = _PHASES.get(int(parent["kind"][index]), "t")
                         arrows.setdefault(index, []).append((flow, phase))
             self._slices(track, own, here)
-            self._slices(track, np.concatenate([rest, idle(own, pool.holes)]))
+            self._slices(track, np.concatenate([rest, rounds.idle(own, pool.holes)]))
         self._slices(main, parent, arrows)
         self._counters(pool)
-        return _summary(pool, rounds)
+        return _summary(pool, parts)
 
     def _track(self, name: str) -> int:
         """Add a track of slices; return its number."""
@@ -190,12 +181,12 @@ def _name_of(kind: int, number: int) -> str:
     return name.removesuffix("s") if number == 1 and kind in _OF_GROUPS else name
 
 
-def _summary(pool: PoolDump, rounds: Mapping[str, npt.NDArray[np.int64]]) -> list[str]:
+def _summary(pool: PoolDump, parts: Mapping[str, npt.NDArray[np.int64]]) -> list[str]:
     """Return lines on the parts of a round, or one that says that there were no rounds."""
-    means = means_of(rounds)
+    means = rounds.means_of(parts)
     if not means:
         return [f"{pool.name}: no round stepped all envs"]
-    count = len(rounds["send"])
+    count = len(parts["send"])
     text = f"{count:,} round" + "s" * (count > 1)
     head = f"{pool.name}: {text} of {with_unit(sum(means.values()))}, of which"
     sizes = [*itertools.chain(*pool.groups)]
@@ -205,7 +196,7 @@ def _summary(pool: PoolDump, rounds: Mapping[str, npt.NDArray[np.int64]]) -> lis
     took = np.bincount(steps["id"], steps["end"] - steps["begin"], sum(sizes)) / 1e9
     slow = slow_envs(made, took / np.maximum(made, 1), sizes, _SLOW, _ENOUGH)
     more = [f"env {env} takes {times:.1f} times the usual" for env, times in slow[:1]]
-    return [head, *shown(means), *more]
+    return [head, *rounds.shown(means), *more]
 
 
 def merge(paths: Iterable[Path], into: Path) -> int:

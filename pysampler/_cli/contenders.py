@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
+import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -28,7 +29,7 @@ from pysampler._cli.hangs import report_hangs
 from pysampler._cli.programs import AttachError, find
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.rounds import means_of, rounds_of
-from pysampler._cli.sources import CHECKED, SourceError, source_of
+from pysampler._cli.sources import CHECKED, SourceError, line_of, source_of
 from pysampler._policies.trees import mapped
 from pysampler._rollouts.rollouts import Rollouts
 from pysampler._vector.env_calls import is_several
@@ -139,13 +140,11 @@ def plain_loop(envs: list[gym.Env[Any, Any]]) -> Callable[[], int]:
     for seed, env in enumerate(envs):
         env.reset(seed=seed)
         env.action_space.seed(seed)
-    batches = [[env.action_space.sample() for env in envs] for _ in range(_BATCHES)]
-    turn = 0
+    drawn = [[env.action_space.sample() for env in envs] for _ in range(_BATCHES)]
+    batches = itertools.cycle(drawn)
 
     def step() -> int:
-        nonlocal turn
-        turn += 1
-        for env, action in zip(envs, batches[turn % _BATCHES], strict=True):
+        for env, action in zip(envs, next(batches), strict=True):
             _, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 env.reset()
@@ -178,8 +177,7 @@ class BusyPolicy:
     def __call__(self, observations: Any) -> Any:
         """Return actions for a batch of observations."""
         self.wait()
-        rows = slice(_rows_in(observations))
-        actions = _taken(self._actions, rows)
+        actions = _taken(self._actions, slice(_rows_in(observations)))
         return (actions, {}) if isinstance(actions, tuple) else actions
 
 
@@ -225,7 +223,7 @@ class Stepper:
             }
         envs.action_space.seed(0)
         self._actions = [envs.action_space.sample() for _ in range(_BATCHES)]
-        self._turn = 0
+        self._batches = itertools.cycle(self._actions)
         self._resets = 0  # envs that the next step only resets
         self._recv = recv
         self._policy = BusyPolicy(self._actions[0], policy_seconds)
@@ -238,9 +236,8 @@ class Stepper:
             self._step = self._step_all if recv is None else self._step_some
 
     def _step_all(self) -> int:
-        self._turn += 1
         self._policy.wait()
-        stepped = self._envs.step(self._actions[self._turn % _BATCHES])
+        stepped = self._envs.step(next(self._batches))
         steps = int(self._envs.num_envs) - self._resets
         if self._envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
             self._resets = int((stepped[2] | stepped[3]).sum())
@@ -248,13 +245,12 @@ class Stepper:
 
     def _step_some(self) -> int:
         assert self._recv is not None
-        self._turn += 1
         ids = self._envs.recv(**self._recv)[4]["env_id"]
         self._policy.wait()
         if core_of(self._envs).spec.unshaped_actions:
             actions = batch_space(self._envs.single_action_space, len(ids)).sample()
         else:
-            actions = _taken(self._actions[self._turn % _BATCHES], ids)
+            actions = _taken(next(self._batches), ids)
         self._envs.send(actions, ids)
         return len(ids)
 
@@ -283,7 +279,7 @@ class Stepper:
         rounds = max(2, _core.Track.SLICES // (4 * self._envs.num_envs))
         end = time.perf_counter() + seconds
         read, reading = list[Any](), list[tuple[int, int]]()
-        with contextlib.closing(recorder):
+        with recorder:
             while not read or time.perf_counter() < end:
                 began = now()
                 read.append(recorder.read())
@@ -301,24 +297,16 @@ class Stepper:
 
 
 def _made(source: EnvSource, order: dict[str, Any]) -> Ideal | Stepper:
-    """Make the contender of an order, and let it warm up."""
+    """Make the contender of an order."""
     kind, count = order["kind"], order["envs"]
-    contender: Ideal | Stepper
     if kind == "ideal":
-        contender = Ideal(source, count, order["workers"])
-    elif kind == "pysampler":
+        return Ideal(source, count, order["workers"])
+    if kind == "pysampler":
         options = {**_MODE, **order["options"]}
-        contender = Stepper(
-            lambda: source.vector_env(count, **options),
-            recv=order.get("recv"),
-            policy_in=order.get("policy_in"),
-            policy_seconds=order.get("policy_seconds", 0.0),
-        )
-    else:
-        of_gymnasium = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
-        contender = Stepper(lambda: of_gymnasium([source.function] * count, **_MODE))
-    contender.run(order["warm"])
-    return contender
+        how = {k: order[k] for k in ("recv", "policy_in", "policy_seconds") if k in order}
+        return Stepper(lambda: source.vector_env(count, **options), **how)
+    of_gymnasium = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
+    return Stepper(lambda: of_gymnasium([source.function] * count, **_MODE))
 
 
 def _looked_at(source: EnvSource) -> dict[str, Any]:
@@ -339,7 +327,7 @@ def _looked_at(source: EnvSource) -> dict[str, Any]:
     gave_up = after.ru_nvcsw - before.ru_nvcsw
     env.close()
     return {
-        "call": dataclasses.asdict(source.call),
+        "call": source.call._asdict(),
         "step_seconds": took / steps,
         "vector": source.has_vector_class,
         "waits": on_cpu < _BUSY * took and gave_up >= steps / 2,
@@ -363,11 +351,7 @@ def _checked(source: EnvSource, *, threads: bool) -> dict[str, Any]:
 
 def _end_with(parent: int) -> None:
     """Have the kernel end this process with its parent, and its own forks with this process."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def follow() -> None:
-        prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-
+    follow = functools.partial(ctypes.CDLL(None).prctl, _SET_DEATH_SIGNAL, signal.SIGKILL)
     follow()
     if os.getppid() != parent:  # it has ended already
         os._exit(1)
@@ -378,14 +362,7 @@ def _error_line(error: BaseException) -> str:
     """Return an exception as one line; for an ``EnvError``, the exception of the env."""
     if isinstance(error, EnvError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
-    text = " ".join(str(error).split())[:_LONGEST_LINE]
-    if isinstance(error, SourceError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _print_now(fd: int, answer: dict[str, Any]) -> None:
-    os.write(fd, json.dumps(answer).encode() + b"\n")
+    return line_of(error, _LONGEST_LINE)
 
 
 def main() -> None:
@@ -393,17 +370,15 @@ def main() -> None:
     _end_with(int(sys.argv[1]))
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keep the output of envs out of the answers
-    report_hangs(lambda place: _print_now(out.fileno(), {"hangs": place}))
+    report_hangs(lambda place: os.write(out.fileno(), f"{json.dumps({'hangs': place})}\n".encode()))
     text = sys.argv[2]
     sys.argv[1:] = []  # a file that is imported may parse them
     source: EnvSource | None = None
     contender: Ideal | Stepper | None = None
     for line in sys.stdin:
         request = json.loads(line)
-        answer: dict[str, Any]
         try:
-            if source is None:
-                source = source_of(text)
+            source = source or source_of(text)
             if request["do"] == "look":
                 answer = _looked_at(source)
             elif request["do"] == "check":
@@ -414,6 +389,7 @@ def main() -> None:
                         contender.close()
                     contender = None
                 contender = _made(source, request)
+                contender.run(request["warm"])
                 answer = contender.about
             elif request["do"] == "parts":
                 assert isinstance(contender, Stepper)

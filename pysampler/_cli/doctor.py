@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -19,8 +19,8 @@ import gymnasium as gym
 import numpy as np
 
 import pysampler
-from pysampler._cli.kernel import cores, numa_nodes, process_limits, text_of
-from pysampler._cli.screen import Finding, count, print_findings, printing_to_stderr
+from pysampler._cli.kernel import cores, numa_nodes, process_limits, text_of, ticks
+from pysampler._cli.screen import Finding, count, print_finding, printing_to_stderr
 from pysampler._cli.sources import CHECKED, source_of
 from pysampler._vector.isolation.check import check_envs
 from pysampler._workers.launcher import files_for
@@ -40,6 +40,7 @@ _WORKER_BYTES = 11 << 20  # memory of a worker without its envs
 _LATE = 20e-6  # a healthy machine notices a deadline at most this many seconds late
 _LOADED = 0.75  # load per CPU from which other processes count as a problem
 _STOLEN_FOR = 0.5  # seconds during which stolen time is measured
+_STEAL = 7  # the kind of ticks that the hypervisor gave to other machines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,19 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the findings; return 1 if something is broken."""
-    found: list[Finding] = []
-
-    def kept() -> Iterator[Finding]:
+    found = []
+    with printing_to_stderr() if options.json else contextlib.nullcontext():
         for finding in examine(options.workers, options.env):
             found.append(finding)
-            yield finding
-
+            if not options.json:
+                print_finding(finding)
     if options.json:
-        with printing_to_stderr():
-            findings = [dataclasses.asdict(finding) for finding in kept()]
-        print(json.dumps(findings, indent=1))
-    else:
-        print_findings(kept())
+        print(json.dumps([finding._asdict() for finding in found], indent=1))
     return int(any(finding.verdict == "broken" for finding in found))
 
 
@@ -117,8 +113,8 @@ def _look(found: str, advice: str, *, needed: bool = True) -> _Result:
     return ("look", found, advice) if needed else _ok(found)
 
 
-def _broken(found: str, advice: str = "") -> _Result:
-    return "broken", found, advice
+def _broken(found: str, advice: str = "", *, needed: bool = True) -> _Result:
+    return ("broken", found, advice) if needed else _ok(found)
 
 
 # -- packages --------------------------------------------------------------------------------------
@@ -145,10 +141,9 @@ def _torch() -> _Result:
     version = _version_of("torch")
     if version is None:
         return _ok("not installed; only torch policies need it")
-    own = os.environ.get("OMP_NUM_THREADS")
-    threads = own or str(len(os.sched_getaffinity(0)))
-    found = f"{version} starts {threads} threads in your process, one in each worker"
-    if own is None and len(os.sched_getaffinity(0)) > usable_cpus():
+    own, cpus = os.environ.get("OMP_NUM_THREADS"), len(os.sched_getaffinity(0))
+    found = f"{version} starts {own or cpus} threads in your process, one in each worker"
+    if own is None and cpus > usable_cpus():
         return _look(
             f"{found}; a quota allows {usable_cpus()} CPUs",
             f"call torch.set_num_threads({usable_cpus()}): idle threads slow the workers",
@@ -202,18 +197,12 @@ def _cpus() -> _Result:
     return _look(found, f"run one program per node: {one}", needed=len(nodes) > 1)
 
 
-def _ticks() -> tuple[int, int]:
-    """Return the CPU time of all kinds, and the part that the hypervisor stole, in ticks."""
-    fields = [int(field) for field in text_of("/proc/stat").split("\n", 1)[0].split()[1:]]
-    return sum(fields[:8]), fields[7]
-
-
 def _stolen() -> _Result:
-    total, stolen = _ticks()
+    before = ticks()["cpu"]
     time.sleep(_STOLEN_FOR)
-    later, stolen_later = _ticks()
-    since_boot = stolen / max(1, total)
-    share = (stolen_later - stolen) / max(1, later - total)
+    after = ticks()["cpu"]
+    since_boot = before[_STEAL] / max(1, sum(before))
+    share = (after[_STEAL] - before[_STEAL]) / max(1, sum(after) - sum(before))
     found = f"other machines took {share:.1%} of the CPU time just now, {since_boot:.1%} since boot"
     advice = "repeat each measurement, in turns: other machines change the speed of this one"
     return _look(found, advice, needed=max(share, since_boot) > 0.05)
@@ -269,9 +258,8 @@ def _open_files(workers: int) -> _Result:
     needed = files_for(workers)
     limit = "no limit" if hard == resource.RLIM_INFINITY else f"limit {soft}, hard limit {hard}"
     found = f"{limit}; {workers} workers need {needed}"
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        return _broken(found, f"raise the limit (ulimit -Hn {needed}), or use fewer workers")
-    return _ok(found)
+    advice = f"raise the limit (ulimit -Hn {needed}), or use fewer workers"
+    return _broken(found, advice, needed=hard != resource.RLIM_INFINITY and needed > hard)
 
 
 def _processes(workers: int) -> _Result:
@@ -284,17 +272,14 @@ def _processes(workers: int) -> _Result:
         left.append(most)
     found = ", ".join(f"{name} {limit}" for name, limit in limits.items()) or "no limit"
     found += f"; {workers} workers need {needed} threads"
-    if left and min(left) < needed:
-        return _broken(found, "raise the limit, or use fewer workers")
-    return _ok(found)
+    advice = "raise the limit, or use fewer workers"
+    return _broken(found, advice, needed=min(left, default=needed) < needed)
 
 
 def _memory(workers: int) -> _Result:
     left, needed = memory_left(), workers * _WORKER_BYTES
     found = f"{left / 1e9:.1f} GB free; {workers} workers need {needed / 1e9:.2f} GB without envs"
-    if needed > left:
-        return _broken(found, "use fewer workers, or add memory")
-    return _ok(found)
+    return _broken(found, "use fewer workers, or add memory", needed=needed > left)
 
 
 # -- envs ----------------------------------------------------------------------------------

@@ -65,10 +65,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_report(evaluation), default=str))
     else:
-        print(evaluation)
-        for one in evaluation.episodes:
-            if one.video is not None:
-                print(one.video)
+        videos = [one.video for one in evaluation.episodes if one.video is not None]
+        print(evaluation, *videos, sep="\n")
     if options.csv is not None:
         sys.stdout.flush()  # an error drops what is not printed yet
         evaluation.to_csv(options.csv)
@@ -101,8 +99,6 @@ def _evaluated(options: argparse.Namespace) -> Evaluation:
             progress=True,
             seed=options.seed,
         )
-    except SourceError as error:
-        raise MeasureError(str(error)) from error
     except KeyboardInterrupt as error:
         if (done := getattr(error, "evaluation", None)) is None:
             raise
@@ -114,7 +110,7 @@ def _evaluated(options: argparse.Namespace) -> Evaluation:
         if done.episodes:
             error.add_note(str(done))
         raise
-    except (PysamplerError, MemoryError, OSError):
+    except (PysamplerError, SourceError, MeasureError, MemoryError, OSError):
         raise
     except Exception as error:
         if str(error).startswith("cannot ") and _is_ours(error):
@@ -128,14 +124,9 @@ def _evaluated(options: argparse.Namespace) -> Evaluation:
 
 
 def _vector_options(options: argparse.Namespace) -> dict[str, Any]:
-    given = {
-        "num_workers": options.workers,
-        "step_timeout": options.step_timeout,
-        "isolate": options.isolate or None,
-        "seed_globals": options.seed_globals or None,
-        "on_worker_loss": options.on_worker_loss,
-    }
-    return {name: value for name, value in given.items() if value is not None}
+    names = "step_timeout", "isolate", "seed_globals", "on_worker_loss"
+    given = {"num_workers": options.workers} | {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if not (value is None or value is False)}
 
 
 def _expect_no_arguments(function: Any, name: str) -> None:
@@ -163,17 +154,9 @@ def _report(evaluation: Evaluation) -> Any:
     def finite(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    success = {}
+    report = {"mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval()}
     if evaluation.success_rate is not None:
-        success = {
-            "success_rate": evaluation.success_rate,
-            "success_interval": evaluation.success_interval(),
-        }
-    report = {
-        "mean": evaluation.mean,
-        "std": evaluation.std,
-        "interval": evaluation.interval(),
-        **success,
-        "episodes": [one.row for one in evaluation.episodes],
-    }
+        report["success_rate"] = evaluation.success_rate
+        report["success_interval"] = evaluation.success_interval()
+    report["episodes"] = [one.row for one in evaluation.episodes]
     return mapped(finite, report)

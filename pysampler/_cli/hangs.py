@@ -5,13 +5,14 @@ from __future__ import annotations
 import linecache
 import signal
 import sysconfig
+import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pysampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from types import FrameType
 
 __all__ = ["ASK", "PATIENCE", "own_frames", "report_hangs"]
@@ -25,18 +26,19 @@ _PACKAGES = {"site-packages", "dist-packages"}  # folders of libraries in other 
 _LONGEST = 60  # characters of a line
 
 
-def report_hangs(report: Callable[[str], None]) -> None:
+def report_hangs(report: Callable[[str], object]) -> None:
     """Make the signal ``ASK`` call ``report`` with the line that runs; "" if it is unknown."""
 
     def answer(_: int, frame: FrameType | None) -> None:
-        report(_place_of(frame))
+        report(_place_of(frame) if frame else "")
 
     signal.signal(ASK, answer)
 
 
-def _place_of(frame: FrameType | None) -> str:
+def _place_of(frame: FrameType) -> str:
     """Return the line of the user's code that runs, as the end of a sentence."""
-    theirs = [one for one in _frames_of(frame) if not one.f_code.co_filename.startswith(_OURS)]
+    frames = [one for one, _ in traceback.walk_stack(frame)]
+    theirs = [one for one in frames if not one.f_code.co_filename.startswith(_OURS)]
     own = own_frames(theirs)
     if not (chosen := (own or theirs)[:1]):
         return ""
@@ -49,13 +51,6 @@ def _place_of(frame: FrameType | None) -> str:
     name = Path(imported[0].f_code.co_filename).name
     guard = 'put code that only the program runs under if __name__ == "__main__"'
     return f" while {name} is imported; {line} ({guard})"
-
-
-def _frames_of(frame: Any) -> Iterator[FrameType]:
-    """Yield a frame and those of its callers."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def own_frames(frames: Iterable[FrameType]) -> list[FrameType]:

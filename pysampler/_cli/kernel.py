@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["busy_seconds", "cores", "cpus_in", "numa_nodes", "process_limits", "text_of"]
+__all__ = ["busy_seconds", "cores", "cpus_in", "numa_nodes", "process_limits", "text_of", "ticks"]
 
 _CPUS = Path("/sys/devices/system/cpu")
 _NODES = Path("/sys/devices/system/node")
@@ -20,7 +20,7 @@ _MOST = 1 << 16  # CPUs
 def text_of(path: Path | str) -> str:
     """Return the contents of a file; empty if it cannot be read."""
     try:
-        return Path(path).read_text(errors="replace").strip()
+        return Path(path).read_text("utf-8", errors="replace").strip()
     except OSError:
         return ""
 
@@ -37,15 +37,18 @@ def cpus_in(text: str) -> set[int]:
     return cpus
 
 
+def ticks(path: Path | str = "/proc/stat") -> dict[str, list[int]]:
+    """Return the ticks since boot of "cpu0", "cpu1", ... and of "cpu", all together, by kind."""
+    lines = (line.split() for line in text_of(path).splitlines() if line.startswith("cpu"))
+    return {name: [int(field) for field in fields[:8]] for name, *fields in lines}
+
+
 def busy_seconds(cpus: Collection[int], path: Path | str = "/proc/stat") -> float:
     """Return the total time since boot that some CPUs were not idle."""
-    ticks = 0
-    for line in text_of(path).splitlines():
-        name, *fields = line.split()
-        if name.removeprefix("cpu") in map(str, cpus):
-            numbers = [int(field) for field in fields[:8]]
-            ticks += sum(numbers) - sum(numbers[3:5])  # without idle and iowait
-    return ticks / os.sysconf("SC_CLK_TCK")
+    found = ticks(path)
+    known = [found.get(f"cpu{cpu}", []) for cpu in cpus]
+    busy = sum(sum(one) - sum(one[3:5]) for one in known)  # without idle and iowait
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
 def cores(cpus: Collection[int], folder: Path = _CPUS) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pysampler._cli.kernel import text_of
 from pysampler._workers.counters import quantile, slow_envs, with_unit
 from pysampler._workers.gauges import NO_VERSION
 from pysampler.sync import now
@@ -110,12 +110,7 @@ class PoolLooks:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._at = time.monotonic()
-        self._rows = pool.counters.envs.copy()
-        self._blocked_ns = pool.gauges.blocked_ns.copy()
-        self._waited_ns = int(pool.gauges.waited_ns[0])
-        self._running = running_seconds(*pool.counters.at_work(), now())
-        self._ran = _schedules_of(pool)
+        self._last = _Snapshot(pool)
 
     def follow(self, pool: Pool) -> None:
         """Adopt the pids of the workers from a newer ``Pool`` of the same segment."""
@@ -124,29 +119,22 @@ class PoolLooks:
     def look(self) -> Look:
         """Return the activity since the last look, or since this object was created."""
         pool, gauges = self._pool, self._pool.gauges
-        rows, at = pool.counters.envs.copy(), time.monotonic()
-        seconds = max(1e-9, at - self._at)
-        working, began = pool.counters.at_work()
-        looked = now()
-        running_before, self._running = self._running, running_seconds(working, began, looked)
-        in_current = self._running - running_before
-        steps, resets = (_Since(self._rows[name], rows[name]) for name in ("steps", "resets"))
-        self._rows, self._at = rows, at
+        before, after = self._last, _Snapshot(pool)
+        self._last = after
+        seconds = max(1e-9, after.at - before.at)
+        in_current = after.running - before.running
+        steps, resets = (_Since(before.rows[key], after.rows[key]) for key in ("steps", "resets"))
         newest, versions = gauges.newest, gauges.versions.tolist()
         records, most_records = gauges.records, gauges.most_records
-        blocked_ns, blocked_before = gauges.blocked_ns.copy(), self._blocked_ns
-        self._blocked_ns = blocked_ns
-        blocked = np.clip((blocked_ns - blocked_before) / 1e9 / seconds, 0, 1).tolist()
-        waited_before, self._waited_ns = self._waited_ns, int(gauges.waited_ns[0])
-        program = 1 - min(1.0, (self._waited_ns - waited_before) / 1e9 / seconds)
-        before, self._ran = self._ran, _schedules_of(pool)
+        blocked = np.clip((after.blocked_ns - before.blocked_ns) / 1e9 / seconds, 0, 1).tolist()
+        program = 1 - min(1.0, (after.waited_ns - before.waited_ns) / 1e9 / seconds)
         workers = []
         for index, (first, end) in enumerate(pool.about.envs):
             own = slice(first, end)
             pid = pool.workers.get(index)
-            on_cpu, starved = _shares(before.get(pid), self._ran.get(pid), seconds)
-            env = int(working[index])
-            since = (looked - int(began[index])) / 1e9
+            on_cpu, starved = _shares(before.ran.get(pid, []), after.ran.get(pid, []), seconds)
+            env = int(after.working[index])
+            since = (after.ns - int(after.began[index])) / 1e9
             # A step that is still running counts up to now; what the last look counted of it, or of
             # one that has ended, does not count again.
             busy = (steps.ns[own].sum() + resets.ns[own].sum()) / 1e9 + in_current[index]
@@ -182,6 +170,33 @@ class PoolLooks:
             most_records=most_records or None,
             workers=workers,
         )
+
+
+class _Snapshot:
+    """The numbers of a pool and of its workers' processes at one moment.
+
+    Attributes:
+        rows: The counters of each env.
+        at: The time, in seconds.
+        working: The env at work in each worker, since ``began``.
+        ns: The time of ``working``, in ns of ``now()``.
+        running: How long each worker's current step or reset has run, in seconds.
+        blocked_ns: How long a full ring has blocked each actor.
+        waited_ns: How long the program has waited for workers.
+        ran: The ns that each worker has run, and waited for a CPU, by pid; empty if unknown.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.rows, self.at = pool.counters.envs.copy(), time.monotonic()
+        self.working, self.began = pool.counters.at_work()
+        self.ns = now()
+        self.running = running_seconds(self.working, self.began, self.ns)
+        self.blocked_ns = pool.gauges.blocked_ns.copy()
+        self.waited_ns = int(pool.gauges.waited_ns[0])
+        self.ran: dict[int | None, list[int]] = {
+            pid: [int(ns) for ns in text_of(f"/proc/{pid}/schedstat").split()[:2]]
+            for pid in pool.workers.values()
+        }
 
 
 class _Since:
@@ -239,22 +254,21 @@ def _verdict(
     remark = ""
     if starved > _STARVED:
         remark = f"workers wait for a CPU {starved:.0%} of the time: run fewer processes or threads"
-    if most < 0.5 and program > 0.5:
+    limit = ""
+    if most >= 0.5:
+        limit = _limit_of_envs(workers, busy, steps, resets, about)
+    elif program > 0.5:
         limit = (
             f"the program is the limit: it is busy elsewhere {program:.0%} of the time; "
             "pysampler trace shows when"
         )
-    elif most < 0.5 and remark:
-        return remark
-    elif most < 0.5:
+    elif not remark:
         round_seconds = seconds * len(steps.count) / max(1, int(steps.count.sum()))
         limit = (
             f"waking workers is the limit: all {noun}s step in {with_unit(round_seconds)}; "
             'try num_workers="auto"'
         )
-    else:
-        limit = _limit_of_envs(workers, busy, steps, resets, about)
-    return f"{limit}; {remark}" if remark else limit
+    return "; ".join(filter(None, [limit, remark]))
 
 
 def _limit_of_envs(
@@ -297,11 +311,8 @@ def _limit_of_envs(
 
 def _cpu_of(pid: int) -> int | None:
     """Return the CPU that a process ran on last; None if it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[36])
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[36]) if fields else None
 
 
 def running_seconds(working: _Numbers, began: _Numbers, at: int) -> npt.NDArray[np.float64]:
@@ -315,25 +326,11 @@ def running_seconds(working: _Numbers, began: _Numbers, at: int) -> npt.NDArray[
     return np.where(working == _IDLE, 0, np.maximum(at - began, 0) / 1e9)
 
 
-def _schedules_of(pool: Pool) -> dict[int | None, tuple[int, int] | None]:
-    """Return the ns that each worker has run, and waited for a CPU, by pid."""
-    return {pid: _schedule_of(pid) for pid in pool.workers.values()}
-
-
-def _schedule_of(pid: int) -> tuple[int, int] | None:
-    """Return the ns that a process has run, and waited for a CPU; None if unknown."""
-    try:
-        ran, waited = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
-        return int(ran), int(waited)
-    except (OSError, ValueError):
-        return None
-
-
 def _shares(
-    before: tuple[int, int] | None, after: tuple[int, int] | None, seconds: float
+    before: list[int], after: list[int], seconds: float
 ) -> tuple[float | None, float | None]:
-    """Return the differences of two pairs of ns, as shares of some seconds."""
-    if before is None or after is None:
+    """Return the differences of two pairs of ns, as shares of some seconds; None if unknown."""
+    if not (before and after):
         return None, None
     ran, waited = ((b - a) / 1e9 / seconds for a, b in zip(before, after, strict=True))
     return min(1.0, ran), min(1.0, waited)

@@ -14,6 +14,7 @@ from pysampler._cli import bench, doctor, evaluate, top, trace, tune
 from pysampler._cli.hangs import own_frames
 from pysampler._cli.programs import AttachError
 from pysampler._cli.screen import reason_of
+from pysampler._cli.sources import SourceError
 from pysampler._cli.turns import MeasureError
 from pysampler.errors import EnvError
 
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (help_text, add_arguments, run) in _COMMANDS.items():
         one = commands.add_parser(name, help=help_text, description=help_text)
+        if name in ("top", "trace", "dump"):
+            about = "pid of the program or of a worker (default: your only program)"
+            one.add_argument("pid", type=int, nargs="?", help=about)
         if name not in ("top", "trace"):
             one.add_argument("--json", action="store_true", help="print JSON")
         add_arguments(one)
@@ -55,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _output():
             return int(options.run(options))
-    except (AttachError, MeasureError) as error:
+    except (AttachError, MeasureError, SourceError) as error:
         print(f"pysampler: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:

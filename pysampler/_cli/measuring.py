@@ -90,22 +90,17 @@ class Setting:
         """The option that gives each env a process, if it must have one."""
         return {"isolate": True} if self.isolate else {}
 
-    def __str__(self) -> str:
-        """Return the setting in words."""
-        return (
+    def heading(self) -> list[str]:
+        """Return the setting in words, in lines."""
+        text = (
             f"{self.env}, {counted(self.envs, 'env')}, {counted(self.workers, 'process', 'es')}; "
             f"a step of one env takes {with_unit(self.step_seconds)}"
         )
-
-    def heading(self) -> list[str]:
-        """Return the setting in lines."""
-        return textwrap.wrap(str(self), width())
+        return textwrap.wrap(text, width())
 
     def lines_with(self, options: Mapping[str, Any]) -> list[str]:
         """Return the lines of a program that make a vector env with these options."""
-        written = {name: json.dumps(value) for name, value in options.items()}
-        if self.isolate:
-            written["isolate"] = "True"
+        written = {name: json.dumps(value) for name, value in options.items()} | self.isolating
         return [self.call.imported, f"envs = {self.call.written(self.envs, written)}"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,26 +198,31 @@ def table(measured: Mapping[str, Measured], of: str) -> list[str]:
     return lines
 
 
-def remarks(setting: Setting, ours: Measured) -> list[str]:
-    """Return lines on how envs are stepped, and whether they may share a process."""
-    lines = [""] if setting.isolation else []
+def remarks(setting: Setting, ours: Measured, advice: str, call: list[str]) -> list[str]:
+    """Return lines on how envs are stepped and whether they may share a process, and the advice.
+
+    Args:
+        setting: The envs and processes that were measured.
+        ours: The results of the vector env that the advice is about.
+        advice: The advice.
+        call: The lines of a program that follows it, if any.
+    """
+    stepped: list[str] = ours.about.get("described", "").splitlines()
+    usual = all(
+        "in Python" in line and (": " not in line or " has no native counterpart" in line)
+        for line in stepped
+        if line.startswith("  ")
+    )
+    # Only if some are native or on batches, or might be.
+    lines: list[str] = [] if usual else ["", "how pysampler steps the envs:", *stepped]
+    if setting.isolation:
+        lines.append("")
     for found in (setting.isolation, setting.isolation.get("threads")):
         if found:
             lines += textwrap.wrap(found["verdict"], width())
             for reason in found["reasons"]:
                 lines += textwrap.wrap(f"- {reason}", width(), subsequent_indent="  ")
-    return [*_stepping_shown(ours.about), *lines, ""]
-
-
-def _stepping_shown(about: Mapping[str, Any]) -> list[str]:
-    """Return lines on how envs are stepped, if some are native or on batches, or might be."""
-    table: str = about.get("described", "")
-    usual = all(
-        "in Python" in line and (": " not in line or " has no native counterpart" in line)
-        for line in table.splitlines()
-        if line.startswith("  ")
-    )
-    return [] if usual else ["", "how pysampler steps the envs:", *table.splitlines()]
+    return [*lines, "", *textwrap.wrap(advice, width()), *(["", *call] if call else [])]
 
 
 def busy_remark(*references: Measured) -> list[str]:

@@ -17,11 +17,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pysampler import _core
+from pysampler._cli.kernel import text_of
 from pysampler._workers.counters import Counters
 from pysampler._workers.gauges import Gauges
 from pysampler._workers.header import HEADER, LAYOUT, MAGIC
@@ -92,9 +93,7 @@ def programs() -> list[Program]:
     """Return all programs of this user that sample with workers."""
     found: dict[int, dict[int, Pool]] = {}  # by pid of the program, then by id of the segment
     for pid in _pids():
-        title = _command(pid)
-        known = _TITLE.match(title)
-        if known is None:
+        if (known := _TITLE.match(_command(pid))) is None:
             continue
         try:
             inner, pool = _attach(pid, known[2])
@@ -125,10 +124,9 @@ def _numbered(pools: Iterable[Pool]) -> list[Pool]:
     counts = Counter(pool.name for pool in in_order)
     numbers: Counter[str] = Counter()
     for pool in in_order:
-        name = pool.name
-        if counts[name] > 1:
-            numbers[name] += 1
-            pool.name = f"{name} ({numbers[name]})"
+        if counts[pool.name] > 1:
+            numbers[pool.name] += 1
+            pool.name += f" ({numbers[pool.name]})"
     return in_order
 
 
@@ -199,10 +197,7 @@ def _namespace(pid: int | str) -> str:
 
 def _nspid(pid: int) -> tuple[int, ...]:
     """Return the pids of a process in each namespace, from that of /proc to its own."""
-    try:
-        text = (_PROC / str(pid) / "status").read_text()
-    except OSError:
-        return (pid,)
+    text = text_of(_PROC / str(pid) / "status")
     line = re.search(r"^NSpid:([\d\t ]+)$", text, re.MULTILINE)
     return tuple(map(int, line[1].split())) if line else (pid,)
 
@@ -212,11 +207,8 @@ def _with_ancestors(pid: int) -> list[int]:
     pids = []
     while pid > 0 and pid not in pids:
         pids.append(pid)
-        try:
-            text = (_PROC / str(pid) / "stat").read_text()
-        except OSError:
-            break
-        pid = int(text.rpartition(")")[2].split()[1])
+        fields = text_of(_PROC / str(pid) / "stat").rpartition(")")[2].split()
+        pid = int(fields[1]) if fields else 0
     return pids
 
 
@@ -226,11 +218,7 @@ def _pids() -> list[int]:
 
 def _command(pid: int) -> str:
     """Return the printable command line of a process; empty if it has ended."""
-    try:
-        line = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ")
-    except OSError:
-        return ""
-    return _printable(line.decode(errors="replace").strip())
+    return _printable(text_of(_PROC / str(pid) / "cmdline").replace("\0", " ").strip())
 
 
 def _printable(text: str) -> str:
@@ -251,25 +239,22 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
         try:
             if not str(descriptor.readlink()).startswith(_MEMFD):
                 continue
-            memory = _mapped(descriptor)
+            memory, header = _mapped(descriptor)
         except FileNotFoundError:  # closed meanwhile
             continue
         except AttachError as error:
             why = str(error)
             continue
-        about = SegmentManifest.read(memory)
-        if about is None:
+        if (about := SegmentManifest.read(memory)) is None:
             continue
         counts = about.envs[-1][1], len(about.envs)
         counters_end = about.counters + Counters.size_of(*counts)
         gauges_end = about.gauges + Gauges.size_of(counts[1])
-        workers = counts[1] - about.main
-        trace_end = about.trace + _core.Track.size_of(workers + 1)
+        trace_end = about.trace + _core.Track.size_of(counts[1] - about.main + 1)
         if max(counters_end, gauges_end, trace_end) > len(memory):
             raise AttachError("its counters exceed its segment")
         counters = Counters(*counts, memory[about.counters : counters_end])
         gauges = Gauges(counts[1], memory[about.gauges : gauges_end])
-        header = memory[: HEADER.itemsize].view(HEADER)[0]
         number = int(header["id"])
         about = replace(about, noun=_printable(about.noun))
         pool = Pool(number, name or about.noun, about, counters, gauges, memory, descriptor)
@@ -277,8 +262,13 @@ def _attach(pid: int, name: str) -> tuple[int, Pool]:
     raise AttachError(why)
 
 
-def _mapped(path: Path) -> npt.NDArray[np.uint8]:
-    """Map a segment read-only; raise AttachError if it is of another version."""
+def _mapped(path: Path) -> tuple[npt.NDArray[np.uint8], Any]:
+    """Map a segment read-only; return it and its header.
+
+    Raises:
+        AttachError: The segment is of another version, too small, or not complete yet.
+        OSError: It cannot be opened.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
@@ -292,4 +282,4 @@ def _mapped(path: Path) -> npt.NDArray[np.uint8]:
     header = memory[: HEADER.itemsize].view(HEADER)[0]
     if header["magic"] != MAGIC or header["layout"] != LAYOUT:
         raise AttachError(f"it runs another version of pysampler; {_OWN_COMMAND}")
-    return memory
+    return memory, header

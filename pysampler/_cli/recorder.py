@@ -10,6 +10,7 @@ import numpy as np
 
 from pysampler import _core
 from pysampler._cli.programs import AttachError
+from pysampler._common.closing import Closing
 from pysampler._workers.header import HEADER
 from pysampler.sync import now
 
@@ -26,7 +27,7 @@ SLICE = np.dtype([("begin", "<i8"), ("end", "<i8"), ("kind", "<u4"), ("id", "<u4
 _LEASE = 1_000_000_000
 
 
-class Recorder:
+class Recorder(Closing):
     """Asks the processes of a pool for slices, and reads them.
 
     This allocates memory for the slices, which the pool keeps, and writes one number to the pool's
@@ -36,6 +37,7 @@ class Recorder:
         pool: The pool.
 
     Attributes:
+        pool: The pool.
         holes: Periods in which slices may be missing, as (begin, end) in ns.
         reasons: Why there are holes, each in a few words.
 
@@ -44,7 +46,7 @@ class Recorder:
     """
 
     def __init__(self, pool: Pool) -> None:
-        at = self._at = pool.about.trace
+        self.pool, at = pool, pool.about.trace
         tracks = len(pool.about.envs) - pool.about.main + 1  # of the workers, then the parent's
         self._until = self._read_at = 0
         self.holes: list[tuple[int, int]] = []
@@ -59,16 +61,15 @@ class Recorder:
                 raise AttachError(f"cannot trace {pool.name}: it was closed")
             os.posix_fallocate(self._fd, at, _core.Track.size_of(tracks))
             self._readers = [_core.TraceReader(pool.memory, at, i) for i in range(tracks)]
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise AttachError(f"cannot trace {pool.name}: {error.strerror}") from None
-        except BaseException:
-            self.close()
+            if isinstance(error, OSError):
+                raise AttachError(f"cannot trace {pool.name}: {error.strerror}") from None
             raise
 
     def _want(self, until: int) -> None:
         self._until = until
-        os.pwrite(self._fd, until.to_bytes(8, "little"), self._at)
+        os.pwrite(self._fd, until.to_bytes(8, "little"), self.pool.about.trace)
 
     def read(self) -> list[npt.NDArray[Any]]:
         """Return the slices of each worker since the last call, then those of the parent.

@@ -183,8 +183,7 @@ def rounds_of(
 
     own = of_kinds(parent, _KIND.STEP, _KIND.RESET)  # if the main process has envs
     at_work = [of_kinds(one, _KIND.COMMAND, _KIND.JOB) for one in workers] + [own] * bool(len(own))
-    both = [spans(one) for one in at_work]
-    first, last = (np.array([one[i] for one in both]) for i in (0, 1))
+    first, last = np.array([spans(one) for one in at_work]).swapaxes(0, 1)
     waited = spans(of_kinds(parent, _KIND.WAIT))[1]
     read = np.maximum(waited, spans(of_kinds(parent, _KIND.READ))[1])
     whole = (last > 0).all(axis=0) & (last <= waited).all(axis=0)

@@ -11,11 +11,10 @@ import shutil
 import sys
 import textwrap
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
 __all__ = [
@@ -24,9 +23,10 @@ __all__ = [
     "bar",
     "count",
     "positive",
-    "print_findings",
+    "print_finding",
     "printing_to_stderr",
     "reason_of",
+    "rich_modules",
     "seconds",
     "width",
 ]
@@ -39,8 +39,7 @@ _SAY_EVERY = 2.0  # seconds between two lines of progress on stderr
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The result of one check.
 
     Attributes:
@@ -56,35 +55,32 @@ class Finding:
     advice: str = ""
 
 
-def print_findings(findings: Iterable[Finding]) -> None:
-    """Print each finding as soon as it arrives."""
-    for finding in findings:
-        lines = _lines(finding, width())
-        if not (sys.stdout.isatty() and _print_coloured(finding, lines)):
-            print("\n".join(lines), flush=True)
-
-
-def _print_coloured(finding: Finding, lines: list[str]) -> bool:
-    """Print the lines with rich; return False if it is not installed."""
+def rich_modules() -> Any:
+    """Return the package rich, of the extra "cli", with its modules; None if it is missing."""
     try:
-        from rich.console import Console  # noqa: PLC0415 - of the extra "cli"
-        from rich.text import Text  # noqa: PLC0415
+        import rich.console  # noqa: PLC0415
+        import rich.live  # noqa: PLC0415
+        import rich.text  # noqa: PLC0415
     except ImportError:
-        return False
-    text = Text("\n".join(lines))
+        return None
+    return rich
+
+
+def print_finding(finding: Finding) -> None:
+    """Print a finding, coloured on a terminal."""
+    start = _TOPIC + _VERDICT
+    lines = textwrap.wrap(finding.found, width() - start)
+    if finding.advice:
+        lines += textwrap.wrap(f"-> {finding.advice}", width() - start, subsequent_indent="   ")
+    head = f"{finding.topic:<{_TOPIC}}{finding.verdict:<{_VERDICT}}"
+    shown = head + f"\n{'':{start}}".join(lines)
+    if not sys.stdout.isatty() or (rich := rich_modules()) is None:
+        print(shown, flush=True)
+        return
+    text = rich.text.Text(shown)
     text.stylize("bold", 0, _TOPIC)
     text.stylize(_STYLES[finding.verdict], _TOPIC, _TOPIC + len(finding.verdict))
-    Console(soft_wrap=True, highlight=False).print(text)
-    return True
-
-
-def _lines(finding: Finding, width: int) -> list[str]:
-    indent = " " * (_TOPIC + _VERDICT)
-    text = textwrap.wrap(finding.found, width - len(indent))
-    if finding.advice:
-        text += textwrap.wrap(f"-> {finding.advice}", width - len(indent), subsequent_indent="   ")
-    head = f"{finding.topic:<{_TOPIC}}{finding.verdict:<{_VERDICT}}"
-    return [head + text[0], *(indent + line for line in text[1:])]
+    rich.console.Console(soft_wrap=True, highlight=False).print(text)
 
 
 def count(text: str) -> int:
@@ -158,15 +154,10 @@ class Display:
         self._printed = 0.0  # when progress was last printed
 
     def __enter__(self) -> Self:
-        if self._quiet or not sys.stdout.isatty():
+        if self._quiet or not sys.stdout.isatty() or (rich := rich_modules()) is None:
             return self
-        try:
-            from rich.console import Console  # noqa: PLC0415 - of the extra "cli"
-            from rich.live import Live  # noqa: PLC0415
-        except ImportError:
-            return self
-        console = Console(highlight=False, soft_wrap=True)
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        console = rich.console.Console(highlight=False, soft_wrap=True)
+        self._live = rich.live.Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
         return self
 
@@ -178,11 +169,8 @@ class Display:
     def show(self, lines: Sequence[str], progress: str) -> None:
         """Show the current results and the progress."""
         if self._live is not None:
-            from rich.text import Text  # noqa: PLC0415
-
-            shown = [*lines, "", progress]
-            height = self._live.console.height - 1
-            self._live.update(Text("\n".join(shown[-height:])), refresh=True)
+            shown = [*lines, "", progress][1 - self._live.console.height :]
+            self._live.update(rich_modules().text.Text("\n".join(shown)), refresh=True)
         elif time.monotonic() - self._printed >= _SAY_EVERY:
             self._printed = time.monotonic()
             print(progress, file=sys.stderr, flush=True)

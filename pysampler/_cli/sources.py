@@ -7,9 +7,8 @@ import functools
 import importlib
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 
@@ -18,7 +17,7 @@ import pysampler
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["CHECKED", "Call", "EnvSource", "SourceError", "named", "source_of"]
+__all__ = ["CHECKED", "Call", "EnvSource", "SourceError", "line_of", "named", "source_of"]
 
 CHECKED = 3  # envs of a check whether they may share a process
 
@@ -32,8 +31,7 @@ _MODULES = {"ALE": "ale_py"}  # the modules that register namespaces
 _MODE = "vectorization_mode"  # the option that is an argument of make_vec, not of VectorEnv
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The call by which a program makes a vector env.
 
     Attributes:
@@ -50,8 +48,7 @@ class Call:
         return ", ".join([self.text.format(envs), *arguments]) + ")"
 
 
-@dataclass(frozen=True)
-class EnvSource:
+class EnvSource(NamedTuple):
     """Makes the envs to measure, alone or as a vector env.
 
     Attributes:
@@ -67,9 +64,7 @@ class EnvSource:
     @property
     def has_vector_class(self) -> bool:
         """Whether a vector env class is registered for the id of the envs."""
-        if self.id is None:
-            return False
-        spec = gym.registry.get(self.id.rpartition(":")[2])
+        spec = gym.registry.get((self.id or "").rpartition(":")[2])
         return getattr(spec, "vector_entry_point", None) is not None
 
     def vector_env(self, count: int, **options: Any) -> Any:
@@ -96,16 +91,15 @@ def source_of(text: str) -> EnvSource:
             importlib.import_module(place)
         gym.spec(name)
     except Exception as error:
-        if not name or not name.strip(":"):
-            expected = "expected an id, module:function or file.py:function"
-            raise SourceError(f"got {text!r}, {expected}") from error
-        if place and name.isidentifier():
-            raise SourceError(f"{place} has no function or env {name}") from error
-        if not place and isinstance(error, _UNKNOWN):
+        why = line_of(error)
+        if not name:
+            why = f"got {text!r}, expected an id, module:function or file.py:function"
+        elif place and name.isidentifier():
+            why = f"{place} has no function or env {name}"
+        elif not place and isinstance(error, _UNKNOWN):
             registers = _MODULES.get(name.partition("/")[0], "MODULE")
-            hint = f"To import the module that registers it, pass {registers}:{name}"
-            raise SourceError(f"{_line(error)} {hint}") from error
-        raise SourceError(_line(error)) from error
+            why += f" To import the module that registers it, pass {registers}:{name}"
+        raise SourceError(why) from error
     call = Call(f"pysampler.make_vec({json.dumps(text)}, num_envs={{}}")
     return EnvSource(call, functools.partial(gym.make, text), id=text)
 
@@ -117,7 +111,7 @@ def _without_function(path: Path) -> str:
     try:
         nodes = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError) as error:
-        return f"cannot read {path}: {_line(error)}"
+        return f"cannot read {path}: {line_of(error)}"
     functions = [
         node.name
         for node in nodes
@@ -148,7 +142,7 @@ def _imported_file(path: str) -> Any:
     try:
         return importlib.import_module(file.stem)
     except Exception as error:
-        raise SourceError(f"cannot import {path}: {_line(error)}") from error
+        raise SourceError(f"cannot import {path}: {line_of(error)}") from error
 
 
 def named(text: str) -> Any:
@@ -174,7 +168,7 @@ def _named(place: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(place), name, None)
     except Exception as error:
-        raise SourceError(f"cannot import {place}: {_line(error)}") from error
+        raise SourceError(f"cannot import {place}: {line_of(error)}") from error
 
 
 def _of_function(function: Any, place: str, name: str) -> EnvSource:
@@ -187,7 +181,7 @@ def _of_function(function: Any, place: str, name: str) -> EnvSource:
     return EnvSource(Call(f"pysampler.VectorEnv([{name}] * {{}}", imported), function)
 
 
-def _line(error: BaseException) -> str:
-    """Return an error as one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def line_of(error: BaseException, longest: int | None = None) -> str:
+    """Return an error as one line, with at most ``longest`` characters of its text."""
+    kind = "" if isinstance(error, SourceError) else type(error).__name__
+    return ": ".join(filter(None, [kind, " ".join(str(error).split())[:longest]]))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pysampler._cli.look import PoolLooks
 from pysampler._cli.programs import AttachError, find, is_running
-from pysampler._cli.screen import seconds
+from pysampler._cli.screen import rich_modules, seconds
 from pysampler._workers.counters import with_unit
 
 if TYPE_CHECKING:
@@ -43,16 +43,12 @@ _COLUMNS = [
     *(("reset p50", 10, 11), ("p99", 10, 12), ("busy", 6, 1)),
     *(("blocked", 8, 6), ("lag", 5, 8), ("restarts", 9, 7)),
 ]
+# Columns that are left out if each worker has this value.
+_EMPTY = {"blocked": None, "lag": None, "restarts": 0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of both subcommands."""
-    parser.add_argument(
-        "pid",
-        type=int,
-        nargs="?",
-        help="pid of the program or of a worker (default: your only program)",
-    )
     parser.add_argument(
         "--seconds",
         type=seconds,
@@ -64,22 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the activity until Ctrl-C or the end of the program."""
-    try:
-        from rich.console import Console  # noqa: PLC0415 - of the extra "cli"
-        from rich.live import Live  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-    except ImportError:
-        return _refuse("top needs rich: pip install 'pysampler[cli]', or use pysampler dump")
+    if (rich := rich_modules()) is None:
+        raise AttachError("top needs rich: pip install 'pysampler[cli]', or use pysampler dump")
     if not sys.stdout.isatty():
-        return _refuse("top needs a terminal; use pysampler dump, or dump --json")
-    console = Console(highlight=False)
+        raise AttachError("top needs a terminal; use pysampler dump, or dump --json")
+    console = rich.console.Console(highlight=False)
     if console.is_dumb_terminal:
-        return _refuse("top needs a terminal that can redraw, got TERM=dumb; use pysampler dump")
+        raise AttachError("top needs a terminal that can redraw, got TERM=dumb; use pysampler dump")
     program = find(options.pid)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with rich.live.Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             for lines in _screens(program, options.seconds, console):
-                text = Text("\n".join(lines), no_wrap=True, overflow="crop")
+                text = rich.text.Text("\n".join(lines), no_wrap=True, overflow="crop")
                 live.update(text, refresh=True)
         except KeyboardInterrupt:
             return 0
@@ -101,10 +93,9 @@ def _screens(program: Program, seconds: float, console: Console) -> Iterator[lis
                 return
             continue  # its only worker is being replaced
         seen = time.monotonic()
-        for pool in program.pools:
-            if pool.number in looks:
-                looks[pool.number].follow(pool)
         looks = {pool.number: looks.get(pool.number) or PoolLooks(pool) for pool in program.pools}
+        for pool in program.pools:
+            looks[pool.number].follow(pool)
         taken = [one.look() for one in looks.values()]
         yield _cut(_lines(program, taken, console.width), console.height)
 
@@ -136,11 +127,6 @@ def run_dump(options: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse(why: str) -> int:
-    print(f"pysampler: {why}", file=sys.stderr)
-    return 2
-
-
 def _lines(program: Program, looks: Sequence[Look], width: int) -> list[str]:
     """Return the screen, in lines that fit the width."""
     width = max(_NARROWEST, width)
@@ -169,15 +155,9 @@ def _lines(program: Program, looks: Sequence[Look], width: int) -> list[str]:
 
 def _shown(look: Look, width: int) -> list[bool]:
     """Return which columns fit and are not empty."""
-    empty = set()
-    if not any(worker.restarts for worker in look.workers):
-        empty.add("restarts")
-    for name in ("lag", "blocked"):
-        if all(getattr(worker, name) is None for worker in look.workers):
-            empty.add(name)
     ranks = set()
     for name, size, rank in sorted(_COLUMNS, key=itemgetter(2)):
-        if name in empty:
+        if name in _EMPTY and all(getattr(one, name) == _EMPTY[name] for one in look.workers):
             continue
         width -= size
         if width < 0:

@@ -30,7 +30,7 @@ from pysampler.sync import now
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pysampler._cli.programs import Pool, Program
+    from pysampler._cli.programs import Program
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -44,12 +44,6 @@ _WIDTH = 80  # columns of the heading
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    parser.add_argument(
-        "pid",
-        type=int,
-        nargs="?",
-        help="pid of the program or of a worker (default: your only program)",
-    )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="file to write (default: trace-PID.json)"
     )
@@ -110,10 +104,7 @@ def _traced(options: argparse.Namespace) -> int:
     name = "pysampler: " if options.until_eof else ""  # on the stderr of another program
     _handle(signal.default_int_handler)
     with _alone(path) as into, contextlib.ExitStack() as stack:
-        recorders = {
-            pool.number: (pool, stack.enter_context(contextlib.closing(Recorder(pool))))
-            for pool in program.pools
-        }
+        recorders = [stack.enter_context(Recorder(pool)) for pool in program.pools]
         raw = dump_of(path, os.getpid())
         try:
             began = time.time_ns() - now()
@@ -137,9 +128,7 @@ def _traced(options: argparse.Namespace) -> int:
         say("it is empty, for no step ended meanwhile: pysampler dump shows what the workers do")
     if trace.holes:
         say(f"{trace.holes:.2f} s of it are incomplete: {', and '.join(trace.reasons)}")
-    for line in summary:
-        say(line)
-    say("open it in https://ui.perfetto.dev")
+    say(*summary, "open it in https://ui.perfetto.dev", sep="\n")
     return 0
 
 
@@ -235,33 +224,33 @@ class _Trace:
     """Records the slices of all pools of a program.
 
     Args:
-        recorders: The pools and their recorders, by the numbers of the pools' segments.
+        recorders: The recorders of the pools.
         dump: The dump to write them to.
 
     Attributes:
         count: The number of slices.
     """
 
-    def __init__(self, recorders: dict[int, tuple[Pool, Recorder]], dump: DumpWriter) -> None:
+    def __init__(self, recorders: list[Recorder], dump: DumpWriter) -> None:
         self._dump = dump
-        self._recorders = recorders
-        self._numbers = {number: dump.add_pool(pool) for number, (pool, _) in recorders.items()}
+        self._recorders = {dump.add_pool(one.pool): one for one in recorders}  # by its number there
         self.count = 0
         self.read()
 
     def follow(self, program: Program) -> None:
         """Add pools that the program has created since."""
+        known = {one.pool.number for one in self._recorders.values()}
         for pool in program.pools:
-            if pool.number not in self._recorders:
+            if pool.number not in known:
                 with contextlib.suppress(AttachError):  # it has ended meanwhile
-                    self._recorders[pool.number] = pool, Recorder(pool)
-                    self._numbers[pool.number] = self._dump.add_pool(pool)
+                    recorder = Recorder(pool)
+                    self._recorders[self._dump.add_pool(pool)] = recorder
 
     @property
     def holes(self) -> float:
         """Seconds in which slices may be missing."""
         known, total = 0, 0  # where the holes so far end, and how long they are
-        for begin, end in sorted(hole for _, one in self._recorders.values() for hole in one.holes):
+        for begin, end in sorted(hole for one in self._recorders.values() for hole in one.holes):
             total += max(0, end - max(begin, known))
             known = max(known, end)
         return total / 1e9
@@ -269,24 +258,24 @@ class _Trace:
     @property
     def reasons(self) -> list[str]:
         """Why slices may be missing, each in a few words."""
-        return sorted(set().union(*(one.reasons for _, one in self._recorders.values())))
+        return sorted(set().union(*(one.reasons for one in self._recorders.values())))
 
     def read(self) -> None:
         """Write the new slices to the dump."""
-        for key, (pool, recorder) in self._recorders.items():
-            number, holes = self._numbers[key], len(recorder.holes)
+        for number, recorder in self._recorders.items():
+            holes, counters = len(recorder.holes), recorder.pool.counters
             tracks = recorder.read()
             self.count += sum(map(len, tracks))
             self._dump.add_slices(number, tracks)
-            steps = int(pool.counters.envs["steps"]["count"].sum())
+            steps = int(counters.envs["steps"]["count"].sum())
             at = now()
-            running = running_seconds(*pool.counters.at_work(), at).sum()
-            self._dump.add_counts(number, at, steps, pool.counters.busy_seconds() + running)
+            running = running_seconds(*counters.at_work(), at).sum()
+            self._dump.add_counts(number, at, steps, counters.busy_seconds() + running)
             for hole in recorder.holes[holes:]:
                 self._dump.add_hole(number, hole)
 
     def end(self) -> None:
         """Stop the recording, and read what is left."""
-        for _, recorder in self._recorders.values():
+        for recorder in self._recorders.values():
             recorder.close()
         self.read()

@@ -51,8 +51,7 @@ class DumpWriter(Closing):
     def add_pool(self, pool: Pool) -> int:
         """Add a pool; return its number in the dump."""
         workers = len(pool.about.envs) - pool.about.main
-        groups = [list(sizes) for sizes in pool.about.groups]
-        self._describe({"name": pool.name, "workers": workers, "groups": groups})
+        self._describe({"name": pool.name, "workers": workers, "groups": pool.about.groups})
         self._pools += 1
         return self._pools - 1
 

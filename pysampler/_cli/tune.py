@@ -8,31 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
+from pysampler._cli import measuring, turns
 from pysampler._cli.choices import DEFAULT, Choice, choices_for
-from pysampler._cli.measuring import (
-    add_setting,
-    busy_remark,
-    clearly_faster,
-    division_of,
-    looked_at,
-    remarks,
-    slice_of,
-    table,
-)
-from pysampler._cli.screen import Display, positive, width
-from pysampler._cli.turns import (
-    Contender,
-    Measured,
-    MeasureError,
-    make,
-    started,
-    take_turns,
-    turns_until,
-)
+from pysampler._cli.measuring import clearly_faster
+from pysampler._cli.screen import Display, positive
+from pysampler._cli.turns import Contender, Measured, MeasureError
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy-ms", type=positive, metavar="MS", help="duration of each call of the policy"
     )
-    add_setting(parser, seconds=30)
+    measuring.add_setting(parser, seconds=30)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
         advice, lines = advice_of(tuning.setting, tuning.choices, tuning.finals, tuning.tried)
         if options.json:
             print(json.dumps({**tuning.to_dict(), "advice": advice, "lines": lines}))
-        found = remarks(tuning.setting, tuning.measured[DEFAULT])
-        display.end([*tuning.lines(), *found, *textwrap.wrap(advice, width()), "", *lines])
+        found = measuring.remarks(tuning.setting, tuning.measured[DEFAULT], advice, lines)
+        display.end([*tuning.lines(), *found])
     return 0
 
 
@@ -93,13 +76,11 @@ class _Tuning:
     """
 
     def __init__(self, options: argparse.Namespace, default: Contender, display: Display) -> None:
-        self._env, self._limit, self._display = options.env, options.limit, display
-        self._default = default
+        self._options, self._default, self._display = options, default, display
         self._policy_seconds = (options.policy_ms or 0.0) / 1e3
-        self._seconds = options.seconds
-        self.setting = looked_at(default, options, threads=True)
+        self.setting = measuring.looked_at(default, options, threads=True)
         self.tried = Measured()
-        make(default, self._order(Choice()), {DEFAULT: self.tried})
+        turns.make(default, self._order(Choice()), {DEFAULT: self.tried})
         if self.tried.trouble:
             raise MeasureError(f"cannot measure {options.env}: {self.tried.trouble}")
         policy, native = self._policy_seconds > 0, self.tried.about.get("native", False)
@@ -108,7 +89,7 @@ class _Tuning:
         self.finals: dict[str, Measured] = {}
 
     def _order(self, choice: Choice) -> dict[str, Any]:
-        return choice.order(self.setting, self._policy_seconds, self._seconds)
+        return choice.order(self.setting, self._policy_seconds, self._options.seconds)
 
     def _show(self, progress: str) -> None:
         self._display.show(self.lines(), progress)
@@ -117,24 +98,23 @@ class _Tuning:
         """Try every choice, in slices that should fit the time until ``end``."""
         orders = {name: self._order(choice) for name, choice in self.choices.items()}
         warm = sum(order["warm"] for order in orders.values())
-        seconds = slice_of(end - time.monotonic() - warm, 2 * _TRIES * len(orders))
+        seconds = measuring.slice_of(end - time.monotonic() - warm, 2 * _TRIES * len(orders))
+        del orders[DEFAULT]
+        env, limit = self._options.env, self._options.limit
         with contextlib.ExitStack() as stack:
             trial: Contender | None = None
             for name, order in orders.items():
-                if name == DEFAULT:
-                    continue
                 self._show(f"trying {name}")
                 if trial is None:
-                    trial = stack.enter_context(Contender(name, self._env, self._limit))
+                    trial = stack.enter_context(Contender(name, env, limit))
                 trial.name = name
-                make(trial, order, self.measured)
+                turns.make(trial, order, self.measured)
                 for _ in range(_TRIES):
                     if self.measured[name].trouble:
                         break
-                    for _ in take_turns(self._default, {name: trial}, self.measured, seconds):
+                    for _ in turns.take_turns(self._default, {name: trial}, self.measured, seconds):
                         self._show(f"trying {name}")
-                if self.measured[name].trouble:  # the next choice gets a fresh process
-                    trial.end()
+                if self.measured[name].trouble:  # its process has ended: the next gets a fresh one
                     trial = None
 
     def turn_by_turn(self, end: float) -> None:
@@ -142,19 +122,18 @@ class _Tuning:
         best = _best(self.choices, self.measured)
         self.finals = finals = {name: Measured() for name in [DEFAULT, *best]}
         finals[DEFAULT].about = self.tried.about
-        with started(best, self._env, self._limit) as contenders:
+        with turns.started(best, self._options.env, self._options.limit) as contenders:
             for name, contender in contenders.items():
                 self._show(f"starting {name} for the last turns")
-                make(contender, self._order(self.choices[name]), finals)
-            seconds = slice_of(end - time.monotonic(), _TURNS * (2 * len(best) + 1))
-            for progress in turns_until(end, self._default, contenders, finals, seconds):
-                known = {n: one for n, one in finals.items() if one.rates or one.trouble}
-                self.measured.update(known)
+                turns.make(contender, self._order(self.choices[name]), finals)
+            seconds = measuring.slice_of(end - time.monotonic(), _TURNS * (2 * len(best) + 1))
+            for progress in turns.turns_until(end, self._default, contenders, finals, seconds):
+                self.measured |= {n: one for n, one in finals.items() if one.rates or one.trouble}
                 self._show(f"last {progress}")
 
     def lines(self) -> list[str]:
         """Return the setting and the table of results."""
-        return [*self.setting.heading(), "", *table(self.measured, DEFAULT)]
+        return [*self.setting.heading(), "", *measuring.table(self.measured, DEFAULT)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results, for JSON."""
@@ -176,11 +155,8 @@ def _best(choices: Mapping[str, Choice], measured: Mapping[str, Measured]) -> li
     """Return the choices for the last turns: the best ones, and the best that calls ``step``."""
     able = [name for name in list(choices)[1:] if not measured[name].trouble]
     able.sort(key=lambda name: -measured[name].fraction.middle)
-    best = able[:_FINALISTS]
     stepped = [name for name in able if choices[name].loop == "step"]
-    if stepped and stepped[0] not in best:
-        best.append(stepped[0])
-    return best
+    return list(dict.fromkeys(able[:_FINALISTS] + stepped[:1]))
 
 
 def advice_of(
@@ -198,11 +174,9 @@ def advice_of(
         *earlier: Earlier results of the default.
     """
     default = finals[DEFAULT]
-    better = [
-        name for name, one in finals.items() if name != DEFAULT and clearly_faster(one, default)
-    ]
+    better = [name for name, one in finals.items() if clearly_faster(one, default)]
     better.sort(key=lambda name: -finals[name].fraction.middle)
-    busy = " ".join(["", *busy_remark(*earlier, default)])
+    busy = " ".join(["", *measuring.busy_remark(*earlier, default)])
     if setting.isolate:
         busy += " Only choices with a process for each env were tried (isolate=True)."
     if not better:
@@ -210,9 +184,8 @@ def advice_of(
         return advice + busy, choices[DEFAULT].lines(setting)
     best = better[0]
     advice = f"{best} is {finals[best].fraction} times as fast as the default."
-    about = finals[best].about
     if "auto" in choices[best].options.values():
-        advice += f" It {division_of(about)}."
+        advice += f" It {measuring.division_of(finals[best].about)}."
     if choices[best].options.get("context") == "threads":
         advice += (
             " Its envs share the program: read what they must not do, in the guide on threads."

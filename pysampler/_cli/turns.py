@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from pysampler._cli.hangs import ASK, PATIENCE
 from pysampler._cli.kernel import busy_seconds
+from pysampler._common.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Self
 
 __all__ = [
     "LEAST_TURNS",
@@ -117,7 +117,7 @@ class Measured:
         }
 
 
-class Answerer:
+class Answerer(Closing):
     """A Python process that answers each line of JSON with another; it ends with its session.
 
     Args:
@@ -128,7 +128,6 @@ class Answerer:
     def __init__(self, arguments: Sequence[str], limit: float) -> None:
         self._limit = limit
         self._rest = b""
-        self._ended = False
         # A file, because a full pipe would block the process.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
@@ -194,23 +193,15 @@ class Answerer:
         return f"its process ended with {how}" + (f": {lines[-1][:200]}" if lines else "")
 
     def end(self) -> None:
-        """End the process and all others of its session."""
-        if not self._ended:
-            self._ended = True
+        """End the process and all others of its session. May be repeated."""
+        if not self._errors.closed:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-        self._errors.close()
+            with contextlib.suppress(BrokenPipeError), self._process:
+                pass  # it closes its pipes, and waits
+            self._errors.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    close = end
 
 
 class Contender(Answerer):
