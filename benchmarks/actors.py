@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from envs import Linear
+from envs import Linear, mlp, spin
 from running import Contender, Measure, Options, pyplot, rate_of, ratios, say, spread, study, table
 
 WORKERS, ENVS = 2, 16
@@ -41,13 +41,8 @@ class Critics:
         from torch import nn
 
         torch.set_num_threads(1)
-
-        def critic() -> nn.Sequential:
-            layers = nn.Linear(17 + 6, 256), nn.Linear(256, 256), nn.Linear(256, 1)
-            return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
-
         self._critics, self._targets = (
-            nn.ModuleList([critic(), critic()]) for _ in ("critics", "targets")
+            nn.ModuleList([mlp([17 + 6, 256, 256, 1], "ReLU") for _ in range(2)]) for _ in range(2)
         )
         self._optimizer = torch.optim.Adam(self._critics.parameters(), 3e-4, fused=True)
 
@@ -217,7 +212,7 @@ def in_turn(actors: Any, high: int) -> Iterator[tuple[int, int, int, int]]:
         for records in phase.batches(BATCH):
             versions.update(np.unique(records.version).tolist())
             taken += len(records)
-            learn(len(records))
+            spin(US * len(records))
         actors.publish()
         yield phase.filling, phase.full, taken, len(versions)
 
@@ -230,29 +225,18 @@ def together(actors: Any, high: int) -> Iterator[tuple[int, int, int, int]]:
             records = actors.take(min(BATCH, high - taken))
             versions.update(np.unique(records.version).tolist())
             taken += len(records)
-            learn(len(records))
+            spin(US * len(records))
         actors.publish()
         yield 0, 0, taken, len(versions)
 
 
-def learn(count: int) -> None:
-    """Take a fixed time per record."""
-    end = time.perf_counter_ns() + count * US * 1000
-    while time.perf_counter_ns() < end:
-        pass
-
-
-KINDS: dict[str, Callable[..., Any]] = {
+KINDS: dict[str, Callable[..., Measure]] = {
     "ring": lambda: ring(learns=False),
     "learning ring": lambda: ring(learns=True),
     "publishing": publishing,
     "watched": watched,
     "phases": in_phases,
 }
-
-
-def contender(kind: str, *arguments: Any) -> Measure:
-    return KINDS[kind](*arguments)
 
 
 # -- in the process that measures ------------------------------------------------------------------
@@ -422,7 +406,6 @@ def picture(results: dict[str, Any], stem: Path) -> None:
         axis.set_xlim(0, SHOWN)
         axis.set_title(f"{row['high']:,} records in a phase", fontsize=9)
     axis.set_xlabel("seconds")
-    figure.tight_layout()
     figure.savefig(stem.with_suffix(".png"), dpi=150)
 
 
@@ -438,7 +421,7 @@ def measure(options: Options) -> dict[str, Any]:
 if __name__ == "__main__":
     study(
         *("Actors", measure, report),
-        contender=contender,
+        contender=KINDS,
         picture=picture,
         quick={"repetitions": 1, "seconds": 1.0},
         repetitions=5,

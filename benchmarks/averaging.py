@@ -12,12 +12,9 @@ turn.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
-import json
 import statistics
-import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,7 +24,7 @@ import curves
 import gymnasium as gym
 import numpy as np
 from curves import SECONDS, STEPS
-from running import Contender, answer, heading, machine, say, spread, stolen_share, table, write
+from running import Contender, Measure, Options, say, spread, study, table
 
 ALONE = "1 worker"
 NAMES = {1: ALONE, 2: "2 workers", 4: "4 workers"}
@@ -48,13 +45,13 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)  # where they differ from the example's
 
 
-CASES = [
-    Case("CartPole-v1", 80_000, 475.0),
+CASES = {
+    "CartPole-v1": Case("CartPole-v1", 80_000, 475.0),
     # In episodes of 200 steps, its default, DQN hardly ever gets to the top.
-    Case(
+    "MountainCar-v0": Case(
         "MountainCar-v0", 120_000, -120.0, limit=1_000, settings={"n_step": 3, "exploring": 2_000}
     ),
-]
+}
 
 
 def distance(weights: list[Any]) -> float:
@@ -127,15 +124,17 @@ def training(case: Case, workers: int, seed: int, least: float) -> dict[str, Any
     }
 
 
+def contender(case: dict[str, Any]) -> Measure:
+    return lambda cell: training(Case(**case), **cell)
+
+
 # -- in the process that measures ------------------------------------------------------------------
 
 
 def run_of(case: Case, workers: int, seed: int, least: float) -> dict[str, Any]:
     """Run a training in a process of its own."""
-    one = Contender(__file__, "--child", json.dumps(asdict(case)), limit=LIMIT)
-    run = one.measure(workers=workers, seed=seed, least=least)
-    one.end()
-    assert run is not None, f"{workers} workers have ended: {one.trouble}"
+    with Contender(__file__, asdict(case), limit=LIMIT) as one:
+        run = one.ask(workers=workers, seed=seed, least=least)
     say(
         f"  {workers} workers, seed {seed}: {run['steps']:,} steps in {run['seconds']:.0f} s, "
         f"return {curves.return_at(run['curve']):.0f}"
@@ -177,9 +176,8 @@ def row_of(name: str, runs: list[dict[str, Any]], case: dict[str, Any]) -> list[
     ]
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     parts = [
-        heading("Averaging", results["machine"]),
         (
             "DQN in workers that each train a network with an env, replay and optimizer of their "
             "own; after each round of steps all load the mean of their weights. Steps are those "
@@ -208,57 +206,38 @@ def tables(results: dict[str, Any]) -> str:
             + "\n"
             + curves.verdict(case["runs"], pairs, case["goal"])
         )
-    return "\n".join([*parts, "![curves]({curves})\n"])
+    return [*parts, "![curves]({picture})\n"]
 
 
-def picture(results: dict[str, Any], path: Path) -> None:
+def picture(results: dict[str, Any], stem: Path) -> None:
     """Draw returns over steps and over seconds, and distances."""
     rows = []
     for case in results["cases"]:
-        shared = {"title": case["env"], "y": "return", "goal": case["goal"]}
-        row = [
-            {**shared, "x": name, "curves": curves.along(case["runs"], axis)}
-            for axis, name in ((STEPS, "steps"), (SECONDS, "seconds"))
-        ]
+        env = case["env"]
         apart = {n: [run["distances"] for run in runs] for n, runs in case["runs"].items()}
-        rows.append([*row, {"title": case["env"], "x": "steps", "y": "distance", "curves": apart}])
-    curves.picture(path, rows)
+        distances = {"title": env, "x": "steps", "y": "distance", "curves": apart}
+        rows.append([*curves.panels(env, case), distances])
+    curves.picture(stem, rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    known = {case.env: case for case in CASES}
-    parser.add_argument("--envs", nargs="+", choices=list(known), default=list(known), metavar="ID")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, help="of all workers; default: those of each env")
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    cases = [known[env] for env in options.envs]
-    if options.quick:
-        options.seeds, options.steps = options.seeds[:1], options.steps or 8_000
-    if options.steps is not None:
-        cases = [replace(case, steps=options.steps) for case in cases]
-    if options.quick:
-        cases = [replace(case, every=2_000, episodes=10) for case in cases]
-    results: dict[str, Any] = {"machine": machine(), "seeds": len(options.seeds), "cases": []}
-    with stolen_share(results["machine"]):
-        for case in cases:
-            say(case.env)
-            results["cases"].append(one_case(case, options.seeds))
-    text = tables(results)
-    print(text)
-    if options.out:
-        path = write(options.out, "averaging", results, text).with_suffix(".svg")
-        path.with_suffix(".md").write_text(text.replace("{curves}", path.name))
-        picture(results, path)
+def measure(options: Options) -> dict[str, Any]:
+    cases = []
+    for env in options.envs:
+        say(env)
+        case = replace(CASES[env], steps=options.steps or CASES[env].steps)
+        if options.quick:
+            case = replace(case, every=2_000, episodes=10)
+        cases.append(one_case(case, options.seeds))
+    return {"seeds": len(options.seeds), "cases": cases}
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        made = Case(**json.loads(sys.argv[2]))
-        answer(lambda: lambda cell: training(made, **cell))
-    else:
-        main()
+    study(
+        *("Averaging", measure, report),
+        contender=contender,
+        picture=picture,
+        quick={"seeds": [1], "steps": 8_000},
+        envs=CASES,
+        seeds=[1, 2, 3],
+        steps=int,
+    )

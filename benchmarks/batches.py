@@ -153,7 +153,6 @@ if __name__ == "__main__":
         *("Many envs in one call", measure, report),
         contender=stepping,
         quick={"cases": ["CartPole"], "repetitions": 2, "seconds": 0.05},
-        choices={"cases": CASES},
-        cases=list(CASES),
+        cases=CASES,
         **running.SLICES,
     )

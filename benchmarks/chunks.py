@@ -91,14 +91,10 @@ def stepping(name: str, case: str, workers: int) -> Measure:
     )
     envs.reset(seed=0)
     envs.action_space.seed(0)
-    length = 0 if name == STEP else int(name.rsplit(maxsplit=1)[-1])
-    shape = (64, COUNT, max(1, length))
-    drawn = [
-        [envs.single_action_space.sample() for _ in range(shape[2])] for _ in range(64 * COUNT)
-    ]
-    actions = np.array(drawn, envs.single_action_space.dtype).reshape(
-        *shape, *(envs.single_action_space.shape or ())
-    )
+    space = envs.single_action_space
+    length = 1 if name == STEP else int(name.rsplit(maxsplit=1)[-1])
+    drawn = np.array([space.sample() for _ in range(64 * COUNT * length)], space.dtype)
+    actions = drawn.reshape(64, COUNT, length, *(space.shape or ()))
     chunks = itertools.cycle([chunk[:, 0].copy() if name == STEP else chunk for chunk in actions])
 
     def step() -> int:
@@ -140,7 +136,6 @@ if __name__ == "__main__":
         *("Chunks of actions", measure, report),
         contender=stepping,
         quick={"cases": ["CartPole"], "repetitions": 2, "seconds": 0.05},
-        choices={"cases": CASES},
-        cases=list(CASES),
+        cases=CASES,
         **running.SLICES,
     )

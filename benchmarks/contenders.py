@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from envs import CASES, Case
-from running import Measure, answer, forked, literal
+from running import Measure, answer, asked_at_once, literal, repeated, warmed
 
 from pysampler._cli.contenders import plain_loop
 
@@ -32,38 +32,22 @@ def rounds_of(step: Callable[[], Any], seconds: float) -> list[float]:
     return np.diff(times).tolist()
 
 
-def stepped(step: Callable[[], Any], envs: int, seconds: float) -> dict[str, float]:
-    """Step for some seconds; return the number of env steps and the time they took."""
-    rounds = rounds_of(step, seconds)
-    return {"steps": len(rounds) * envs, "seconds": sum(rounds)}
-
-
 def rounds_alone(case: Case) -> Callable[[float], list[list[float]]]:
     """Prepare processes that step their envs and never communicate.
 
     Returns:
         A function that lets them step for some seconds, and returns how long their rounds took.
     """
-    pipes = forked(case.workers, _alone, case)
-    for pipe in pipes:
-        pipe.recv()
-
-    def measure(seconds: float) -> list[list[float]]:
-        for pipe in pipes:
-            pipe.send(seconds)
-        return [pipe.recv() for pipe in pipes]
-
-    return measure
+    rounds_in = asked_at_once(_alone, case.workers, case)
+    rounds_in(0.0)  # until they are ready
+    return rounds_in
 
 
-def _alone(case: Case, pipe: Any) -> None:
-    step = stepper(case)
-    pipe.send("ready")
-    while True:
-        pipe.send(rounds_of(step, pipe.recv()))
+def _alone(case: Case) -> Callable[[float], list[float]]:
+    return functools.partial(rounds_of, stepper(case))
 
 
-def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
+def ideal(case: Case) -> Measure:
     """Prepare processes that step their envs and never communicate: the ideal.
 
     Answers have the time of the same rounds at a barrier too: each takes as long as that of the
@@ -71,7 +55,8 @@ def ideal(case: Case, seconds: float) -> Callable[[], dict[str, float]]:
     """
     rounds_in = rounds_alone(case)
 
-    def measure() -> dict[str, float]:
+    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+        seconds = cell["seconds"]
         parts = rounds_in(seconds)
         rate = sum(len(rounds) / sum(rounds) for rounds in parts) * case.envs / len(parts)
         # The faster process makes more rounds, which have no counterpart.
@@ -87,66 +72,47 @@ def stepper(case: Case) -> Callable[[], int]:
     return plain_loop([case.make() for _ in range(case.envs // case.workers)])
 
 
-def gymnasium_like(make: Callable[..., Any], case: Case, seconds: float, **kwargs: Any) -> Any:
+def gymnasium_like(make: Callable[..., Any], case: Case, **kwargs: Any) -> tuple[Any, Measure]:
     """Prepare a vector env with the interface of gymnasium."""
     envs = make([case.make] * case.envs, autoreset_mode="SameStep", **kwargs)
     envs.reset(seed=0)
     actions = [envs.action_space.sample() for _ in range(64)]
-    return envs, _cycle(envs.step, actions, case, seconds)
+    return envs, _cycle(envs.step, actions, case)
 
 
-def sync(case: Case, seconds: float) -> Any:
-    from gymnasium.vector import SyncVectorEnv
+def gymnasium(case: Case, *, kind: str) -> Measure:
+    from gymnasium import vector
 
-    return gymnasium_like(SyncVectorEnv, case, seconds)[1]
-
-
-def asynchronous(case: Case, seconds: float) -> Any:
-    from gymnasium.vector import AsyncVectorEnv
-
-    return gymnasium_like(AsyncVectorEnv, case, seconds)[1]
+    return gymnasium_like(getattr(vector, kind), case)[1]
 
 
-def pysampler(case: Case, seconds: float, **kwargs: Any) -> Any:
+def pysampler(case: Case, *, fewer: int = 0, **kwargs: Any) -> Measure:
+    """Prepare pysampler, with fewer workers than processes in the ideal if asked to."""
     from pysampler import VectorEnv
 
     # native=False: peers step the same envs in Python, one by one.
-    kwargs = {"num_workers": case.workers, "native": False, **kwargs}
-    envs, measure = gymnasium_like(VectorEnv, case, seconds, **kwargs)
-
-    def measure_or_explain(where: int = 0) -> dict[str, float]:
-        return where_time_goes(envs, where) if where else measure()
-
-    return measure_or_explain
+    kwargs = {"num_workers": max(case.workers - fewer, 1), "native": False, **kwargs}
+    envs, measure = gymnasium_like(VectorEnv, case, **kwargs)
+    return lambda cell: where_time_goes(envs, cell["where"]) if "where" in cell else measure(cell)
 
 
-def pysampler_with(case: Case, seconds: float, fewer: int = 0, **kwargs: Any) -> Any:
-    """Prepare pysampler with fewer workers than processes in the ideal."""
-    return pysampler(case, seconds, num_workers=max(case.workers - fewer, 1), **kwargs)
-
-
-def pysampler_pinned(case: Case, seconds: float, fewer: int = 0) -> Any:
+def pysampler_pinned(case: Case, fewer: int = 0) -> Measure:
     """Prepare pysampler with each worker, and the parent, on a CPU of its own."""
     from pysampler import VectorEnv
 
     workers = max(case.workers - fewer, 1)
-    envs, measure = gymnasium_like(VectorEnv, case, seconds, num_workers=workers, native=False)
+    envs, measure = gymnasium_like(VectorEnv, case, num_workers=workers, native=False)
     cpus = sorted(os.sched_getaffinity(0), reverse=True)
-    for index, assignment in enumerate(envs._pool.assignments):
-        pid = envs.apply(_pid, envs=[assignment.envs[0]])[0]
+    for index, pid in enumerate(envs._pool.pids):
         os.sched_setaffinity(pid, {cpus[index % len(cpus)]})
     if workers < len(cpus):
         os.sched_setaffinity(0, set(cpus[workers:]))
     return measure
 
 
-def _pid(_: Any) -> int:
-    return os.getpid()
-
-
-def pysampler_here_too(case: Case, seconds: float) -> Any:
+def pysampler_here_too(case: Case) -> Measure:
     """Prepare pysampler with a worker less, whose envs live in the parent."""
-    return pysampler(case, seconds, num_workers=case.workers - 1, main_envs="auto")
+    return pysampler(case, num_workers=case.workers - 1, main_envs="auto")
 
 
 def where_time_goes(envs: Any, rounds: int) -> dict[str, float]:
@@ -183,16 +149,16 @@ def where_time_goes(envs: Any, rounds: int) -> dict[str, float]:
     return {key: float(np.median([row[key] for row in rows])) / 1e3 for key in rows[0]}
 
 
-def sb3(case: Case, seconds: float) -> Any:
+def sb3(case: Case) -> Measure:
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     envs = SubprocVecEnv([case.make] * case.envs, start_method="fork")
     envs.reset()
     actions = [[envs.action_space.sample() for _ in range(case.envs)] for _ in range(64)]
-    return _cycle(lambda a: envs.step(np.asarray(a)), actions, case, seconds)
+    return _cycle(lambda a: envs.step(np.asarray(a)), actions, case)
 
 
-def tianshou(case: Case, seconds: float) -> Any:
+def tianshou(case: Case) -> Measure:
     from tianshou.env import ShmemVectorEnv
 
     envs = ShmemVectorEnv([case.make] * case.envs)
@@ -206,10 +172,10 @@ def tianshou(case: Case, seconds: float) -> Any:
         if len(ended):
             envs.reset(ended)
 
-    return _cycle(step, actions, case, seconds)
+    return _cycle(step, actions, case)
 
 
-def pufferlib(case: Case, seconds: float) -> Any:
+def pufferlib(case: Case) -> Measure:
     """Prepare PufferLib: without its requirements, since it pins old releases of gymnasium."""
     try:  # the only contender that `make bench` does not install
         from pufferlib.emulation import GymnasiumPufferEnv
@@ -223,55 +189,58 @@ def pufferlib(case: Case, seconds: float) -> Any:
     )
     envs.reset()
     actions = [envs.action_space.sample() for _ in range(64)]
-    measure = _cycle(envs.step, actions, case, seconds)
+    measure = _cycle(envs.step, actions, case)
 
     def send(number: int) -> None:
         for process in envs.processes:
             os.kill(process.pid, number)
 
-    def measure_alone() -> dict[str, float]:
+    def measure_alone(cell: dict[str, Any]) -> dict[str, Any]:
         """Measure. Its workers look for actions in a loop, so they are stopped otherwise."""
         send(signal.SIGCONT)
         try:
-            return measure()
+            return measure(cell)
         finally:
             send(signal.SIGSTOP)
 
     return measure_alone
 
 
-def envpool(case: Case, seconds: float) -> Any:
+def envpool(case: Case) -> Measure:
     """Prepare EnvPool, whose envs are in C++: not the same envs, and a bound for Python."""
     import envpool as package
 
-    ids = {"CartPole-v1": "CartPole-v1", "HalfCheetah-v5": "HalfCheetah-v5"}
-    envs = package.make(ids[case.env], "gymnasium", num_envs=case.envs, num_threads=case.workers)
+    envs = package.make(case.env, "gymnasium", num_envs=case.envs, num_threads=case.workers)
     envs.reset()
     space = envs.action_space
     actions = [np.asarray([space.sample() for _ in range(case.envs)]) for _ in range(64)]
-    return _cycle(envs.step, actions, case, seconds)
+    return _cycle(envs.step, actions, case)
 
 
-def _cycle(step: Callable[[Any], Any], actions: list[Any], case: Case, seconds: float) -> Any:
+def _cycle(step: Callable[[Any], Any], actions: list[Any], case: Case) -> Measure:
     rounds = itertools.cycle(actions)
-    return functools.partial(stepped, lambda: step(next(rounds)), case.envs, seconds)
+
+    def batch() -> int:
+        step(next(rounds))
+        return case.envs
+
+    return repeated(batch)
 
 
-CONTENDERS: dict[str, Callable[[Case, float], Callable[..., dict[str, Any]]]] = {
+CONTENDERS: dict[str, Callable[[Case], Measure]] = {
     "ideal": ideal,
     "pysampler": pysampler,
     'pysampler, main_envs="auto"': pysampler_here_too,
     "pysampler, copy=False": functools.partial(pysampler, copy=False),
     'pysampler, infos="none"': functools.partial(pysampler, infos="none"),
-    'pysampler, wait="yield"': functools.partial(pysampler, wait="yield"),
     'pysampler, wait="park"': functools.partial(pysampler, wait="park"),
-    "a worker less": functools.partial(pysampler_with, fewer=1),
+    "a worker less": functools.partial(pysampler, fewer=1),
     "a worker less, pinned": functools.partial(pysampler_pinned, fewer=1),
     "pysampler, pinned": pysampler_pinned,
-    "pysampler, native": functools.partial(pysampler_with, native=True),
-    "a worker less, native": functools.partial(pysampler_with, fewer=1, native=True),
-    "gymnasium SyncVectorEnv": sync,
-    "gymnasium AsyncVectorEnv": asynchronous,
+    "pysampler, native": functools.partial(pysampler, native=True),
+    "a worker less, native": functools.partial(pysampler, fewer=1, native=True),
+    "gymnasium SyncVectorEnv": functools.partial(gymnasium, kind="SyncVectorEnv"),
+    "gymnasium AsyncVectorEnv": functools.partial(gymnasium, kind="AsyncVectorEnv"),
     "SB3 SubprocVecEnv": sb3,
     "Tianshou ShmemVectorEnv": tianshou,
     "PufferLib": pufferlib,
@@ -279,13 +248,8 @@ CONTENDERS: dict[str, Callable[[Case, float], Callable[..., dict[str, Any]]]] = 
 }
 
 
-def contender(name: str, case: str, seconds: float, workers: int, envs: int = 0) -> Measure:
-    """Prepare a contender; ``envs`` is how many, unless it is as many as the case says."""
-    own = CASES[case]
-    own = dataclasses.replace(own, workers=workers, envs=envs or own.envs)
-    measure = CONTENDERS[name](own, seconds)
-    measure()  # warm
-    return lambda request: measure(**request)
+def contender(name: str, case: str, workers: int, envs: int) -> Measure:
+    return warmed(CONTENDERS[name](dataclasses.replace(CASES[case], workers=workers, envs=envs)))
 
 
 if __name__ == "__main__":

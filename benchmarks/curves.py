@@ -99,12 +99,22 @@ def along(runs: Mapping[str, list[Any]], axis: int) -> dict[str, list[Any]]:
     }
 
 
-def picture(path: Path, rows: list[list[dict[str, Any]]]) -> None:
-    """Draw panels in rows: each has a title, labels, and by name the curves of its seeds."""
+def panels(title: str, case: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return panels with the returns of a case's runs, over steps and over seconds."""
+    shared = {"title": title, "y": "return", "goal": case["goal"]}
+    return [
+        {**shared, "x": name, "curves": along(case["runs"], axis)}
+        for axis, name in ((STEPS, "env steps"), (SECONDS, "seconds"))
+    ]
+
+
+def picture(stem: Path, rows: list[list[dict[str, Any]]]) -> None:
+    """Draw panels in rows to ``stem``.svg.
+
+    Each panel has a title, labels, by name the curves of its seeds, and perhaps a goal.
+    """
     size = (4 * max(map(len, rows)), 2.8 * len(rows))
-    figure, grid = pyplot().subplots(
-        len(rows), max(map(len, rows)), figsize=size, layout="constrained", squeeze=False
-    )
+    figure, grid = pyplot().subplots(len(rows), max(map(len, rows)), figsize=size, squeeze=False)
     for panels, axes in zip(rows, grid, strict=True):
         for axis in axes[len(panels) :]:
             axis.remove()
@@ -120,4 +130,4 @@ def picture(path: Path, rows: list[list[dict[str, Any]]]) -> None:
             axis.set(xlabel=panel["x"], ylabel=panel["y"])
             axis.tick_params(labelsize=7)
     grid[0][0].legend(fontsize=7)
-    figure.savefig(path)
+    figure.savefig(stem.with_suffix(".svg"))

@@ -10,6 +10,7 @@ meanwhile.
 from __future__ import annotations
 
 import argparse
+import functools
 import pickle
 import statistics
 import time
@@ -20,9 +21,10 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+import curves
 import numpy as np
 from curves import example
-from running import Contender, Measure, forked, pyplot, rate_of, ratios, say, spread, study, table
+from running import Contender, Measure, forked, in_turn, rate_of, ratios, say, spread, study, table
 
 ENV, ACTORS, UNTIL = "CartPole-v1", 4, 475.0
 OURS = {f"pysampler, {ACTORS} x {envs}": envs for envs in (1, 8)}
@@ -276,24 +278,18 @@ def report(results: dict[str, Any]) -> list[str]:
 
 
 def picture(results: dict[str, Any], stem: Path) -> None:
-    figure, axis = pyplot().subplots(figsize=(6, 4))
-    for number, (way, runs) in enumerate(results["runs"].items()):
-        for at, run in enumerate(runs):
-            label = way if at == 0 else None
-            axis.plot(*zip(*run["curve"], strict=True), color=f"C{number}", label=label)
-    axis.axhline(UNTIL, color="grey", linewidth=0.5)
-    axis.set_xlabel("seconds")
-    axis.set_ylabel("return of 100 episodes")
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(stem.with_suffix(".svg"))
+    """Draw returns over seconds, from the first episode that ended."""
+    drawn = {
+        way: [[point for point in run["curve"] if point[1] is not None] for run in runs]
+        for way, runs in results["runs"].items()
+    }
+    labels = {"title": ENV, "x": "seconds", "y": "return of 100 episodes", "goal": UNTIL}
+    curves.picture(stem, [[{**labels, "curves": drawn}]])
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    for seed in options.seeds:
-        for way, of_way in runs.items():
-            of_way.append(trained(way, seed, options.window, options.limit))
+    run = functools.partial(trained, window=options.window, limit=options.limit)
+    runs = in_turn(WAYS, options.seeds, run)
     return {
         **{name: getattr(options, name) for name in ("seeds", "window", "limit")},
         **{name: getattr(example("dqn").Settings(), name) for name in ("every", "most")},

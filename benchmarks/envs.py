@@ -1,8 +1,10 @@
-"""The envs of the benchmarks, and a policy."""
+"""The envs of the benchmarks, a policy, and networks."""
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,20 +13,21 @@ import numpy as np
 from gymnasium import spaces
 
 
-class Busy(gym.Env[Any, Any]):
-    """An env that computes for a time, fixed or exponentially distributed; may return an image.
+def spin(us: float) -> None:
+    """Keep a CPU busy for a time."""
+    end = time.perf_counter_ns() + us * 1e3
+    while time.perf_counter_ns() < end:
+        pass
 
-    With ``rare``, one step of a hundred takes ``rare`` times as long.
-    """
+
+class Busy(gym.Env[Any, Any]):
+    """An env that computes for a time, fixed or exponentially distributed; may return an image."""
 
     action_space = spaces.Discrete(2)
 
-    def __init__(
-        self, us: float, *, exponential: bool = False, image: bool = False, rare: float = 1
-    ) -> None:
-        self._ns = us * 1e3
+    def __init__(self, us: float, *, exponential: bool = False, image: bool = False) -> None:
+        self._us = us
         self._exponential = exponential
-        self._rare = rare
         parts: dict[str, spaces.Space[Any]] = {"x": spaces.Box(-1, 1, (4,), np.float32)}
         if image:
             parts["image"] = spaces.Box(0, 255, (84, 84, 4), np.uint8)
@@ -38,12 +41,7 @@ class Busy(gym.Env[Any, Any]):
         return self._observation, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        ns = self._random.exponential(self._ns) if self._exponential else self._ns
-        if self._rare != 1 and self._random.random() < 0.01:
-            ns *= self._rare
-        end = time.perf_counter_ns() + ns
-        while time.perf_counter_ns() < end:
-            pass
+        spin(self._random.exponential(self._us) if self._exponential else self._us)
         return self._observation, 1.0, False, False, {}
 
 
@@ -91,6 +89,16 @@ class Linear:
 
     def load_state_dict(self, weights: dict[str, Any]) -> None:
         self.weights = weights
+
+
+def mlp(widths: Sequence[int], activation: str) -> Any:
+    """Return a network of torch: layers between these widths, an activation between the layers."""
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), getattr(nn, activation)()]
+    return nn.Sequential(*layers[:-1])
 
 
 @dataclass(frozen=True)

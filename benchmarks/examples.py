@@ -10,11 +10,9 @@ was.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -24,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import curves
-from running import machine, say, spread, table, write
+from curves import EXAMPLES
+from running import machine, parse, run, say, spread, table, write
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 RUNS = EXAMPLES.parent / "build" / "examples"
 
 
@@ -90,23 +88,12 @@ def trained(training: Training, seed: int, *, only_kept: bool) -> dict[str, Any]
         (folder / "progress.csv").unlink(missing_ok=True)  # of a run that was stopped
         command = [sys.executable, str(EXAMPLES / f"{training.name}.py"), "--env", training.env]
         command += [*training.arguments.split(), "--seed", str(seed), "--log", str(folder)]
-        process = subprocess.Popen(
-            [*command, "--quiet", "--json"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            out, errors = process.communicate()
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        if process.returncode:
-            say(f"  {training.title}, seed {seed}: {errors.strip().splitlines()[-1]}")
+        done = run([*command, "--quiet", "--json"], stderr=subprocess.PIPE)
+        if done.returncode:
+            say(f"  {training.title}, seed {seed}: {done.stderr.strip().splitlines()[-1]}")
             return None
         load = os.getloadavg()[0]
-        result = {**json.loads(out.splitlines()[-1]), "machine": machine(), "load": load}
+        result = {**json.loads(done.stdout.splitlines()[-1]), "machine": machine(), "load": load}
         kept.write_text(json.dumps(result))
     found: dict[str, Any] = json.loads(kept.read_text())
     with (folder / "progress.csv").open(newline="") as file:
@@ -148,12 +135,12 @@ def report(results: dict[str, Any]) -> str:
                 "those of other work: seconds are longer where these are more than a run has.\n"
             ),
             table(header, rows),
-            "![curves]({curves})\n",
+            "![curves]({picture})\n",
         ]
     )
 
 
-def picture(results: dict[str, Any], path: Path) -> None:
+def picture(results: dict[str, Any], stem: Path) -> None:
     """Draw the curves of all seeds."""
     panels = [
         {
@@ -165,17 +152,11 @@ def picture(results: dict[str, Any], path: Path) -> None:
         }
         for one in results["trainings"]
     ]
-    curves.picture(path, [panels[at : at + 3] for at in range(0, len(panels), 3)])
+    curves.picture(stem, [panels[at : at + 3] for at in range(0, len(panels), 3)])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="those whose name, env or arguments have this")
-    parser.add_argument("--seeds", type=int, help="how many of each")
-    parser.add_argument("--kept", action="store_true", help="only report runs that are there")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a run is ended
+    options = parse(__doc__, {"only": "", "seeds": int, "kept": False})
     results: dict[str, Any] = {"machine": machine(), "trainings": []}
     for training in TRAININGS:
         if options.only not in training.key:
@@ -183,13 +164,13 @@ def main() -> None:
         runs = []
         for seed in range(1, (options.seeds or training.seeds) + 1):
             began = time.perf_counter()
-            run = trained(training, seed, only_kept=options.kept)
-            if run is None:
+            found = trained(training, seed, only_kept=options.kept)
+            if found is None:
                 continue
-            runs.append(run)
+            runs.append(found)
             say(
                 f"  {training.env}, {training.title}, seed {seed}: "
-                f"{training.number} {run[training.number]}, {time.perf_counter() - began:.0f} s"
+                f"{training.number} {found[training.number]}, {time.perf_counter() - began:.0f} s"
             )
         if runs:
             fields = {name: getattr(training, name) for name in ("env", "title", "number")}
@@ -198,9 +179,7 @@ def main() -> None:
     text = report(results)
     print(text)
     if options.out and results["trainings"]:
-        path = write(options.out, "examples", results, text).with_suffix(".svg")
-        path.with_suffix(".md").write_text(text.replace("{curves}", path.name))
-        picture(results, path)
+        picture(results, write(options.out, "examples", results, text))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,7 @@ from running import Measure, Options
 
 import pysampler
 
-ENVS = {  # with their ids in EnvPool
-    "CartPole-v1": "CartPole-v1",
-    "Pendulum-v1": "Pendulum-v1",
-    "HalfCheetah-v5": "HalfCheetah-v5",
-    "Hopper-v5": "Hopper-v5",
-}
+ENVS = ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "Hopper-v5"]
 COUNTS = 1, 4, 8, 16, 64
 DEFAULT, SYNC, POOL = "default", "SyncVectorEnv", "EnvPool"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -38,7 +33,7 @@ def stepping(name: str, env_id: str, count: int, workers: int) -> Measure:
     if name == POOL:
         import envpool
 
-        envs = envpool.make_gymnasium(ENVS[env_id], num_envs=count, num_threads=min(workers, count))
+        envs = envpool.make_gymnasium(env_id, num_envs=count, num_threads=min(workers, count))
         envs.reset()
     else:
         if name == SYNC:
@@ -86,7 +81,7 @@ if __name__ == "__main__":
         contender=stepping,
         quick={"envs": ["CartPole-v1"], "counts": [4], "repetitions": 2, "seconds": 0.05},
         choices={"envs": ENVS},
-        envs=list(ENVS),
+        envs=ENVS,
         counts=COUNTS,
         **running.SLICES | {"seconds": 0.15},
     )

@@ -5,11 +5,10 @@ Each figure is measured in a new interpreter, in turn with the others.
 
 from __future__ import annotations
 
-import json
 import statistics
 from typing import Any
 
-from running import in_interpreter
+from running import in_interpreter, in_turn
 
 ENVS = 64
 
@@ -66,10 +65,9 @@ def measure(repetitions: int = 5, steps: int = 1_000_000) -> dict[str, Any]:
             envs=ENVS, first=THEIRS, second=ALONE
         ),
     }
-    taken: dict[str, list[list[float]]] = {name: [] for name in programs}
-    for _ in range(repetitions):
-        for name, program in programs.items():
-            taken[name].append(in_interpreter("-c", program))
+    taken = in_turn(
+        programs, range(repetitions), lambda name, _: in_interpreter("-c", programs[name])
+    )
     alone = "making the envs alone, in two processes"
     return {
         "start": {
@@ -80,7 +78,3 @@ def measure(repetitions: int = 5, steps: int = 1_000_000) -> dict[str, Any]:
         "making_alone": statistics.median(row[1] for row in taken[alone]),
         "growth_KiB": in_interpreter("-c", GROWTH.format(rounds=steps // 64)),
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from envs import Busy
-from running import Options, quartiles, say, study, table
+from envs import Busy, Linear, mlp
+from running import Options, in_turn, quartiles, repeated, say, study, table
 from torch import nn
 
 import pysampler
@@ -32,8 +32,7 @@ class Mlp(nn.Module):
 
     def __init__(self, inputs: int = 17, actions: int = 6, width: int = 256) -> None:
         super().__init__()
-        layers = nn.Linear(inputs, width), nn.Linear(width, width), nn.Linear(width, actions)
-        self.layers = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+        self.layers = mlp([inputs, width, width, actions], "Tanh")
 
     def forward(self, observations: Any) -> Any:
         return self.layers(observations.float())
@@ -98,34 +97,32 @@ def _make(env: Any) -> Any:
 
 def measured(case: str, envs: int, options: Any) -> dict[str, list[float]]:
     """Return steps per second of each way, slice by slice."""
-    rates: dict[str, list[float]] = {}
+    sampling: dict[str, Callable[[], Any]] = {}
+
+    def rate(name: str, _: int) -> float:
+        def batch() -> int:
+            sampling[name]()
+            return envs * HORIZON
+
+        batch()  # what was sampled meanwhile
+        return repeated(batch)({"seconds": options.seconds})["rate"]
+
     with contextlib.ExitStack() as stack:
-        running = {}
         for name, start, move in samplers(case, envs, options.workers, options.device):
             try:
-                made = stack.enter_context(start())
-                move(made)
-                running[name] = made, move
+                sample = functools.partial(move, stack.enter_context(start()))
+                sample()
+                sampling[name] = sample
             except Exception as error:  # one way that fails must not end the others
                 say(f"  {name}: {type(error).__name__}: {error}")
-        for _ in range(options.slices):
-            for name, (made, move) in running.items():
-                move(made)  # what was sampled meanwhile
-                rounds, start = 0, time.perf_counter()
-                while time.perf_counter() < start + options.seconds:
-                    move(made)
-                    rounds += 1
-                rate = rounds * envs * HORIZON / (time.perf_counter() - start)
-                rates.setdefault(name, []).append(rate)
-    return rates
+        return in_turn(sampling, range(options.slices), rate)
 
 
 def copies(device: str) -> dict[str, list[float]]:
     """Return GB/s of the copy of a rollout of pictures to the device, by each way."""
     found: dict[str, list[float]] = {"rollout.torch": [], "torch.from_numpy().to()": []}
     make = [functools.partial(Busy, 0, image=True)] * 16
-    policy = functools.partial(_zeros, 16)
-    with pysampler.Rollouts(make, policy, 64, num_workers=4) as rollouts:
+    with pysampler.Rollouts(make, Linear(""), 64, num_workers=4) as rollouts:
         rollout = next(rollouts)
         pictures = rollout.observations["image"]
         for _ in range(20):
@@ -139,10 +136,6 @@ def copies(device: str) -> dict[str, list[float]]:
                     torch.cuda.synchronize()
                 rates.append(pictures.nbytes / (time.perf_counter() - start) / 1e9)
     return found
-
-
-def _zeros(count: int, _: Any) -> Any:
-    return np.zeros(count, np.int64)
 
 
 def report(results: dict[str, Any]) -> list[str]:
@@ -181,11 +174,10 @@ def measure(options: Options) -> dict[str, Any]:
 if __name__ == "__main__":
     study(
         *("Acting on a GPU", measure, report),
-        choices={"cases": CASES},
         device="cuda",
         workers=len(os.sched_getaffinity(0)),
         envs=[64, 512],
-        cases=list(CASES),
+        cases=CASES,
         slices=8,
         seconds=0.3,
     )

@@ -251,7 +251,7 @@ def report(rows: list[Row]) -> str:
     )
 
 
-def picture(rows: list[Row], path: Path) -> None:
+def picture(rows: list[Row], stem: Path) -> None:
     """Draw the median and the quartiles of each ratio, by machine."""
     panels = []
     for name in RATIOS:
@@ -260,22 +260,18 @@ def picture(rows: list[Row], path: Path) -> None:
             for line, value in enumerate(row["ratios"].get(name, ())):
                 lines[row["machine"]][line].append((at, value))
         panels.append({"title": name, "x": "row", "y": "ratio", "curves": lines})
-    curves.picture(path, [panels[at : at + 2] for at in range(0, len(panels), 2)])
+    curves.picture(stem, [panels[at : at + 2] for at in range(0, len(panels), 2)])
 
 
 def main() -> None:
-    options = running.parse(
-        __doc__,
-        quick={"repetitions": 2, "seconds": 0.05},
-        choices={"only": RATIOS},
-        defaults={"only": list(RATIOS), **running.SLICES, "repetitions": 17, "seconds": 0.1},
-    )
+    defaults = {"only": RATIOS, **running.SLICES, "repetitions": 17, "seconds": 0.1}
+    options = running.parse(__doc__, defaults, quick={"repetitions": 2, "seconds": 0.05})
     row = measured(options.only, options)
     rows = append(options.out / "history.jsonl", row) if options.out else [row]
     print(report(rows))
     if options.out:
         (options.out / "history.md").write_text(report(rows))
-        picture(rows, options.out / "history.svg")
+        picture(rows, options.out / "history")
         compared = any(before(rows, name) for name in row["ratios"])
         nothing = f"nothing fell by more than {MOST} quartile ranges"
         if row["load"] > 1:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from envs import Busy, Linear
+from envs import Busy, Linear, mlp
 from running import Measure, answer, literal, repeated
 
 Requests = dict[str, Callable[..., dict[str, Any]]]
@@ -34,7 +34,7 @@ INLINE: dict[str, Any] = {
 LEARNS, PARAMETERS = 0.02, 250_000  # seconds that a learner takes for an update, and 1 MB
 # What others sample: hosts, envs of each, the steps of a rollout, and the width of the network.
 HOSTS, ENVS, HORIZON, WIDTH = 2, 8, 128, 64
-INPUTS, OUTPUTS = 17, 6
+WIDTHS = [17, WIDTH, WIDTH, 2 * 6]  # of all layers
 ARRAYS = 8  # that a result is made of, as a rollout is
 ONE_WORKER: dict[str, Any] = {"vector_kwargs": {"num_workers": 1}}
 CARTPOLE, CHEETAH, IMAGE = "CartPole-v1", "HalfCheetah-v5", "200 us and an image"
@@ -454,13 +454,6 @@ def takes() -> Requests:
 # distribution and returns their log probabilities.
 
 
-def _network(outputs: int) -> Any:
-    from torch import nn
-
-    layers = nn.Linear(INPUTS, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, outputs)
-    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
-
-
 def _policy() -> Any:
     import torch
     from torch import nn
@@ -468,7 +461,7 @@ def _policy() -> Any:
     class Policy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.network = _network(2 * OUTPUTS)
+            self.network = mlp(WIDTHS, "Tanh")
 
         def forward(self, observations: Any) -> Any:
             mean, log_std = self.network(observations.float()).chunk(2, -1)
@@ -549,7 +542,7 @@ def torchrl(how: str) -> tuple[Callable[[], int], Callable[[], Any]]:
     from torchrl.collectors.distributed import RayCollector
     from torchrl.modules import ProbabilisticActor
 
-    network = nn.Sequential(_network(2 * OUTPUTS), NormalParamExtractor()).double()
+    network = nn.Sequential(mlp(WIDTHS, "Tanh"), NormalParamExtractor()).double()
     names = ["loc", "scale"]
     policy = ProbabilisticActor(
         TensorDictModule(network, in_keys=["observation"], out_keys=names),
@@ -616,25 +609,22 @@ KINDS: dict[str, Callable[..., Requests]] = {
 
 def contender(kind: str, *arguments: Any) -> Measure:
     """Prepare a contender, which also says its process id, and what has failed in it."""
-    requests: Requests = {}
-    failed = ""
-    try:
-        requests = KINDS[kind](*arguments)
-    except Exception as error:
-        failed = f"{type(error).__name__}: {error}"
+    requests: dict[str, Any] = result_or_failure(KINDS[kind], *arguments)
 
     def answered(cell: dict[str, Any]) -> dict[str, Any]:
         do = cell.pop("do")
         if do == "pid":
             return {"pid": os.getpid()}
-        if failed:
-            return {"failed": failed}
-        try:
-            return requests[do](**cell)
-        except Exception as error:
-            return {"failed": f"{type(error).__name__}: {error}"}
+        return requests if "failed" in requests else result_or_failure(requests[do], **cell)
 
     return answered
+
+
+def result_or_failure(call: Callable[..., Any], *arguments: Any, **cell: Any) -> dict[str, Any]:
+    try:
+        return call(*arguments, **cell)
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 import host_contenders as programs
 import psutil
+import running
 from host_contenders import CARTPOLE, CASES, CHEETAH, IMAGE, IMAGE_BY_RAY, LEARNS, PARAMETERS, Case
 from running import Contender, Options, columns, quartiles, ratios, say, spread, study, table
 
@@ -61,19 +62,13 @@ class Quiet:
         self.patience = 0.0
         self.disturbed = self.slices = 0
 
-    @staticmethod
-    def busy_seconds() -> float:
-        """Return how much CPU time this machine has used for anything."""
-        times = psutil.cpu_times()
-        return times.user + times.nice + times.system + times.irq + times.softirq
-
     def wait(self) -> None:
         """Wait until nearly no CPU is used."""
         while self.patience > 0:
-            busy, began = self.busy_seconds(), time.monotonic()
+            busy, began = running.busy_seconds(), time.monotonic()
             time.sleep(0.5)
             seconds = time.monotonic() - began
-            if (self.busy_seconds() - busy) / seconds < 2 * self.limit:
+            if (running.busy_seconds() - busy) / seconds < 2 * self.limit:
                 return
             self.patience -= seconds
 
@@ -96,6 +91,7 @@ class Group:
 
     def __init__(self, *arguments: tuple[Any, ...]) -> None:
         self._parts: dict[str, list[psutil.Process]] = {}
+        self._roots: list[psutil.Process] = []
         self._pool = concurrent.futures.ThreadPoolExecutor(len(arguments) + 1)
         make = functools.partial(Contender, PROGRAM, limit=LIMIT)
         self._contenders = list(self._pool.map(lambda each: make(*each), arguments))
@@ -155,7 +151,7 @@ class Group:
     def _slice(self, seconds: float, idle: Group | None) -> dict[str, Any]:
         def used() -> tuple[dict[str, float], float, float]:
             own, idled = self.cpu_seconds(), sum(idle.cpu_seconds().values()) if idle else 0.0
-            others = QUIET.busy_seconds() - sum(own.values()) - idled - time.process_time()
+            others = running.busy_seconds() - sum(own.values()) - idled - time.process_time()
             return own, idled, others
 
         begin = time.monotonic_ns() + int(WARM * 1e9)
@@ -216,15 +212,20 @@ def plain_group(nodes: int, kind: str, case: Case) -> Group:
     return Group(*(("plain", index, kind, [*astuple(case)]) for index in range(nodes)))
 
 
-def pairs(ours: Group, without: Group, repetitions: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure hosts, and the same samplers without Ray before and after."""
-    rows, before = [], without.slice(seconds, ours)
-    for _ in range(repetitions):
-        measured = ours.slice(seconds)
-        after = without.slice(seconds, ours)
-        ratio = measured["rate"] / statistics.mean([before["rate"], after["rate"]])
-        rows.append({"ratio": ratio, "hosts": measured, "plain": before})
-        before = after
+def pairs(
+    ours: Group, nodes: int, kind: str, case: Case, repetitions: int, seconds: float
+) -> list[dict[str, Any]]:
+    """Measure a sampler on hosts, and the same samplers without Ray before and after."""
+    opened(ours, kind, case)
+    with plain_group(nodes, kind, case) as without:
+        rows, before = [], without.slice(seconds, ours)
+        for _ in range(repetitions):
+            measured = ours.slice(seconds)
+            after = without.slice(seconds, ours)
+            ratio = measured["rate"] / statistics.mean([before["rate"], after["rate"]])
+            rows.append({"ratio": ratio, "hosts": measured, "plain": before})
+            before = after
+    ours.ask(do="close")
     return rows
 
 
@@ -241,10 +242,7 @@ def compared(
                 alone[kind, name] = [one["rate"] for one in slices]
         with Group(("hosts", nodes)) as ours:
             for kind, name in kinds:
-                opened(ours, kind, CASES[name])
-                with plain_group(nodes, kind, CASES[name]) as without:
-                    measured = pairs(ours, without, repetitions, seconds)
-                ours.ask(do="close")
+                measured = pairs(ours, nodes, kind, CASES[name], repetitions, seconds)
                 row = {"kind": kind, "case": name, "nodes": nodes}
                 rows.append({**row, "pairs": measured, "alone": alone[kind, name]})
                 say(f"  {kind}, {name}, {nodes} nodes: {quartiles(ratios_of(rows[-1]))}")
@@ -264,10 +262,7 @@ def lengths(horizons: list[int], repetitions: int, seconds: float) -> list[dict[
     with Group(("hosts", 2)) as ours:
         for horizon in horizons:
             case = Case(CARTPOLE, CASES[CARTPOLE].envs, horizon)
-            opened(ours, "Rollouts", case)
-            with plain_group(2, "Rollouts", case) as without:
-                measured = pairs(ours, without, repetitions, seconds)
-            ours.ask(do="close")
+            measured = pairs(ours, 2, "Rollouts", case, repetitions, seconds)
             rows.append({"horizon": horizon, "pairs": measured})
             say(f"  horizon {horizon}: {quartiles(ratios_of(rows[-1]))}")
     return rows

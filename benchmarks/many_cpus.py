@@ -160,10 +160,9 @@ if __name__ == "__main__":
     study(
         *("Many CPUs", measure, report),
         figures={"one": measure_case},
-        choices={"kinds": KINDS},
         cpus=[int],
         envs=ENVS,
-        kinds=list(KINDS),
+        kinds=KINDS,
         slices=8,
         seconds=0.2,
     )

@@ -54,7 +54,8 @@ def measured(case: Case, repetitions: int, seconds: float) -> dict[str, Any]:
     names = contenders_of(case)
     rates: dict[str, list[float]] = {name: [] for name in names}
     barrier: list[float] = []
-    with running.started(PROGRAM, arguments_of(case, names), LIMIT) as contenders:
+    arguments = {name: (name, case.env, case.envs, case.workers) for name in names}
+    with running.started(PROGRAM, arguments, LIMIT) as contenders:
         plan = contenders[PHYSICS].measure(seconds=seconds, slices=repetitions)
         for name, one in running.turns(contenders, repetitions if plan else 0):
             rounds = max(LEAST, round(plan["rounds"] * PARTS.get(name, 1)))
@@ -75,20 +76,10 @@ def measured(case: Case, repetitions: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def arguments_of(case: Case, names: list[str]) -> dict[str, tuple[Any, ...]]:
-    return {name: (name, case.env, case.envs, case.workers) for name in names}
-
-
 def measured_memory(case: Case, repetitions: int) -> list[dict[str, float]]:
-    found = []
-    for _ in range(repetitions):
-        with running.started(PROGRAM, arguments_of(case, ["memory"]), LIMIT) as contenders:
-            one = contenders["memory"]
-            if (said := one.measure()) is None:
-                running.say(f"  memory is not measured: {one.trouble}")
-            else:
-                found.append(said)
-    return found
+    what = "memory", case.env, case.envs, case.workers
+    runs = [running.once(PROGRAM, *what, limit=LIMIT) for _ in range(repetitions)]
+    return [run for run in runs if run is not None]
 
 
 # -- what it says ----------------------------------------------------------------------------------
@@ -96,20 +87,14 @@ def measured_memory(case: Case, repetitions: int) -> list[dict[str, float]]:
 
 def ratios(case: dict[str, Any], other: str) -> list[float]:
     """Return how many times as fast as another native envs are, in each repetition."""
-    rates = case["rates"]
-    return [a / b for a, b in zip(rates.get(NATIVE, []), rates.get(other, []), strict=False)]
+    return running.ratios(*(case["rates"].get(name, []) for name in (NATIVE, other)))
 
 
 def rows_of(cases: list[dict[str, Any]], first: Callable[[dict[str, Any]], str]) -> str:
     others = [PHYSICS, BARRIER, POOL, ORDINARY, SYNC, ASYNC]
     present = [name for name in others if any(ratios(case, name) for case in cases)]
-    rows = []
-    for case in cases:
-        native = case["rates"].get(NATIVE)
-        speed = f"{statistics.median(native):,.0f}" if native else "-"
-        rows.append(
-            [first(case), speed, *(running.quartiles(ratios(case, name)) for name in present)]
-        )
+    rates = {first(case): case["rates"] for case in cases}
+    rows = running.ratio_rows(rates, NATIVE, present, of_base=False)
     return running.table(["", "native, env steps/s", *(f"/ {name}" for name in present)], rows)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import gymnasium as gym
 import running
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 from running import Measure, Options
 
 import pysampler
@@ -49,14 +49,15 @@ def take_usual_slices() -> None:
 
 def contender(name: str, case: str, workers: int) -> Measure:
     env, count = CASES[case]
-    make = [lambda: gym.make(env)] * count
     mode = AutoresetMode.SAME_STEP
     envs: Any
     if name in {SYNC, ASYNC}:
-        envs = (SyncVectorEnv if name == SYNC else AsyncVectorEnv)(make, autoreset_mode=mode)
+        make = [lambda: gym.make(env)] * count
+        envs = getattr(gym.vector, name)(make, autoreset_mode=mode)
     else:
-        context = "threads" if name == THREADS else None
-        envs = pysampler.VectorEnv(make, num_workers=workers, autoreset_mode=mode, context=context)
+        options = {"num_workers": workers, "autoreset_mode": mode}
+        options["context"] = "threads" if name == THREADS else None
+        envs = pysampler.make_vec(env, count, **options)
     if name == USUAL:
         take_usual_slices()
     return running.rate_of_sampled_steps(envs)
@@ -110,8 +111,7 @@ if __name__ == "__main__":
         *("Beside busy programs", measure, report),
         contender=contender,
         quick={"cases": ["CartPole x 8"], "beside": [2], "repetitions": 2, "seconds": 0.05},
-        choices={"cases": CASES},
-        cases=list(CASES),
+        cases=CASES,
         beside=[0, 2, 8],
         **running.SLICES | {"seconds": 0.7, "repetitions": 9},
     )

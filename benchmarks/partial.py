@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import running
-from envs import Busy, Skewed
+from envs import Busy, Skewed, spin
 from running import Measure, Options
 
 ENVS, WORKERS = 16, 2
@@ -47,10 +47,8 @@ def think(us: float, *, elsewhere: bool = False) -> None:
     """Take the time of a policy: on this CPU, or asleep as if it ran on a GPU."""
     if elsewhere:
         time.sleep(us / 1e6)
-        return
-    end = time.perf_counter_ns() + us * 1e3
-    while time.perf_counter_ns() < end:
-        pass
+    else:
+        spin(us)
 
 
 Cell = dict[str, Any]
@@ -347,11 +345,10 @@ def picture(results: dict[str, Any], stem: Path) -> None:
                 axis.plot(LEAST, ratios, style, marker="o", color=f"C{POLICIES.index(policy)}")
                 axis.lines[-1].set_label(label)
         axis.axhline(1, color="grey", linewidth=0.5)
-        axis.set_xlabel("min_envs")
-        axis.set_title("one env ten times slower" if setup == "straggler" else "all alike")
+        title = "one env ten times slower" if setup == "straggler" else "all alike"
+        axis.set(xlabel="min_envs", title=title)
     axes[0].set_ylabel("env steps a second / step()")
     axes[0].legend(fontsize=7)
-    figure.tight_layout()
     figure.savefig(stem.with_suffix(".svg"))
 
 

@@ -50,14 +50,6 @@ def flag(_: Any) -> tuple[Call, Call]:
     return _events(sync.Flag)
 
 
-def event(context: Any) -> tuple[Call, Call]:
-    return _events(context.Event)
-
-
-def semaphore(context: Any) -> tuple[Call, Call]:
-    return _semaphores(lambda: context.Semaphore(0))
-
-
 def pipe(context: Any) -> tuple[Call, Call]:
     here, there = context.Pipe()
 
@@ -80,14 +72,6 @@ def _queue(make: Callable[[], Any]) -> tuple[Call, Call]:
         back.put(0)
 
     return ping, pong
-
-
-def queue(context: Any) -> tuple[Call, Call]:
-    return _queue(context.Queue)
-
-
-def simple_queue(context: Any) -> tuple[Call, Call]:
-    return _queue(context.SimpleQueue)
 
 
 def condition(context: Any) -> tuple[Call, Call]:
@@ -144,10 +128,10 @@ def faster_fifo(_: Any) -> tuple[Call, Call]:
 STANDARD: dict[str, Make] = {
     "pysampler Flag": flag,
     "multiprocessing Pipe": pipe,
-    "multiprocessing Semaphore": semaphore,
-    "multiprocessing SimpleQueue": simple_queue,
-    "multiprocessing Queue": queue,
-    "multiprocessing Event": event,
+    "multiprocessing Semaphore": lambda context: _semaphores(lambda: context.Semaphore(0)),
+    "multiprocessing SimpleQueue": lambda context: _queue(context.SimpleQueue),
+    "multiprocessing Queue": lambda context: _queue(context.Queue),
+    "multiprocessing Event": lambda context: _events(context.Event),
     "multiprocessing Condition": condition,
     "os.eventfd": eventfd,
 }

@@ -10,37 +10,23 @@ one at a time, in turn.
 
 from __future__ import annotations
 
-import argparse
-import json
+import functools
+import itertools
 import statistics
-import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import curves
 import gymnasium as gym
 import numpy as np
 from curves import SECONDS, STEPS
-from running import (
-    Contender,
-    answer,
-    cpu_clocks,
-    heading,
-    machine,
-    say,
-    spread,
-    stolen_share,
-    table,
-    write,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from running import Contender, Measure, Options, cpu_clocks, in_turn, say, spread, study, table
 
 ENVS, WORKERS = 16, 2
 BATCHES = [4096, 512]  # steps of an update
@@ -241,15 +227,17 @@ def training(case: Case, scheme: str, seed: int) -> dict[str, Any]:
     }
 
 
+def contender(case: dict[str, Any]) -> Measure:
+    return lambda cell: training(Case(**case), **cell)
+
+
 # -- in the process that measures ------------------------------------------------------------------
 
 
 def run_of(case: Case, scheme: str, seed: int) -> dict[str, Any]:
     """Run a training in a process of its own."""
-    one = Contender(__file__, "--child", json.dumps(asdict(case)), limit=LIMIT)
-    run = one.measure(scheme=scheme, seed=seed)
-    one.end()
-    assert run is not None, f"{scheme} has ended: {one.trouble}"
+    with Contender(__file__, asdict(case), limit=LIMIT) as one:
+        run = one.ask(scheme=scheme, seed=seed)
     last = curves.return_at(run["curve"])
     say(f"  {scheme}, seed {seed}: {run['seconds']:.1f} s, return {last:.0f}")
     return run
@@ -279,10 +267,9 @@ def heading_of(case: dict[str, Any]) -> str:
     return f"{case['title']}, {case['batch']:,} steps an update"
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     described = "\n".join(f"- *{name}*: {text}." for name, text in SCHEMES.items())
     parts = [
-        heading("Phases", results["machine"]),
         (
             f"PPO as in examples/dppo.py: {ENVS} envs in {WORKERS} workers, {QUEUE} trajectories "
             f"for each update, minibatches of {ROWS} steps.\n\n{described}\n\n"
@@ -309,64 +296,37 @@ def tables(results: dict[str, Any]) -> str:
             + "\n"
             + curves.verdict(case["runs"], pairs, case["goal"])
         )
-    return "\n".join([*parts, "![curves]({curves})\n"])
+    return [*parts, "![curves]({picture})\n"]
 
 
-def picture(results: dict[str, Any], path: Path) -> None:
+def picture(results: dict[str, Any], stem: Path) -> None:
     """Draw returns over steps and over seconds."""
-    rows = []
-    for case in results["cases"]:
-        shared = {"title": heading_of(case), "y": "return", "goal": case["goal"]}
-        rows.append(
-            [
-                {**shared, "x": name, "curves": curves.along(case["runs"], axis)}
-                for axis, name in ((STEPS, "env steps"), (SECONDS, "seconds"))
-            ]
-        )
-    curves.picture(path, rows)
+    curves.picture(stem, [curves.panels(heading_of(case), case) for case in results["cases"]])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument(
-        "--batches", type=int, nargs="+", default=BATCHES, help="steps of an update"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, help="to learn from; default: those of each case")
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.quick:
-        options.cases, options.batches = options.cases[:2], options.batches[:1]
-        options.seeds, options.steps = options.seeds[:1], options.steps or 4 * BATCHES[0]
-    cases = [
-        replace(CASES[name], batch=batch) for name in options.cases for batch in options.batches
-    ]
-    if options.steps is not None:
-        cases = [replace(case, steps=options.steps) for case in cases]
-    results: dict[str, Any] = {"machine": machine(), "seeds": len(options.seeds), "cases": []}
-    with stolen_share(results["machine"]):
-        for case in cases:
-            say(heading_of(asdict(case)))
-            runs: dict[str, list[dict[str, Any]]] = {scheme: [] for scheme in SCHEMES}
-            for seed in options.seeds:
-                for scheme in SCHEMES:
-                    runs[scheme].append(run_of(case, scheme, seed))
-            results["cases"].append({**asdict(case), "runs": runs})
-    text = tables(results)
-    print(text)
-    if options.out:
-        path = write(options.out, "phases", results, text).with_suffix(".svg")
-        path.with_suffix(".md").write_text(text.replace("{curves}", path.name))
-        picture(results, path)
+def measure(options: Options) -> dict[str, Any]:
+    cases = []
+    for name, batch in itertools.product(options.cases, options.batches):
+        case = replace(CASES[name], batch=batch, steps=options.steps or CASES[name].steps)
+        say(heading_of(asdict(case)))
+        runs = in_turn(SCHEMES, options.seeds, functools.partial(run_of, case))
+        cases.append({**asdict(case), "runs": runs})
+    return {"seeds": len(options.seeds), "cases": cases}
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        made = Case(**json.loads(sys.argv[2]))
-        answer(lambda: lambda cell: training(made, **cell))
-    else:
-        main()
+    study(
+        *("Phases", measure, report),
+        contender=contender,
+        picture=picture,
+        quick={
+            "cases": list(CASES)[:2],
+            "batches": BATCHES[:1],
+            "seeds": [1],
+            "steps": 4 * BATCHES[0],
+        },
+        cases=CASES,
+        batches=BATCHES,
+        seeds=[1, 2, 3],
+        steps=int,
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import time
 
 import numpy as np
 from peers import INSTALLED, STANDARD, Call, Make
-from running import say, table
+from running import in_turn, say
 
 ROUNDS = 3  # of every peer in turn; the median of each percentile is reported
 COLUMNS = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
@@ -58,38 +56,15 @@ def measure(make: Make, seconds: float) -> dict[str, float]:
     return {name: float(np.percentile(took, q)) / 1e3 for name, q in COLUMNS.items()}
 
 
-def run(peers: dict[str, Make], seconds: float) -> dict[str, dict[str, float]]:
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
-    for round_ in range(ROUNDS):
-        for name, make in peers.items():
-            say(f"{round_ + 1}/{ROUNDS} {name}")
-            runs[name].append(measure(make, seconds))
+def round_trips(seconds: float) -> dict[str, dict[str, float]]:
+    """Return percentiles of the round trips of each peer, in us."""
+    peers = STANDARD | installed(INSTALLED)
+
+    def measured(name: str, turn: int) -> dict[str, float]:
+        say(f"{turn + 1}/{ROUNDS} {name}")
+        return measure(peers[name], seconds)
+
     return {
         name: {column: float(np.median([r[column] for r in results])) for column in COLUMNS}
-        for name, results in runs.items()
+        for name, results in in_turn(peers, range(ROUNDS), measured).items()
     }
-
-
-def show(results: dict[str, dict[str, float]]) -> None:
-    ours = next(iter(results.values()))["p50"]
-    rows = [
-        [name, *(f"{row[column]:.1f}" for column in COLUMNS), f"{row['p50'] / ours:.0f}"]
-        for name, row in results.items()
-    ]
-    print("There and back between two processes, from Python, in us\n")
-    print(table(["", *COLUMNS, "p50, ours = 1"], rows))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object, for core.py")
-    options = parser.parse_args()
-    results = run(STANDARD | installed(INSTALLED), 1.0)
-    if options.json:
-        print(json.dumps(results))
-    else:
-        show(results)
-
-
-if __name__ == "__main__":
-    main()

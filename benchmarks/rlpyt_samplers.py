@@ -12,7 +12,6 @@ CPU), AlternatingSampler with groups=2.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
 import multiprocessing
@@ -20,29 +19,15 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from running import (
-    answer,
-    apart,
-    heading,
-    machine,
-    multiples,
-    options_of,
-    publish,
-    rates_in_turn,
-    say,
-    stolen_share,
-    table,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+import running
+from running import Measure, Options
 
 APART, RLPYT, PYTHON, AUTO = "no sampler", "rlpyt", "native=False", 'native="auto"'
 HORIZON = 128
@@ -202,26 +187,23 @@ def policy(env_id: str) -> Any:
     return Policy()
 
 
-def alone(env_id: str, count: int) -> Callable[[dict], dict]:
+def alone(env_id: str, count: int) -> Measure:
     """Return a function that acts for envs of this process and steps them, without a sampler."""
     import torch
 
     act, envs = policy(env_id), [gym.make(env_id) for _ in range(count)]
     seen = [env.reset(seed=i)[0] for i, env in enumerate(envs)]
 
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        steps, begun = 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < cell["seconds"]:
-            with torch.no_grad():
-                actions = act(torch.from_numpy(np.stack(seen)))[0].numpy()
-            for i, env in enumerate(envs):
-                seen[i], _, terminated, truncated, _ = env.step(actions[i])
-                if terminated or truncated:
-                    seen[i] = env.reset()[0]
-            steps += count
-        return {"rate": steps / took}
+    def step() -> int:
+        with torch.no_grad():
+            actions = act(torch.from_numpy(np.stack(seen)))[0].numpy()
+        for i, env in enumerate(envs):
+            seen[i], _, terminated, truncated, _ = env.step(actions[i])
+            if terminated or truncated:
+                seen[i] = env.reset()[0]
+        return count
 
-    return measure
+    return running.repeated(step)
 
 
 def ours(env_id: str, count: int, workers: int, sampler: str, native: Any) -> Iterator[Any]:
@@ -278,32 +260,27 @@ def theirs(path: str, env_id: str, count: int, workers: int, sampler: str) -> It
     return map(one.obtain_samples, itertools.count())
 
 
-def sampling(name: str, path: str, *arguments: Any) -> Callable[[dict], dict]:
+def sampling(name: str, path: str, *arguments: Any) -> Measure:
     if name == APART:
         env_id, count, workers, _ = arguments
-        return apart(alone, workers, env_id, count // workers)
+        return running.apart(alone, workers, env_id, count // workers)
     if name == RLPYT:
         samples = theirs(path, *arguments)
     else:
         samples = ours(*arguments, False if name == PYTHON else "auto")
-    size = HORIZON * arguments[1]
 
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
-        begun = time.perf_counter()
-        steps = 0
-        while (seconds := time.perf_counter() - begun) < cell["seconds"]:
-            next(samples)
-            steps += size
-        return {"rate": steps / seconds}
+    def sample() -> int:
+        next(samples)
+        return HORIZON * arguments[1]
 
-    next(samples)  # warm
-    return measure
+    sample()  # warm
+    return running.repeated(sample)
 
 
 # -- in the process that measures ------------------------------------------------------------------
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     rows = []
     for case in results["cases"]:
         rates = case["rates"]
@@ -312,76 +289,60 @@ def tables(results: dict[str, Any]) -> str:
             each, peer = rates.get(name, []), rates.get(RLPYT, [])
             row.append(f"{statistics.median(each):,.0f}" if each else "-")
             if name != RLPYT:
-                row.append(multiples(each, peer))
+                row.append(running.multiples(each, peer))
         rows.append(row)
     header = ["env", "envs", "rlpyt's sampler", "rlpyt, steps/s"]
     for name in (APART, PYTHON, AUTO):
         header += [f"{name}, steps/s", "/ rlpyt"]
-    return "\n".join(
-        [
-            heading("rlpyt's samplers, and rollouts", results["machine"]),
-            (
-                f"rlpyt at commit {results['commit'][:10]}, on stand-ins for the gym of its time. "
-                f"Samples of {HORIZON} steps of each env, {results['workers']} workers; "
-                "`AlternatingSampler` has twice as many workers, as its documentation says. Beside "
-                "`CpuSampler` runs `Rollouts` with the policy in workers, beside `GpuSampler` with "
-                "the policy in the main process, beside `AlternatingSampler` the same with "
-                "`groups=2`. There is no GPU: all agents and policies act on the CPU, on one "
-                "thread of torch in each process. All have the same network (two hidden layers of "
-                f"64; for `{PICTURES}` two small convolutions and a layer of 64), draw actions in "
-                "the same way, and store the distribution, the value and the env's infos with each "
-                "step.\n\n"
-                "*No sampler* is as many processes, each of which steps its share of gymnasium's "
-                "envs, acts for them with the same network, stores nothing and never waits for "
-                "another. Where that is below twice rlpyt's speed, a sampler of envs in Python "
-                "cannot be twice as fast. "
-                f"`{AUTO}`, the default, simulates envs in C++ (CartPoles if a worker steps at "
-                f"least 16 at a time). `{PICTURES}` costs little more than its 28 kB of pictures. "
-                "Ratios are medians [quartiles] of slices in turn.\n"
-            ),
-            table(header, rows),
-        ]
-    )
+    return [
+        (
+            f"rlpyt at commit {results['commit'][:10]}, on stand-ins for the gym of its time. "
+            f"Samples of {HORIZON} steps of each env, {results['workers']} workers; "
+            "`AlternatingSampler` has twice as many workers, as its documentation says. Beside "
+            "`CpuSampler` runs `Rollouts` with the policy in workers, beside `GpuSampler` with "
+            "the policy in the main process, beside `AlternatingSampler` the same with "
+            "`groups=2`. There is no GPU: all agents and policies act on the CPU, on one "
+            "thread of torch in each process. All have the same network (two hidden layers of "
+            f"64; for `{PICTURES}` two small convolutions and a layer of 64), draw actions in "
+            "the same way, and store the distribution, the value and the env's infos with each "
+            "step.\n\n"
+            "*No sampler* is as many processes, each of which steps its share of gymnasium's "
+            "envs, acts for them with the same network, stores nothing and never waits for "
+            "another. Where that is below twice rlpyt's speed, a sampler of envs in Python "
+            "cannot be twice as fast. "
+            f"`{AUTO}`, the default, simulates envs in C++ (CartPoles if a worker steps at "
+            f"least 16 at a time). `{PICTURES}` costs little more than its 28 kB of pictures. "
+            "Ratios are medians [quartiles] of slices in turn.\n"
+        ),
+        running.table(header, rows),
+    ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rlpyt", type=Path, required=True, help="a checkout of rlpyt")
-    parser.add_argument("--envs", nargs="+", default=list(ENVS), choices=list(ENVS))
-    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
-    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=list(SAMPLERS))
-    options = options_of(parser, 1.0)
-    path = options.rlpyt.resolve()
+def measure(options: Options) -> dict[str, Any]:
+    path = Path(options.rlpyt or "").resolve()
     if not ((path / "rlpyt" / "samplers").is_dir() and (path / ".git").exists()):
-        parser.error(f"{path} is not a git checkout of rlpyt")
+        raise SystemExit(f"--rlpyt must name a git checkout of rlpyt, got {path}")
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        parser.error(f"not installed: {', '.join(missing)}")
-    if options.quick:
-        options.counts, options.repetitions, options.seconds = options.counts[:1], 1, 0.1
+        raise SystemExit(f"not installed: {', '.join(missing)}")
     commit = subprocess.check_output(["git", "-C", path, "rev-parse", "HEAD"], text=True).strip()
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "workers": options.workers,
-        "commit": commit,
-        "cases": [],
-    }
-    with stolen_share(results["machine"]):
-        for env_id in options.envs:
-            names = [APART, RLPYT, PYTHON, *([AUTO] if ENVS[env_id] else [])]
-            for count in options.counts:
-                for sampler in options.samplers:
-                    say(f"{env_id}, {count} envs, {sampler}")
-                    what = path, env_id, count, options.workers, sampler
-                    rates = rates_in_turn(__file__, names, what, options)
-                    case = {"env": env_id, "envs": count, "sampler": sampler, "rates": rates}
-                    results["cases"].append(case)
-    text = tables(results)
-    publish(options, "rlpyt-samplers", results, text)
+    cases = []
+    for env_id, count, sampler in itertools.product(options.envs, options.counts, options.samplers):
+        running.say(f"{env_id}, {count} envs, {sampler}")
+        names = [APART, RLPYT, PYTHON, *([AUTO] if ENVS[env_id] else [])]
+        what = path, env_id, count, options.workers, sampler
+        rates = running.rates_in_turn(__file__, names, what, options)
+        cases.append({"env": env_id, "envs": count, "sampler": sampler, "rates": rates})
+    return {"workers": options.workers, "commit": commit, "cases": cases}
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in (APART, RLPYT, PYTHON, AUTO):
-        name, path, env_id, count, workers, sampler = sys.argv[1:]
-        answer(lambda: sampling(name, path, env_id, int(count), int(workers), sampler))
-    else:
-        main()
+    running.study(
+        *("rlpyt's samplers, and rollouts", measure, report),
+        contender=sampling,
+        quick={"counts": COUNTS[:1], "repetitions": 1, "seconds": 0.1},
+        rlpyt=str,
+        envs=ENVS,
+        counts=COUNTS,
+        samplers=SAMPLERS,
+        **running.SLICES | {"seconds": 1.0},
+    )

@@ -38,10 +38,16 @@ HELP = {
     "repetitions": "how often each contender is measured",
     "seconds": "that a slice takes",
     "slices": "of each contender",
-    "seeds": "of the runs of each contender",
+    "seeds": "of the runs of each contender, or how many",
+    "kept": "only report runs that are there",
     "rounds": "of peers; 0 leaves them out",
     "patience": "seconds to wait for other programs, in all",
     "name": "of the files of results",
+    "rlpyt": "a checkout of rlpyt",
+    "horizon": "steps of each env, instead of --seconds",
+    "timeouts": 'seconds, beside waiting for all and "auto"',
+    "timeout_from": "where a time-out begins",
+    "python": "step envs in Python instead of natively",
     "window": "seconds that are measured",
     "limit": "seconds until a run is given up",
     "episodes": "that are played at the end",
@@ -96,6 +102,37 @@ def started(
         }
 
 
+def once(program: Path | str, *arguments: Any, limit: float, **cell: Any) -> dict[str, Any] | None:
+    """Return the only answer of a contender; None, and say why, if it does not run."""
+    with Contender(program, *arguments, limit=limit) as one:
+        said = one.measure(**cell)
+    if said is None:
+        say(f"  {arguments[0]} does not run: {one.trouble}")
+    return said
+
+
+def in_turn(
+    names: Iterable[str], turns: Iterable[Any], measure: Callable[[str, Any], Any]
+) -> dict[str, list[Any]]:
+    """Return by name the results of ``measure(name, turn)`` in each turn, without None."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for turn in turns:
+        for name, results in found.items():
+            if (result := measure(name, turn)) is not None:
+                results.append(result)
+    return found
+
+
+def answers_in_turn(
+    running: Mapping[str, Contender], repetitions: int, **cell: Any
+) -> dict[str, list[dict[str, Any]]]:
+    """Ask contenders the same in turn, several times; return the answers of each."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in running}
+    for name, one in turns(running, repetitions):
+        found[name].append(one.ask(**cell))
+    return found
+
+
 def turns(running: Mapping[str, Any], repetitions: int) -> Iterator[tuple[str, Any]]:
     """Yield contenders in turn, every other time in the opposite order; say how far they are."""
     for repetition in range(repetitions):
@@ -120,17 +157,29 @@ def in_interpreter(*arguments: Any) -> Any:
 
     It stores compiled modules, as users' programs do, whatever this environment says.
     """
-    done = subprocess.run(
+    done = run(
         [sys.executable, *map(str, arguments)],
-        stdout=subprocess.PIPE,
+        120,
         stderr=subprocess.DEVNULL,
-        text=True,
-        check=True,
-        timeout=120,
-        start_new_session=True,
         env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
     )
+    done.check_returncode()
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def run(
+    command: list[str], limit: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, for ``limit`` seconds at most; its whole session is ended with it."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, **options
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=limit)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
 
 def machine() -> dict[str, Any]:
@@ -168,9 +217,20 @@ def _versions() -> Iterator[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
 
 
+def _cpu_ticks() -> list[int]:
+    """Return what the CPUs of this machine did since its start, in the order of proc_stat(5)."""
+    return [*map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9])]
+
+
 def _stolen() -> int:
     """Return the CPU time that the hypervisor gave to other machines, in ticks."""
-    return int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
+    return _cpu_ticks()[7]
+
+
+def busy_seconds() -> float:
+    """Return for how long the CPUs of this machine have worked, all together."""
+    user, nice, system, _, _, irq, softirq, _ = _cpu_ticks()
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -184,18 +244,12 @@ def stolen_share(machine_data: dict[str, Any]) -> Iterator[None]:
 
 def cpu_clocks(envs: Any, workers: int) -> Callable[..., float]:
     """Return a function that returns the CPU time of some workers together, or all."""
-    first = [worker * (envs.num_envs // workers) for worker in range(workers)]
-    pids = envs.apply(_pid, envs=first)
-    clocks = [Path(f"/proc/{pid}/schedstat") for pid in pids]
+    clocks = [Path(f"/proc/{pid}/schedstat") for pid in envs._pool.pids]
 
     def used(chosen: Sequence[int] = range(workers)) -> float:
         return sum(int(clocks[one].read_text().split()[0]) for one in chosen) / 1e9
 
     return used
-
-
-def _pid(_: Any) -> int:
-    return os.getpid()
 
 
 def heading(title: str, m: dict[str, Any]) -> str:
@@ -240,19 +294,15 @@ def multiples(rates: list[float], of: list[float]) -> str:
 
 
 def write(out: Path, name: str, results: dict[str, Any], text: str) -> Path:
-    """Write ``<date>-<name>.json`` and ``.md`` to a folder; return their path without suffix."""
+    """Write ``<date>-<name>.json`` and ``.md`` to a folder; return their path without suffix.
+
+    In the text ``{picture}`` stands for the file that ``curves.picture`` writes beside them.
+    """
     out.mkdir(parents=True, exist_ok=True)
     stem = out / f"{results['machine']['date']}-{name}"
     stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(text)
+    stem.with_suffix(".md").write_text(text.replace("{picture}", f"{stem.name}.svg"))
     return stem
-
-
-def publish(options: Options, name: str, results: dict[str, Any], text: str) -> None:
-    """Print the text of results, and write both to the folder that the options name, if any."""
-    print(text)
-    if options.out:
-        write(options.out, name, results, text)
 
 
 def study(
@@ -261,7 +311,7 @@ def study(
     report: Callable[[dict[str, Any]], Iterable[str]],
     *,
     file: str = "",
-    contender: Callable[..., Measure] | None = None,
+    contender: Callable[..., Measure] | Mapping[str, Callable[..., Measure]] | None = None,
     figures: Mapping[str, Callable[..., Any]] | None = None,
     picture: Callable[[dict[str, Any], Path], None] | None = None,
     quick: Mapping[str, Any] | None = None,
@@ -275,29 +325,36 @@ def study(
 
     Args:
         title: The title of the page.
-        measure: Measures as the options say; returns the results.
+        measure: Measures as the options say; returns the results, in "machine" what it adds to the
+            description of the machine.
         report: Returns the parts of the page below its title.
         file: The name of the files of results; may have options in braces. By default, that of
             the program.
-        contender: Prepares a contender for its arguments; returns the function that answers.
+        contender: Prepares a contender for its arguments; returns the function that answers. Or
+            such functions by the first argument.
         figures: By name: functions whose result ``in_interpreter`` returns.
         picture: Draws results; gets the path of their files, without suffix.
         quick: Values of options for a short run, unless they are given.
         choices: What options may be.
         out: The folder to write results to, unless ``--out`` says one.
         options: The defaults of all options; for one without default, its type, or that in a list.
+            A mapping stands for any of its keys, by default all.
     """
     program, arguments = sys.modules["__main__"], [*map(literal, sys.argv[1:])]
     if arguments and not sys.argv[1].startswith("-"):
-        if figures and arguments[0] in figures:
-            print(json.dumps(figures[arguments[0]](*arguments[1:])))
+        kind, *others = arguments
+        if figures and kind in figures:
+            print(json.dumps(figures[kind](*others)))
+        elif isinstance(contender, Mapping):
+            answer(lambda: contender[kind](*others))
         elif contender:
             answer(lambda: contender(*arguments))
         return
-    parsed = parse(program.__doc__ or "", quick, choices or {}, options)
+    parsed = parse(program.__doc__ or "", options, quick, choices)
     m = machine()
     with stolen_share(m):
         measured = measure(parsed)
+    m |= measured.pop("machine", {})
     # As they are in the file: with texts as keys.
     results = json.loads(json.dumps({"machine": m, **measured}))
     text = "\n".join([heading(title, m), *report(results)])
@@ -319,18 +376,20 @@ def literal(argument: str) -> Any:
 
 def parse(
     about: str,
-    quick: Mapping[str, Any] | None,
-    choices: Mapping[str, Iterable[str]],
-    defaults: dict[str, Any],
+    defaults: Mapping[str, Any],
+    quick: Mapping[str, Any] | None = None,
+    choices: Mapping[str, Iterable[str]] | None = None,
 ) -> Options:
     """Parse options by their defaults, as ``study`` describes them."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    known = {name: list(of) for name, of in defaults.items() if isinstance(of, Mapping)}
+    choices, defaults = {**(choices or {}), **known}, {**defaults, **known}
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"
         if default is False:
-            parser.add_argument(option, action="store_true")
+            parser.add_argument(option, action="store_true", help=HELP.get(name))
             continue
         many = isinstance(default, list | tuple)
         one = default[0] if many else default
@@ -356,18 +415,6 @@ def parse(
     return options
 
 
-def options_of(parser: argparse.ArgumentParser, seconds: float, **defaults: int) -> Options:
-    """Parse the options of a benchmark in slices, which take ``seconds`` by default."""
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=seconds, help="that a slice takes")
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    parser.set_defaults(**defaults)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contenders are ended
-    return parser.parse_args()
-
-
 def forked(count: int, run: Callable[..., None], *arguments: Any) -> list[Any]:
     """Start processes that run a function; return their pipes, which are its last argument."""
     fork = multiprocessing.get_context("fork")
@@ -384,18 +431,28 @@ def apart(make: Callable[..., Measure], workers: int, *arguments: Any) -> Measur
 
     Each makes its own function from the arguments; the rates are added.
     """
-    pipes = forked(workers, _alone, make, arguments)
+    ask = asked_at_once(make, workers, *arguments)
+    return warmed(lambda cell: {"rate": sum(one["rate"] for one in ask(cell))})
 
-    def measure(cell: dict[str, Any]) -> dict[str, Any]:
+
+def asked_at_once(
+    make: Callable[..., Any], workers: int, *arguments: Any
+) -> Callable[[Any], list[Any]]:
+    """Return a function that asks several processes at once, and returns their answers.
+
+    Each makes its own function, which answers, from the arguments.
+    """
+    pipes = forked(workers, _answer, make, arguments)
+
+    def ask(request: Any) -> list[Any]:
         for pipe in pipes:
-            pipe.send(cell)
-        return {"rate": sum(pipe.recv()["rate"] for pipe in pipes)}
+            pipe.send(request)
+        return [pipe.recv() for pipe in pipes]
 
-    measure({"seconds": 0.2})  # warm
-    return measure
+    return ask
 
 
-def _alone(make: Callable[..., Any], arguments: tuple[Any, ...], pipe: Any) -> None:
+def _answer(make: Callable[..., Any], arguments: tuple[Any, ...], pipe: Any) -> None:
     measure = make(*arguments)
     while True:
         pipe.send(measure(pipe.recv()))
@@ -446,7 +503,7 @@ def ratio_rows(
         for other in others:
             pair = [rates.get(other, []), own]
             row.append(multiples(*(pair if of_base else pair[::-1])))
-        rows.append([case, f"{statistics.median(own or [0.0]):,.0f}", *row])
+        rows.append([case, f"{statistics.median(own):,.0f}" if own else "-", *row])
     return rows
 
 
@@ -528,6 +585,7 @@ def pyplot() -> Any:
     mpl.use("Agg")
     from matplotlib import pyplot as plots
 
+    plots.rcParams["figure.constrained_layout.use"] = True
     return plots
 
 

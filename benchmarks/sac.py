@@ -11,6 +11,7 @@ episodes without exploring.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import time
@@ -19,7 +20,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from curves import example
-from running import Contender, ratios, say, spread, study, table
+from running import Contender, in_turn, ratios, say, spread, study, table
 
 ENVS = 4
 CPUS = len(os.sched_getaffinity(0))
@@ -160,7 +161,7 @@ def played(env_id: str, act: Callable[[Any], Any], episodes: int) -> list[float]
 # -- in the process that measures ------------------------------------------------------------------
 
 
-def run_of(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def run_of(options: argparse.Namespace, way: str, seed: int) -> dict[str, Any]:
     """Train for as many steps as are asked for, then play."""
     with Contender(__file__, way, seed, options.env, options.steps) as one:
 
@@ -213,10 +214,7 @@ def report(results: dict[str, Any]) -> list[str]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     settings = asdict(settings_of(options.env, options.steps))
     shared = "start", "width", "rate", "gamma", "tau", "batch", "capacity", "updates_per_step"
-    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    for seed in options.seeds:
-        for way, of_way in runs.items():
-            of_way.append(run_of(way, seed, options))
+    runs = in_turn(WAYS, options.seeds, functools.partial(run_of, options))
     return {
         **{name: getattr(options, name) for name in ("env", "steps", "seeds", "episodes")},
         "settings": {name: settings[name] for name in shared},

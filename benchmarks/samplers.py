@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import running
 from contenders import rounds_alone, stepper
-from envs import CASES, Busy, Case
+from envs import CASES, Busy, Case, mlp
 from running import Measure, Options
 
 WORKERS = 2
@@ -65,23 +65,21 @@ class Sleeping:
         return np.zeros(len(observations), np.int64)
 
 
-def mlp(width: int, env: str) -> Any:
+def network(width: int, env: str) -> Any:
     import torch
-    from torch import nn
 
-    class Net(nn.Module):
-        def __init__(self, inputs: int, outputs: int) -> None:
+    inputs, outputs = {"CartPole-v1": (4, 2), "HalfCheetah-v5": (17, 6)}[env]
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.Sequential(
-                *(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()),
-                nn.Linear(width, outputs),
-            )
+            self.layers = mlp([inputs, width, width, outputs], "Tanh")
 
         def forward(self, observations: Any) -> Any:
             outputs = self.layers(observations.float())
             return outputs.argmax(-1) if env == "CartPole-v1" else torch.tanh(outputs)
 
-    return Net(*{"CartPole-v1": (4, 2), "HalfCheetah-v5": (17, 6)}[env])
+    return Net()
 
 
 def sampled(rollouts: Any, seconds: float) -> dict[str, float]:
@@ -122,8 +120,7 @@ def free(name: str, way: str) -> Measure:
 
     case = CASES[name]
     if way == "step()":
-        measures = functools.cache(functools.partial(pysampler, case))
-        return lambda cell: measures(cell["seconds"])()
+        return pysampler(case)
     if way in ("ideal", "equal shares"):
         return (alone if way == "ideal" else equal_shares)(case)
     rollouts = rollouts_of(case.make, case.envs, None, way)
@@ -158,33 +155,31 @@ def alone(case: Case) -> Measure:
 
 def equal_shares(case: Case) -> Measure:
     """Measure the ideal in which each process does the same number of steps, as in a rollout."""
-    pipes = running.forked(WORKERS, _share, case)
-    for pipe in pipes:
-        pipe.recv()
+    make_rounds = running.asked_at_once(_share, WORKERS, case)
+    make_rounds(0)  # until they are ready
 
     def rollout() -> int:
-        for pipe in pipes:
-            pipe.send(HORIZON)
-        for pipe in pipes:
-            pipe.recv()
+        make_rounds(HORIZON)
         return HORIZON * case.envs
 
     return running.repeated(rollout)
 
 
-def _share(case: Case, pipe: Any) -> None:
+def _share(case: Case) -> Callable[[int], None]:
     step = stepper(case)
-    while True:
-        pipe.send("ready")
-        for _ in range(pipe.recv()):
+
+    def make_rounds(count: int) -> None:
+        for _ in range(count):
             step()
+
+    return make_rounds
 
 
 def place(env: str, count: int, width: int, where: str) -> Callable[[Any], dict[str, Any]]:
     import gymnasium as gym
 
     make = functools.partial(gym.make, env)
-    rollouts = rollouts_of(make, count, mlp(width, env), where)
+    rollouts = rollouts_of(make, count, network(width, env), where)
     return lambda cell: sampled(rollouts, cell["seconds"])
 
 
@@ -192,13 +187,6 @@ def halves(way: str, ratio: float, by_size: bool) -> Any:  # noqa: FBT001
     policy = Sleeping(ratio * BUSY * BUSY_ENVS / WORKERS, by_size=by_size)
     rollouts = rollouts_of(functools.partial(Busy, BUSY), BUSY_ENVS, policy, way)
     return lambda cell: sampled(rollouts, cell["seconds"])
-
-
-KINDS: dict[str, Callable[..., Any]] = {"free": free, "place": place, "halves": halves}
-
-
-def contender(kind: str, *arguments: Any) -> Measure:
-    return KINDS[kind](*arguments)
 
 
 # -- in the process that measures ------------------------------------------------------------------
@@ -210,9 +198,8 @@ def fractions(name: str, repetitions: int, seconds: float) -> dict[str, Any]:
     found: dict[str, list[float]] = {way: [] for way in ways}
     of_barrier: dict[str, list[float]] = {way: [] for way in ways}
     rates = []
-    with running.started(
-        __file__, {way: ("free", name, way) for way in ("ideal", *ways)}
-    ) as contenders:
+    arguments = {way: ("free", name, way) for way in ("ideal", *ways)}
+    with running.started(__file__, arguments) as contenders:
         reference = contenders.pop("ideal")
 
         def ideals(way: str) -> tuple[float, float]:
@@ -234,12 +221,9 @@ def places(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     rows = []
     for env, count, width in PLACES:
         ways = "main", "main, threads", "workers", "workers, overlap"
-        found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
-        with running.started(
-            __file__, {way: ("place", env, count, width, way) for way in ways}
-        ) as contenders:
-            for way, one in running.turns(contenders, repetitions):
-                found[way].append(one.ask(seconds=seconds))
+        arguments = {way: ("place", env, count, width, way) for way in ways}
+        with running.started(__file__, arguments) as contenders:
+            found = running.answers_in_turn(contenders, repetitions, seconds=seconds)
         rates = {way: [*map(running.rate_of, results)] for way, results in found.items()}
         row = {
             "env": env,
@@ -262,12 +246,10 @@ def alternating(repetitions: int, seconds: float) -> list[dict[str, Any]]:
     ways = "main", "main, halves"
     for by_size in (True, False):
         for ratio in RATIOS:
-            rates: dict[str, list[float]] = {way: [] for way in ways}
             arguments = {way: ("halves", way, ratio, by_size) for way in ways}
             with running.started(__file__, arguments) as contenders:
-                for way, one in running.turns(contenders, repetitions):
-                    rates[way].append(one.rate(seconds=seconds))
-            gains = running.ratios(*(rates[way] for way in ways[::-1]))
+                found = running.answers_in_turn(contenders, repetitions, seconds=seconds)
+            gains = running.ratios(*(map(running.rate_of, found[way]) for way in ways[::-1]))
             rows.append({"ratio": ratio, "by_size": by_size, "gains": gains})
             running.say(
                 f"  policy {ratio} of the envs' time, by size {by_size}: {running.spread(gains)}"
@@ -370,7 +352,6 @@ def picture(results: dict[str, Any], stem: Path) -> None:
     axis.set_xlabel("time of the policy / time of the envs")
     axis.set_ylabel("steps a second, halves in turn / all at once")
     axis.legend(fontsize=8)
-    figure.tight_layout()
     figure.savefig(stem.with_suffix(".svg"))
 
 
@@ -385,10 +366,9 @@ def measure(options: Options) -> dict[str, Any]:
 if __name__ == "__main__":
     running.study(
         *("Rollouts", measure, report),
-        contender=contender,
+        contender={"free": free, "place": place, "halves": halves},
         picture=picture,
-        choices={"only": PARTS},
-        only=list(PARTS),
+        only=PARTS,
         repetitions=5,
         seconds=0.7,
     )

@@ -13,19 +13,9 @@ import statistics
 import time
 from typing import Any
 
-from envs import CASES
-from running import (
-    Contender,
-    Measure,
-    Options,
-    columns,
-    quartiles,
-    ratios,
-    say,
-    started,
-    study,
-    turns,
-)
+import running
+from envs import CASES, spin
+from running import Measure, Options
 
 OURS, SYNC = "pysampler", "gymnasium SyncVectorEnv"
 SHARED, ASYNC = 'pysampler, main_envs="auto"', "gymnasium AsyncVectorEnv"
@@ -56,9 +46,7 @@ def contender(name: str, case: str, workers: int) -> Measure:
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
         steps, until = [], time.perf_counter() + cell["seconds"]
         while time.perf_counter() < until or len(steps) < 20:
-            act_until = time.perf_counter() + cell["thinking"] / 1e3
-            while time.perf_counter() < act_until:
-                pass
+            spin(cell["thinking"] * 1e3)
             began = time.perf_counter()
             envs.step(actions)
             steps.append((time.perf_counter() - began) * 1e6)
@@ -71,27 +59,20 @@ def contender(name: str, case: str, workers: int) -> Measure:
 def measure(options: Options) -> dict[str, Any]:
     cases = []
     for case in ROWS:
-        with started(__file__, {name: (name, case, options.workers) for name in NAMES}) as running:
+        arguments = {name: (name, case, options.workers) for name in NAMES}
+        with running.started(__file__, arguments) as contenders:
             for thinking in THINKING:
-                say(f"{case}, {thinking} ms")
-                cases.append(
-                    {"case": case, "thinking": thinking, "us": taken(running, thinking, options)}
-                )
+                running.say(f"{case}, {thinking} ms")
+                cell = {"thinking": thinking, "seconds": options.seconds}
+                found = running.answers_in_turn(contenders, options.repetitions, **cell)
+                us = {name: [one["us"] for one in answers] for name, answers in found.items()}
+                cases.append({"case": case, "thinking": thinking, "us": us})
     return {"workers": options.workers, "cases": cases}
-
-
-def taken(
-    running: dict[str, Contender], thinking: float, options: Options
-) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in running}
-    for name, one in turns(running, options.repetitions):
-        found[name].append(one.ask(thinking=thinking, seconds=options.seconds)["us"])
-    return found
 
 
 def report(results: dict[str, Any]) -> list[str]:
     def times(name: str) -> Any:
-        return lambda row: quartiles(ratios(row["us"][name], row["us"][OURS]))
+        return lambda row: running.multiples(row["us"][name], row["us"][OURS])
 
     return [
         (
@@ -99,7 +80,7 @@ def report(results: dict[str, Any]) -> list[str]:
             "a policy does; only the step is measured. The columns on the right say how many times "
             "as long it takes: medians [quartiles] of slices in turn.\n"
         ),
-        columns(
+        running.columns(
             results["cases"],
             {
                 "envs": lambda row: row["case"],
@@ -112,7 +93,7 @@ def report(results: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    study(
+    running.study(
         *("Steps after a policy", measure, report),
         contender=contender,
         quick={"repetitions": 1, "seconds": 0.05},

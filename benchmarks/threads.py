@@ -82,14 +82,14 @@ class Case(NamedTuple):
         make: Makes an env; with ``batch``, a vector env of so many envs on so many threads.
         count: How many envs.
         module: The module that they need.
-        native: Whether blocks may step them together.
+        native: The id of envs that blocks step together: in threads only those of ``make_vec``.
         batch: Whether ``make`` returns vector envs: each worker has one.
     """
 
     make: Callable[..., Any]
     count: int
     module: str = ""
-    native: bool = False
+    native: str = ""
     batch: bool = False
 
 
@@ -99,8 +99,8 @@ CASES: dict[str, Case] = {
     "20 us x 64": Case(lambda: Busy(20), 64),
     "ten infos x 64": Case(ManyInfos, 64),
     "HalfCheetah in Python x 8": Case(lambda: gym.make("HalfCheetah-v5"), 8, "mujoco"),
-    "HalfCheetah x 8": Case(lambda: gym.make("HalfCheetah-v5"), 8, "mujoco", native=True),
-    "HalfCheetah x 64": Case(lambda: gym.make("HalfCheetah-v5"), 64, "mujoco", native=True),
+    "HalfCheetah x 8": Case(lambda: gym.make("HalfCheetah-v5"), 8, "mujoco", "HalfCheetah-v5"),
+    "HalfCheetah x 64": Case(lambda: gym.make("HalfCheetah-v5"), 64, "mujoco", "HalfCheetah-v5"),
     "AtariVectorEnv x 8": Case(atari, 8, "ale_py", batch=True),
     "AtariVectorEnv x 64": Case(atari, 64, "ale_py", batch=True),
 }
@@ -114,7 +114,7 @@ def alone(case: str, count: int) -> Measure:
     if batch:
         return running.rate_of_sampled_steps(make(count, 1))
     if native:
-        return running.rate_of_sampled_steps(pysampler.VectorEnv([make] * count, num_workers=0))
+        return running.rate_of_sampled_steps(pysampler.make_vec(native, count, num_workers=0))
     return running.rate_of_single_envs([make() for _ in range(count)])
 
 
@@ -127,16 +127,12 @@ def contender(name: str, case: str, workers: int) -> Measure:
         return running.rate_of_sampled_steps(make(count, workers))
     if name == SYNC:
         return running.rate_of_sampled_steps(SyncVectorEnv([make] * count, autoreset_mode=mode))
-    share = functools.partial(make, count // workers, 1)
-    return running.rate_of_sampled_steps(
-        pysampler.VectorEnv(
-            [share] * workers if batch else [make] * count,
-            num_workers=workers,
-            autoreset_mode=mode,
-            context="threads" if name == THREADS else None,
-            native="auto" if native else False,
-        )
-    )
+    context = "threads" if name == THREADS else None
+    options = {"num_workers": workers, "autoreset_mode": mode, "context": context}
+    if native:
+        return running.rate_of_sampled_steps(pysampler.make_vec(native, count, **options))
+    made = [functools.partial(make, count // workers, 1)] * workers if batch else [make] * count
+    return running.rate_of_sampled_steps(pysampler.VectorEnv(made, native=False, **options))
 
 
 def start_of(context: str, count: int) -> float:
@@ -236,7 +232,6 @@ if __name__ == "__main__":
         contender=contender,
         figures={"start": start_of, "memory": memory_of},
         quick={"cases": ["CartPole x 8", "AtariVectorEnv x 8"], "repetitions": 2, "seconds": 0.05},
-        choices={"cases": CASES},
-        cases=list(CASES),
+        cases=CASES,
         **running.SLICES,
     )

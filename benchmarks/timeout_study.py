@@ -18,8 +18,6 @@ The article's own experiment, with its time-outs and their beginning, takes half
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -27,26 +25,17 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import running
 import timeout_model
-from running import (
-    Contender,
-    answer,
-    cpu_clocks,
-    heading,
-    machine,
-    say,
-    spread,
-    stolen_share,
-    table,
-    write,
-)
+from envs import mlp
+from running import Contender, Measure, Options, cpu_clocks, ratios, say, spread, study, table
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from pysampler._cli.kernel import busy_seconds
 
 WIDTHS = {"small": [64] * 2, "large": [1024] * 2, "huge": [2048] * 3}  # huge: 34 MB
 TIMEOUTS = [0.0, 1e-4, 1e-3, 0.1]
@@ -71,14 +60,10 @@ PREDICTED = [(8, 2), (8, 8), (64, 64), (1024, 1024)]  # workers and CPUs
 def network(name: str, device: str = "cpu") -> Callable[[Any], Any]:
     """Return a policy of observations, the same in each process."""
     import torch
-    from torch import nn
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise([17, *WIDTHS[name], 6]):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    net = nn.Sequential(*layers).to(device)
+    net = mlp([17, *WIDTHS[name], 6], "Tanh").append(torch.nn.Tanh()).to(device)
 
     def policy(observations: Any) -> Any:
         with torch.no_grad():
@@ -96,8 +81,8 @@ def cheetahs(workers: int, per_worker: int, native: str, **vector_kwargs: Any) -
 
 
 def sampler(
-    workers: str, per_worker: str, name: str, native: str, device: str, since: str
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    workers: int, per_worker: int, name: str, native: str, device: str, since: str
+) -> Measure:
     """Sample with a time-out, from the first call of the policy until every env is done.
 
     What is longer than a piece is sampled piece by piece, so that memory stays bounded.
@@ -105,9 +90,9 @@ def sampler(
     import pysampler
 
     act = network(name, device)
-    envs = cheetahs(int(workers), int(per_worker), native)
-    usage = cpu_clocks(envs, int(workers))
-    cpus = len(os.sched_getaffinity(0))
+    envs = cheetahs(workers, per_worker, native)
+    usage = cpu_clocks(envs, workers)
+    cpus = os.sched_getaffinity(0)
     calls: list[tuple[float, int]] = []
 
     def policy(observations: Any, _: Any, __: Any) -> Any:
@@ -120,7 +105,7 @@ def sampler(
         steps, elapsed, acting, wall, other = 0, 0.0, 0.0, 0.0, 0.0
         batches: list[int] = []
         with pysampler.MultiTaskSampler(envs, policy, timeout=timeout, seed=0, **waits) as one:
-            tasks = one.sample_tasks(int(workers))
+            tasks = one.sample_tasks(workers)
             learned = time.perf_counter()
             while timeout == AUTO and time.perf_counter() - learned < LEARNING:
                 if (choice := envs.stats().batches) is not None and choice.trials:
@@ -129,12 +114,12 @@ def sampler(
             learned = time.perf_counter() - learned
             while left > 0:
                 calls.clear()
-                begun, busy = time.perf_counter(), busy_seconds()
+                begun, busy = time.perf_counter(), busy_seconds(cpus)
                 own = usage() + time.process_time()
                 piece = min(PIECE, left)
                 rollout = one.sample(piece, tasks=tasks)
                 ended = time.perf_counter()
-                busy, own = busy_seconds() - busy, usage() + time.process_time() - own
+                busy, own = busy_seconds(cpus) - busy, usage() + time.process_time() - own
                 made = sampling_calls(calls, rollout.steps)
                 steps, elapsed = steps + rollout.steps, elapsed + ended - made[0][0]
                 acting += rollout.seconds["policy"]
@@ -150,20 +135,12 @@ def sampler(
             "batch": statistics.fmean(batches) / envs.num_envs,
             "sizes": np.histogram(batches, SIZES, (0, envs.num_envs))[0].tolist(),
             "policy": acting / elapsed,
-            "others": other / wall / cpus,
+            "others": other / wall / len(cpus),
             "chosen": chosen,
             "learned": learned,
         }
 
     return measure
-
-
-def busy_seconds() -> float:
-    """Return for how long the CPUs of this machine have been busy, all together."""
-    user, nice, system, _, _, irq, softirq, stolen = map(
-        int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
-    )
-    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 def sampling_calls(calls: list[Any], steps: int) -> list[Any]:
@@ -175,17 +152,15 @@ def sampling_calls(calls: list[Any], steps: int) -> list[Any]:
     return calls[first:]
 
 
-def costs(
-    workers: str, per_worker: str, native: str, *names: str
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def costs(workers: int, per_worker: int, native: str, *names: str) -> Measure:
     """Measure rounds of workers, and what the parent does, in CPU time."""
     import pysampler
 
     # No process stays awake in a wait, so that CPU time is work.
-    envs = cheetahs(int(workers), int(per_worker), native, wait="park")
+    envs = cheetahs(workers, per_worker, native, wait="park")
     acts = {name: network(name) for name in names}
-    ids = np.arange(envs.num_envs).reshape(int(workers), -1)
-    usage = cpu_clocks(envs, int(workers))
+    ids = np.arange(envs.num_envs).reshape(workers, -1)
+    usage = cpu_clocks(envs, workers)
 
     def used_by(chosen: list[int]) -> Any:
         time.sleep(1e-4)  # until they sleep: only then it is counted
@@ -222,11 +197,11 @@ def costs(
             made.append((begun, len(observations), time.thread_time()))
             return actions
 
-        least = cell["min_workers"] * int(per_worker)
+        least = cell["min_workers"] * per_worker
         with pysampler.MultiTaskSampler(envs, policy, min_envs=least, seed=0) as one:
-            rollout = one.sample(cell["length"], tasks=one.sample_tasks(int(workers)))
+            rollout = one.sample(cell["length"], tasks=one.sample_tasks(workers))
         sampling = sampling_calls(made, rollout.steps)
-        groups = [rows // int(per_worker) for _, rows, _ in sampling]
+        groups = [rows // per_worker for _, rows, _ in sampling]
         return {
             "groups": groups,
             "policy": [ended - begun for begun, _, ended in sampling],
@@ -236,9 +211,9 @@ def costs(
     return lambda cell: {"rounds": of_workers, "calls": of_parent}[cell["what"]](cell)
 
 
-def rounds(per_worker: str, native: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def rounds(per_worker: int, native: str) -> Measure:
     """Measure how long each of two workers takes for a step of all its envs."""
-    envs = cheetahs(2, int(per_worker), native)
+    envs = cheetahs(2, per_worker, native)
     envs.reset(seed=0)
     actions = [envs.action_space.sample() for _ in range(16)]
 
@@ -264,7 +239,7 @@ def rounds(per_worker: str, native: str) -> Callable[[dict[str, Any]], dict[str,
     return measure
 
 
-def turns() -> Callable[[dict[str, Any]], dict[str, Any]]:
+def turns() -> Measure:
     """Measure for how long the kernel lets a process run while another wants its CPU."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
@@ -294,32 +269,19 @@ def turns() -> Callable[[dict[str, Any]], dict[str, Any]]:
 # -- in the process that measures ------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def contender(*arguments: Any) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Start a contender; yield a function that measures. It is ended however the block ends."""
-    one = Contender(__file__, "--child", *arguments, limit=LIMIT)
-
-    def measure(**cell: Any) -> dict[str, Any]:
-        result = one.measure(**cell)
-        if result is None:
-            raise SystemExit(f"{' '.join(map(str, arguments))}: {one.trouble}")
-        return result
-
-    try:
-        yield measure
-    finally:
-        one.end()
+def contender(*arguments: Any) -> Contender:
+    return Contender(__file__, *arguments, limit=LIMIT)
 
 
-def measured_costs(per_worker: int, cpus: int, options: argparse.Namespace) -> dict[str, Any]:
+def measured_costs(per_worker: int, cpus: int, options: Options) -> dict[str, Any]:
     """Measure what the model is made of, each for itself."""
     workers, seconds = options.workers, options.seconds
     say(f"costs of {workers} workers with {per_worker} envs")
     together = min(cpus, workers)
-    with contender("costs", workers, per_worker, options.kind, *options.networks) as measure:
+    with contender("costs", workers, per_worker, options.kind, *options.networks) as one:
         first = list(range(together))
-        trial = measure(what="rounds", workers=first, length=4, seed=0)
-        round_time = statistics.fmean(one[-1] for one in trial["rounds"])
+        trial = one.ask(what="rounds", workers=first, length=4, seed=0)
+        round_time = statistics.fmean(trace[-1] for trace in trial["rounds"])
         length = int(min(400, max(LEAST_LENGTH, seconds / 2 / round_time)))
         traces: list[list[float]] = []
         hops = []
@@ -327,14 +289,14 @@ def measured_costs(per_worker: int, cpus: int, options: argparse.Namespace) -> d
             if len(traces) >= 8:
                 break
             chosen = list(range(at, at + together))
-            found = measure(what="rounds", workers=chosen, length=length, seed=at)
+            found = one.ask(what="rounds", workers=chosen, length=length, seed=at)
             traces += found["rounds"]
             hops.append(found["hop"])
         parent: dict[str, Any] = {}
         calls_length = max(3, min(100, 12_000 // per_worker))
         for name in options.networks:
             parent[name] = [
-                measure(what="calls", network=name, min_workers=least, length=calls_length)
+                one.ask(what="calls", network=name, min_workers=least, length=calls_length)
                 for least in sorted({1, max(1, workers // 2), workers})
             ]
     return {
@@ -375,53 +337,51 @@ def costs_of(measured: dict[str, Any], network: str, slice_: float) -> timeout_m
     )
 
 
-def least_disturbed(
-    measure: Callable[..., dict[str, Any]], timeout: float | str | None, length: int
-) -> dict[str, Any]:
+def least_disturbed(one: Contender, timeout: float | str | None, length: int) -> dict[str, Any]:
     """Sample again while other processes take the CPUs; return the least disturbed sample."""
     samples: list[dict[str, Any]] = []
     while len(samples) < TRIES and (not samples or samples[-1]["others"] > DISTURBED):
-        samples.append(measure(timeout=timeout, length=length))
+        samples.append(one.ask(timeout=timeout, length=length))
     return min(samples, key=lambda sample: sample["others"])
 
 
-def study(per_worker: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def studied(per_worker: int, options: Options) -> Iterator[dict[str, Any]]:
     """Measure each time-out with each network, in turn."""
     workers = options.workers
     for name in options.networks:
         say(f"{workers} workers with {per_worker} envs, {name} network")
         what = workers, per_worker, name, options.kind, options.device, options.timeout_from
-        with contender("sampler", *what) as measure:
-            trial = measure(timeout=None, length=4)
+        with contender("sampler", *what) as one:
+            trial = one.ask(timeout=None, length=4)
             made = options.seconds * trial["rate"] / (workers * per_worker)
             length = options.horizon or int(max(LEAST_LENGTH, made))
             memory = ROW * min(length, PIECE) * workers * per_worker / 1e9
             say(f"  {length} steps of each env, in pieces of up to {memory:.1f} GB")
             ways = [*options.timeouts, None, AUTO]
-            found: dict[str, list[dict[str, Any]]] = {json.dumps(one): [] for one in ways}
+            found: dict[str, list[dict[str, Any]]] = {json.dumps(way): [] for way in ways}
             for repetition in range(options.repetitions):
                 for key, results in found.items():
-                    results.append(least_disturbed(measure, json.loads(key), length))
+                    results.append(least_disturbed(one, json.loads(key), length))
                 best = max(found, key=lambda key: found[key][-1]["rate"])
                 say(
                     f"  repetition {repetition + 1}: best {named(json.loads(best))}, others took "
                     f"{max(r[-1]['others'] for r in found.values()):.0%}"
                 )
-        of_all = [r["rate"] for r in found["null"]]
+        rates = {key: [r["rate"] for r in results] for key, results in found.items()}
         for key, results in found.items():
             yield {
                 "per_worker": per_worker,
                 "network": name,
                 "timeout": json.loads(key),
                 "length": length,
-                "rates": [r["rate"] for r in results],
+                "rates": rates[key],
                 "batch": statistics.median(r["batch"] for r in results),
                 "policy": statistics.median(r["policy"] for r in results),
                 "others": max(r["others"] for r in results),
                 "sizes": [sum(bars) for bars in zip(*(r["sizes"] for r in results), strict=True)],
                 "chosen": results[-1]["chosen"],
                 "learned": statistics.median(r["learned"] for r in results),
-                "ratios": [r["rate"] / a for r, a in zip(results, of_all, strict=True)],
+                "ratios": ratios(rates[key], rates["null"]),
             }
 
 
@@ -430,9 +390,9 @@ def spreads(largest: int, kind: str) -> list[dict[str, Any]]:
     for per_worker in SPREAD:
         if per_worker > max(400, largest):
             continue
-        with contender("rounds", per_worker, kind) as measure:
-            measure(rounds=max(2, min(20, 4000 // per_worker)))
-            result = measure(rounds=max(30, min(2000, 6000 // per_worker)))
+        with contender("rounds", per_worker, kind) as one:
+            one.ask(rounds=max(2, min(20, 4000 // per_worker)))
+            result = one.ask(rounds=max(30, min(2000, 6000 // per_worker)))
         rows.append({"per_worker": per_worker, **result})
         say(f"  rounds of {per_worker}: {result['mean']:,.0f} us, std {result['std']:,.0f}")
     return rows
@@ -534,7 +494,7 @@ def _widths(results: dict[str, Any]) -> str:
     return ", ".join(f"{len(WIDTHS[name])} x {WIDTHS[name][0]} ({name})" for name in names)
 
 
-def tables(results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> list[str]:
     cpus, workers = results["machine"]["cpus"], results["workers"]
     rows = []
     for r in results["study"]:
@@ -550,7 +510,6 @@ def tables(results: dict[str, Any]) -> str:
     header += ["batches, small to large", "time in policy"]
     since = ", counted from the first of them" if results["timeout_from"] == "first" else ""
     parts = [
-        heading("Does a time-out help?", results["machine"]),
         (
             f"HalfCheetahDir-v5 ({results['kind']}), {workers} workers on {cpus} CPUs, a policy "
             f"with hidden layers of {_widths(results)} on {results['device']}, one thread. "
@@ -600,8 +559,8 @@ def tables(results: dict[str, Any]) -> str:
         "*Waited* is what the faster of them waits for the slower, as a share of a round.\n\n"
         + table([*header, "waited"], rows)
     )
-    parts.append(findings(results))
-    return "\n".join(parts)
+    shown = "![rates beside the model, and what it predicts]({picture})\n"
+    return [*parts, findings(results), shown]
 
 
 def in_short(results: dict[str, Any]) -> str:
@@ -614,8 +573,7 @@ def in_short(results: dict[str, Any]) -> str:
             *_, of_all = rows
             best = max(rows, key=lambda r: r["rate"])
             gains[of_all["policy"] > 0.5].append(statistics.median(best["ratios"]))
-            pairs = zip(auto["rates"], best["rates"], strict=True)
-            autos.append(statistics.median(a / b for a, b in pairs))
+            autos.append(statistics.median(ratios(auto["rates"], best["rates"])))
     cheap, dear = (
         f"{min(some):.2f} to {max(some):.2f}" if some else "-" for some in map(gains.get, (0, 1))
     )
@@ -699,12 +657,12 @@ def findings(results: dict[str, Any]) -> str:
 
 def auto_text(auto: dict[str, Any], best: dict[str, Any]) -> str:
     """Return how "auto" did beside the best fixed time-out, in turn, after its first trial."""
-    ratios = [a / b for a, b in zip(auto["rates"], best["rates"], strict=True)]
+    of_best = ratios(auto["rates"], best["rates"])
     least, timeout, trials = auto["chosen"]
     chose = f"{least} envs" + ("" if timeout is None else f" or {timeout * 1e3:.2g} ms")
     took = f"{auto['learned']:.0f} s"
     when = f"after a first trial of {took}" if trials else f"in a first trial of over {took}"
-    return f'"auto" makes {spread(ratios)} of the best {when}, and at the end waits for {chose}.'
+    return f'"auto" makes {spread(of_best)} of the best {when}, and at the end waits for {chose}.'
 
 
 def _why(results: dict[str, Any]) -> list[str]:
@@ -744,7 +702,7 @@ def _accuracy(rows: list[dict[str, Any]]) -> str:
     near = [row for row in rows if abs(error_of(row)) <= TOLERANCE]
     worst = max(rows, key=lambda row: abs(error_of(row)))
     disturbed = sum(row["others"] > DISTURBED for row in rows)
-    ratios = [
+    errors = [
         row["predicted_ratio"] / statistics.median(row["ratios"]) - 1
         for row in rows
         if row["timeout"] is not None
@@ -753,8 +711,8 @@ def _accuracy(rows: list[dict[str, Any]]) -> str:
         f"- The model is within {TOLERANCE:.0%} of the measured rate in {len(near)} of {len(rows)} "
         f"cells; the worst is {error_of(worst):+.0%} ({worst['per_worker']} envs, "
         f"{worst['network']} network, {named(worst['timeout'])}). Of the ratios to waiting for "
-        f"all, {sum(abs(one) <= TOLERANCE for one in ratios)} of {len(ratios)} are, the worst by "
-        f"{max(ratios, key=abs):+.0%}. In {disturbed} of the {len(rows)} cells other processes "
+        f"all, {sum(abs(one) <= TOLERANCE for one in errors)} of {len(errors)} are, the worst by "
+        f"{max(errors, key=abs):+.0%}. In {disturbed} of the {len(rows)} cells other processes "
         f"took more than {DISTURBED:.0%} of the CPUs during a sample, which the model leaves out."
     )
 
@@ -768,13 +726,8 @@ def rows_of(results: dict[str, Any], per_worker: int, network: str) -> list[dict
     ]
 
 
-def picture(results: dict[str, Any], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+def picture(results: dict[str, Any], stem: Path) -> None:
+    figure, (left, right) = running.pyplot().subplots(1, 2, figsize=(11, 4.2))
     for at, per_worker in enumerate(results["per_worker"]):
         for number, (network, marker) in enumerate(zip(results["networks"], "os^", strict=False)):
             some = rows_of(results, per_worker, network)
@@ -787,8 +740,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
             left.plot(names[:-1], [r["predicted_ratio"] for r in some[:-1]], ":", **look)
     left.axhline(1, color="grey", linewidth=0.5)
     left.set_title("measured, and by the model (dotted)", fontsize=10)
-    left.set_xlabel("time-out")
-    left.set_ylabel("steps a second / waiting for all")
+    left.set(xlabel="time-out", ylabel="steps a second / waiting for all")
     left.legend(fontsize=8)
     machines = [f"{w:,} on {c:,}" for w, c in PREDICTED]
     for at, per_worker in enumerate(results["per_worker"]):
@@ -804,69 +756,48 @@ def picture(results: dict[str, Any], path: Path) -> None:
     right.set_title("the best way to wait, by the model", fontsize=10)
     right.set_xlabel("workers on CPUs")
     right.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    figure.savefig(stem.with_suffix(".svg"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--per-worker", type=int, action="append", help="default: 20 and 4000")
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="for which a cell samples")
-    parser.add_argument("--horizon", type=int, help="steps of each env, instead of --seconds")
-    text = "of the policy; default: small and large"
-    parser.add_argument("--networks", nargs="+", choices=WIDTHS, help=text)
-    parser.add_argument("--device", default="cpu", help="of the policy")
-    text = 'seconds, beside waiting for all and "auto"'
-    parser.add_argument("--timeouts", type=float, nargs="+", default=TIMEOUTS, help=text)
-    text = "where a time-out begins"
-    parser.add_argument("--timeout-from", choices=["call", "first"], default="call", help=text)
-    text = "step envs in Python instead of natively"
-    parser.add_argument(
-        "--python", action="store_const", dest="kind", const="python", default="native", help=text
-    )
-    parser.add_argument("--out", type=Path, help="folder to write results to")
-    options = parser.parse_args()
-    if options.child:
-        kind, *arguments = options.child
-        kinds = {"sampler": sampler, "costs": costs, "rounds": rounds, "turns": turns}
-        make: Any = kinds[kind]
-        answer(lambda: make(*arguments))
-        return
-    per_worker = options.per_worker or [20, 4000]
-    options.networks = options.networks or ["small", "large"]
-    results: dict[str, Any] = {"machine": machine(), "workers": options.workers}
-    results |= {"per_worker": per_worker, "networks": options.networks, "kind": options.kind}
-    results |= {"device": options.device, "timeout_from": options.timeout_from}
-    results |= {"costs": [], "study": []}
-    with stolen_share(results["machine"]):
-        with contender("turns") as measure:
-            results["machine"]["slice"] = measure(seconds=1.0)["slice"]
-        for count in per_worker:
-            cpus = results["machine"]["cpus"]
-            measured = measured_costs(count, cpus, options)
-            results["costs"].append(measured)
-            for row in study(count, options):
-                predicted(row, measured, results)
-                results["study"].append(row)
-        results["spread"] = spreads(max(per_worker), options.kind)
+def measure(options: Options) -> dict[str, Any]:
+    options.kind = "python" if options.python else "native"
+    options.name = f"timeout-{options.horizon}-steps" if options.horizon else "timeout"
+    cpus = len(os.sched_getaffinity(0))
+    with contender("turns") as one:
+        slice_ = one.ask(seconds=1.0)["slice"]
+    results: dict[str, Any] = {
+        "machine": {"cpus": cpus, "slice": slice_},
+        **{name: getattr(options, name) for name in ("workers", "per_worker", "networks")},
+        **{name: getattr(options, name) for name in ("kind", "device", "timeout_from")},
+        "costs": [],
+        "study": [],
+    }
+    for per_worker in options.per_worker:
+        measured = measured_costs(per_worker, cpus, options)
+        results["costs"].append(measured)
+        for row in studied(per_worker, options):
+            predicted(row, measured, results)
+            results["study"].append(row)
+    results["spread"] = spreads(max(options.per_worker), options.kind)
     say("predictions")
-    results["predictions"] = predictions(results["costs"], results["machine"]["slice"])
-    text = tables(results)
-    print(text)
-    if options.out:
-        name = f"timeout-{options.horizon}-steps" if options.horizon else "timeout"
-        path = write(options.out, name, results, text).with_suffix(".svg")
-        picture(results, path)
-        with path.with_suffix(".md").open("a") as file:
-            file.write(f"\n![rates beside the model, and what it predicts]({path.name})\n")
+    return {**results, "predictions": predictions(results["costs"], slice_)}
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    study(
+        *("Does a time-out help?", measure, report),
+        file="{name}",
+        contender={"sampler": sampler, "costs": costs, "rounds": rounds, "turns": turns},
+        picture=picture,
+        choices={"networks": WIDTHS, "timeout_from": ["call", "first"]},
+        workers=8,
+        per_worker=[20, 4000],
+        repetitions=3,
+        seconds=6.0,
+        horizon=int,
+        networks=["small", "large"],
+        device="cpu",
+        timeouts=TIMEOUTS,
+        timeout_from="call",
+        python=False,
+    )

@@ -248,13 +248,10 @@ def report(results: dict[str, Any]) -> list[str]:
     return parts
 
 
-def started(name: str, workers: int) -> list[float]:
-    """Return the seconds that a start in a new program takes; none if it takes too long."""
-    with running.Contender(__file__, name, "start", limit=LIMIT) as one:
-        said = one.measure(workers=workers)
-    if said is None:
-        running.say(f"  {name}: {one.trouble}")
-    return [said["seconds"]] if said else []
+def started(name: str, workers: int) -> float | None:
+    """Return the seconds that a start in a new program takes; None if it takes too long."""
+    said = running.once(__file__, name, "start", limit=LIMIT, workers=workers)
+    return said and said["seconds"]
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -266,10 +263,7 @@ def measure(options: Options) -> dict[str, Any]:
         names = [one for one, few in able.items() if few or one.startswith("pysampler")]
         rates[name] = running.rates_in_turn(__file__, names, (name,), options, LIMIT)
     running.say("start")
-    starts: dict[str, list[float]] = {name: [] for name in STARTS}
-    for _ in range(times):
-        for name, found in starts.items():
-            found += started(name, workers)
+    starts = running.in_turn(STARTS, range(times), lambda name, _: started(name, workers))
     return {"started": workers, "rates": rates, "starts": starts}
 
 

@@ -17,13 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
-from running import Contender, Measure, Options, ratios, say, spread, study, table
+from running import Measure, Options, busy_seconds, in_turn, once, ratios, say, spread, study, table
 from wrapped import ASYNC, OURS, PYTHON, make_env, pool
 
 POOL, SYNC = "EnvPool", "SyncVectorEnv"
@@ -75,8 +74,7 @@ def vector_env(way: str, s: Settings) -> Any:
 
     make = functools.partial(make_env if s.env == CLEANRL else plain, s.env)
     if way in (SYNC, ASYNC):
-        kind = gym.vector.SyncVectorEnv if way == SYNC else gym.vector.AsyncVectorEnv
-        return kind([make] * s.envs)
+        return getattr(gym.vector, way)([make] * s.envs)
     if way == MADE:
         return wrappers.vector.RecordEpisodeStatistics(pysampler.make_vec(s.env, s.envs))
     if way == POOL:
@@ -215,20 +213,12 @@ def sb3(way: str, s: Settings, seed: int, report: Callable[[int, float], None]) 
     envs.close()
 
 
-def busy_seconds() -> float:
-    """Return the time that all CPUs of this machine have worked: a run has it alone.
-
-    SubprocVecEnv's processes are children of a server that it never waits for, so that no usage of
-    a run's own children has theirs.
-    """
-    user, nice, system, _, _, irq, softirq = map(
-        int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8]
-    )
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
 def training(way: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train, and return the seconds of it and the mean returns of the last 100 episodes."""
+    """Train, and return the seconds of it and the mean returns of the last 100 episodes.
+
+    A run has the machine alone, whose CPU seconds count: SubprocVecEnv's processes are children of
+    a server that it never waits for, so that no usage of a run's own children has theirs.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -265,15 +255,11 @@ def contender(*arguments: Any) -> Measure:
 # -- in the process that measures ------------------------------------------------------------------
 
 
-def run_of(way: str, seed: int, s: Settings) -> dict[str, Any] | None:
+def run_of(s: Settings, way: str, seed: int) -> dict[str, Any] | None:
     """Run a training in a process of its own; return None, and say why, if it does not run."""
-    with Contender(__file__, way, seed, asdict(s), limit=LIMIT) as one:
-        run = one.measure()
-    if run is None:
-        say(f"  {way} does not run: {one.trouble}")
-        return None
-    took, cpu = run["seconds"], run["cpu_seconds"]
-    say(f"  {way}, seed {seed}: {took:.0f} s, {cpu:.0f} CPU s, return {run['return']:.0f}")
+    if (run := once(__file__, way, seed, asdict(s), limit=LIMIT)) is not None:
+        took, cpu = run["seconds"], run["cpu_seconds"]
+        say(f"  {way}, seed {seed}: {took:.0f} s, {cpu:.0f} CPU s, return {run['return']:.0f}")
     return run
 
 
@@ -318,12 +304,8 @@ def measure(options: Options) -> dict[str, Any]:
     for s in rows:
         say(s.env)
         ways = [way for way in options.ways if way != MADE or s.env != CLEANRL]
-        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+        runs = in_turn(ways, options.seeds, functools.partial(run_of, s))
         cases.append({"settings": asdict(s), "runs": runs})
-        for seed in options.seeds:
-            for way, of_way in runs.items():
-                if (run := run_of(way, seed, s)) is not None:
-                    of_way.append(run)
     return {"seeds": options.seeds, "cases": cases}
 
 
@@ -332,8 +314,8 @@ if __name__ == "__main__":
         *("Whole trainings", measure, report),
         contender=contender,
         quick={"seeds": [1], "envs": [ROWS[0].env]},
-        choices={"envs": KNOWN, "ways": WAYS},
-        envs=list(KNOWN),
+        choices={"ways": WAYS},
+        envs=KNOWN,
         seeds=[1, 2, 3],
         ways=WAYS,
     )

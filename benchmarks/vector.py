@@ -54,7 +54,7 @@ def measured(
     found: dict[str, Any] = {"rates": {}, "fractions": {}, "of_barrier": {}}
     found |= {"ideal": [], "barrier": []}
     where = []
-    what = case.name, seconds, case.workers, case.envs
+    what = case.name, case.workers, case.envs
     arguments = {name: (name, *what) for name in ["ideal", *names]}
     for _ in range(repetitions):
         with started(PROGRAM, arguments) as running:
@@ -63,7 +63,7 @@ def measured(
                     say(f"  {name} does not run: {contender.trouble}")
             ideal = running.pop("ideal")
             able = {name: one for name, one in running.items() if not one.trouble}
-            take_turns(ideal, able, slices, found)
+            take_turns(ideal, able, slices, seconds, found)
             if "pysampler" in able:
                 where.append(able["pysampler"].ask(where=100))
     return {
@@ -75,12 +75,12 @@ def measured(
 
 
 def take_turns(
-    ideal: Contender, running: dict[str, Contender], slices: int, found: dict[str, Any]
+    ideal: Contender, running: dict[str, Contender], slices: int, seconds: float, found: Any
 ) -> None:
     """Measure slices of contenders, each between two of the ideal; add them to what was found."""
 
     def next_ideal() -> tuple[float, float]:
-        result = ideal.ask()
+        result = ideal.ask(seconds=seconds)
         speeds = rate_of(result), result["barrier"]
         found["ideal"].append(speeds[0])
         found["barrier"].append(speeds[1] / speeds[0])
@@ -89,7 +89,7 @@ def take_turns(
     before = next_ideal()
     for turn in range(slices):
         for name, contender in running.items():
-            taken = contender.rate()
+            taken = contender.rate(seconds=seconds)
             after = next_ideal()
             alone, barrier = (statistics.mean(pair) for pair in zip(before, after, strict=True))
             found["rates"].setdefault(name, []).append(taken)
@@ -172,8 +172,7 @@ def measure(options: Options) -> dict[str, Any]:
 if __name__ == "__main__":
     study(
         *("Vector envs", measure, report),
-        choices={"case": CASES},
-        case=list(CASES),
+        case=CASES,
         workers=2,
         repetitions=1,
         **SLICES,
