@@ -183,17 +183,13 @@ class Batched(BatchEnv):
 
 
 @dataclass
-class Report:
-    """Counts of a campaign."""
-
-    cases: int = 0
+class Report(campaigns.Report):
     steps: int = 0
     ended: Counter = field(default_factory=Counter)  # cases, by their ends
     faults: Counter = field(default_factory=Counter)
     kills: int = 0
     restarts: int = 0
     notices_ms: list = field(default_factory=list)
-    wrong: list = field(default_factory=list)  # violations: (seed, text)
 
 
 class Case:
@@ -221,6 +217,18 @@ class Case:
         self.began = time.monotonic()
         self.done = threading.Event()
 
+    def options(self):
+        return {
+            "num_workers": self.workers,
+            "groups": self.groups,
+            "autoreset_mode": self.mode,
+            "context": self.kind,
+            "copy": self.dice.random() < 0.5,
+            "infos": self.dice.choice(["all", "final", "none"]),
+            "on_worker_loss": "restart" if self.restart else "raise",
+            "max_restarts": 19 if self.dice.random() < 0.8 else 2,
+        }
+
     def make(self):
         faulty = self.dice.randrange(self.count + 1)  # the number of faulty envs
         fns = [
@@ -231,14 +239,7 @@ class Case:
         ]
         return pysampler.VectorEnv(
             fns,
-            num_workers=self.workers,
-            groups=self.groups,
-            autoreset_mode=self.mode,
-            context=self.kind,
-            copy=self.dice.random() < 0.5,
-            infos=self.dice.choice(["all", "final", "none"]),
-            on_worker_loss="restart" if self.restart else "raise",
-            max_restarts=19 if self.dice.random() < 0.8 else 2,
+            **self.options(),
             step_timeout=0.3 if self.hangs else None,
             on_hang="restart" if self.restart and self.hangs else "raise",
         )
@@ -247,11 +248,9 @@ class Case:
         killer = threading.Thread(target=self.kill_some, daemon=True)
         killer.start()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.envs = self.make()
-                self.sample()
-                self.envs.close()
+            self.envs = self.make()
+            self.sample()
+            self.envs.close()
             how = "closed"
         except (WorkerLostError, EnvTimeoutError, EnvError) as error:
             how = type(error).__name__.split("[")[0]
@@ -261,17 +260,9 @@ class Case:
         finally:
             self.done.set()
             killer.join()
-            self.finish()
+            if self.envs is not None and not self.envs.closed:
+                self.envs.close(terminate=True)
         self.report.ended[how] += 1
-
-    def finish(self):
-        envs = self.envs
-        if envs is None:
-            return
-        if not envs.closed:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                envs.close(terminate=True)
 
     def sample(self):
         self.last = [None] * self.count  # by env: last observed (steps, episode)
@@ -279,25 +270,26 @@ class Case:
         for _ in range(self.steps):
             if not self.goes_on():
                 break
-            try:
-                if self.asynchronous:
-                    self.some()
-                else:
-                    self.all()
-            except EnvTimeoutError:
-                raise
-            except WorkerLostError:
-                if self.envs.closed:
-                    raise
-                self.reset()
-            except EnvError as error:
-                self.saw_error(error)
+            if not self.attempt(self.some if self.asynchronous else self.all):
                 self.reset()
         if self.dice.random() < 0.3:
             self.reset()
             with contextlib.suppress(EnvError):
                 self.envs.call(self.method)
         self.count_losses()
+
+    def attempt(self, call):
+        """Return whether a call lost no env; raise if the loss of a worker closed the envs."""
+        try:
+            call()
+        except WorkerLostError:
+            if self.envs.closed:
+                raise
+        except EnvError as error:
+            self.saw_error(error)
+        else:
+            return True
+        return False
 
     def idle(self, count):
         return np.zeros(count, np.int64)
@@ -322,25 +314,17 @@ class Case:
 
     def reset(self):
         """Retry until all envs are reset; some may raise."""
-        while True:
-            try:
-                while self.envs.pending:
-                    with contextlib.suppress(EnvError):
-                        self.envs.recv()
-                observations, _ = self.envs.reset(seed=self.dice.randrange(1 << 30))
-            except EnvTimeoutError:
-                raise
-            except WorkerLostError:
-                if self.envs.closed:
-                    raise
-                continue
-            except EnvError as error:
-                self.saw_error(error)
-                continue
-            for env, (number, steps, episode) in enumerate(observations):
-                self.expect(number == env and steps == 0, f"reset of env {env}: {number} {steps}")
-                self.saw_reset(env, episode)
-            return
+        while not self.attempt(self.reset_once):
+            pass
+
+    def reset_once(self):
+        while self.envs.pending:
+            with contextlib.suppress(EnvError):
+                self.envs.recv()
+        observations, _ = self.envs.reset(seed=self.dice.randrange(1 << 30))
+        for env, (number, steps, episode) in enumerate(observations):
+            self.expect(number == env and steps == 0, f"reset of env {env}: {number} {steps}")
+            self.saw_reset(env, episode)
 
     def all(self):
         results = self.envs.step(self.idle(self.count))
@@ -416,7 +400,7 @@ class Case:
                             self.report.kills += 1
                 continue
             mine = psutil.Process().children(recursive=True)
-            workers = [c for c in mine if is_worker(c)]
+            workers = [c for c in mine if campaigns.is_worker(c)]
             if workers:
                 victim = dice.choice(workers)
                 with contextlib.suppress(psutil.Error):
@@ -438,22 +422,8 @@ class SimulatedCase(Case):
     of = Simulated, {"native": True}
 
     def make(self):
-        kind, options = self.of
-        envs = pysampler.make_vec(
-            kind,
-            self.count,
-            vector_kwargs={
-                **options,
-                "num_workers": self.workers,
-                "groups": self.groups,
-                "autoreset_mode": self.mode,
-                "context": self.kind,
-                "copy": self.dice.random() < 0.5,
-                "infos": self.dice.choice(["all", "final", "none"]),
-                "on_worker_loss": "restart" if self.restart else "raise",
-                "max_restarts": 19 if self.dice.random() < 0.8 else 2,
-            },
-        )
+        kind, extra = self.of
+        envs = pysampler.make_vec(kind, self.count, vector_kwargs={**extra, **self.options()})
         envs.set_options(None, [{"task": env} for env in range(self.count)])
         return envs
 
@@ -575,26 +545,13 @@ class ActorCase(Case):
 KINDS = [ActorCase, ActorCase, Case, Case, Case, SimulatedCase, BatchedCase]
 
 
-def is_worker(process):
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()[:1] != [] and "pysampler: worker" in process.cmdline()[0]
-    return False
-
-
 def mappings():
     return Path("/proc/self/maps").read_text().count("memfd:pysampler")
 
 
 def left_over():
     """Return the processes of this campaign except this one and the fork server."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid == os.getpid() or process.environ().get(MARK) != str(os.getpid()):
-                continue
-            if "pysampler._workers.fork_server" not in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+    return campaigns.marked(MARK, but="pysampler._workers.fork_server")
 
 
 def nothing():
@@ -602,7 +559,7 @@ def nothing():
     pysampler.VectorEnv([functools.partial(Faulty, 0, 0, [], 0)]).close()
 
 
-def campaign(seconds, seed, cases=None):
+def campaign(args):
     """Run cases until the time is over; a hang ends the process."""
     os.environ[MARK] = str(os.getpid())
     report = Report()
@@ -610,12 +567,9 @@ def campaign(seconds, seed, cases=None):
     gc.collect()
     me = psutil.Process()
     fds, maps = me.num_fds(), mappings()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and (cases is None or report.cases < cases):
-        case_seed = seed + 1001 * report.cases
-        print(f"case {case_seed}", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback_later(HANG, exit=True)
-        case = KINDS[case_seed % len(KINDS)](case_seed, report)
+    for seed in campaigns.seeds(args, step=1001, hang=HANG):
+        print(f"case {seed}", file=sys.stderr, flush=True)
+        case = KINDS[seed % len(KINDS)](seed, report)
         case.run()
         # Subprocesses of envs end with their workers if the fork server lives.
         if case.kill_fork_server:  # a dead one is reaped when another is needed
@@ -626,23 +580,21 @@ def campaign(seconds, seed, cases=None):
         faulthandler.cancel_dump_traceback_later()
         report.cases += 1
         # Killed processes take a while to disappear.
-        patience = time.monotonic() + 20
-        while (left := left_over()) and adopted and time.monotonic() < patience:
-            time.sleep(0.01)  # poll: they are not our children
-        left = [p for p in left if adopted or is_worker(p)]
+        left = campaigns.left_after(left_over, 20 if adopted else 0)
+        left = [p for p in left if adopted or campaigns.is_worker(p)]
         if left:
-            report.wrong.append((case_seed, f"processes left: {left}"))
+            report.wrong.append((seed, f"processes left: {left}"))
         for process in left_over():
             with contextlib.suppress(psutil.Error):
                 process.kill()
         zombies = [c for c in me.children() if c.status() == psutil.STATUS_ZOMBIE]
         if zombies:
-            report.wrong.append((case_seed, f"zombies: {zombies}"))
+            report.wrong.append((seed, f"zombies: {zombies}"))
         if me.num_fds() > fds:
-            report.wrong.append((case_seed, f"{me.num_fds()} fds, {fds} before"))
+            report.wrong.append((seed, f"{me.num_fds()} fds, {fds} before"))
             fds = me.num_fds()
         if mappings() > maps:
-            report.wrong.append((case_seed, f"{mappings()} mappings, {maps} before"))
+            report.wrong.append((seed, f"{mappings()} mappings, {maps} before"))
             maps = mappings()
     return report
 
@@ -664,21 +616,15 @@ def table(report):
             f"{quantile(0.5):.2f} / {quantile(0.99):.2f} / {notices[-1]:.2f}",
         ),
     ]
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
+    return campaigns.table(rows)
 
 
 def main():
     args = campaigns.parser(__doc__, 600).parse_args()
-    if args.case is None:
-        report = campaign(args.seconds, args.seed)
-    else:
-        report = campaign(1e9, args.case, cases=1)
-    text = table(report)
-    print(text, file=sys.stderr)  # envs print to stdout
-    for seed, what in report.wrong:
-        print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
-    campaigns.write(args.out, "faults", "Faults", text, report)
-    return bool(report.wrong)
+    warnings.simplefilter("ignore")
+    report = campaign(args)
+    # Envs print to stdout.
+    return campaigns.finish(args, "faults", "Faults", table(report), report, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,11 @@ Calls may raise errors that say why. No call may hang or return steps that were 
 """
 
 import contextlib
-import faulthandler
-import json
 import os
 import random
 import re
 import resource
 import sys
-import time
-import traceback
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -31,6 +27,7 @@ from pysampler.errors import PysamplerError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import campaigns
+from campaigns import Wrong
 
 HANG = 60.0  # seconds that a case may take at most
 ENVS = 4
@@ -59,10 +56,6 @@ class Counting(gym.Env):
 
     def count(self):
         return self.steps
-
-
-class Wrong(Exception):  # noqa: N818
-    """Raised for a violation."""
 
 
 def policy(observations):
@@ -215,29 +208,14 @@ def case(seed, report):
     report[attack] += 1
     answers, out = os.pipe()
     if (child := os.fork()) == 0:
-        os.setsid()
         os.close(answers)
-        faulthandler.dump_traceback_later(HANG, exit=True)
-        answer = {"wrong": None, "raised": []}
-        try:
-            answer["raised"] = run(kind, attack, dice)
-        except BaseException:
-            answer["wrong"] = traceback.format_exc()
-        with contextlib.suppress(OSError):
-            os.write(out, json.dumps(answer).encode())
-        os._exit(0)
+        campaigns.answer(out, HANG, lambda: {"raised": run(kind, attack, dice)})
     os.close(out)
-    text = b""
-    while part := os.read(answers, 1 << 16):
-        text += part
-    os.close(answers)
+    answer = campaigns.answer_of(answers)
     os.waitpid(child, 0)
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        return f"{kind}, {attack}: it hung, or ended without an answer"
-    report["raised"] += bool(answer["raised"])
-    for line in answer["raised"]:
+    raised = answer.get("raised", [])
+    report["raised"] += bool(raised)
+    for line in raised:
         report["raised: " + re.sub("[0-9]+", "0", line)[:100]] += 1
     return answer["wrong"] and f"{kind}, {attack}: {answer['wrong']}"
 
@@ -245,23 +223,19 @@ def case(seed, report):
 def main():
     args = campaigns.parser(__doc__, 300).parse_args()
     warnings.simplefilter("ignore")
-    report, seed = Counter(), args.seed if args.case is None else args.case
-    end = time.monotonic() + args.seconds
-    while time.monotonic() < end:
+    report = Counter()
+    for seed in campaigns.seeds(args):
         if wrong := case(seed, report):
             report["wrong"] += 1
-            print(f"WRONG: {wrong}; repeat it with --case {seed}", file=sys.stderr, flush=True)
-        if args.case is not None:
-            break
-        seed += 1
+            campaigns.say_wrong(seed, wrong)
     rows = [*KINDS, *ATTACKS, "raised", "wrong"]
-    table = "\n".join(f"| {row.replace('_', ' ')} | {report[row]:,} |" for row in rows)
-    text = f"| | |\n| --- | --- |\n{table}\n"
+    text = campaigns.table([(row.replace("_", " "), f"{report[row]:,}") for row in rows])
     print(text)
     for name, count in report.items():
         if name.startswith("raised: "):
             print(f"{count:5} {name[8:]}")
-    campaigns.write(args.out, "descriptors", "Lost descriptors at random points", text)
+    title = "Lost descriptors at random points"
+    campaigns.write(args.out, "descriptors", campaigns.headed(title, text))
     return report["wrong"] > 0
 
 

@@ -9,9 +9,9 @@ raises, the other raises the same exception or a subclass. ``--repro`` repeats o
 what the difference does not need, and prints the rest.
 """
 
-import argparse
 import copy
 import faulthandler
+import itertools
 import os
 import random
 import sys
@@ -28,6 +28,7 @@ from gymnasium.vector import AutoresetMode
 from pysampler.envs.mujoco import make_env
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
 from pairs import OUTER, Case, DifferenceError, Pair
 from random_envs import (
     Dice,
@@ -234,32 +235,28 @@ def shrunk(case, kind, watchdog, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600)
+    parser = campaigns.parser(__doc__, 600, "--repro", out=False)
     parser.add_argument("--cases", type=int, help="stop after this many")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--repro", type=int, help="only the case of this seed")
     args = parser.parse_args()
     faulthandler.enable()
     warnings.simplefilter("ignore")
     warnings.showwarning = lambda *_, **__: None  # gymnasium shows its own always
     gym.logger.min_level = gym.logger.ERROR + 10
     watchdog = Watchdog()
-    if args.repro is not None:
-        watchdog.begin(args.repro)
-        case = case_of(args.repro)
+    if args.case is not None:
+        watchdog.begin(args.case)
+        case = case_of(args.case)
         print(case)
         found, log = difference(case)
         print("\n".join(log), f"\n{found}\n" if found else "\nno difference")
         if found:
-            case = shrunk(case, found.kind, watchdog, args.repro)
+            case = shrunk(case, found.kind, watchdog, args.case)
             found, log = difference(case)
             print(f"smaller: {case}", *log, found, sep="\n")
         return bool(found)
     print(f"from --seed {args.seed}", flush=True)
-    end, count, differ = time.monotonic() + args.seconds, 0, []
-    while time.monotonic() < end and (args.cases is None or count < args.cases):
-        seed = args.seed + count
+    count, differ = 0, []
+    for seed in itertools.islice(campaigns.seeds(args), args.cases):
         watchdog.begin(seed)
         if (what := difference(case_of(seed))[0]) is not None:
             print(f"DIFFERENCE: {what}\n  {command(seed)}", flush=True)

@@ -7,11 +7,10 @@ arrays that it holds, waits while its parent continues, checks again, and writes
 Parent and child compare their arrays with copies made on receipt: any difference is a fault.
 """
 
-import faulthandler
+import functools
 import os
 import random
 import sys
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -50,16 +49,6 @@ class Counting(gym.Env):
         return self._observe(), float(self.n), False, self.n % 7 == 0, {"n": self.n}
 
 
-class Make:
-    """Makes an env; picklable."""
-
-    def __init__(self, side):
-        self.side = side
-
-    def __call__(self):
-        return Counting(self.side)
-
-
 def policy(observations):
     return np.zeros(len(observations), np.int64), {"seen": observations[:, 0, 0].copy()}
 
@@ -68,16 +57,16 @@ def policy(observations):
 
 
 def vector_env(dice):
-    side, workers = dice.choice([16, 128]), dice.choice([0, 2])
-    with pysampler.VectorEnv([Make(side)] * 4, num_workers=workers) as envs:
+    make, workers = functools.partial(Counting, dice.choice([16, 128])), dice.choice([0, 2])
+    with pysampler.VectorEnv([make] * 4, num_workers=workers) as envs:
         envs.reset()
         actions = np.zeros(4, np.int64)
         yield lambda: envs.step(actions)[:4]
 
 
 def partial(dice):
-    side = dice.choice([16, 256])
-    with pysampler.VectorEnv([Make(side)] * 4, num_workers=2, groups=2) as envs:
+    make = functools.partial(Counting, dice.choice([16, 256]))
+    with pysampler.VectorEnv([make] * 4, num_workers=2, groups=2) as envs:
         envs.async_reset()
 
         def received():
@@ -93,7 +82,7 @@ def rollouts(dice):
     way = dice.choice([{}, {"policy_in": "workers"}, {"overlap": True}])
     options = {**way, "keep_last": HELD + 2, "info_keys": ["n"]}
     workers = {"num_workers": dice.choice([0, 2])}
-    make = Make(dice.choice([4, 64]))
+    make = functools.partial(Counting, dice.choice([4, 64]))
     with pysampler.Rollouts(
         make, policy, 8, num_envs=4, vector_kwargs=workers, **options
     ) as sampled:
@@ -107,7 +96,7 @@ def rollouts(dice):
 
 
 def actors(dice):
-    make = Make(dice.choice([4, 64]))
+    make = functools.partial(Counting, dice.choice([4, 64]))
     workers = {"num_workers": 2}
     with pysampler.Actors(make, policy, num_envs=4, vector_kwargs=workers, high=32) as running:
 
@@ -222,23 +211,16 @@ def case(seed, report):
 def main():
     args = campaigns.parser(__doc__, 300).parse_args()
     warnings.simplefilter("ignore")
-    report, seed = Counter(), args.seed if args.case is None else args.case
-    end = time.monotonic() + args.seconds
-    lost = 0
-    while time.monotonic() < end:
-        faulthandler.dump_traceback_later(HANG, exit=True)
+    report, lost = Counter(), 0
+    for seed in campaigns.seeds(args, hang=HANG):
         case(seed, report)
         if (now := report["wrong in a child"] + report["wrong in the parent"]) > lost:
-            print(f"WRONG: {now - lost} arrays; repeat it with --case {seed}", file=sys.stderr)
+            campaigns.say_wrong(seed, f"{now - lost} arrays")
             lost = now
-        if args.case is not None:
-            break
-        seed += 1
-    faulthandler.cancel_dump_traceback_later()
     rows = [*KINDS, "forks", "wrong in a child", "wrong in the parent"]
-    text = "\n".join(["| | |", "| --- | --- |", *(f"| {r} | {report[r]:,} |" for r in rows)]) + "\n"
+    text = campaigns.table([(row, f"{report[row]:,}") for row in rows])
     print(text)
-    campaigns.write(args.out, "forks", "Forks at random points", text)
+    campaigns.write(args.out, "forks", campaigns.headed("Forks at random points", text))
     return lost > 0
 
 

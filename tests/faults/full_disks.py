@@ -12,16 +12,13 @@ campaign says so and does nothing.
 
 import argparse
 import contextlib
-import faulthandler
 import io
-import itertools
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 import types
 import warnings
@@ -43,19 +40,11 @@ from pysampler._vector.video import Video
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "support")]
 import campaigns  # noqa: E402
+from campaigns import Wrong, expect  # noqa: E402
 
 HANG = 120.0  # seconds that a case may take at most
 INNER = "--inside"  # runs in the mount namespace
 GROUPS = [range(i, i + 1) for i in range(150)]
-
-
-class Wrong(Exception):  # noqa: N818
-    """Raised for a violation."""
-
-
-def expect(true, what):
-    if not true:
-        raise Wrong(what)
 
 
 class Disk:
@@ -99,11 +88,11 @@ class Disk:
         self.path.rmdir()
 
 
-def failed(write, path):
+def failed(write, path, kind=OSError):
     """Write; return whether it failed; its error must name the file."""
     try:
         write()
-    except OSError as error:
+    except kind as error:
         expect(str(path) in str(error), f"an error that does not name {path.name}: {error!r}")
         return True
     return False
@@ -213,8 +202,7 @@ def traces(dice, disk):
     if dice.random() < 0.1:
         fault = disk.spoil(dice, 1 << 12)
         make = lambda: pysampler.VectorEnv([Counting], num_workers=1, trace=path).close()  # noqa: E731
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             is_refused = failed(make, path)
         yield fault
         expect(is_refused or fault == "full", "a trace on a read-only disk is not refused")
@@ -222,8 +210,7 @@ def traces(dice, disk):
         yield "no file" if is_refused else "new"
         return
     envs = pysampler.VectorEnv([Counting] * 4, num_workers=2, trace=path)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         envs.reset(seed=1)
         for _ in range(dice.randrange(100, 1500)):
             envs.step(np.zeros(4, np.int64))
@@ -310,10 +297,8 @@ def plots(dice, disk):
     common.plot(path, {"return": [(1, 1.0, 1.0)]})
     before = path.read_bytes()
     yield disk.spoil(dice, len(before))
-    try:
-        common.plot(path, {"return": [(1, 1.0, 2.0), (2, 3.0, 4.0)]})
-    except SystemExit as error:
-        expect(str(path) in str(error), f"an error that does not name it: {error}")
+    new = {"return": [(1, 1.0, 2.0), (2, 3.0, 4.0)]}
+    if failed(lambda: common.plot(path, new), path, SystemExit):
         expect(path.read_bytes() == before, "the old plot is damaged")
         yield "old"
     else:
@@ -330,13 +315,10 @@ def returns(dice, disk):
     for number in range(full + 200):
         if number == full:
             disk.fill(dice.randrange(1 << 13))
-        try:
-            _append(path, np.zeros(1, EPISODE)[0])
+        if not failed(lambda: _append(path, np.zeros(1, EPISODE)[0]), path, Exception):
             whole += 1
-        except Exception as error:
-            expect(str(path) in str(error), f"an error that does not name it: {error}")
-            if dice.random() < 0.1:
-                disk.free()
+        elif dice.random() < 0.1:
+            disk.free()
     yield "full"
     head, *rows = path.read_text().splitlines() if whole else [""]
     expect(len(rows) == whole, f"{whole} rows were written, {len(rows)} are there")
@@ -360,13 +342,14 @@ def videos(dice, disk):
     path = disk.path / "episode.mp4"
     disk.fill(dice.randrange(1 << 18))
     shots = dice.randrange(1, 60)
-    try:
+
+    def film():
         with Video(Noise(1), 0, path, 30) as video:
             for _ in range(shots):
                 video.shoot()
             video.keep()
-    except Exception as error:
-        expect(str(path) in str(error), f"an error that does not name it: {error!r}")
+
+    if failed(film, path, Exception):
         expect(disk.names() == [], f"files are left: {disk.names()}")
         yield "full"
         yield "no file"
@@ -396,13 +379,9 @@ KINDS = {
 
 
 @dataclass
-class Report:
-    """Counts of a campaign."""
-
-    cases: int = 0
+class Report(campaigns.Report):
     faults: Counter = field(default_factory=Counter)
     ended: Counter = field(default_factory=Counter)
-    wrong: list = field(default_factory=list)  # violations: (seed, text)
 
 
 def run_case(seed, folder):
@@ -418,23 +397,19 @@ def run_case(seed, folder):
     return f"{kind.__name__}, {fault}", end
 
 
-def campaign(seconds, seed, cases=None):
-    report, end = Report(), time.monotonic() + seconds
+def campaign(args):
+    report = Report()
     with tempfile.TemporaryDirectory() as folder:
-        for at in itertools.count(seed):
-            if time.monotonic() > end or report.cases == cases:
-                return report
-            faulthandler.dump_traceback_later(HANG, exit=True)
+        for seed in campaigns.seeds(args, hang=HANG):
             report.cases += 1
             try:
-                fault, ended = run_case(at, Path(folder))
+                fault, ended = run_case(seed, Path(folder))
                 report.faults[fault] += 1
                 report.ended[ended] += 1
             except Wrong as error:
-                report.wrong.append((at, str(error)))
+                report.wrong.append((seed, str(error)))
             except Exception:
-                report.wrong.append((at, traceback.format_exc()[-2000:]))
-            faulthandler.cancel_dump_traceback_later()
+                report.wrong.append((seed, traceback.format_exc()[-2000:]))
     return report
 
 
@@ -447,7 +422,7 @@ def table(report):
         ("what was there in the end", ended),
         ("lost, damaged, silent, without a name", str(len(report.wrong))),
     ]
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
+    return campaigns.table(rows)
 
 
 def inside():
@@ -475,16 +450,8 @@ def main():
     if not inside():
         return 0
     print(f"seed {args.seed}", file=sys.stderr, flush=True)
-    if args.case is None:
-        report = campaign(args.seconds, args.seed)
-    else:
-        report = campaign(1e9, args.case, cases=1)
-    text = table(report)
-    print(text)
-    for seed, what in report.wrong[:20]:
-        print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
-    campaigns.write(args.out, "disks", "Full disks", text, report)
-    return bool(report.wrong)
+    report = campaign(args)
+    return campaigns.finish(args, "disks", "Full disks", table(report), report, shown=20)
 
 
 if __name__ == "__main__":

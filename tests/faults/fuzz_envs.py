@@ -8,7 +8,6 @@ An exception must be one of pysampler's, or name what it expected, or come from 
 code; afterwards the vector env can be reset or closed.
 """
 
-import argparse
 import contextlib
 import copy
 import faulthandler
@@ -16,7 +15,6 @@ import functools
 import os
 import random
 import sys
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -28,6 +26,10 @@ from gymnasium import spaces
 
 import pysampler
 from pysampler.errors import EnvError, PysamplerError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
+from campaigns import Wrong, expect
 
 HANG = 60.0  # seconds that a case may take at most
 OURS = str(Path(pysampler.__file__).parent)
@@ -72,10 +74,7 @@ def recursive():
 GARBAGE = [
     *(lambda value=value: value for value in (None, 0, -1, 1.5, 2**70, 1j, "x", b"y", ..., int)),
     *(lambda value=value: value for value in (np.nan, np.inf, True, (), (1, 2), range(3))),
-    *(
-        lambda kind=kind: kind()
-        for kind in (list, dict, set, object, Raising, Unloadable, recursive)
-    ),
+    *(list, dict, set, object, Raising, Unloadable, recursive),
     lambda: np.zeros(0),
     lambda: np.zeros((3, 3)),
     lambda: np.zeros(2, np.float16),
@@ -97,20 +96,16 @@ GARBAGE = [
     lambda: lambda: 0,
 ]
 RAISED = [
-    *(
-        ValueError("v"),
-        KeyError("k"),
-        UnwritableError(),
-        RecursionError(),
-        StopIteration(1),
-        OSError(2, "o"),
-    ),
-    *(
-        UnicodeDecodeError("utf8", b"a", 0, 1, "u"),
-        MemoryError(),
-        GeneratorExit(),
-        AssertionError(),
-    ),
+    ValueError("v"),
+    KeyError("k"),
+    UnwritableError(),
+    RecursionError(),
+    StopIteration(1),
+    OSError(2, "o"),
+    UnicodeDecodeError("utf8", b"a", 0, 1, "u"),
+    MemoryError(),
+    GeneratorExit(),
+    AssertionError(),
     ExceptionGroup("group", [UnwritableError(), TypeError("t")]),
     SystemExit(3),
 ]
@@ -192,10 +187,6 @@ class Hostile(Honest):
         self._or_garbage(None)
 
 
-class WrongError(AssertionError):
-    """Raised for a violation."""
-
-
 class Policy:
     def __init__(self, seed, often):
         self.dice = random.Random(seed)
@@ -250,18 +241,16 @@ class Case:
                 for _ in range(dice.randrange(1, 4)):
                     what(envs)
             finally:
-                with self._checked(), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
+                with self._checked():
                     envs.close()
-                if not envs.closed:
-                    raise WrongError("close() left it open")
+                expect(envs.closed, "close() left it open")
 
     @contextlib.contextmanager
     def _checked(self):
-        """Count an exception; raise WrongError unless its text is meant for the user."""
+        """Count an exception; raise Wrong unless its text is meant for the user."""
         try:
             yield
-        except WrongError:
+        except Wrong:
             raise
         except BaseException as error:
             innermost = traceback.extract_tb(error.__traceback__)[-1]
@@ -270,9 +259,9 @@ class Case:
                 isinstance(error, (TypeError, ValueError)) and words.startswith("cannot ")
             )
             if isinstance(error, EnvError) and not words:
-                raise WrongError(f"{type(error).__name__} without a word") from error
+                raise Wrong(f"{type(error).__name__} without a word") from error
             if not meant and innermost.filename.startswith(OURS):
-                raise WrongError(f"{type(error).__name__}: {words}, at {innermost}") from error
+                raise Wrong(f"{type(error).__name__}: {words}, at {innermost}") from error
             if not isinstance(error, Exception) and not isinstance(
                 error, SystemExit | GeneratorExit
             ):
@@ -300,10 +289,8 @@ class Case:
                     observations, *_ = envs.step(actions)
                     steps = observations[:, 0] if self.dies else envs.get_attr("steps")
                     for env in (1, 3):
-                        if (shown := observations[env, 0]) != steps[env]:
-                            raise WrongError(
-                                f"env {env} has made {steps[env]} steps, shows {shown}"
-                            )
+                        shown, made = observations[env, 0], steps[env]
+                        expect(shown == made, f"env {env} has made {made} steps, shows {shown}")
 
     def rollouts(self, envs):
         dice = self.dice
@@ -322,7 +309,7 @@ class Case:
                     for env in (1, 3):
                         counted = rollout.rewards[:, env][rollout.valid[:, env]]
                         if not rollout.lost[:, env].any() and (np.diff(counted) != 1).any():
-                            raise WrongError(f"env {env} counted {counted}")
+                            raise Wrong(f"env {env} counted {counted}")
 
     def actors(self, envs):
         dice = self.dice
@@ -333,45 +320,35 @@ class Case:
                     break
                 honest = records.env % 2 == 1
                 if (records.value[honest] + 1 != records.rewards[honest]).any():
-                    raise WrongError("an honest env's records are not its own")
+                    raise Wrong("an honest env's records are not its own")
 
 
-def campaign(seconds, seed, cases=None):
+def campaign(args):
     """Run cases until the time is over; return their count, exceptions and violations."""
-    end = time.monotonic() + seconds
     errors, wrong, count = Counter(), [], 0
-    while time.monotonic() < end and (cases is None or count < cases):
-        faulthandler.dump_traceback_later(HANG, exit=True)
-        case = Case(seed + count)
+    for seed in campaigns.seeds(args, hang=HANG):
+        case = Case(seed)
         try:
             case.run()
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
             traceback.print_exc()
-            wrong.append((seed + count, f"{type(error).__name__}: {error}"))
-        faulthandler.cancel_dump_traceback_later()
+            wrong.append((seed, f"{type(error).__name__}: {error}"))
         errors += case.errors
         count += 1
     return count, errors, wrong
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--case", type=int, help="only the case of this seed")
-    args = parser.parse_args()
+    args = campaigns.parser(__doc__, 600, out=False).parse_args()
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    one = args.case is not None
-    print(f"from --seed {args.case if one else args.seed}", flush=True)
-    count, errors, wrong = campaign(
-        args.seconds, args.case if one else args.seed, 1 if one else None
-    )
+    print(f"from --seed {args.seed if args.case is None else args.case}", flush=True)
+    count, errors, wrong = campaign(args)
     print(f"{count} cases; errors: {dict(errors.most_common())}")
     for seed, what in wrong:
-        print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
+        campaigns.say_wrong(seed, what)
     return bool(wrong)
 
 

@@ -8,7 +8,6 @@ pipes, devices, links. Loading must return exactly what was saved, or raise the 
 Cases run in forks with little memory and a watchdog.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -36,23 +35,19 @@ from pysampler._learning.checkpoints import Checkpoints
 from pysampler._vector.recording import BatchRecorder, BatchReplayer
 from pysampler.errors import LayoutError, RecordingError
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
+from campaigns import Wrong
+
 HANG = 20.0  # seconds that a case may take at most
 ROOM = 1 << 28  # bytes that a fork may allocate beyond its start
 CASES = 100  # per fork
 
 
 @dataclass
-class Report:
-    """Counts of a campaign."""
-
-    cases: int = 0
+class Report(campaigns.Report):
     ended: Counter = field(default_factory=Counter)
     damages: Counter = field(default_factory=Counter)
-    wrong: list = field(default_factory=list)  # violations: (seed, text)
-
-
-class Wrong(Exception):  # noqa: N818
-    """Raised for a violation."""
 
 
 # -- saved objects, and their states once loaded ---------------------------------------------------
@@ -478,23 +473,21 @@ def campaign(seconds, seed, cases=None):
             finally:
                 os._exit(code)
         os.close(out)
-        last = at - 1
         for kind, *result in lines_of(pipe, child):
             if kind == "case":
-                last = result[0]
+                at = result[0] + 1
             elif kind == "end":
                 report.cases += 1
                 report.damages[result[0]] += 1
                 report.ended[result[1]] += 1
             else:
                 report.cases += 1
-                report.wrong.append((last, result[0]))
+                report.wrong.append((at - 1, result[0]))
         os.close(pipe)
         _, status = os.waitpid(child, 0)
         if status != 0:
             report.cases += 1
-            report.wrong.append((last, f"hung, or ended with {status}"))
-        at = last + 1
+            report.wrong.append((at - 1, f"hung, or ended with {status}"))
     return report
 
 
@@ -506,33 +499,17 @@ def table(report):
         ("how they ended", ", ".join(f"{k} {v:,}" for k, v in report.ended.most_common())),
         ("hangs, other errors, read wrongly", str(len(report.wrong))),
     ]
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
+    return campaigns.table(rows)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--case", type=int, help="only the case of this seed")
-    parser.add_argument("--out", type=Path, help="folder to write the table to")
-    args = parser.parse_args()
+    args = campaigns.parser(__doc__, 600).parse_args()
     print(f"seed {args.seed}", file=sys.stderr, flush=True)
     if args.case is None:
         report = campaign(args.seconds, args.seed)
     else:
         report = campaign(1e9, args.case, cases=1)
-    text = table(report)
-    print(text)
-    for seed, what in report.wrong[:20]:
-        print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
-    if args.out is not None:
-        name = f"{time.strftime('%Y-%m-%d')}-files"
-        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
-        (args.out / f"{name}.md").write_text(
-            f"# Attacks on files, {name[:10]}, {machine}\n\n{text}"
-        )
-        (args.out / f"{name}.json").write_text(json.dumps(vars(report), indent=1))
-    return bool(report.wrong)
+    return campaigns.finish(args, "files", "Attacks on files", table(report), report, shown=20)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ operations.
 
 import argparse
 import faulthandler
-import itertools
+import functools
 import random
 import re
 import resource
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections import Counter
 from decimal import Decimal
@@ -28,6 +27,10 @@ import numpy as np
 
 from pysampler import errors, sync
 from pysampler.sync._segment import Handle
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
+from hammers import together
 
 HANG = 30.0  # seconds that a case may take at most
 CASES = 100  # per child
@@ -182,70 +185,49 @@ class Hostile:
 
 
 # -- calls -----------------------------------------------------------------------------------------
-# (name, kinds of the positional arguments, whether it waits)
 
-HANDLE = [
-    *(("close", "", False), ("closed", None, False), ("offset", None, False)),
-    *(("segment", None, False), ("place", "", False), ("__reduce__", "", False)),
-    *(("__repr__", "", False), ("__enter__", "", False), ("__init__", "n", False)),
-    *(("__init__", "aa", False), ("stats", None, False), ("replaced", "", False)),
-    *(("slots", None, False), ("__len__", "", False)),
-]
-SIDES = [("producer", "", False), ("consumer", "", False)]
-PUSHES = [
-    ("push", "r", True),
-    ("push_many", "r", True),
-    ("pop", "", True),
-    ("pop_many", "cc", True),
-]
-SLOTS = [("publish", "c", False), ("publish", "", False), ("peek", "c", True), ("peek", "cc", True)]
-SLOTS += [("release", "", False), ("release", "c", False), *PUSHES, *SIDES]
+
+def signatures(text):
+    """Return (name, kinds of the positional arguments, whether it waits) of each call in a text.
+
+    A call is written as ``name(kinds)``, with ``!`` if it waits. A name without parentheses is an
+    attribute: its kinds are None.
+    """
+    found = re.finditer(r"(\w+)(?:\((\w*)\))?(!?)", text)
+    return [(one[1], one[2], one[3] == "!") for one in found]
+
+
+HANDLE = signatures(
+    "close() closed offset segment place() __reduce__() __repr__() __enter__() __init__(n) "
+    "__init__(aa) stats replaced() slots __len__()"
+)
+SLOTS = (
+    "publish(c) publish() peek(c)! peek(cc)! release() release(c) push(r)! push_many(r)! pop()! "
+    "pop_many(cc)! producer() consumer()"
+)
 CALLS = {
-    sync.Flag: [
-        *(("set", "", False), ("clear", "", False), ("is_set", "", False), ("wait", "", True)),
-        *(("replaced", "", False), ("poster", "", False), ("poster_lost", None, False)),
-    ],
-    sync.Doorbell: [
-        *(("post", "c", False), ("take", "c", False), ("take", "a", False), ("wait", "c", True)),
-        *(("take_ready", "", False), ("revive", "c", False), ("member", "c", False)),
-        *(("lost", None, False), ("members", None, False), ("wait", "", True)),
-    ],
-    sync.Ring: [("claim", "c", True), ("claim", "", True), *SLOTS],
-    sync.SharedRing: [
-        *(("claim", "", True), ("abandon", "", False), ("leave", "", False)),
-        *(("wait_drained", "", True), *SLOTS),
-    ],
-    sync.ByteRing: [
-        *(("send", "m", True), ("recv", "", True), ("peek", "", True), ("release", "", False)),
-        *(("renew", "", False), ("recv_into", "a", True), ("capacity", None, False), *SIDES),
-    ],
-    sync.Board: [
-        *(("publish", "f", False), ("publish", "a", False), ("read", "", False)),
-        *(("read", "a", False), ("wait", "c", True), ("writer", "", False)),
-        *(("version", None, False), ("_begin", "", False), ("_write", "ca", False)),
-        *(("_publish", "a", False), ("_read_words", "a", False)),
-    ],
-    sync.Array: [("view", None, False), ("__array__", "a", False)],
-    sync.Segment: [
-        *(
-            ("array", "asc", False),
-            ("array", "as", False),
-            ("fd", None, False),
-            ("id", None, False),
-        ),
-        *(("size", None, False), ("left", None, False), ("close", "", False)),
-        *(("__repr__", "", False), ("__init__", "n", False), ("from_fd", "a", False)),
-    ],
-    sync.Watch: [
-        *(("add", "pa", False), ("add", "paa", False), ("forget", "p", False)),
-        *(("settle", "p", False), ("wait", "", True), ("losses", None, False)),
-        *(("watched", None, False), ("close", "", False), ("__repr__", "", False)),
-        *(("_add_pid", "aa", False), ("__init__", "", False)),
-    ],
-    sync.WaitPolicy: [
-        *(("fixed", "a", False), ("usual_ns", None, False), ("stats", None, False)),
-        *(("__repr__", "", False), ("__reduce_ex__", "c", False)),
-    ],
+    sync.Flag: signatures("set() clear() is_set() wait()! replaced() poster() poster_lost"),
+    sync.Doorbell: signatures(
+        "post(c) take(c) take(a) wait(c)! take_ready() revive(c) member(c) lost members wait()!"
+    ),
+    sync.Ring: signatures(f"claim(c)! claim()! {SLOTS}"),
+    sync.SharedRing: signatures(f"claim()! abandon() leave() wait_drained()! {SLOTS}"),
+    sync.ByteRing: signatures(
+        "send(m)! recv()! peek()! release() renew() recv_into(a)! capacity producer() consumer()"
+    ),
+    sync.Board: signatures(
+        "publish(f) publish(a) read() read(a) wait(c)! writer() version _begin() _write(ca) "
+        "_publish(a) _read_words(a)"
+    ),
+    sync.Array: signatures("view __array__(a)"),
+    sync.Segment: signatures(
+        "array(asc) array(as) fd id size left close() __repr__() __init__(n) from_fd(a)"
+    ),
+    sync.Watch: signatures(
+        "add(pa) add(paa) forget(p) settle(p) wait()! losses watched close() __repr__() "
+        "_add_pid(aa) __init__()"
+    ),
+    sync.WaitPolicy: signatures("fixed(a) usual_ns stats __repr__() __reduce_ex__(c)"),
 }
 
 
@@ -360,16 +342,8 @@ class Case:
 
     def run(self):
         seeds = [self.dice.random() for _ in range(self.dice.choice([1, 2, 3]))]
-        threads = [
-            threading.Thread(
-                target=self.expected, args=("a thread", lambda s=seed: self.operate(s))
-            )
-            for seed in seeds
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        operations = [functools.partial(self.operate, seed) for seed in seeds]
+        together(*(functools.partial(self.expected, "a thread", one) for one in operations))
         for handle in self.handles:
             if hasattr(handle, "close"):
                 handle.close()
@@ -402,15 +376,14 @@ def child(seed, count, notes):
 # -- the parent ------------------------------------------------------------------------------------
 
 
-def campaign(seconds, seed, one):
+def campaign(args):
     """Return the violations, and the counts of cases and operations."""
     wrong = []
     done = Counter()
-    end = time.monotonic() + seconds
+    count = CASES if args.case is None else 1
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
-        for first in itertools.count(seed, CASES):
-            count = 1 if one else CASES
+        for first in campaigns.seeds(args, step=CASES):
             command = [sys.executable, "-W", "ignore", __file__, "--child", str(first)]
             command += ["--count", str(count), "--notes", str(notes)]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -422,16 +395,13 @@ def campaign(seconds, seed, one):
                 wrong.append(f"{what}\n{ended.stderr[-3000:]}")
             if ended.stdout:
                 wrong.append(ended.stdout[:3000])
-            if one or time.monotonic() > end or len(wrong) >= 5:
-                return wrong, done
-    raise AssertionError
+            if len(wrong) >= 5:
+                break
+    return wrong, done
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--case", type=int, help="only the case of this seed")
+    parser = campaigns.parser(__doc__, 600, out=False)
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--notes", help=argparse.SUPPRESS)
@@ -439,8 +409,8 @@ def main():
     if args.child is not None:
         child(args.child, args.count, args.notes)
         return False
+    wrong, done = campaign(args)
     seed = args.seed if args.case is None else args.case
-    wrong, done = campaign(args.seconds, seed, one=args.case is not None)
     print(f"seed {seed}: {done['cases']:,} cases, {done['operations']:,} operations")
     for what in wrong:
         print(f"WRONG, repeat it with --case: {what}", file=sys.stderr)

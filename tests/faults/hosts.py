@@ -8,14 +8,10 @@ that it hit must come back, and all others must continue without a gap, with the
 deterministic envs make. One seed decides the faults and their order.
 """
 
-import argparse
 import contextlib
 import faulthandler
 import gc
-import itertools
-import json
 import logging
-import os
 import random
 import signal
 import statistics
@@ -34,6 +30,7 @@ from gymnasium import spaces
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import campaigns
 from hosts_in_tests import MARK, HasWeights, cluster_of, orphans_of_hosts, processes_of_hosts
 
 import pysampler.ray
@@ -112,6 +109,14 @@ class Report:
     back_after: dict = field(default_factory=lambda: defaultdict(list))  # seconds by kind
     wrong: list = field(default_factory=list)  # violations
 
+    def expect(self, true, what):
+        if not true:
+            self.wrong.append(what)
+
+    def lose(self, count, what):
+        self.lost_of_others += count
+        self.wrong.append(what)
+
 
 class RolloutsUnderTest:
     """Rollouts whose arrays are checked."""
@@ -139,28 +144,24 @@ class RolloutsUnderTest:
         report.rollouts += 1
         report.steps += HORIZON * ENVS
         known = one.observations[..., :2]
-        expect = report.wrong.append
-        if not (one.observations == observed(known)).all():
-            expect(f"observations of host {one.host}")
-        if not (np.diff(known[..., 1], axis=0) == 1).all():
-            expect(f"steps of host {one.host}: {known[..., 1].tolist()}")
-        if not (one.rewards == known[1:, :, 1]).all():
-            expect(f"rewards of host {one.host}")
-        if not (one.extras["w"] == one.version - 1).all():
-            expect(f"weights of host {one.host}: {one.extras['w'][0]}, version {one.version}")
-        if not (one.actions == (known[:-1, :, 1] + one.version - 1) % 1000).all():
-            expect(f"actions of host {one.host}")
-        restarts, number, before = self.last.get(one.host, (-1, -1, None))
+        steps, weights, host = known[..., 1], one.extras["w"], one.host
+        actions = (steps[:-1] + one.version - 1) % 1000
+        expect = report.expect
+        expect((one.observations == observed(known)).all(), f"observations of host {host}")
+        expect((np.diff(steps, axis=0) == 1).all(), f"steps of host {host}: {steps.tolist()}")
+        expect((one.rewards == steps[1:]).all(), f"rewards of host {host}")
+        versions = f"weights of host {host}: {weights[0]}, version {one.version}"
+        expect((weights == one.version - 1).all(), versions)
+        expect((one.actions == actions).all(), f"actions of host {host}")
+        restarts, number, before = self.last.get(host, (-1, -1, None))
         if one.restarts > restarts:
-            if restarts >= 0 and one.host not in self.hit:
-                report.lost_of_others += 1
-                expect(f"host {one.host} of the rollouts was started again, not hit")
-            if not (known[0, :, 1] == 0).all():
-                expect(f"new envs of host {one.host} begin at {known[0, :, 1]}")
+            if restarts >= 0 and host not in self.hit:
+                report.lose(1, f"host {host} of the rollouts was started again, not hit")
+            expect((steps[0] == 0).all(), f"new envs of host {host} begin at {steps[0]}")
         elif one.number != number + 1 or (known[0] != before).any():
-            report.lost_of_others += one.number - number - 1
-            expect(f"rollout {one.number} of host {one.host} after {number}")
-        self.last[one.host] = one.restarts, one.number, known[-1].copy()
+            missed = one.number - number - 1
+            report.lose(missed, f"rollout {one.number} of host {host} after {number}")
+        self.last[host] = one.restarts, one.number, known[-1].copy()
 
 
 class ActorsUnderTest:
@@ -186,17 +187,13 @@ class ActorsUnderTest:
             self.report.wrong.append("the actors have ended")
             return
         known, came = records.observations[:, :2], records.next_observations[:, :2]
-        expect = self.report.wrong.append
-        if not (records.observations == observed(known)).all():
-            expect("observations of records")
-        if not (records.next_observations == observed(came)).all():
-            expect("next observations of records")
-        if not (came - known == (0, 1)).all():
-            expect("steps of records")
-        if not (records.w == records.version - 1).all():
-            expect("weights of records of another version")
-        if not (records.host == records.env // ENVS).all():
-            expect("hosts of records")
+        expect = self.report.expect
+        expect((records.observations == observed(known)).all(), "observations of records")
+        following = observed(came)
+        expect((records.next_observations == following).all(), "next observations of records")
+        expect((came - known == (0, 1)).all(), "steps of records")
+        expect((records.w == records.version - 1).all(), "weights of records of another version")
+        expect((records.host == records.env // ENVS).all(), "hosts of records")
         for env, number, life in zip(
             records.env.tolist(), records.number.tolist(), known[:, 1].tolist(), strict=True
         ):
@@ -208,13 +205,11 @@ class ActorsUnderTest:
         host, before = env // ENVS, self.last.get(env, -1)
         if number == 0 and before >= 0:
             if host not in self.hit:
-                self.report.lost_of_others += 1
-                self.report.wrong.append(f"env {env} of the actors begins anew, not hit")
+                self.report.lose(1, f"env {env} of the actors begins anew, not hit")
         elif number != before + 1:
-            self.report.lost_of_others += max(0, number - before - 1)
-            self.report.wrong.append(f"record {number} of env {env} after {before}")
-        if life != number:
-            self.report.wrong.append(f"record {number} of env {env} is of step {life}")
+            missed = max(0, number - before - 1)
+            self.report.lose(missed, f"record {number} of env {env} after {before}")
+        self.report.expect(life == number, f"record {number} of env {env} is of step {life}")
         self.last[env] = number
 
 
@@ -331,7 +326,7 @@ class Campaign:
             for process in self.processes(hit):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-            self.work_until(lambda: not self.serve(hit), 30)
+            self.work_until(lambda: not any(host.serves for host in self.stats_of(hit)), 30)
             time.sleep(self.dice.uniform(0, 2))  # a random moment of the restart
             self.remove(node)
         elif phase == "sampling":
@@ -356,19 +351,16 @@ class Campaign:
     def remove(self, node):
         self.cluster.remove_node(node, allow_graceful=False)
 
-    def serve(self, hit):
-        return any(
-            one.sampler.stats().hosts[host].serves
-            for one, hosts in zip(self.both, hit, strict=True)
-            for host in hosts
-        )
-
-    def processes(self, hit):
+    def stats_of(self, hit):
+        """Return the stats of the hosts that a fault hits."""
         return [
-            psutil.Process(one.sampler.stats().hosts[host].pid)
+            one.sampler.stats().hosts[host]
             for one, hosts in zip(self.both, hit, strict=True)
             for host in hosts
         ]
+
+    def processes(self, hit):
+        return [psutil.Process(host.pid) for host in self.stats_of(hit)]
 
     def hit_host(self, what, how):
         """Kill or stop a host of one sampler, or its worker; return which was hit."""
@@ -376,7 +368,7 @@ class Campaign:
         hit = [[host] if index == which else [] for index in range(2)]
         [process] = self.processes(hit)
         if what == "worker":
-            [process] = [one for one in process.children(recursive=True) if is_worker(one)]
+            [process] = filter(campaigns.is_worker, process.children(recursive=True))
         time.sleep(self.dice.uniform(0, 0.1))  # a random moment of a call
         if (what, how) == ("worker", "stopped") and self.both[which].name == "actors":
             return self.pause(process)
@@ -409,12 +401,6 @@ class Campaign:
             self.work()
 
 
-def is_worker(process):
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()[:1] != [] and "pysampler: worker" in process.cmdline()[0]
-    return False
-
-
 def describe(process):
     with contextlib.suppress(psutil.Error):
         return f"{process.pid} {process.status()} {' '.join(process.cmdline())[:80]}"
@@ -425,34 +411,16 @@ def shared_files():
     return set(map(str, Path("/dev/shm").iterdir()))
 
 
-def marked_processes():
-    """Return all processes of the cluster, including Ray's."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get(MARK) == str(os.getpid()):
-                found.append(process)
-    return found
-
-
-def left_after(look):
-    """Return the results of ``look`` that remain after processes had time to end."""
-    end = time.monotonic() + ENDED
-    while (left := look()) and time.monotonic() < end:
-        time.sleep(0.05)  # poll: they are not our children
-    return left
-
-
-def campaign(faults, seconds, seed):
+def campaign(args):
     """Inject a number of faults, or as many as fit the time."""
     report = Report()
     files = shared_files()
     faulthandler.dump_traceback_later(HANG, exit=True)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + args.seconds
     with cluster_of(NODES, cpus=2) as cluster:
-        running = Campaign(cluster, seed, report)
+        running = Campaign(cluster, args.seed, report)
         try:
-            for _ in itertools.islice(itertools.count(), faults):
+            for _ in range(args.faults):
                 if time.monotonic() > end:
                     break
                 running.fault()
@@ -463,8 +431,11 @@ def campaign(faults, seconds, seed):
         running.close()
         del running
         gc.collect()
-        report.left_behind += [describe(one) for one in left_after(processes_of_hosts)]
-    report.left_behind += [describe(one) for one in left_after(marked_processes)]
+        left = campaigns.left_after(processes_of_hosts, ENDED)
+        report.left_behind += [describe(one) for one in left]
+    # All processes of the cluster, including Ray's.
+    left = campaigns.left_after(lambda: campaigns.marked(MARK), ENDED)
+    report.left_behind += [describe(one) for one in left]
     report.left_behind += sorted(shared_files() - files)
     faulthandler.cancel_dump_traceback_later()
     return report
@@ -485,35 +456,27 @@ def table(report):
         ("left behind: processes, shared memory", f"{len(report.left_behind):,}"),
         ("wrong in any other way", f"{len(report.wrong):,}"),
     ]
-    lines = ["| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows), ""]
-    lines += ["| fault | times | all hosts back after s, p50 / max |", "| --- | --- | --- |"]
-    lines += [f"| {kind} | {report.faults[kind]} | {seconds(kind)} |" for kind in KINDS]
-    return "\n".join(lines) + "\n"
+    head = "| fault | times | all hosts back after s, p50 / max |"
+    times = [(kind, str(report.faults[kind]), seconds(kind)) for kind in KINDS]
+    return f"{campaigns.table(rows)}\n{campaigns.table(times, head)}"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = campaigns.parser(__doc__, 7200, None)
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=7200)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--out", type=Path, help="folder to write the table to")
     args = parser.parse_args()
     logging.getLogger("pysampler.ray").setLevel(logging.ERROR)
     print(f"seed {args.seed}", file=sys.stderr)
-    report = campaign(args.faults, args.seconds, args.seed)
+    report = campaign(args)
     text = table(report)
     print(text, file=sys.stderr)
     for what in (*report.wrong, *report.left_behind):
         print(f"WRONG: {what}", file=sys.stderr)
-    if args.out is not None:
-        name = f"{time.strftime('%Y-%m-%d')}-host-faults"
-        args.out.mkdir(parents=True, exist_ok=True)
-        machine = f"{os.cpu_count()} CPUs, Linux {os.uname().release}"
-        head = f"# Faults of hosts, {name[:10]}, {machine}, {NODES} nodes, seed {args.seed}"
-        (args.out / f"{name}.md").write_text(f"{head}\n\n{text}")
-        (args.out / f"{name}.json").write_text(
-            json.dumps({"machine": machine, "seed": args.seed, **vars(report)}, indent=1)
-        )
+    more = f"{NODES} nodes", f"seed {args.seed}"
+    record = {"machine": campaigns.MACHINE, "seed": args.seed, **vars(report)}
+    campaigns.write(
+        args.out, "host-faults", campaigns.headed("Faults of hosts", text, *more), record
+    )
     return bool(report.wrong or report.left_behind or report.hangs)
 
 

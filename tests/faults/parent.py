@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import faulthandler
 import gc
+import itertools
 import os
 import random
 import signal
@@ -33,6 +34,7 @@ from pysampler.errors import BusyError, ClosedError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import campaigns
+from campaigns import Wrong
 from interrupts import OURS, Interrupted, at_point
 
 HANG = 60.0  # seconds that a case may take at most
@@ -80,19 +82,17 @@ def policy(observations):
 
 
 @dataclass
-class Report:
-    """Counts of a campaign."""
-
-    cases: int = 0
+class Report(campaigns.Report):
     calls: Counter = field(default_factory=Counter)
     interrupted: Counter = field(default_factory=Counter)
     steps: int = 0
     forks: int = 0
-    wrong: list = field(default_factory=list)
 
 
-class Wrong(Exception):  # noqa: N818
-    """Raised for a violation."""
+def rounds(most):
+    """Count rounds, ``most`` of them, for three seconds at most."""
+    end = time.monotonic() + 3
+    return itertools.takewhile(lambda _: time.monotonic() < end, range(most))
 
 
 def _raise_in_ours(_, frame):
@@ -168,8 +168,7 @@ class Case:
         getattr(self, f"run_{self.kind}")()
 
     def expect(self, condition, what):
-        if not condition:
-            raise Wrong(f"{self.kind}, {self.how}, {self.context}: {what}")
+        campaigns.expect(condition, f"{self.kind}, {self.how}, {self.context}: {what}")
 
     def visit(self, envs):
         """Sometimes fork, or call from another thread."""
@@ -222,10 +221,7 @@ class Case:
                     break
             resets = envs.get_attr("resets")
             self.expect(set(resets) <= {resets[0]}, f"resets {resets}")
-            began = time.monotonic()
-            for _ in range(200):
-                if time.monotonic() - began > 3:
-                    break
+            for _ in rounds(200):
                 what = self.dice.choices(
                     ["step", "async", "call", "render", "set", "apply"], [10, 4, 3, 1, 1, 1]
                 )[0]
@@ -287,10 +283,7 @@ class Case:
             while not envs.pending:
                 self.called("async_reset", envs.async_reset)
             idle = np.array([], int)
-            began = time.monotonic()
-            for _ in range(400):
-                if time.monotonic() - began > 3:
-                    break
+            for _ in rounds(400):
                 if len(idle):
                     before = envs.pending
                     self.called("send", envs.send, [0] * len(idle), idle)
@@ -327,10 +320,7 @@ class Case:
             options["min_envs"] = 1
         with contextlib.closing(envs):
             some = pysampler.Rollouts(envs, policy, 8, **options)
-            began = time.monotonic()
-            for _ in range(60):
-                if time.monotonic() - began > 3:
-                    break
+            for _ in rounds(60):
                 rollout = self.called("next", next, some)
                 if rollout is None:
                     continue
@@ -357,10 +347,7 @@ class Case:
         with contextlib.closing(envs):
             actors = pysampler.Actors(envs, policy, high=64)
             numbers = {}
-            began = time.monotonic()
-            for _ in range(60):
-                if time.monotonic() - began > 3:
-                    break
+            for _ in rounds(60):
                 records = self.called("take", actors.take, 32, timeout=0.05)
                 for row in () if records is None else records.rows:
                     env, number = int(row["env"]), int(row["number"])
@@ -408,7 +395,7 @@ def left():
     return me.num_fds(), maps, me.num_threads(), workers
 
 
-def campaign(seconds, seed, cases=None):
+def campaign(args):
     report = Report()
     other = bystander()
     stepped = 0
@@ -416,19 +403,16 @@ def campaign(seconds, seed, cases=None):
     gc.collect()
     faulthandler.dump_traceback_later(HANG, exit=True)  # starts a thread, to be counted
     before = left()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and (cases is None or report.cases < cases):
-        case_seed = seed + 1001 * report.cases
-        print(f"case {case_seed}", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback_later(HANG, exit=True)
-        case = Case(case_seed, report)
+    for seed in campaigns.seeds(args, step=1001, hang=HANG):
+        print(f"case {seed}", file=sys.stderr, flush=True)
+        case = Case(seed, report)
         try:
             case.run()
         except Wrong as error:
-            report.wrong.append((case_seed, str(error)))
+            report.wrong.append((seed, str(error)))
         except (Exception, Interrupted) as error:
-            report.wrong.append((case_seed, f"{case.kind}, {case.how}: {error!r}"))
-            if cases is not None:
+            report.wrong.append((seed, f"{case.kind}, {case.how}: {error!r}"))
+            if args.case is not None:
                 raise
         del case
         gc.collect()
@@ -437,18 +421,17 @@ def campaign(seconds, seed, cases=None):
         seen = other.step([0, 0])[0][:, 1]
         stepped += seen[0] > stepped
         if (seen != stepped).any():
-            report.wrong.append((case_seed, f"the other pool is at {seen}, expected {stepped}"))
+            report.wrong.append((seed, f"the other pool is at {seen}, expected {stepped}"))
         patience = time.monotonic() + 20
         while any(now > was for now, was in zip(left(), before, strict=True)):
             if time.monotonic() > patience:
                 report.wrong.append(
-                    (case_seed, f"left (fds, maps, threads, workers): {left()}, {before}")
+                    (seed, f"left (fds, maps, threads, workers): {left()}, {before}")
                 )
                 before = left()
             gc.collect()
             pysampler._workers.fork_server.preload([])
             time.sleep(0.01)  # poll: killed processes take a while to disappear
-    faulthandler.cancel_dump_traceback_later()
     other.close()
     return report
 
@@ -468,22 +451,14 @@ def table(report):
             str(len(report.wrong)),
         ),
     ]
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
+    return campaigns.table(rows)
 
 
 def main():
     args = campaigns.parser(__doc__, 600).parse_args()
     warnings.simplefilter("ignore")
-    if args.case is None:
-        report = campaign(args.seconds, args.seed)
-    else:
-        report = campaign(1e9, args.case, cases=1)
-    text = table(report)
-    print(text)
-    for seed, what in report.wrong:
-        print(f"WRONG: {what}; repeat it with --case {seed}", file=sys.stderr)
-    campaigns.write(args.out, "parent", "Attacks on the parent", text, report)
-    return bool(report.wrong)
+    report = campaign(args)
+    return campaigns.finish(args, "parent", "Attacks on the parent", table(report), report)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ import psutil
 
 import pysampler
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
+
 ENVS, EVERY = 64, 2000  # EVERY: rounds between two kills
 
 
@@ -56,17 +59,15 @@ def main():
             first = state(envs)
     last = state(envs)
     rows = [(key, f"{value:.1f}", f"{last[key]:.1f}") for key, value in first.items()]
-    text = (
-        f"# Soak, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPUs, Linux {os.uname().release}\n"
-        f"\n{rounds * ENVS:,} steps of CartPole-v1 in {time.monotonic() - begun:.0f} s; of its 2 "
+    text = campaigns.headed(
+        "Soak",
+        f"{rounds * ENVS:,} steps of CartPole-v1 in {time.monotonic() - begun:.0f} s; of its 2 "
         f"workers {envs.stats().losses.sum()} were killed and replaced.\n\n"
-        "| | after a tenth | at the end |\n| --- | --- | --- |\n"
-        + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        + campaigns.table(rows, "| | after a tenth | at the end |"),
     )
     envs.close()
     print(text)
-    if args.out is not None:
-        (args.out / f"{time.strftime('%Y-%m-%d')}-soak.md").write_text(text)
+    campaigns.write(args.out, "soak", text)
     flat = last["parent, MiB"] < first["parent, MiB"] + 8
     flat &= all(last[key] == first[key] for key in list(first)[2:])
     return not flat

@@ -8,8 +8,7 @@ workers are stopped for less than ``step_timeout``. A worker stopped alone for l
 The envs count their steps: none may be missing or repeated.
 """
 
-import faulthandler
-import json
+import functools
 import os
 import random
 import select
@@ -17,7 +16,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -30,6 +28,7 @@ import pysampler
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import campaigns
+from campaigns import Wrong
 from suspended import continue_, family, stop, suspend
 
 HANG = 120.0  # seconds that a case may take at most
@@ -63,18 +62,8 @@ class Counting(gym.Env):
         return self._observe(), 0.0, False, False, {}
 
 
-class Make:
-    """Makes an env; picklable."""
-
-    def __init__(self, number, folder):
-        self.number, self.folder = number, folder
-
-    def __call__(self):
-        return Counting(self.number, self.folder)
-
-
-class Wrong(Exception):  # noqa: N818
-    """Raised for a violation."""
+def makers(folder):
+    return [functools.partial(Counting, number, folder) for number in range(ENVS)]
 
 
 def policy(observations):
@@ -151,40 +140,32 @@ FREE = {"sampling_in_workers", "acting"}
 
 
 def program(kind, folder, dice, go, out):
-    """Run a program until the controller closes its end of ``go``; send an answer."""
-    answer = {"wrong": None}
-    try:
-        options = {"num_workers": WORKERS, "step_timeout": LIMIT, "on_hang": "restart"}
-        options["groups"] = dice.choice([1, 2])
-        # The controller counts the restarts.
-        options["max_restarts"] = 1000
-        with pysampler.VectorEnv([Make(n, folder) for n in range(ENVS)], **options) as envs:
-            work = KINDS[kind](envs, dice)
+    """Run a program until the controller closes its end of ``go``; return the losses of workers."""
+    options = {"num_workers": WORKERS, "step_timeout": LIMIT, "on_hang": "restart"}
+    options["groups"] = dice.choice([1, 2])
+    # The controller counts the restarts.
+    options["max_restarts"] = 1000
+    with pysampler.VectorEnv(makers(folder), **options) as envs:
+        work = KINDS[kind](envs, dice)
+        next(work)
+        os.write(out, b"\n")
+        while not select.select([go], [], [], 0)[0]:
             next(work)
-            os.write(out, b"\n")
-            while not select.select([go], [], [], 0)[0]:
-                next(work)
-            answer["losses"] = envs.stats().losses.tolist()
-            work.close()
-    except BaseException:
-        answer["wrong"] = traceback.format_exc()
-    os.write(out, json.dumps(answer).encode())
+        losses = envs.stats().losses.tolist()
+        work.close()
+    return {"losses": losses}
 
 
 def making(folder, dice, go, out):
     """Make and close envs repeatedly; none of the workers may be lost."""
-    answer = {"wrong": None, "losses": [0] * WORKERS}
-    try:
-        os.write(out, b"\n")
-        while not select.select([go], [], [], 0)[0]:
-            options = {"num_workers": WORKERS, "step_timeout": LIMIT}
-            with pysampler.VectorEnv([Make(n, folder) for n in range(ENVS)], **options) as envs:
-                stepping_on = stepping(envs, dice)
-                next(stepping_on)
-                next(stepping_on)
-    except BaseException:
-        answer["wrong"] = traceback.format_exc()
-    os.write(out, json.dumps(answer).encode())
+    os.write(out, b"\n")
+    while not select.select([go], [], [], 0)[0]:
+        options = {"num_workers": WORKERS, "step_timeout": LIMIT}
+        with pysampler.VectorEnv(makers(folder), **options) as envs:
+            stepping_on = stepping(envs, dice)
+            next(stepping_on)
+            next(stepping_on)
+    return {"losses": [0] * WORKERS}
 
 
 # -- attacks ---------------------------------------------------------------------------------------
@@ -231,36 +212,25 @@ def case(seed, report):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if (child := os.fork()) == 0:
-            os.setsid()
-            faulthandler.dump_traceback_later(HANG, exit=True)
             os.close(go)
-            if kind == "making":
-                making(folder, dice, wait, out)
-            else:
-                program(kind, folder, dice, wait, out)
-            os._exit(0)
+            run = making if kind == "making" else functools.partial(program, kind)
+            campaigns.answer(out, HANG, lambda: run(folder, dice, wait, out))
         os.close(wait)
         os.close(out)
         expected = [0] * WORKERS
-        text = os.read(answers, 1)
-        if text == b"\n":
+        begun = os.read(answers, 1)
+        if begun == b"\n":
             for _ in range(dice.randint(1, 4)):
                 time.sleep(dice.uniform(0, 0.3))
                 attack(child, kind, folder, dice, report, expected)
             time.sleep(dice.uniform(0, 0.3))
         os.close(go)
-        while part := os.read(answers, 1 << 16):
-            text += part
-        os.close(answers)
+        answer = campaigns.answer_of(answers, begun)
         left = family(child)[1:] if Path(f"/proc/{child}").exists() else []
         os.waitpid(child, 0)
         for pid in left:
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGKILL)
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        return "it hung, or ended without an answer"
     if answer["wrong"]:
         return answer["wrong"]
     if answer["losses"] != expected:
@@ -271,22 +241,17 @@ def case(seed, report):
 def main():
     args = campaigns.parser(__doc__, 300).parse_args()
     warnings.simplefilter("ignore")
-    report, seed = Counter(), args.seed if args.case is None else args.case
-    end = time.monotonic() + args.seconds
-    while time.monotonic() < end:
+    report = Counter()
+    for seed in campaigns.seeds(args):
         if wrong := case(seed, report):
             report["wrong"] += 1
-            print(f"WRONG: {wrong}; repeat it with --case {seed}", file=sys.stderr, flush=True)
-        if args.case is not None:
-            break
-        seed += 1
+            campaigns.say_wrong(seed, wrong)
     attacks = ["all", "parent", "workers for a moment", "a worker"]
     labels = {name: f"stopped: {name}" for name in attacks}
     rows = [*KINDS, "making", *attacks, "wrong"]
-    table = "\n".join(f"| {labels.get(row, row)} | {report[row]:,} |" for row in rows)
-    text = f"| | |\n| --- | --- |\n{table}\n"
+    text = campaigns.table([(labels.get(row, row), f"{report[row]:,}") for row in rows])
     print(text)
-    campaigns.write(args.out, "suspensions", "Suspensions at random points", text)
+    campaigns.write(args.out, "suspensions", campaigns.headed("Suspensions at random points", text))
     return report["wrong"] > 0
 
 

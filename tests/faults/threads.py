@@ -22,11 +22,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections import Counter
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import campaigns
+from hammers import together
 
 HANG = 120.0  # seconds that a case may take at most
 CALLS = 40  # per thread and case
@@ -65,16 +68,8 @@ class Case:
         Loops of ``calling`` continue until all of them have made their calls.
         """
         self.going = len(loops)
-        threads = [
-            threading.Thread(
-                target=self.attempt, args=(functools.partial(loop, self.dice.random()),)
-            )
-            for loop in loops
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        attempts = [functools.partial(loop, self.dice.random()) for loop in loops]
+        together(*(functools.partial(self.attempt, one) for one in attempts))
 
     def calling(self, *calls, count=CALLS):
         """Return a loop that calls these functions at random."""
@@ -172,20 +167,18 @@ class Case:
         self.together(*loops)
 
 
-def child(seconds, seed, cases):
+def child(args):
     """Run cases until the time is over; print their count and exceptions."""
     faulthandler.enable()
     sys.setswitchinterval(1e-4)
     largest = fuzz_primitives.LARGEST
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))  # of a segment
     warnings.simplefilter("ignore")
-    end, raised, count = time.monotonic() + seconds, Counter(), 0
-    while time.monotonic() < end and (cases is None or count < cases):
-        print(f"case {seed + count}", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback_later(HANG, exit=True)
-        Case(seed + count, raised).run()
+    raised, count = Counter(), 0
+    for seed in campaigns.seeds(args, hang=HANG):
+        print(f"case {seed}", file=sys.stderr, flush=True)
+        Case(seed, raised).run()
         count += 1
-    faulthandler.cancel_dump_traceback_later()
     print(f"{count} cases; raised: {dict(raised.most_common())}")
 
 
@@ -238,16 +231,12 @@ def campaign(args, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = campaigns.parser(__doc__, 600, out=False)
     parser.add_argument("--module", default="build/tsan-module", help="folder of the build")
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--case", type=int, help="only the case of this seed")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
-        one = args.case is not None
-        child(args.seconds, args.case if one else args.seed, 1 if one else None)
+        child(args)
         return False
     print(f"from --seed {args.seed if args.case is None else args.case}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
