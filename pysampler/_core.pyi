@@ -4,7 +4,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['Acrobot', 'BatchBlock', 'BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'CartPole', 'Classic', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'FrameBlock', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'MountainCar', 'MountainCarContinuous', 'OwnChild', 'Part', 'Pendulum', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'standard_normal', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
+__all__: list[str] = ['Acrobot', 'BatchBlock', 'BatchRows', 'Block', 'Board', 'ByteRing', 'Call', 'CartPole', 'Classic', 'Command', 'Detached', 'Doorbell', 'Entry', 'EnvBlock', 'Flag', 'FrameAccess', 'FrameBlock', 'Guard', 'Infos', 'Lent', 'Loss', 'Meter', 'MountainCar', 'MountainCarContinuous', 'OwnChild', 'Part', 'Pendulum', 'Pidfd', 'PolicyRows', 'Pool', 'PythonBlock', 'Ring', 'Segment', 'SharedRing', 'Simulations', 'Tally', 'TimedReturn', 'TraceReader', 'Track', 'WaitCosts', 'WaitPolicy', 'WaitStats', 'Watch', 'Worker', 'adopt_orphans', 'default_signals', 'fork_with_signals_blocked', 'has_thread', 'memory_left', 'now', 'outlive_signals', 'receive_parcel', 'send_descriptors', 'send_parcel', 'set_process_title', 'sleep_until', 'standard_normal', 'take_turns', 'uniform', 'usable_cpus', 'wait_costs']
 class WaitCosts:
     """
     The costs of waiting on this machine.
@@ -1765,6 +1765,10 @@ def default_signals() -> None:
 def fork_with_signals_blocked() -> int:
     """
     Call os.fork(). In the child, those signals are blocked until outlive_signals().
+    """
+def has_thread(number: typing.SupportsInt | typing.SupportsIndex) -> bool:
+    """
+    Return whether this process has a thread with this number of the kernel.
     """
 def memory_left() -> int:
     """

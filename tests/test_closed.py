@@ -12,6 +12,7 @@ import pytest
 from made_up import TellingEnv
 
 import pysampler
+from pysampler._common import closing
 from pysampler.errors import ClosedError, WorkerLostError
 
 
@@ -95,3 +96,19 @@ def test_close_after_a_loss_frees_memory_that_the_exception_refers_to():
         assert mapped() == before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("sleep", "looks"), [(0.0625, 16), (3600.0, 10)])
+def test_waits_count_the_time_of_other_threads_and_no_suspensions(monkeypatch, sleep, looks):
+    clock = [0.0]
+
+    class Time:
+        monotonic = staticmethod(lambda: clock[0])
+
+        @staticmethod
+        def sleep(_):
+            clock[0] += sleep
+
+    monkeypatch.setattr(closing, "time", Time)
+    assert not closing.comes_true(lambda: False, 0.95)
+    assert round(clock[0] / sleep) == looks

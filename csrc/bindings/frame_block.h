@@ -2,6 +2,7 @@
 // gymnasium's contract that does not depend on how the envs step.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -92,7 +93,7 @@ class FrameBlock : public Block {
     // Steps leave env i alone, and its rows of the frame as they are, until it is reset.
     void rest(std::size_t i) { resting_[checked_env(i)] = true; }
 
-    // For a signal handler: ends the interrupted call as soon as its current env returns.
+    // For a signal handler or another thread: a call under way ends once its current env returns.
     void stop() { stopped_ = true; }
 
     // The results that do not fit into the frame: [(OverflowKind, index among the envs of the
@@ -160,7 +161,7 @@ class FrameBlock : public Block {
     py::dict seeds_;  // by env, for the next reset, unless it is given one
     py::dict options_;
     py::array_t<std::int64_t> used_;
-    bool stopped_ = false;
+    std::atomic<bool> stopped_ = false;
     bool failed_ = false;  // the last step or reset raised before it had written all results
 
     std::vector<py::array> action_bytes_;

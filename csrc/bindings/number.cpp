@@ -3,9 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <type_traits>
-#include <utility>
 
 namespace pysampler::bindings {
 namespace {

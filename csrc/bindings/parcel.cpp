@@ -13,7 +13,6 @@
 #include <cstring>
 #include <new>
 #include <string_view>
-#include <system_error>
 
 #include "descriptor.h"
 #include "support.h"

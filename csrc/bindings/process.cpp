@@ -135,6 +135,9 @@ void send_descriptors(int socket, const py::bytes& message, const std::vector<in
     }
 }
 
+// Python's own threads may go on after Thread.join().
+bool has_thread(pid_t number) { return syscall(SYS_tgkill, getpid(), number, 0) == 0; }
+
 // In C++, since in Python a signal handler could raise before the signal mask is restored.
 int fork_with_signals_blocked() {
     // Signals that have arrived are for the parent: handle them now, not in code that runs at fork.
@@ -182,6 +185,8 @@ void register_process(py::module_& m) {
           "process nor its system calls. Programs that it starts get the defaults.");
     m.def("fork_with_signals_blocked", &fork_with_signals_blocked,
           "Call os.fork(). In the child, those signals are blocked until outlive_signals().");
+    m.def("has_thread", &has_thread, py::arg("number"),
+          "Return whether this process has a thread with this number of the kernel.");
     m.def("default_signals", &default_signals, "Undo outlive_signals() in a forked child.");
 }
 

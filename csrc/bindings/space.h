@@ -4,7 +4,6 @@
 // In Python: ("leaf", i), ("unshaped", i), ("dict", ((key, node), ...)), ("tuple", (node, ...)).
 #pragma once
 
-#include <optional>
 #include <utility>
 #include <vector>
 

@@ -76,7 +76,7 @@ class ActorPolicy(FreeRunningPolicy):
             shape, dtype = (self._frames.envs,), np.dtype(np.int64)
             _, counts = self._segment.array(shape, dtype, setup.record_counts)
             if setup.requests is not None:
-                groups = len(self._progress.steps)
+                groups = len(self.progress.steps)
                 self._requests = Requests(groups, self._segment, setup.requests)
             places = self._policy, self._frames, envs, counts
             # Last: after an interrupt in a worker of this process, the next call repeats the rest.
@@ -88,7 +88,7 @@ class ActorPolicy(FreeRunningPolicy):
     ) -> RolloutReport:
         """Act and push records until stopped, or for ``max_steps``."""
         envs = envs_of(server)
-        packer, progress = self._prepared_packer(setup, envs), self._progress
+        packer, progress = self._prepared_packer(setup, envs), self.progress
         single_steps = setup.layout.steps is None
         report = RolloutReport()
         if is_replacement:
@@ -137,7 +137,7 @@ class ActorPolicy(FreeRunningPolicy):
         versions: npt.NDArray[np.int64],
     ) -> bool:
         """Act for all envs at a frame, and step them; return whether to continue."""
-        envs, progress = envs_of(server), self._progress
+        envs, progress = envs_of(server), self.progress
         versions[:] = self._version
         try:
             took = self._timed(self._policy.act, [(at, server.first, len(versions))])
@@ -163,7 +163,7 @@ class ActorPolicy(FreeRunningPolicy):
 
         While one group steps, the main process acts for the others.
         """
-        requests, progress = self._requests, self._progress
+        requests, progress = self._requests, self.progress
         assert requests is not None
         if not self._has_asked:
             for index in range(len(server.blocks)):
@@ -193,7 +193,7 @@ class ActorPolicy(FreeRunningPolicy):
     @property
     def _has_room(self) -> bool:
         """Whether a record may begin now."""
-        return not self._progress.paused and len(self._ring) < self._ring.high
+        return not self.progress.paused and len(self._ring) < self._ring.high
 
     def _begin_first_frame(self, at: int, envs: slice) -> None:
         """Continue in the first frame, with the data of frame ``at``."""
@@ -205,7 +205,7 @@ class ActorPolicy(FreeRunningPolicy):
 
         A record begun while the ring is full would be old by the time it is read.
         """
-        progress, resumes = self._progress, self._resumes
+        progress, resumes = self.progress, self._resumes
         # In a loop, since another actor may have filled the ring again, or all may be paused.
         while setup.max_steps is None and not progress.stopped:
             if self._has_room:
@@ -226,7 +226,7 @@ class ActorPolicy(FreeRunningPolicy):
 
     def _count_block(self, began: int, group: int) -> int:
         """Add the time since a block began to the counter; return the current time."""
-        blocked_ns, until = self._progress.blocked_ns, now()
+        blocked_ns, until = self.progress.blocked_ns, now()
         blocked_ns[group] += until - began
         if self._track is not None:
             self._track.end(_core.Track.ROOM, group, began)
@@ -244,7 +244,7 @@ class ActorPolicy(FreeRunningPolicy):
         self.refresh()
         took = now() - began
         self._refresh_at = began + int(took / setup.refresh_share)
-        self._progress.refreshing_ns[group] += took
+        self.progress.refreshing_ns[group] += took
 
     def _push(self, records: npt.NDArray[Any], group: int) -> bool:
         """Push records, waiting for room if necessary; return False if they must be dropped."""
@@ -253,13 +253,13 @@ class ActorPolicy(FreeRunningPolicy):
         self._gauges.records(len(self._ring))
         if pushed == len(records):
             return True
-        self._progress.blocked[group] = True
+        self.progress.blocked[group] = True
         while pushed < len(records):
-            if self._progress.dropped:
+            if self.progress.dropped:
                 return False
             pushed += self._ring.push_many(records[pushed:], timeout=CHECK_SECONDS)
             began = self._count_block(began, group)
-        self._progress.blocked[group] = False
+        self.progress.blocked[group] = False
         self._refresh_at = 0
         return True
 

@@ -64,7 +64,7 @@ class FreeRunningPolicy(WorkerPolicy):
             left for left in report.overflow if not isinstance(left[3].report.error, StopActors)
         ]
         if len(errors) < len(report.overflow):
-            self._progress.stop()
+            self.progress.stop()
             report.overflow = errors
 
 

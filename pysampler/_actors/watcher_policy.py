@@ -85,7 +85,7 @@ class WatcherPolicy(FreeRunningPolicy):
         report = RolloutReport()
         if is_replacement and not self._restore(server, report):
             return report
-        while not self._progress.stopped:
+        while not self.progress.stopped:
             requested = state.videos_requested > state.videos_made
             board = self._board
             if not (requested or setup.repeat or board is None or board.version > self._version):
@@ -120,11 +120,11 @@ class WatcherPolicy(FreeRunningPolicy):
         """Run an episode between the first two frames; return whether it has ended."""
         frames, envs = self._frames, envs_of(server)
         video.shoot()
-        while not self._progress.stopped:
+        while not self.progress.stopped:
             try:
                 self._policy.act([(0, server.first, 1)])
             except StopActors:
-                self._progress.stop()
+                self.progress.stop()
                 return False
             if not self._step(server, 1, report):
                 return False

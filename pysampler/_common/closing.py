@@ -25,12 +25,14 @@ _LOOK = 0.0005  # seconds to sleep between two checks
 
 def comes_true(condition: Callable[[], bool], seconds: float) -> bool:
     """Wait until a condition that another thread fulfils is true; return whether it is in time."""
-    # Not by the clock: this process may be suspended.
-    for _ in range(int(seconds / _LOOK)):
-        if condition():
-            return True
+    while not condition():
+        if seconds <= 0:
+            return False
+        began = time.monotonic()
         time.sleep(_LOOK)
-    return condition()
+        # Another thread may have kept the GIL; what took longer was a suspension of this process.
+        seconds -= min(time.monotonic() - began, 0.1)
+    return True
 
 
 class Uncopyable:

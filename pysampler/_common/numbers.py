@@ -81,15 +81,13 @@ def true_or_false(operation: str, name: str, got: Any) -> bool:
 def plain_array(operation: str, name: str, got: Any) -> npt.NDArray[Any]:
     """Return ``got`` as an array, or raise ValueError if it cannot be one or would lose a mask."""
     try:
-        masked = is_masked(got)
-        array = None if masked else np.asarray(got)
+        if not is_masked(got):
+            return np.asarray(got)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(
             f"cannot {operation}: {name} cannot be converted to an array: {error}"
         ) from error
-    if array is None:
-        raise ValueError(f"cannot {operation}: {name} is masked, expected an array without a mask")
-    return array
+    raise ValueError(f"cannot {operation}: {name} is masked, expected an array without a mask")
 
 
 def is_masked(got: Any) -> bool:

@@ -156,7 +156,7 @@ class WorkerPolicy:
         self._policy: FramePolicy = FramePolicy(caller, setup.outputs, frames)
         self._frames = frames
         self._segment = segment
-        self._progress = WorkerProgress(segment, *setup.progress)
+        self.progress = WorkerProgress(segment, *setup.progress)
         self._board = None if setup.board is None else setup.board.attach(segment)
         self._statistics: WorkerStatistics | None = None
         if setup.statistics is not None:
@@ -208,7 +208,7 @@ class WorkerPolicy:
         first, count = server.first + rows.start, rows.stop - rows.start
         envs = slice(first, first + count)
         self.refresh()
-        policy, progress = self._policy, self._progress
+        policy, progress = self._policy, self.progress
         if not job.resumes or group not in self._normalizations:
             self._normalizations[group] = job.normalization
         policy.normalization = self._normalizations[group]

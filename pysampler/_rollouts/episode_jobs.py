@@ -115,7 +115,7 @@ class EpisodePolicy(WorkerPolicy):
         spares = list(job.spares)
         runs = self.rows.runs(envs)
         follows = policy.needs_after_step and chunk is None
-        while not report.failures and report.steps < job.steps and not self._progress.stopped:
+        while not report.failures and report.steps < job.steps and not self.progress.stopped:
             act([(at, first, count) for first, count in runs])
             infos = took(server.take_overflow(block)) if step(at + 1) else {}
             if follows:

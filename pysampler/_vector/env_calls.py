@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +35,32 @@ __all__ = [
     "reward_shape",
     "reward_space_of",
     "set_of_each",
+    "trial_or",
 ]
 
 
-# Pictures of pygame that two threads draw at once are corrupt.
-_drawing = {"lock": threading.RLock()}
-os.register_at_fork(after_in_child=lambda: _drawing.update(lock=threading.RLock()))
+# Threads take turns with what belongs to the process: pictures of pygame that two draw at once are
+# corrupt, and two that ignore warnings at once would leave them ignored.
+_turn = {"lock": threading.RLock()}
+os.register_at_fork(after_in_child=lambda: _turn.update(lock=threading.RLock()))
 
 # mo-gymnasium's wrapper that turns an array of rewards into one number.
 _LINEAR_REWARD = "mo_gymnasium.wrappers.wrappers", "LinearReward"
+
+
+@contextlib.contextmanager
+def trial_or(refusal: type[Exception], passed: type[Exception]) -> Iterator[None]:
+    """Ignore warnings in a trial, which begins in unusual states.
+
+    Exceptions become a ``refusal``, except for those that are ``passed``.
+    """
+    try:
+        with _turn["lock"], warnings.catch_warnings(action="ignore"):
+            yield
+    except passed:
+        raise
+    except Exception as error:
+        raise refusal(f"a trial raised {type(error).__name__}: {error}") from error
 
 
 def is_several(env: Any) -> bool:
@@ -112,7 +131,7 @@ def call(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 break
     attribute = attribute_of(env, name)
     if name == "render" and "pygame" in sys.modules:
-        with _drawing["lock"]:
+        with _turn["lock"]:
             return attribute(*args, **kwargs)
     return attribute_called(env, attribute, args, kwargs)
 

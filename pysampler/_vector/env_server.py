@@ -112,7 +112,10 @@ class EnvServer(Server):
         stacks: How each env is stepped.
         meter: Counts steps and resets, once ``count_with`` was called.
         gauges: Where a policy records its numbers.
+        acting: The policy of a sampler that acts in the workers.
     """
+
+    acting: Any = None
 
     def __init__(
         self,
@@ -148,21 +151,19 @@ class EnvServer(Server):
         ends = itertools.accumulate(sizes, initial=0)
         self.sizes = [sum(made[begin:end]) for begin, end in itertools.pairwise(ends)]
         self.seeds: Sequence[int] = ()  # for the first resets of the replacements
-        self.acting: Any = None  # the policy of a sampler that acts in the workers
         self._frozen: dict[int, Frozen] = {}  # by id of the env
 
     def add(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
         """Make the next env, or the envs of a nested vector env."""
         env: Any = env_fn()
         i = len(self.envs)
-        expect: Callable[[Any, int], None] = expect_env
-        if is_several(env):
-            expect = expect_whole if isinstance(env, GymVectorEnv) else expect_batch
-        expect(env, self.first + i)
         if not is_several(env):
+            expect_env(env, self.first + i)
             self.envs.append(env)
             self.stacks.append(tuple(parts_of(env, "in Python", self._why_python)))
             return
+        expect = expect_whole if isinstance(env, GymVectorEnv) else expect_batch
+        expect(env, self.first + i)
         rows = range(i, i + env.num_envs)
         self.nested.update(dict.fromkeys(rows, rows))
         self.envs += [env] * len(rows)
@@ -278,13 +279,11 @@ class EnvServer(Server):
 
     def make_block(self, block: int) -> Any:
         """Return the block of a group's envs, which uses the frames."""
-        blocks, sizes = [], []
-        for key, places in itertools.groupby(self.rows(block), self.key_of):
-            rows = list(places)
-            sizes.append(len(rows))
-            blocks.append(self.block_of(key, range(rows[0], rows[-1] + 1)))
+        parts = [(key, [*rows]) for key, rows in itertools.groupby(self.rows(block), self.key_of)]
+        blocks = [self.block_of(key, range(rows[0], rows[-1] + 1)) for key, rows in parts]
         if len(blocks) == 1:
             return blocks[0]
+        sizes = [len(rows) for _, rows in parts]
         return GroupBlock(blocks, self.first + self.rows(block).start, sizes, self.frames)
 
     def key_of(self, i: int) -> Any:
@@ -382,6 +381,13 @@ class EnvServer(Server):
     def fresh(self) -> bool:
         """Whether an env has not begun since it replaced another."""
         return any(block.fresh for block in self.blocks)
+
+    def stop(self) -> None:
+        """Let a step end after its current env, and a job after its current step."""
+        for block in self.blocks:
+            block.stop()
+        if (acting := self.acting) is not None:  # the worker may change it meanwhile
+            acting.progress.stop(drop=True)
 
     def close(self) -> None:
         """Close all envs, even if some raise; then raise the first exception again.

@@ -183,8 +183,7 @@ def has_left(thread: threading.Thread, seconds: float) -> bool:
     """
     if thread is threading.current_thread():  # in which the garbage collector runs
         return False
-    task = f"/proc/self/task/{thread.native_id}"
-    return comes_true(lambda: not os.path.exists(task), seconds)  # noqa: PTH110
+    return comes_true(lambda: not _core.has_thread(thread.native_id or 0), seconds)
 
 
 # -- clean interpreters --------------------------------------------------------------------------

@@ -71,8 +71,11 @@ class Server:
     def peek_overflow(self, block: int) -> Any:
         """Return the overflow, and keep it until the next step."""
 
+    def stop(self) -> None:
+        """Let a step or job that is under way end early. Any thread may call it."""
+
     def close(self) -> None:
-        """Close the envs."""
+        """Close the envs. May be repeated."""
 
 
 class _Message:

@@ -694,7 +694,7 @@ class Pool:
             return
         self._processes.end(wait)
         if hasattr(self, "_links"):
-            if wait > 0 and not self._processes.can_die:
+            if wait > 0 and not (self._gone or self._processes.can_die):
                 self._warn_of_threads()
             self._links.close()
         if self._frames_segment is not None:

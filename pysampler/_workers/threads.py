@@ -50,6 +50,7 @@ class _Desk:
         self.answers: dict[int, tuple[int, Any]] = {}
         self.part: _core.Part | None = None  # to be marked lost, should the thread fail
         self.failure: Failure | None = None  # what ended it
+        self.ended = False  # True once the thread must leave
         self._objects: dict[int, list[Any]] = {}  # by their ids, each in a list of its own
 
     def pack(self, message: Any) -> bytes:
@@ -117,11 +118,9 @@ class WorkerThread:
 
     def __init__(self, index: int, make: MakeServer) -> None:
         self.desk = _Desk()
-        self.core: list[_core.Worker] = []  # once it is attached
-        name = f"pysampler-{index}"
-        self._thread = threading.Thread(
-            target=_run, args=(index, make, self.desk, self.core), name=name, daemon=True
-        )
+        self.loops: list[CommandLoop] = []  # once it is attached
+        arguments, name = (index, make, self.desk, self.loops), f"pysampler-{index}"
+        self._thread = threading.Thread(target=_run, args=arguments, name=name, daemon=True)
         self.start = self._thread.start
 
     @property
@@ -159,9 +158,8 @@ class Threads(Workers):
         _unended.add(self)
         try:
             for index, make in enumerate(servers):
-                child = WorkerThread(index, make)
-                self.children.append(child)  # first, so that it is told to end
-                child.start()
+                self.children.append(WorkerThread(index, make))  # first, to be told to end
+                self.children[index].start()
             self.descriptions = [self._begun(index, "being made") for index in range(len(servers))]
         except BaseException:
             self.end()
@@ -221,44 +219,45 @@ class Threads(Workers):
         return error
 
 
-def _run(index: int, make: MakeServer, desk: _Desk, core: list[_core.Worker]) -> None:
+def _run(index: int, make: MakeServer, desk: _Desk, loops: list[CommandLoop]) -> None:
     """Run a thread, which does not know its pool, so that the pool can be collected."""
     doing = "being made"
-    try:
-        function, arguments = make
-        server = function(*arguments)
-        desk.begun.put(server.describe())
-        doing = "starting"
-        first = desk.layouts.get()
-        if first is None:
-            server.close()
-            return
-        attachment, segment = first
-        link = _ThreadLink(attachment, segment, desk)
-        loop = CommandLoop(index, attachment, segment, server, link)
-        core.append(loop.core)
-        desk.begun.put(None)
-    except BaseException as error:
-        desk.begun.put(failure_of(error, doing))
-        return
-    try:
-        loop.run()
-    except LostError:  # the pool has ended
-        with contextlib.suppress(Exception):  # of which no caller could learn
-            server.close()
-    except BaseException as error:
-        desk.failure = failure_of(error, "serving")
-        assert desk.part is not None
-        desk.part.mark_lost()
+    with contextlib.suppress(Exception), contextlib.ExitStack() as ending:
+        try:
+            function, arguments = make
+            server = function(*arguments)
+            ending.callback(server.close)  # of whose exceptions no caller could learn
+            desk.begun.put(server.describe())
+            doing = "starting"
+            if (first := desk.layouts.get()) is None:
+                return
+            attachment, segment = first
+            link = _ThreadLink(attachment, segment, desk)
+            ending.callback(loops.clear)
+            loops.append(CommandLoop(index, attachment, segment, server, link))
+            desk.begun.put(None)
+            doing = "serving"
+            if desk.ended:  # before the pool could see the loop
+                return
+            loops[0].run()
+        except BaseException as error:
+            if doing != "serving":
+                desk.begun.put(failure_of(error, doing))
+            elif not isinstance(error, LostError):  # which says that the pool has ended
+                desk.failure = failure_of(error, doing)
+                assert desk.part is not None
+                desk.part.mark_lost()
 
 
 def _end(children: list[WorkerThread], owner: int, wait: float = 0) -> None:
     if os.getpid() != owner:  # a fork has no threads
         return
     for child in children:
+        child.desk.ended = True
         child.desk.layouts.put(None)
-        for core in child.core:
-            core.end_commands()
+        for loop in child.loops:
+            loop.core.end_commands()
+            loop.server.stop()
     deadline = time.monotonic() + wait
     await_ends(children, lambda: deadline - time.monotonic())
 

@@ -4,21 +4,26 @@ import ctypes
 import gc
 import os
 import signal
-import textwrap
 import threading
+import time
+import warnings
 import weakref
 
 import numpy as np
 import pytest
+from fork_server_in_tests import run
 from forks_in_tests import Fork
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import SyncVectorEnv
 from interrupts import handler
-from programs import completed
+from made_up import equal
 from told_envs import Drawing, SmallEnv
 from vectors import begun
 
 import pysampler
+from pysampler._vector.env_calls import trial_or
+from pysampler._workers import pool
+from pysampler._workers import threads as workers
 from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
 
 
@@ -69,14 +74,6 @@ def threads():
 def make(env=Gate, num=2, **options):
     options = {"num_workers": 2, **options}
     return pysampler.VectorEnv([env] * num, context="threads", **options)
-
-
-def equal(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, np.ndarray) and a.dtype == object:
-        return len(a) == len(b) and all(map(equal, a, b))
-    return np.array_equal(a, b)
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
@@ -180,8 +177,7 @@ def test_options_that_threads_refuse_are_refused_before_a_trial():
 
 
 def test_close_waits_for_the_step_under_way():
-    envs = make()
-    envs.reset()
+    envs = begun(make())
     envs.step_async(np.array([0, 2]))
     Gate.waiting.acquire()
     closing = threading.Timer(0, Gate.opened.set)
@@ -221,8 +217,7 @@ def test_close_waits_until_threads_have_freed_the_memory_of_libraries():
 
 @pytest.mark.slow
 def test_close_warns_of_an_env_that_does_not_end():
-    envs = make()
-    envs.reset()
+    envs = begun(make())
     envs.step_async(np.array([0, 2]))
     Gate.waiting.acquire()
     goes_on = "env 1 in thread 1 goes on until its step ends"
@@ -237,8 +232,7 @@ def test_ctrl_c_ends_a_wait_and_the_step_goes_on():
     def raises(*_):
         raise InterruptedError
 
-    with make() as envs, handler(raises):
-        envs.reset()
+    with begun(make()) as envs, handler(raises):
         envs.step_async(np.array([0, 2]))
         Gate.waiting.acquire()
         sender = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
@@ -262,8 +256,7 @@ def test_a_fork_of_the_program_is_refused():
 
 
 def test_a_dropped_vector_env_is_collected_and_closes_its_envs():
-    envs = make()
-    envs.reset()
+    envs = begun(make())
     found = threads()
     gone = weakref.ref(envs)
     del envs
@@ -311,7 +304,7 @@ def test_a_program_that_ends_lets_steps_end_and_envs_close_for_a_while(seconds, 
         Slow.began.acquire()
         print("the end", flush=True)
     """
-    assert completed("-c", textwrap.dedent(program)).stdout == output
+    assert run(program) == output
 
 
 @pytest.mark.slow
@@ -353,7 +346,7 @@ def test_a_program_ends_while_envs_run_python(env):
         envs.step_async(np.zeros(1, int))
         began.wait()
     """
-    assert completed("-c", textwrap.dedent(program)).returncode == 0
+    run(program)
 
 
 @pytest.mark.slow
@@ -390,7 +383,7 @@ def test_a_program_may_end_within_simulations():
             pass
         print("the end")
     """
-    assert completed("-c", textwrap.dedent(program)).stdout == "the end\n"
+    assert run(program) == "the end\n"
 
 
 class Nests(Short):
@@ -485,3 +478,85 @@ def test_close_names_a_thread_in_which_no_env_is_at_work():
     with pytest.warns(match="pysampler: thread 0, thread 1 goes on until its step ends"):
         envs.close(terminate=True)
     opened.set()
+
+
+def test_actors_leave_once_their_vector_env_has_ended():
+    envs = make(Short)
+    actors = pysampler.Actors(envs, ones, seed=1)
+    actors.take(4, min_records=4)
+    found = threads()
+    envs.close(terminate=True)  # as after Ctrl-C in a `with` block
+    joined(found)
+
+
+def test_an_interrupted_start_ends_threads_that_attach_later(monkeypatch):
+    class Late(workers.CommandLoop):
+        def __init__(self, index, attachment, segment, server, link):
+            super().__init__(index, attachment, segment, server, link)
+            if index == 0:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            while not link._desk.ended:
+                time.sleep(0.001)
+
+    def raises(*_):
+        raise InterruptedError
+
+    monkeypatch.setattr(workers, "CommandLoop", Late)
+    with handler(raises), pytest.raises(InterruptedError):
+        make()
+    joined(threads())
+    assert Gate.closed == 2
+
+
+def test_envs_of_a_thread_that_cannot_describe_them_are_closed():
+    class Locked(Gate):
+        metadata = {"lock": threading.Lock()}  # noqa: RUF012
+
+    with pytest.raises(EnvError, match="metadata"):
+        make(Locked)
+    joined(threads())
+    assert Gate.closed == 2
+
+
+def test_trials_at_the_same_time_leave_the_filters_of_warnings_as_they_were():
+    entered, leave, first_left = threading.Event(), threading.Event(), threading.Event()
+
+    def first():
+        with trial_or(ValueError, ValueError):
+            entered.set()
+            leave.wait()
+
+    def second():
+        with trial_or(ValueError, ValueError):
+            entered.set()
+            first_left.wait()
+
+    before = warnings.filters[:]
+    trials = [threading.Thread(target=one, daemon=True) for one in (first, second)]
+    for one in trials:
+        entered.clear()
+        one.start()
+        entered.wait(0.1)  # the second waits for its turn
+    leave.set()
+    trials[0].join()
+    first_left.set()
+    trials[1].join()
+    assert warnings.filters == before
+
+
+def test_closing_in_a_handler_while_close_waits_for_a_thread(monkeypatch):
+    monkeypatch.setattr(pool.Pool.kill, "__defaults__", (0.5,))
+    envs = begun(make())
+    envs.step_async(np.array([0, 2]))
+    Gate.waiting.acquire()
+    sender = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+    with (
+        handler(lambda *_: envs.close()),
+        warnings.catch_warnings(record=True, action="always") as told,
+    ):
+        sender.start()
+        envs.close(terminate=True)
+        sender.join()
+    assert ["thread 1 goes on" in str(one.message) for one in told].count(True) == 1
+    Gate.opened.set()
+    joined(threads())

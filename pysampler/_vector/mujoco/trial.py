@@ -84,11 +84,6 @@ class KnownTask(KnownEnv):
         args, kwargs = copy.deepcopy(self._arguments)
         return type(self.base)(*args, **kwargs)
 
-    def _failed(self, error: Exception) -> None:
-        if self._users:
-            raise error
-        super()._failed(error)
-
     def _expect_unchanged(self, new: Env) -> None:
         super()._expect_unchanged(new)
         if digest_of(task_of(new.unwrapped).model) != self._digest:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -18,7 +17,7 @@ import numpy as np
 from pysampler import _core
 from pysampler._frames.frames import Frames, Plan
 from pysampler._frames.spec import spec_of
-from pysampler._vector.env_calls import layers_of
+from pysampler._vector.env_calls import layers_of, trial_or
 from pysampler._vector.native.compare import first_difference
 from pysampler._vector.native.known import NotNativeError, limit_of
 from pysampler._vector.native.real import MANAGED
@@ -161,17 +160,8 @@ class KnownEnv:
                 stack.callback(new[-1].close)
             if make is None:
                 self._expect_unchanged(new[0])
-            try:
-                with warnings.catch_warnings(action="ignore"):  # some begin in unusual states
-                    self._compare(new)
-            except NotNativeError:
-                raise
-            except Exception as error:
-                self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        """Handle an exception of a trial."""
-        raise NotNativeError(f"a trial raised {type(error).__name__}: {error}") from error
+            with trial_or(NotNativeError, Exception if self._users else NotNativeError):
+                self._compare(new)
 
     def _expect_unchanged(self, new: Env) -> None:
         for one, other in zip(layers_of(self.env), layers_of(new), strict=True):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
-from pysampler._vector.env_calls import layers_of
+from pysampler._vector.env_calls import layers_of, trial_or
 from pysampler._vector.wrapped.layers import LAYERS, Layer, NotBatchedError, Rows
 
 if TYPE_CHECKING:
@@ -111,13 +110,8 @@ def expect_equal(outer: Sequence[Any], inner: gym.Env[Any, Any]) -> None:
     Raises:
         NotBatchedError: The results differ.
     """
-    try:
-        with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
-            _compare(outer, inner)
-    except NotBatchedError:
-        raise
-    except Exception as error:
-        raise NotBatchedError(f"a trial raised {type(error).__name__}: {error}") from error
+    with trial_or(NotBatchedError, NotBatchedError), np.errstate(all="ignore"):
+        _compare(outer, inner)
 
 
 def _compare(outer: Sequence[Any], inner: gym.Env[Any, Any]) -> None:
